@@ -1,0 +1,1 @@
+"""Flash-attention kernels that are configured, built, verified, tuned and explained from Python."""

@@ -1,0 +1,1 @@
+"""flash_attention and its drop-ins: arrays in, arrays out."""

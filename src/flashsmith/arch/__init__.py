@@ -1,0 +1,1 @@
+"""What a GPU is, as data: limits, occupancy and peaks."""

@@ -1,0 +1,50 @@
+"""Every environment variable flashsmith reads, typed, in one place, read when used."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from flashsmith.base.errors import ArgumentError
+
+KERNELS = "KERNELS"
+CACHE_DIR = "FLASHSMITH_CACHE_DIR"
+CACHE_LIMIT_MB = "FLASHSMITH_CACHE_LIMIT_MB"
+NVRTC = "FLASHSMITH_NVRTC"
+DEVICE = "FLASHSMITH_DEVICE"
+
+
+def kernels_key() -> str:
+    """The set of configurations that `KERNELS` names, or an empty text."""
+    return os.environ.get(KERNELS, "")
+
+
+def cache_dir() -> Path:
+    """Where compiled kernels are kept: `FLASHSMITH_CACHE_DIR`, else the user's cache folder."""
+    given = os.environ.get(CACHE_DIR)
+    if given:
+        return Path(given).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "flashsmith"
+
+
+def cache_limit_bytes() -> int:
+    """How large the kernel cache may grow: `FLASHSMITH_CACHE_LIMIT_MB`, else 2 GB."""
+    text = os.environ.get(CACHE_LIMIT_MB, "2048")
+    if not text.isdigit() or int(text) == 0:
+        raise ArgumentError(f"{CACHE_LIMIT_MB} is {text!r}; it is a number of megabytes above 0.")
+    return int(text) << 20
+
+
+def nvrtc_path() -> Path | None:
+    """The NVRTC library that `FLASHSMITH_NVRTC` names, if any."""
+    given = os.environ.get(NVRTC)
+    return Path(given) if given else None
+
+
+def device_name() -> str | None:
+    """The device that `FLASHSMITH_DEVICE` names (`cuda` or `emulator`), or None to look for one."""
+    given = os.environ.get(DEVICE)
+    if given not in (None, "", "cuda", "emulator"):
+        raise ArgumentError(f"{DEVICE} is {given!r}; it is 'cuda' or 'emulator'.")
+    return given or None

@@ -1,0 +1,1 @@
+"""Whether an output is right: cases, poison, canaries, tolerance."""

@@ -1,0 +1,1 @@
+"""The flashsmith command: one file a verb."""

@@ -1,0 +1,35 @@
+"""What compiling one kernel gives: PTX, cubin, and the facts the compiler states about them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What ptxas said of one kernel on one architecture."""
+
+    registers: int
+    spill_store_bytes: int
+    spill_load_bytes: int
+    stack_bytes: int
+    static_smem_bytes: int
+    barriers: int
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledKernel:
+    """One kernel for one architecture, as it lies in the kernel cache."""
+
+    name: str  # the extern "C" entry
+    arch: str  # "sm_90a"
+    ptx: str
+    cubin: bytes
+    resources: Resources
+    compiler: str  # "nvrtc 13.4.92"
+    source_hash: str  # of the unit and every header it includes
+    key: str  # of the cache entry
+    compile_seconds: float  # of the compile that made it, not of this look-up
+    folder: Path | None = None

@@ -1,0 +1,1 @@
+"""The configuration space: what one kernel is, as text, as C++ and as named sets."""

@@ -1,0 +1,1 @@
+"""PTX on the CPU: parse, translate to numpy, schedule warps, check hazards, count events."""

@@ -1,0 +1,1 @@
+"""How a number is obtained: timing protocol, statistics, environment."""

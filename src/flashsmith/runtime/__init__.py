@@ -1,0 +1,1 @@
+"""Running kernels: the Device protocol, CUDA and the emulator behind it, launch plans, forward."""
