@@ -46,6 +46,10 @@ class Device(Protocol):
     def arch(self) -> str:
         """The architecture kernels are compiled for, `sm_90a`."""
 
+    @property
+    def sm_count(self) -> int:
+        """Streaming multiprocessors (what a persistent kernel sizes its grid by)."""
+
     def allocate(self, n_bytes: int) -> int:
         """The address of new memory, aligned to 256 bytes."""
 

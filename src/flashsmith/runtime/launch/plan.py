@@ -1,0 +1,50 @@
+"""What a launch needs, whichever family the kernel is of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from flashsmith.config.traits import ForwardTraits
+from flashsmith.runtime.device import Device, LaunchGeometry
+
+
+@dataclass(frozen=True, slots=True)
+class TensorArg:
+    """Where a 4-D tensor lies; strides count elements, the d_head stride is 1."""
+
+    address: int
+    batch_stride: int
+    seq_stride: int
+    head_stride: int
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardCall:
+    """The tensors of one forward call; `lse` is 0 when no log-sum-exp is wanted."""
+
+    q: TensorArg
+    k: TensorArg
+    v: TensorArg
+    o: TensorArg
+    lse: int = 0  # float32 (batch, heads, q_len), contiguous
+    workspace: int = 0  # `workspace_bytes` of zeroed memory of this launch's own, if the plan asks
+
+
+class LaunchPlan(Protocol):
+    """A problem laid out for one kernel; depends on shapes, not on addresses."""
+
+    @property
+    def traits(self) -> ForwardTraits:
+        """The compile-time facts of the problem: with the configuration they name the kernel."""
+
+    @property
+    def geometry(self) -> LaunchGeometry:
+        """Blocks, threads, shared memory, cluster."""
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Zeroed device memory the launch needs (a tile counter), or 0."""
+
+    def params(self, device: Device, call: ForwardCall) -> tuple[bytes, ...]:
+        """The kernel's parameters as raw bytes, one item a parameter."""
