@@ -1,0 +1,168 @@
+"""The phase machine of mbarriers, for all blocks at once; it knows nothing of warps or schedules.
+
+PTX ISA, "mbarrier": a phase ends when no arrival is pending and the tx-count is zero; the next
+one then begins with the count of `init`. `phase` counts the phases that have ended.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flashsmith.base.errors import EmulationError
+
+MAX_COUNT = 2**20 - 1
+OBJECT_BYTES = 8
+_FIELDS = ("expected", "pending", "tx", "phase")
+
+Ints = NDArray[np.int64]
+
+
+class MbarrierTable:
+    """Every mbarrier of every block of a launch, found by block and shared-memory address."""
+
+    def __init__(self, blocks: int, smem_bytes: int) -> None:
+        self.blocks = blocks
+        self.smem_bytes = smem_bytes
+        self.column_of: dict[int, int] = {}
+        self.addresses: list[int] = []
+        self.expected = np.zeros((blocks, 0), np.int64)  # count of `init`; 0: no barrier here
+        self.pending = np.zeros((blocks, 0), np.int64)  # arrivals this phase still waits for
+        self.tx = np.zeros((blocks, 0), np.int64)  # bytes expected less bytes that have come
+        self.phase = np.zeros((blocks, 0), np.int64)  # phases that have ended
+
+    def init(self, block: Ints, address: Ints, count: Ints) -> Ints:
+        """Makes barriers in phase 0 and returns their columns."""
+        self._check_place(block, address)
+        if bad := _first(~((count >= 1) & (count <= MAX_COUNT))):
+            at, value = bad[0], int(count[bad[0]])
+            message = f"init with count {value}, allowed are 1 to {MAX_COUNT}"
+            raise _fault("mbarrier count", message, block[at], address[at])
+        for value in np.unique(address).tolist():
+            if value not in self.column_of:
+                self._add_column(value)
+        column = self._columns(address)
+        self.expected[block, column] = count
+        self.pending[block, column] = count
+        self.tx[block, column] = 0
+        self.phase[block, column] = 0
+        return column
+
+    def inval(self, block: Ints, address: Ints) -> None:
+        """Ends barriers: their bytes are ordinary memory again."""
+        self.expected[block, self.find(block, address)] = 0
+
+    def find(self, block: Ints, address: Ints) -> Ints:
+        """Columns of barriers; a fault when one was never initialised."""
+        self._check_place(block, address)
+        column = self._columns(address)
+        valid = column >= 0
+        valid[valid] = self.expected[block[valid], column[valid]] > 0
+        if bad := _first(~valid):
+            at = bad[0]
+            message = "no mbarrier was initialised here (or not before this instruction)"
+            raise _fault("mbarrier not initialised", message, block[at], address[at])
+        return column
+
+    def arrive(self, block: Ints, address: Ints, count: Ints, tx: Ints | None = None) -> Ints:
+        """Expects `tx` more bytes, then takes `count` arrivals off; returns the phases arrived at.
+
+        Entries may name the same barrier more than once: lanes of one instruction.
+        """
+        column = self.find(block, address)
+        token = self.phase[block, column]
+        if tx is not None:
+            self._add_tx(block, column, address, tx)
+        np.subtract.at(self.pending, (block, column), count)
+        if bad := _first(self.pending[block, column] < 0):
+            at = bad[0]
+            extra = -int(self.pending[block[at], column[at]])
+            had = int(self.expected[block[at], column[at]])
+            message = f"{extra} more arrivals than the phase waits for (count {had})"
+            raise _fault("mbarrier over-arrival", message, block[at], address[at])
+        self._finish(block, column)
+        return token
+
+    def expect_tx(self, block: Ints, address: Ints, tx: Ints) -> None:
+        """Expects more bytes in the current phase."""
+        column = self.find(block, address)
+        self._add_tx(block, column, address, tx)
+        self._finish(block, column)
+
+    def complete_tx(self, block: Ints, address: Ints, tx: Ints) -> Ints:
+        """Bytes have landed: returns the phase they counted for."""
+        column = self.find(block, address)
+        phase = self.phase[block, column]
+        self._add_tx(block, column, address, -tx)
+        self._finish(block, column)
+        return phase
+
+    def parity_done(self, block: Ints, address: Ints, parity: Ints) -> NDArray[np.bool_]:
+        """Whether the phase of that parity has ended: true at once for parity 1 when fresh."""
+        if bad := _first((parity < 0) | (parity > 1)):
+            message = f"waits on parity {int(parity[bad[0]])}, parities are 0 and 1"
+            raise _fault("mbarrier parity", message, block[bad[0]], address[bad[0]])
+        done: NDArray[np.bool_] = self.phase[block, self.find(block, address)] & 1 != parity
+        return done
+
+    def token_done(self, block: Ints, address: Ints, token: Ints) -> NDArray[np.bool_]:
+        """Whether the phase that `arrive` returned has ended."""
+        done: NDArray[np.bool_] = self.phase[block, self.find(block, address)] != token
+        return done
+
+    def describe(self, block: int, address: int) -> str:
+        """What a barrier waits for, for reports of a deadlock."""
+        column = self.column_of.get(address, -1)
+        if column < 0 or not self.expected[block, column]:
+            return f"mbarrier {address:#x} (not initialised)"
+        pending, tx = int(self.pending[block, column]), int(self.tx[block, column])
+        count, phase = int(self.expected[block, column]), int(self.phase[block, column])
+        return (
+            f"mbarrier {address:#x}, which is in phase {phase} (parity {phase & 1}) and lacks "
+            f"{pending} of {count} arrivals and {tx} bytes"
+        )
+
+    def _add_column(self, address: int) -> None:
+        self.column_of[address] = len(self.addresses)
+        self.addresses.append(address)
+        for name in _FIELDS:
+            old = getattr(self, name)
+            setattr(self, name, np.hstack([old, np.zeros((self.blocks, 1), np.int64)]))
+
+    def _columns(self, address: Ints) -> Ints:
+        look = self.column_of.get
+        if len(address) and (address == address[0]).all():
+            return np.full(len(address), look(int(address[0]), -1), np.int64)
+        return np.fromiter((look(a, -1) for a in address.tolist()), np.int64, len(address))
+
+    def _check_place(self, block: Ints, address: Ints) -> None:
+        outside = (address < 0) | (address > self.smem_bytes - OBJECT_BYTES)
+        if bad := _first(outside | (address % OBJECT_BYTES != 0)):
+            message = f"an mbarrier is 8 aligned bytes inside the block's {self.smem_bytes}"
+            raise _fault("mbarrier address", message, block[bad[0]], address[bad[0]])
+
+    def _add_tx(self, block: Ints, column: Ints, address: Ints, tx: Ints) -> None:
+        np.add.at(self.tx, (block, column), tx)
+        if bad := _first(np.abs(self.tx[block, column]) > MAX_COUNT):
+            at = bad[0]
+            message = f"tx-count {int(self.tx[block[at], column[at]])} is beyond {MAX_COUNT}"
+            raise _fault("mbarrier tx-count", message, block[at], address[at])
+
+    def _finish(self, block: Ints, column: Ints) -> None:
+        over = (self.pending[block, column] == 0) & (self.tx[block, column] == 0)
+        if over.any():
+            key = np.unique(np.stack([block[over], column[over]]), axis=1)
+            self.phase[key[0], key[1]] += 1
+            self.pending[key[0], key[1]] = self.expected[key[0], key[1]]
+
+
+def _first(bad: NDArray[np.bool_]) -> tuple[int, ...]:
+    """The index of the first true entry, as a tuple that is empty when there is none."""
+    return (int(bad.argmax()),) if bad.any() else ()
+
+
+def _fault(kind: str, message: str, block: Any, address: Any) -> EmulationError:
+    """`block` is the linear index; whoever runs the instruction adds kernel, line and warp."""
+    return EmulationError(kind, message, block=(int(block), 0, 0), address=int(address))
