@@ -1,0 +1,176 @@
+"""From a configuration, or CUDA text, to PTX and cubin: through the cache, else through NVRTC."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import logging
+import os
+import re
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from flashsmith.base.errors import ArgumentError, CompileError, FlashsmithError, Unsupported
+from flashsmith.compile import nvrtc
+from flashsmith.compile.artefact import CompiledKernel
+from flashsmith.compile.header_closure import INCLUDE_ROOT, closure_hash
+from flashsmith.compile.kernel_cache import SCHEMA, KernelCache, default_cache
+from flashsmith.compile.nvrtc_library import find_nvrtc
+from flashsmith.compile.resources import parse_resources
+from flashsmith.compile.source import UnitOptions, unit_source
+from flashsmith.config.kernel_config import KernelConfig
+from flashsmith.config.traits import ForwardTraits
+
+# The include folder is left out of the key: what lies in it is there by content.
+OPTIONS = ("-std=c++20", "-default-device", "--ptxas-options=-v")
+DEFAULT_OPTIONS = UnitOptions()
+
+_log = logging.getLogger("flashsmith.compile")
+
+
+@dataclass(frozen=True, slots=True)
+class CompileJob:
+    """One kernel to compile."""
+
+    config: KernelConfig
+    traits: ForwardTraits
+    arch: str
+    options: UnitOptions = DEFAULT_OPTIONS
+
+
+def compile_kernel(
+    config: KernelConfig,
+    traits: ForwardTraits,
+    arch: str,
+    *,
+    options: UnitOptions = DEFAULT_OPTIONS,
+    cache: KernelCache | None = None,
+) -> CompiledKernel:
+    """The kernel of `config` for `traits` on `arch`, from the cache where it is there."""
+    if not config.runs_on(arch):
+        raise Unsupported(
+            f"{config.short_form()}: its instructions do not exist on {arch}; choose a "
+            f"configuration that `flashsmith configs --arch {arch}` lists."
+        )
+    source = unit_source(config, traits)
+    name = config.kernel_name(traits)
+    return _compile(_Unit(source, name, config.short_form(), arch, options), cache)
+
+
+def compile_text(
+    source: str,
+    name: str,
+    arch: str,
+    *,
+    options: UnitOptions = DEFAULT_OPTIONS,
+    cache: KernelCache | None = None,
+) -> CompiledKernel:
+    """The kernel `extern "C" name` of a CUDA C++ text; it may include "flashsmith/…" headers."""
+    return _compile(_Unit(source, name, name, arch, options), cache)
+
+
+def compile_many(
+    jobs: Sequence[CompileJob],
+    *,
+    workers: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+    cache: KernelCache | None = None,
+) -> list[CompiledKernel | FlashsmithError]:
+    """Compiles on all cores; in the order of `jobs`, an error standing where a kernel would."""
+
+    def one(job: CompileJob) -> CompiledKernel | FlashsmithError:
+        try:
+            return compile_kernel(
+                job.config, job.traits, job.arch, options=job.options, cache=cache
+            )
+        except FlashsmithError as error:
+            return error
+
+    # Threads are enough: NVRTC compiles in parallel and holds no Python lock meanwhile.
+    with ThreadPoolExecutor(workers or available_cores()) as pool:
+        futures = [pool.submit(one, job) for job in jobs]
+        for done, _ in enumerate(as_completed(futures), start=1):
+            if progress is not None:
+                progress(done, len(jobs))
+    return [future.result() for future in futures]
+
+
+def available_cores() -> int:
+    """The cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def cache_key(source: str, arch: str, compiler: str, options: UnitOptions) -> str:
+    """SHA-256 over all that decides the machine code."""
+    parts = [SCHEMA, source, closure_hash(source), compiler, [*OPTIONS, *options.flags()], arch]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class _Unit:
+    """All that decides one kernel, and its name in messages."""
+
+    source: str
+    name: str
+    subject: str
+    arch: str
+    options: UnitOptions
+
+    @property
+    def key(self) -> str:
+        return cache_key(self.source, self.arch, find_nvrtc().compiler, self.options)
+
+
+def _compile(unit: _Unit, cache: KernelCache | None) -> CompiledKernel:
+    if not re.fullmatch(r"sm_\d{2,3}[af]?", unit.arch):
+        raise ArgumentError(f"arch is {unit.arch!r}; it is a real architecture such as 'sm_90a'.")
+    cache = cache or default_cache()
+    key = unit.key
+    found = cache.get(key)
+    if found is not None:
+        return found
+    try:
+        with cache.lock(key):
+            # Looked at again: another process may have compiled it while this one waited.
+            return cache.get(key) or _build(unit, key, cache)
+    except OSError as error:
+        _say_unwritable(cache.root, error.strerror or str(error))
+        return _build(unit, key, None)
+
+
+def _build(unit: _Unit, key: str, cache: KernelCache | None) -> CompiledKernel:
+    library = find_nvrtc()
+    flags = [*OPTIONS, *unit.options.flags(), f"--gpu-architecture={unit.arch}"]
+    started = time.perf_counter()
+    try:
+        output = nvrtc.compile_program(
+            library, unit.source, "kernel.cu", [*flags, f"-I{INCLUDE_ROOT}"]
+        )
+    except nvrtc.RefusedUnit as error:
+        kept = cache.keep_failure(key, unit.source, error.log) if cache else None
+        raise CompileError(unit.subject, error.log, kept) from error
+    seconds = time.perf_counter() - started
+    source_hash = hashlib.sha256((unit.source + closure_hash(unit.source)).encode()).hexdigest()
+    kernel = CompiledKernel(
+        name=unit.name,
+        arch=unit.arch,
+        ptx=output.ptx,
+        cubin=output.cubin,
+        resources=parse_resources(output.log, unit.name),
+        compiler=library.compiler,
+        source_hash=source_hash,
+        key=key,
+        compile_seconds=seconds,
+    )
+    if cache is None:
+        return kernel
+    return replace(kernel, folder=cache.put(kernel, unit.source, output.log))
+
+
+@functools.lru_cache(maxsize=8)  # once a folder and reason
+def _say_unwritable(root: Path, reason: str) -> None:
+    _log.warning("the cache folder %s cannot be written (%s); kernels are not kept", root, reason)
