@@ -1,0 +1,75 @@
+// What one forward kernel of the mma.sync family is: the mirror of config/forward.py.
+#pragma once
+
+namespace flashsmith {
+
+// The numbers of torch's ScalarType.
+enum class DType : int { kFP16 = 5, kBF16 = 15 };
+
+// Declared and never defined: a field that an initialiser leaves out is then a compile error.
+template <class T>
+T required();
+
+struct FlashForwardKernelConfig {
+    DType dtype = required<DType>();
+    int d_head = required<int>();
+    int B_r = required<int>();      // query rows of one block
+    int B_c = required<int>();      // key rows of one step
+    int n_warps = required<int>();  // each owns B_r / n_warps query rows
+    bool async_copy = required<bool>();
+    bool eager_load_blocks = required<bool>();
+    bool swizzled = required<bool>();
+    // Tiles of 8 elements along the contraction that are loaded at a time; 0: the whole block.
+    int Q_mma_load_K_tiles = required<int>();
+    int K_mma_load_K_tiles = required<int>();
+    int V_mma_load_K_tiles = required<int>();
+    bool mma_double_buffer_loads = required<bool>();
+    bool optimized_softmax = required<bool>();
+
+    constexpr int threads() const { return n_warps * 32; }
+    constexpr int rows_per_warp() const { return B_r / n_warps; }
+
+    // Q stays for the whole kernel and its room takes O at the end; K and V hold one block each.
+    constexpr int smem_bytes(int element_bytes = 2) const {
+        return (B_r + 2 * B_c) * d_head * element_bytes;
+    }
+
+    // How many blocks of this kernel the shared memory of one SM has room for.
+    constexpr int num_ctas_per_sm(int max_smem_bytes) const {
+        return max_smem_bytes / smem_bytes();
+    }
+
+    // Registers of one thread by role; addresses, maxima and sums come on top.
+    constexpr int O_registers() const { return rows_per_warp() * d_head / 32; }
+    constexpr int Q_registers() const {
+        return Q_mma_load_K_tiles ? 0 : rows_per_warp() * d_head / 64;
+    }
+
+    // Fragment sets that are in flight at once.
+    constexpr int mma_load_stages() const { return mma_double_buffer_loads ? 2 : 1; }
+
+    constexpr int min_blocks() const { return 1; }
+
+    // Field by field in the order above: the order of a registry's map.
+    constexpr bool operator<(const FlashForwardKernelConfig& other) const {
+        const Key a = key(), b = other.key();
+        for (int i = 0; i < kFields; ++i) {
+            if (a.field[i] != b.field[i]) return a.field[i] < b.field[i];
+        }
+        return false;
+    }
+    constexpr bool operator==(const FlashForwardKernelConfig&) const = default;
+
+  private:
+    static constexpr int kFields = 13;
+    struct Key {
+        int field[kFields];
+    };
+    constexpr Key key() const {
+        return {{static_cast<int>(dtype), d_head, B_r, B_c, n_warps, async_copy, eager_load_blocks,
+                 swizzled, Q_mma_load_K_tiles, K_mma_load_K_tiles, V_mma_load_K_tiles,
+                 mma_double_buffer_loads, optimized_softmax}};
+    }
+};
+
+}  // namespace flashsmith

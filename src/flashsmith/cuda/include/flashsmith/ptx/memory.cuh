@@ -1,0 +1,50 @@
+// ld and st: 16-byte vectors and single words between registers, shared and global memory.
+//
+// PTX ISA "Data Movement and Conversion Instructions: ld, st".
+#pragma once
+
+#include "flashsmith/base/types.cuh"
+
+namespace flashsmith::ptx {
+
+FS_DEVICE Chunk ld_global_16b(u64 src) {
+    Chunk c;
+    asm volatile("ld.global.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(c.word[0]), "=r"(c.word[1]), "=r"(c.word[2]), "=r"(c.word[3])
+                 : "l"(src)
+                 : "memory");
+    return c;
+}
+
+FS_DEVICE void st_global_16b(u64 dst, const Chunk& c) {
+    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};"
+                 :
+                 : "l"(dst), "r"(c.word[0]), "r"(c.word[1]), "r"(c.word[2]), "r"(c.word[3])
+                 : "memory");
+}
+
+FS_DEVICE void st_global_f32(float* dst, float value) {
+    asm volatile("st.global.f32 [%0], %1;" : : "l"(dst), "f"(value) : "memory");
+}
+
+FS_DEVICE Chunk ld_shared_16b(SmemAddr src) {
+    Chunk c;
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(c.word[0]), "=r"(c.word[1]), "=r"(c.word[2]), "=r"(c.word[3])
+                 : "r"(src.value)
+                 : "memory");
+    return c;
+}
+
+FS_DEVICE void st_shared_16b(SmemAddr dst, const Chunk& c) {
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};"
+                 :
+                 : "r"(dst.value), "r"(c.word[0]), "r"(c.word[1]), "r"(c.word[2]), "r"(c.word[3])
+                 : "memory");
+}
+
+FS_DEVICE void st_shared_b32(SmemAddr dst, u32 word) {
+    asm volatile("st.shared.b32 [%0], %1;" : : "r"(dst.value), "r"(word) : "memory");
+}
+
+}  // namespace flashsmith::ptx

@@ -1,0 +1,32 @@
+// shfl.sync and vote.sync: what the lanes of one warp tell each other.
+//
+// PTX ISA "Data Movement: shfl.sync", "Parallel Synchronization: vote.sync". sm_70 and later.
+#pragma once
+
+#include "flashsmith/base/types.cuh"
+
+namespace flashsmith::ptx {
+
+inline constexpr u32 kAllLanes = 0xffffffffu;
+
+// The value of the lane whose number differs in the bits of `mask`.
+FS_DEVICE float shfl_bfly(float value, u32 mask) {
+    float other;
+    asm volatile("shfl.sync.bfly.b32 %0, %1, %2, 0x1f, 0xffffffff;"
+                 : "=f"(other)
+                 : "f"(value), "r"(mask));
+    return other;
+}
+
+// Whether any lane of the warp says true; the same in all lanes.
+FS_DEVICE bool vote_any(bool value) {
+    u32 any;
+    asm volatile(
+        "{\n\t.reg .pred p;\n\tsetp.ne.u32 p, %1, 0;\n\tvote.sync.any.pred p, p, 0xffffffff;\n\t"
+        "selp.u32 %0, 1, 0, p;\n\t}"
+        : "=r"(any)
+        : "r"(static_cast<u32>(value)));
+    return any != 0;
+}
+
+}  // namespace flashsmith::ptx
