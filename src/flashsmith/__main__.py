@@ -1,0 +1,5 @@
+"""`python -m flashsmith` is the command `flashsmith`."""
+
+from flashsmith.cli.main import main
+
+main()

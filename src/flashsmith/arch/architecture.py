@@ -1,0 +1,73 @@
+"""The limits of each GPU architecture a kernel can be compiled for.
+
+Source: CUDA C++ Programming Guide, "Compute Capabilities" (technical specifications per compute
+capability); allocation units from `cuda_occupancy.h` of the CUDA toolkit.
+"""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+
+from flashsmith.base.errors import Unsupported
+
+KIB = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Arch:
+    """What one streaming multiprocessor has, and what it gives to one block and one thread."""
+
+    name: str  # as compilers take it: `sm_90a`
+    sm_version: tuple[int, int]
+    max_smem_per_block: int  # bytes, after opting in
+    smem_per_sm: int  # bytes, reserved ones included
+    max_warps_per_sm: int
+    max_blocks_per_sm: int
+    reserved_smem_per_block: int = 1 * KIB
+    registers_per_sm: int = 64 * KIB
+    registers_per_block: int = 64 * KIB
+    max_registers_per_thread: int = 255
+    max_threads_per_block: int = 1024
+    warp_size: int = 32
+    sub_partitions: int = 4  # warp schedulers, each with a fourth of the registers
+    register_allocation_unit: int = 256  # registers of a warp are rounded up to this
+    smem_allocation_unit: int = 128  # bytes
+
+    @property
+    def compute_capability(self) -> str:
+        """`9.0`, as NVIDIA's documents write it."""
+        return f"{self.sm_version[0]}.{self.sm_version[1]}"
+
+
+ARCHES: tuple[Arch, ...] = (
+    Arch("sm_80", (8, 0), 163 * KIB, 164 * KIB, max_warps_per_sm=64, max_blocks_per_sm=32),
+    Arch("sm_86", (8, 6), 99 * KIB, 100 * KIB, max_warps_per_sm=48, max_blocks_per_sm=16),
+    Arch("sm_89", (8, 9), 99 * KIB, 100 * KIB, max_warps_per_sm=48, max_blocks_per_sm=24),
+    Arch("sm_90a", (9, 0), 227 * KIB, 228 * KIB, max_warps_per_sm=64, max_blocks_per_sm=32),
+    Arch("sm_100a", (10, 0), 227 * KIB, 228 * KIB, max_warps_per_sm=64, max_blocks_per_sm=32),
+    Arch("sm_120", (12, 0), 99 * KIB, 100 * KIB, max_warps_per_sm=48, max_blocks_per_sm=24),
+)
+_BY_NAME = {arch.name: arch for arch in ARCHES}
+
+
+def get(name: str) -> Arch:
+    """The architecture called `name`; `sm_90` and `90a` mean the one that exists of that version."""
+    wanted = name if name.startswith("sm_") else f"sm_{name}"
+    for candidate in (wanted, f"{wanted}a", wanted.removesuffix("a")):
+        if candidate in _BY_NAME:
+            return _BY_NAME[candidate]
+    near = difflib.get_close_matches(wanted, _BY_NAME, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}?" if near else "choose one of these."
+    raise Unsupported(f"{name!r} is no known architecture; there are {', '.join(_BY_NAME)}; {hint}")
+
+
+def of_capability(major: int, minor: int) -> Arch:
+    """The architecture of a GPU's compute capability; unknown minors run the largest known below."""
+    known = [a for a in ARCHES if a.sm_version[0] == major and a.sm_version[1] <= minor]
+    if not known:
+        raise Unsupported(
+            f"compute capability {major}.{minor} has no known architecture; there are "
+            f"{', '.join(a.compute_capability for a in ARCHES)}; use one of these GPUs."
+        )
+    return max(known, key=lambda arch: arch.sm_version)
