@@ -10,7 +10,7 @@ import logging
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -48,18 +48,17 @@ class KernelCache:
         folder = self.root / "kernels" / key
         try:
             kernel = _read_entry(folder, key)
-            os.utime(folder)  # the time of last use: eviction takes the oldest
-        except FileNotFoundError:
-            if not folder.is_dir():
-                return None
-            self._move_aside(folder, "a file is missing")
+        except OSError:
+            if folder.is_dir():
+                self._move_aside(folder, "a file is missing or cannot be read")
+            return None
         except (DamagedFile, KeyError, TypeError, ValueError) as error:
             self._move_aside(folder, str(error))
-        except PermissionError:
-            return _read_entry(folder, key)
-        else:
-            return kernel
-        return None
+            return None
+        # The time of last use: eviction takes the oldest. A read-only cache keeps no such times.
+        with suppress(OSError):
+            os.utime(folder)
+        return kernel
 
     def put(self, kernel: CompiledKernel, source: str, log: str) -> Path:
         """Writes an entry beside its place and renames it; the first of two writers wins."""
@@ -130,9 +129,9 @@ class KernelCache:
         folder.mkdir(mode=PRIVATE, exist_ok=True)
 
     def _move_aside(self, folder: Path, reason: str) -> None:
-        self._make_private("damaged")
         place = self.root / "damaged" / f"{folder.name}-{os.getpid()}-{next(_serial)}"
         try:
+            self._make_private("damaged")
             folder.rename(place)
         except FileNotFoundError:
             return  # another process was first

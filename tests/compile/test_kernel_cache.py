@@ -1,0 +1,160 @@
+"""The kernel cache: private, whole or not there, healed when damaged, compiled once, bounded."""
+
+import logging
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from flashsmith.compile import cache_upkeep, compiler, nvrtc
+from flashsmith.compile.compiler import compile_text
+from flashsmith.compile.kernel_cache import KernelCache
+
+SOURCE = 'extern "C" __global__ void k(float* p) { p[threadIdx.x] = 1.0f; }\n'
+
+CHILD = """
+import sys
+from pathlib import Path
+from flashsmith.compile import nvrtc
+from flashsmith.compile.compiler import compile_text
+from flashsmith.compile.kernel_cache import KernelCache
+
+compiled = []
+compile_program = nvrtc.compile_program
+nvrtc.compile_program = lambda *a: compiled.append(1) or compile_program(*a)
+source = Path(sys.argv[2]).read_text()
+sys.stdin.read(1)
+compile_text(source, "k", "sm_80", cache=KernelCache(Path(sys.argv[1]), 1 << 30))
+print(len(compiled), "libnvrtc" in Path("/proc/self/maps").read_text())
+"""
+
+
+def compile_one(cache, text=SOURCE):
+    return compile_text(text, "k", "sm_80", cache=cache)
+
+
+@pytest.fixture
+def no_compiler(monkeypatch):
+    def refuse(*arguments):
+        raise AssertionError("a warm look-up must not compile")
+
+    return lambda: monkeypatch.setattr(nvrtc, "compile_program", refuse)
+
+
+def test_a_warm_look_up_gives_the_same_kernel_and_does_not_compile(cache, no_compiler):
+    first = compile_one(cache)
+    no_compiler()
+    assert compile_one(cache) == first
+    assert compile_one(KernelCache(cache.root, cache.limit_bytes)) == first
+
+
+def test_a_key_that_was_never_compiled_is_none(cache):
+    assert cache.get("0" * 64) is None
+
+
+def test_every_folder_is_private_to_the_user(cache):
+    compile_one(cache)
+    folders = [cache.root, *(path for path in cache.root.rglob("*") if path.is_dir())]
+    assert {path.stat().st_mode & 0o777 for path in folders} == {0o700}
+
+
+@pytest.mark.parametrize("name", ["kernel.cubin", "kernel.ptx", "artefact.json"])
+@pytest.mark.parametrize("damage", ["changed", "cut", "gone"])
+def test_a_damaged_entry_is_moved_aside_rebuilt_and_said_once(cache, caplog, name, damage):
+    first = compile_one(cache)
+    path = first.folder / name
+    data = path.read_bytes()
+    path.unlink()
+    if damage != "gone":
+        path.write_bytes(data[: len(data) // 2] + (b"!" * 40 if damage == "changed" else b""))
+    with caplog.at_level(logging.WARNING, "flashsmith.cache"):
+        again = compile_one(cache)
+        compile_one(cache)
+    assert again.cubin == first.cubin
+    assert len(caplog.records) == 1
+    assert "is damaged" in caplog.text
+    assert len(list((cache.root / "damaged").iterdir())) == 1
+
+
+def test_an_entry_under_another_key_is_damaged(cache, caplog):
+    first = compile_one(cache)
+    first.folder.rename(first.folder.with_name("0" * 64))
+    assert cache.get("0" * 64) is None
+    assert "its key is another one" in caplog.text
+
+
+def test_two_processes_compile_the_same_kernel_once(cache, tmp_path):
+    source = tmp_path / "unit.cu"
+    # Long enough to compile that the second process waits for the first.
+    source.write_text(
+        'extern "C" __global__ void k(float* p) {\n'
+        "#pragma unroll\nfor (int i = 0; i < 400; ++i) p[i] = __sinf(p[i] + p[i + 1]);\n}\n"
+    )
+    command = [sys.executable, "-c", CHILD, str(cache.root), str(source)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    children = [subprocess.Popen(command, **pipes) for _ in range(2)]
+    for child in children:
+        child.stdin.write("g")
+        child.stdin.flush()
+    answers = [child.communicate()[0].split() for child in children]
+    assert sorted(compiled for compiled, _ in answers) == ["0", "1"]
+    # The third finds it there and does not even load NVRTC.
+    third = subprocess.run(command, input="g", capture_output=True, text=True, check=True)
+    assert third.stdout.split() == ["0", "False"]
+    assert not list((cache.root / "locks").iterdir())
+
+
+def test_a_lock_is_held_against_other_threads(cache):
+    order = []
+
+    def second():
+        with cache.lock("key"):
+            order.append("second")
+
+    with cache.lock("key"):
+        thread = threading.Thread(target=second)
+        thread.start()
+        with cache.lock("another key"):
+            order.append("first")
+    thread.join()
+    assert order == ["first", "second"]
+
+
+def test_the_least_recently_used_entries_go_when_the_limit_is_passed(cache):
+    kernels = [compile_one(cache, SOURCE.replace("1.0f", f"{i}.0f")) for i in range(4)]
+    for age, kernel in enumerate(kernels):
+        past = time.time() - 1000 + age
+        os.utime(kernel.folder, (past, past))
+    cache.get(kernels[0].key)  # used again: no longer the oldest
+    size = cache_upkeep.entries(cache.root)[0].n_bytes
+    small = KernelCache(cache.root, 4 * size)
+    compile_one(small, SOURCE.replace("1.0f", "5.0f"))
+    left = {entry.folder.name for entry in cache_upkeep.entries(cache.root)}
+    assert kernels[0].key in left
+    assert kernels[1].key not in left
+    assert sum(entry.n_bytes for entry in cache_upkeep.entries(cache.root)) <= 4 * size
+
+
+def test_clean_removes_every_entry_and_says_how_much(cache):
+    compile_one(cache)
+    count, n_bytes = cache_upkeep.clean(cache.root)
+    assert count == 1
+    assert n_bytes > 1000
+    assert cache_upkeep.entries(cache.root) == []
+
+
+def test_a_folder_that_cannot_be_written_is_said_and_the_kernel_is_made_all_the_same(
+    tmp_path, caplog
+):
+    compiler._say_unwritable.cache_clear()
+    blocked = tmp_path / "file"
+    blocked.write_text("a file where the folder should be")
+    kernel = compile_one(KernelCache(blocked / "cache", 1 << 30))
+    compile_one(KernelCache(blocked / "cache", 1 << 30))
+    assert kernel.folder is None
+    assert kernel.cubin
+    assert [record.message for record in caplog.records if "cannot be written" in record.message]
+    assert len(caplog.records) == 1
