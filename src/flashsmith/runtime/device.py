@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -35,6 +36,10 @@ class LaunchGeometry:
     cluster: int = 1
 
 
+# Starts a prepared kernel: parameters as raw bytes, and the handle of a stream (0: the default).
+Launcher = Callable[[tuple[bytes, ...], int], None]
+
+
 class Device(Protocol):
     """Memory addresses are integers on every device; a kernel parameter is its raw bytes."""
 
@@ -50,6 +55,10 @@ class Device(Protocol):
     def sm_count(self) -> int:
         """Streaming multiprocessors (what a persistent kernel sizes its grid by)."""
 
+    @property
+    def prepared(self) -> dict[Hashable, Any]:
+        """What callers keep for this device, by keys of their own (launch plans by shape)."""
+
     def allocate(self, n_bytes: int) -> int:
         """The address of new memory, aligned to 256 bytes."""
 
@@ -62,11 +71,34 @@ class Device(Protocol):
     def download(self, address: int, n_bytes: int) -> NDArray[np.uint8]:
         """Copies bytes from the device, after all launches before."""
 
+    def fill(
+        self,
+        address: int,
+        word: int,
+        words: int,
+        *,
+        rows: int = 1,
+        pitch_bytes: int = 0,
+        stream: int = 0,
+    ) -> None:
+        """Sets `words` 32-bit words to `word`, in each of `rows` rows that begin a pitch apart."""
+
+    def workspace(self, n_bytes: int, stream: int = 0) -> int:
+        """Zeroed memory for one launch on `stream`; a later launch there may get it again."""
+
     def tensor_map(self, spec: TensorMapSpec) -> bytes:
         """The 128 bytes that a kernel takes as a tensor map on this device."""
 
+    def prepare(self, kernel: CompiledKernel, geometry: LaunchGeometry) -> Launcher:
+        """Loads a kernel and returns what starts it; for kernels that are launched many times."""
+
     def launch(
-        self, kernel: CompiledKernel, geometry: LaunchGeometry, params: tuple[bytes, ...]
+        self,
+        kernel: CompiledKernel,
+        geometry: LaunchGeometry,
+        params: tuple[bytes, ...],
+        *,
+        stream: int = 0,
     ) -> None:
         """Starts a kernel; errors of the launch itself are raised here."""
 

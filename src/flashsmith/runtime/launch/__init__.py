@@ -1,1 +1,47 @@
-"""From a configuration and a problem to grid, block, shared memory and parameters."""
+"""How a problem is laid out for a kernel: one file a family, found by the configuration's class."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+
+from flashsmith.base.errors import ArgumentError, Unsupported
+from flashsmith.config.kernel_config import KernelConfig
+from flashsmith.problem.attention_problem import AttentionProblem
+from flashsmith.runtime.launch.plan import LaunchPlan
+
+# family → module and function, imported when a configuration of the family is launched
+_PLANNERS = {
+    "mma": ("flashsmith.runtime.launch.mma", "plan_mma"),
+    "hopper": ("flashsmith.runtime.launch.hopper", "plan_hopper"),
+}
+D_HEAD_STEP = 8  # elements of one 16-byte access
+
+
+def plan(
+    config: KernelConfig, problem: AttentionProblem, *, lse: bool, sm_count: int
+) -> LaunchPlan:
+    """The launch of `config` on `problem`; raises when the kernel cannot compute it."""
+    require_computable(config, problem)
+    module, function = _PLANNERS[config.FAMILY]
+    make: Callable[[KernelConfig, AttentionProblem, bool, int], LaunchPlan]
+    make = getattr(import_module(module), function)
+    return make(config, problem, lse, sm_count)
+
+
+def require_computable(config: KernelConfig, problem: AttentionProblem) -> None:
+    """Raises unless a kernel of `config` can compute `problem`, whatever its family."""
+    if problem.dtype is not config.dtype:
+        raise ArgumentError(
+            f"{config.short_form()}: the problem is {problem.dtype.name}; give tensors of "
+            f"{config.dtype.name} or another configuration."
+        )
+    if problem.d_head % D_HEAD_STEP or not 0 < problem.d_head <= config.d_head:
+        raise Unsupported(
+            f"{config.short_form()}: d_head is {problem.d_head}; this kernel takes multiples of "
+            f"{D_HEAD_STEP} up to {config.d_head}."
+        )
+    if problem.kv_heads == 0 or problem.heads == 0:
+        raise ArgumentError(
+            f"heads is {problem.heads} and kv_heads is {problem.kv_heads}; both must be at least 1."
+        )

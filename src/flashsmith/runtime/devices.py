@@ -1,0 +1,49 @@
+"""Which device a call runs on when it names none."""
+
+from __future__ import annotations
+
+import threading
+
+from flashsmith.base import settings
+from flashsmith.base.errors import ArgumentError
+from flashsmith.runtime.device import Device
+from flashsmith.runtime.driver import find_driver
+
+NAMES = ("cuda", "emulator")
+_lock = threading.Lock()
+_opened: dict[tuple[str, int], Device] = {}
+
+
+def has_cuda() -> bool:
+    """Whether this machine has a GPU that the CUDA driver sees."""
+    return not isinstance(find_driver(), str)
+
+
+def default_device_name() -> str:
+    """`FLASHSMITH_DEVICE` if set, else `cuda` where there is a GPU, else `emulator`."""
+    return settings.device_name() or ("cuda" if has_cuda() else "emulator")
+
+
+def open_device(name: str, ordinal: int = 0) -> Device:
+    """A new device by name; raises `DeviceMissing` for `cuda` on a machine with no GPU."""
+    if name == "cuda":
+        from flashsmith.runtime.cuda_device import CudaDevice
+
+        return CudaDevice(ordinal)
+    if name == "emulator":
+        from flashsmith.runtime.emulated_device import EmulatedDevice
+
+        return EmulatedDevice()
+    raise ArgumentError(f"device is {name!r}; it is 'cuda' or 'emulator'.")
+
+
+def default_device(name: str | None = None, ordinal: int = 0) -> Device:
+    """The process's device of that name (default: `default_device_name`), opened on first use."""
+    key = (name or default_device_name(), ordinal)
+    device = _opened.get(key)
+    if device is None:
+        with _lock:
+            device = _opened.get(key)
+            if device is None:
+                device = _opened[key] = open_device(*key)
+    return device

@@ -1,0 +1,155 @@
+"""The emulator behind the Device protocol: runs a kernel's PTX on the CPU, checks on."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flashsmith.arch import get as get_arch
+from flashsmith.base.errors import Unsupported
+from flashsmith.compile.artefact import CompiledKernel
+from flashsmith.emulator.memory import GlobalMemory
+from flashsmith.emulator.program import EmulatorOptions, LaunchReport, Program, load
+from flashsmith.emulator.tensor_map import encode_tensor_map
+from flashsmith.runtime.device import Launcher, LaunchGeometry, TensorMapSpec
+
+DEFAULT_ARCH = "sm_90a"  # the architecture whose PTX covers every kernel family
+DEFAULT_SM_COUNT = 4  # small, so that persistent kernels take several tiles a block
+
+
+class EmulatedDevice:
+    """Memory and kernels of one emulator; launches run to their end before they return."""
+
+    def __init__(
+        self,
+        arch: str = DEFAULT_ARCH,
+        *,
+        sm_count: int = DEFAULT_SM_COUNT,
+        options: EmulatorOptions | None = None,
+    ) -> None:
+        self._arch = get_arch(arch).name
+        self._sm_count = sm_count
+        self.options = options if options is not None else EmulatorOptions()
+        self.memory = GlobalMemory()
+        self.last_report: LaunchReport | None = None
+        self._programs: dict[tuple[str, str], Program] = {}
+        self._workspace = (0, 0)  # address, bytes
+        self._prepared: dict[Hashable, Any] = {}
+
+    @property
+    def name(self) -> str:
+        """`emulator`."""
+        return "emulator"
+
+    @property
+    def arch(self) -> str:
+        """The architecture kernels are compiled for."""
+        return self._arch
+
+    @property
+    def sm_count(self) -> int:
+        """The streaming multiprocessors that a persistent kernel sizes its grid by."""
+        return self._sm_count
+
+    @property
+    def prepared(self) -> dict[Hashable, Any]:
+        """What callers keep for this device, by keys of their own."""
+        return self._prepared
+
+    def allocate(self, n_bytes: int) -> int:
+        """The address of new memory, aligned to 256 bytes."""
+        return self.memory.allocate(max(n_bytes, 1))
+
+    def free(self, address: int) -> None:
+        """Gives memory back."""
+        self.memory.free(address)
+
+    def upload(self, address: int, data: NDArray[Any]) -> None:
+        """Copies the bytes of a contiguous array to the device."""
+        if data.nbytes:
+            self.memory.write(address, np.ascontiguousarray(data))
+
+    def download(self, address: int, n_bytes: int) -> NDArray[np.uint8]:
+        """Copies bytes from the device."""
+        if not n_bytes:
+            return np.empty(0, np.uint8)
+        return np.array(self.memory.read(address, n_bytes)).view(np.uint8).reshape(-1)
+
+    def fill(
+        self,
+        address: int,
+        word: int,
+        words: int,
+        *,
+        rows: int = 1,
+        pitch_bytes: int = 0,
+        stream: int = 0,
+    ) -> None:
+        """Sets `words` 32-bit words to `word`, in each of `rows` rows that begin a pitch apart."""
+        values = np.full(words, word, np.uint32)
+        for row in range(rows if words else 0):
+            self.memory.write(address + row * pitch_bytes, values)
+
+    def workspace(self, n_bytes: int, stream: int = 0) -> int:
+        """Zeroed memory for one launch."""
+        address, size = self._workspace
+        if size < n_bytes:
+            address, size = self.allocate(n_bytes), n_bytes
+            self._workspace = (address, size)
+        self.upload(address, np.zeros(size, np.uint8))
+        return address
+
+    def tensor_map(self, spec: TensorMapSpec) -> bytes:
+        """The 128 bytes that an emulated kernel takes as a tensor map."""
+        return encode_tensor_map(
+            spec.address,
+            spec.element_bytes,
+            spec.dims,
+            spec.strides_bytes,
+            spec.box,
+            spec.swizzle_bytes,
+        )
+
+    def prepare(self, kernel: CompiledKernel, geometry: LaunchGeometry) -> Launcher:
+        """Translates a kernel's PTX and returns what runs it."""
+        if kernel.arch != self._arch:
+            raise Unsupported(
+                f"{kernel.name} was compiled for {kernel.arch}; this emulator runs {self._arch}."
+            )
+        program = self._load(kernel)
+
+        def launch(params: tuple[bytes, ...], stream: int = 0) -> None:
+            self.last_report = program.launch(
+                geometry.grid,
+                geometry.threads,
+                geometry.smem_bytes,
+                params,
+                self.memory,
+                cluster=geometry.cluster,
+                options=self.options,
+            )
+
+        return launch
+
+    def launch(
+        self,
+        kernel: CompiledKernel,
+        geometry: LaunchGeometry,
+        params: tuple[bytes, ...],
+        *,
+        stream: int = 0,
+    ) -> None:
+        """Runs a kernel to its end; every fault the checks find is raised here."""
+        self.prepare(kernel, geometry)(params, stream)
+
+    def synchronize(self) -> None:
+        """Nothing is ever in flight."""
+
+    def _load(self, kernel: CompiledKernel) -> Program:
+        key = (kernel.key, kernel.name)
+        if key not in self._programs:
+            self._programs[key] = load(kernel.ptx)
+        return self._programs[key]

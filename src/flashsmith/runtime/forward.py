@@ -1,0 +1,182 @@
+"""Forward attention on a device: configuration and problem become one launch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flashsmith.arch import get as get_arch
+from flashsmith.base.dtypes import DType
+from flashsmith.base.errors import ArgumentError
+from flashsmith.compile.artefact import CompiledKernel
+from flashsmith.compile.compiler import compile_kernel
+from flashsmith.config.kernel_config import KernelConfig
+from flashsmith.config.traits import ForwardTraits
+from flashsmith.problem.attention_problem import AttentionProblem
+from flashsmith.runtime.device import Device, Launcher
+from flashsmith.runtime.launch import plan as make_plan
+from flashsmith.runtime.launch.plan import ForwardCall, LaunchPlan, TensorArg
+from flashsmith.runtime.limits import require_fits
+
+Compile = Callable[[KernelConfig, ForwardTraits, str], CompiledKernel]
+STRIDE_STEP = 8  # elements of one 16-byte access
+MINUS_INFINITY = 0xFF800000  # float32
+# A NaN that no arithmetic makes: an element that still holds it was never written.
+POISON = {DType.FP16: 0x7E5A, DType.BF16: 0x7FDA}
+LSE_POISON = 0x7FC5A5A5
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedForward:
+    """A kernel loaded and laid out for one problem: what a warm call needs, and nothing else."""
+
+    device: Device
+    kernel: CompiledKernel
+    plan: LaunchPlan
+    launcher: Launcher
+
+    def __call__(self, call: ForwardCall, stream: int = 0) -> None:
+        """Starts the kernel on tensors whose strides `require_aligned` accepted."""
+        if self.plan.workspace_bytes:
+            workspace = self.device.workspace(self.plan.workspace_bytes, stream)
+            call = replace(call, workspace=workspace)
+        self.launcher(self.plan.params(self.device, call), stream)
+
+
+def prepare_forward(
+    device: Device,
+    config: KernelConfig,
+    problem: AttentionProblem,
+    *,
+    lse: bool,
+    compile_with: Compile = compile_kernel,
+) -> PreparedForward:
+    """Plans, compiles and loads `config` for `problem`, once a device."""
+    key = (config, problem, lse)
+    found: PreparedForward | None = device.prepared.get(key)
+    if found is None:
+        arch = get_arch(device.arch)
+        config.require_buildable(arch)
+        plan = make_plan(config, problem, lse=lse, sm_count=device.sm_count)
+        kernel = compile_with(config, plan.traits, device.arch)
+        require_fits(config.short_form(), kernel, plan.geometry, arch)
+        found = PreparedForward(device, kernel, plan, device.prepare(kernel, plan.geometry))
+        device.prepared[key] = found
+    return found
+
+
+def forward(
+    device: Device,
+    config: KernelConfig,
+    problem: AttentionProblem,
+    call: ForwardCall,
+    *,
+    stream: int = 0,
+) -> None:
+    """Computes attention on tensors of the device; returns before the GPU is done."""
+    require_aligned(call)
+    if is_empty(problem):
+        _fill_empty(device, problem, call, stream)
+    else:
+        prepare_forward(device, config, problem, lse=call.lse != 0)(call, stream)
+
+
+def forward_arrays(
+    device: Device,
+    config: KernelConfig,
+    problem: AttentionProblem,
+    q: NDArray[Any],
+    k: NDArray[Any],
+    v: NDArray[Any],
+    *,
+    lse: bool = False,
+) -> tuple[NDArray[np.uint16], NDArray[np.float32] | None]:
+    """O as 16-bit patterns and the LSE, from 4-D arrays of 16-bit elements in the host's memory."""
+    shapes = tensor_shapes(problem)
+    inputs = {"q": q, "k": k, "v": v}
+    for name, array in inputs.items():
+        if array.shape != shapes[name] or array.itemsize != problem.dtype.bytes:
+            raise ArgumentError(
+                f"{name} has shape {array.shape} and {array.itemsize}-byte elements; the problem "
+                f"asks for {shapes[name]} and {problem.dtype.bytes}."
+            )
+    lse_shape = (problem.batch, problem.heads, problem.q_len)
+    held = {name: np.ascontiguousarray(array) for name, array in inputs.items()}
+    held["o"] = np.full(shapes["o"], POISON[problem.dtype], np.uint16)
+    held["lse"] = np.full(lse_shape if lse else 0, LSE_POISON, np.uint32)
+    addresses = {name: device.allocate(array.nbytes) for name, array in held.items()}
+    try:
+        for name, array in held.items():
+            device.upload(addresses[name], array)
+        arg = {name: tensor_arg(addresses[name], held[name], problem.layout) for name in shapes}
+        call = ForwardCall(arg["q"], arg["k"], arg["v"], arg["o"], addresses["lse"] if lse else 0)
+        forward(device, config, problem, call)
+        o_bytes = device.download(addresses["o"], held["o"].nbytes)
+        lse_bytes = device.download(addresses["lse"], held["lse"].nbytes)
+    finally:
+        for address in addresses.values():
+            device.free(address)
+    o = o_bytes.view(np.uint16).reshape(shapes["o"])
+    return o, lse_bytes.view(np.float32).reshape(lse_shape) if lse else None
+
+
+def tensor_shapes(problem: AttentionProblem) -> dict[str, tuple[int, int, int, int]]:
+    """The shapes of q, k, v and o in the problem's layout."""
+    shapes = {}
+    for name, length, heads in (
+        ("q", problem.q_len, problem.heads),
+        ("k", problem.k_len, problem.kv_heads),
+        ("v", problem.k_len, problem.kv_heads),
+        ("o", problem.q_len, problem.heads),
+    ):
+        middle = (length, heads) if problem.layout == "bshd" else (heads, length)
+        shapes[name] = (problem.batch, *middle, problem.d_head)
+    return shapes
+
+
+def tensor_arg(address: int, array: NDArray[Any], layout: str) -> TensorArg:
+    """Where an array's elements lie once its bytes are at `address`."""
+    batch, first, second, _ = (stride // array.itemsize for stride in array.strides)
+    seq, head = (first, second) if layout == "bshd" else (second, first)
+    return TensorArg(address, batch, seq, head)
+
+
+def require_aligned(call: ForwardCall) -> None:
+    """Raises unless every row of every tensor begins at a multiple of 16 bytes."""
+    for name in ("q", "k", "v", "o"):
+        arg: TensorArg = getattr(call, name)
+        strides = (arg.batch_stride, arg.seq_stride, arg.head_stride)
+        if arg.address % 16 or any(stride % STRIDE_STEP for stride in strides):
+            raise ArgumentError(
+                f"{name} begins at {arg.address:#x} with strides {strides}; rows must begin at "
+                f"multiples of 16 bytes, so strides are multiples of {STRIDE_STEP} elements."
+            )
+
+
+def is_empty(problem: AttentionProblem) -> bool:
+    """Whether there is no output, or no key to look at."""
+    return not (problem.batch and problem.heads and problem.q_len and problem.k_len)
+
+
+def _fill_empty(device: Device, problem: AttentionProblem, call: ForwardCall, stream: int) -> None:
+    """With no key, every row is fully masked: O is 0 and the LSE is -inf."""
+    words = problem.d_head * problem.dtype.bytes // 4
+    for batch in range(problem.batch):
+        for head in range(problem.heads):
+            offset = batch * call.o.batch_stride + head * call.o.head_stride
+            device.fill(
+                call.o.address + offset * problem.dtype.bytes,
+                0,
+                words,
+                rows=problem.q_len,
+                pitch_bytes=call.o.seq_stride * problem.dtype.bytes,
+                stream=stream,
+            )
+    if call.lse:
+        rows = math.prod((problem.batch, problem.heads, problem.q_len))
+        device.fill(call.lse, MINUS_INFINITY, rows, stream=stream)
