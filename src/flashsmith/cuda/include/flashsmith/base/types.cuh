@@ -23,7 +23,7 @@ inline constexpr int kChunkElements = kChunkBytes / kElementBytes;
 
 inline constexpr int kWarpLanes = 32;
 
-inline constexpr float kNegativeInfinity = -__builtin_huge_valf();
+inline constexpr float kNegativeInfinity = __builtin_bit_cast(float, 0xff800000u);
 
 // An address in the shared window: neither an integer nor a pointer, so it cannot be mixed up.
 struct SmemAddr {
