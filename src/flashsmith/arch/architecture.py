@@ -52,7 +52,7 @@ _BY_NAME = {arch.name: arch for arch in ARCHES}
 
 
 def get(name: str) -> Arch:
-    """The architecture called `name`; `sm_90` and `90a` mean the one that exists of that version."""
+    """The architecture called `name`; `sm_90` and `90a` mean the one of that version."""
     wanted = name if name.startswith("sm_") else f"sm_{name}"
     for candidate in (wanted, f"{wanted}a", wanted.removesuffix("a")):
         if candidate in _BY_NAME:
@@ -63,7 +63,7 @@ def get(name: str) -> Arch:
 
 
 def of_capability(major: int, minor: int) -> Arch:
-    """The architecture of a GPU's compute capability; unknown minors run the largest known below."""
+    """The architecture of a GPU's compute capability; an unknown minor runs the one below."""
     known = [a for a in ARCHES if a.sm_version[0] == major and a.sm_version[1] <= minor]
     if not known:
         raise Unsupported(

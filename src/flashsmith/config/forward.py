@@ -15,7 +15,8 @@ MMA_ROWS = 16  # of the A operand of mma.sync m16n8k16: what a warp works on at 
 TILE = 8  # elements along the contraction that a tile of the `..._tiles` fields stands for
 LANES = 32
 
-_TILES = (0, 2, 4, 8, 16, 32)
+_D_TILES = (0, 2, 4, 8, 16, 32)  # of d_head, 256 / 8 at most
+_C_TILES = (0, 2, 4, 8, 16)  # of B_c, 128 / 8 at most
 _TILES_WORD = "load_{}_{}_{}_tiles"
 
 
@@ -73,15 +74,17 @@ class FlashForwardKernelConfig(KernelConfig):
         "swizzled", "XOR layout in shared memory: ldmatrix without bank conflicts"
     )
     Q_mma_load_K_tiles: int = knob(
-        _TILES,
+        _D_TILES,
         "tiles of 8 along d_head that a read of Q brings to registers; 0: all, once",
         _TILES_WORD,
     )
     K_mma_load_K_tiles: int = knob(
-        _TILES, "tiles of 8 along d_head that a read of K brings to registers; 0: all", _TILES_WORD
+        _D_TILES,
+        "tiles of 8 along d_head that a read of K brings to registers; 0: all",
+        _TILES_WORD,
     )
     V_mma_load_K_tiles: int = knob(
-        _TILES, "tiles of 8 along B_c that a read of V brings to registers; 0: all", _TILES_WORD
+        _C_TILES, "tiles of 8 along B_c that a read of V brings to registers; 0: all", _TILES_WORD
     )
     mma_double_buffer_loads: bool = flag(
         "buffer", "reads the next fragments while the tensor cores work on these"
@@ -154,6 +157,13 @@ class FlashForwardKernelConfig(KernelConfig):
         from flashsmith.config import forward_sets
 
         return forward_sets.NAMED_SETS
+
+    @classmethod
+    def autotuning_grid(cls) -> Sequence[KernelConfig]:
+        """The points that tuning starts from, before `AUTOTUNE_RULES`."""
+        from flashsmith.config import forward_sets
+
+        return forward_sets.autotuning_grid((DType.BF16, DType.FP16))
 
 
 def _too_many_tiles(config: FlashForwardKernelConfig) -> bool:

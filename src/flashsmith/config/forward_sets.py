@@ -1,4 +1,4 @@
-"""The named sets of the mma.sync family: the tuning grid, the ladder, what is built, a smoke set."""
+"""The named sets of the mma.sync family: tuning grid, ladder, what is built, a smoke set."""
 
 from __future__ import annotations
 

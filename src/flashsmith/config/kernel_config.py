@@ -56,6 +56,11 @@ class KernelConfig(Knobs):
         """The sets of this family that a KEY may name."""
         return {}
 
+    @classmethod
+    def autotuning_grid(cls) -> Sequence[KernelConfig]:
+        """The points that tuning starts from, before `AUTOTUNE_RULES`."""
+        return ()
+
     def kernel_name(self, traits: ForwardTraits) -> str:
         """The `extern "C"` name of the kernel: profilers show which configuration ran."""
         return f"flashsmith_{self.identifier()}__{traits.identifier()}"

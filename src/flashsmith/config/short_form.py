@@ -1,4 +1,4 @@
-"""From text to a configuration of one family: short form, identifier, C++ literal, demangled name."""
+"""From text to a configuration of one family: short form, identifier, C++ literal."""
 
 from __future__ import annotations
 

@@ -1,0 +1,89 @@
+"""The `flashsmith` command: finds a verb, imports only its file, turns errors into exit codes."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import typer
+from typer.core import TyperGroup
+
+from flashsmith import __version__
+from flashsmith.base.errors import FlashsmithError
+
+USAGE_ERROR = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Verb:
+    """A verb's module, whose function `command` is the verb, and its line in the help."""
+
+    module: str
+    help: str
+
+
+VERBS: dict[str, Verb] = {
+    "configs": Verb("flashsmith.cli.configs", "Show a set of configurations, or why one is out."),
+    "env": Verb("flashsmith.cli.env", "Say what is installed here, and what is missing for what."),
+}
+
+
+class _Verbs(TyperGroup):
+    """Looks verbs up in VERBS; a verb's module is imported when the verb is used."""
+
+    def list_commands(self, ctx: Any) -> list[str]:  # Any: typer does not export its context type
+        return list(VERBS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # Any: nor its command type
+        verb = VERBS.get(cmd_name)
+        if verb is None:
+            return None
+        single = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+        function = importlib.import_module(verb.module).command
+        single.command(cmd_name, no_args_is_help=False)(function)
+        return typer.main.get_command(single)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:  # Any: as above
+        with formatter.section("Verbs"):
+            formatter.write_dl([(name, verb.help) for name, verb in VERBS.items()])
+
+
+app = typer.Typer(
+    cls=_Verbs,
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"flashsmith {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def flashsmith(
+    version: bool = typer.Option(
+        False, "--version", callback=_print_version, is_eager=True, help="Print the version."
+    ),
+) -> None:
+    """Flash-attention kernels: configure, build, verify, tune, explain."""
+
+
+def main() -> NoReturn:
+    """Runs the command line; an error of the user is one line on stderr and exit code 2."""
+    try:
+        app(prog_name="flashsmith")
+    except FlashsmithError as error:
+        typer.echo(f"flashsmith: {error}", err=True)
+        sys.exit(USAGE_ERROR)
+    except BrokenPipeError:
+        # The reader of a pipe has left (`| head`); say nothing, and let nothing flush into it.
+        sys.stdout = None  # type: ignore[assignment]
+        sys.exit(0)
+    sys.exit(0)

@@ -1,0 +1,99 @@
+"""Arguments and options that several verbs share, each defined once."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from flashsmith import arch as arches
+from flashsmith.base import settings
+from flashsmith.base.dtypes import DType
+from flashsmith.base.errors import ArgumentError
+from flashsmith.config import KernelConfig, resolve_key
+from flashsmith.problem.attention_problem import AttentionProblem
+
+KeyArgument = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[KEY]",
+        help="A set (tune, prog, prog-all, all, smoke, or B_r,B_c), a short form, or @file of "
+        "short forms. Without it: the environment variable KERNELS, else the verb's default.",
+        show_default=False,
+    ),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Write one JSON array of flat objects.")]
+CsvOption = Annotated[bool, typer.Option("--csv", help="Write CSV with the same columns.")]
+ArchOption = Annotated[
+    str, typer.Option("--arch", help="Architecture: sm_80, 86, 89, 90a, 100a or 120.")
+]
+BatchOption = Annotated[int, typer.Option("--batch", min=0, help="Sequences in the batch.")]
+HeadsOption = Annotated[int, typer.Option("--heads", min=1, help="Query heads.")]
+KvHeadsOption = Annotated[
+    int | None,
+    typer.Option("--kv-heads", min=1, help="Key and value heads; without it as many as --heads."),
+]
+QLenOption = Annotated[int, typer.Option("--q-len", "--seq-len", min=0, help="Query rows.")]
+KLenOption = Annotated[
+    int | None, typer.Option("--k-len", min=0, help="Key rows; without it as many as query rows.")
+]
+DHeadOption = Annotated[
+    int | None,
+    typer.Option("--d-head", min=1, help="Head dimension; without it the configuration's."),
+]
+CausalOption = Annotated[
+    bool, typer.Option("--causal", help="Mask keys right of the diagonal (bottom-right aligned).")
+]
+DiagonalOption = Annotated[
+    int | None,
+    typer.Option("--diagonal", help="With --causal: row i sees keys up to i + this (0: top-left)."),
+]
+ScaleOption = Annotated[
+    float | None, typer.Option("--scale", help="Factor of QKᵀ; without it 1 / sqrt(d_head).")
+]
+DeviceOption = Annotated[
+    str | None,
+    typer.Option("--device", help="cuda or emulator; without it a GPU if there is one."),
+]
+
+
+def configs_of(key: str | None, default: str) -> list[KernelConfig]:
+    """The configurations of KEY, else of KERNELS, else of the verb's default."""
+    return resolve_key(key or settings.kernels_key() or default)
+
+
+def arch_of(name: str) -> arches.Arch:
+    """The architecture an option names."""
+    return arches.get(name)
+
+
+def problem_of(
+    *,
+    batch: int,
+    heads: int,
+    kv_heads: int | None,
+    q_len: int,
+    k_len: int | None,
+    d_head: int,
+    dtype: DType,
+    causal: bool,
+    diagonal: int | None,
+    scale: float | None = None,
+) -> AttentionProblem:
+    """The problem that the shared options describe."""
+    if diagonal is not None and not causal:
+        raise ArgumentError(
+            f"--diagonal is {diagonal} without --causal; it moves the causal mask; add --causal."
+        )
+    return AttentionProblem(
+        batch=batch,
+        heads=heads,
+        kv_heads=heads if kv_heads is None else kv_heads,
+        q_len=q_len,
+        k_len=q_len if k_len is None else k_len,
+        d_head=d_head,
+        dtype=dtype,
+        causal=causal,
+        diagonal=diagonal,
+        scale=scale,
+    )
