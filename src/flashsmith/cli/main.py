@@ -27,6 +27,8 @@ class Verb:
 VERBS: dict[str, Verb] = {
     "configs": Verb("flashsmith.cli.configs", "Show a set of configurations, or why one is out."),
     "env": Verb("flashsmith.cli.env", "Say what is installed here, and what is missing for what."),
+    "compile": Verb("flashsmith.cli.compile", "Compile a set: registers, spills, blocks per SM."),
+    "cache": Verb("flashsmith.cli.cache", "Look at the kernel cache, or clean it."),
 }
 
 
@@ -84,6 +86,6 @@ def main() -> NoReturn:
         sys.exit(USAGE_ERROR)
     except BrokenPipeError:
         # The reader of a pipe has left (`| head`); say nothing, and let nothing flush into it.
-        sys.stdout = None  # type: ignore[assignment]
+        sys.stdout = None
         sys.exit(0)
     sys.exit(0)

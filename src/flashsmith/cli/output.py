@@ -89,8 +89,9 @@ def _print_table(rows: Sequence[Row], names: list[str], title: str) -> None:
     for name in names:
         values = [row.get(name) for row in rows]
         number = all(isinstance(v, int | float) or v is None for v in values)
-        justify = "right" if number and values else "left"
-        table.add_column(name, justify=justify, overflow="fold", no_wrap=number or None)
+        table.add_column(
+            name, justify="right" if number else "left", overflow="fold", no_wrap=number
+        )
     for row in rows:
         table.add_row(*(Text(cell_text(row.get(name))) for name in names))
     Console(width=terminal_width(), highlight=False).print(table)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from flashsmith.base.dtypes import DType
 from flashsmith.config.forward import FlashForwardKernelConfig
 from flashsmith.config.kernel_config import KernelConfig
 from flashsmith.config.short_form import parse_short_form
 
-TUNE_GRID: dict[str, tuple[int | bool, ...]] = {
+TUNE_GRID: dict[str, tuple[Any, ...]] = {  # Any: int and bool knobs
     "d_head": (128,),
     "B_r": (64, 128),
     "B_c": (32, 64),
@@ -40,7 +41,8 @@ LADDER = (
 def autotuning_grid(dtypes: Iterable[DType]) -> list[FlashForwardKernelConfig]:
     """Every point of the tuning grid, before any filter."""
     points = itertools.product(tuple(dtypes), *TUNE_GRID.values())
-    return [FlashForwardKernelConfig(*point) for point in points]
+    names = ("dtype", *TUNE_GRID)
+    return [FlashForwardKernelConfig(**dict(zip(names, point, strict=True))) for point in points]
 
 
 def should_autotune_config(cfg: FlashForwardKernelConfig) -> bool:

@@ -96,7 +96,7 @@ class Knobs:
     @classmethod
     def knobs(cls) -> dict[str, Knob]:
         """Every field's knob, in the order of the fields."""
-        return _knobs(cls)
+        return _knobs(cls)  # type: ignore[arg-type]  # mypy: a class is no Hashable
 
     @classmethod
     def head(cls) -> tuple[str, ...]:
@@ -106,7 +106,7 @@ class Knobs:
     @classmethod
     def words(cls) -> tuple[Word, ...]:
         """The words after the colon of the short form."""
-        return _words(cls)
+        return _words(cls)  # type: ignore[arg-type]  # as above
 
     def short_form(self) -> str:
         """One line that parses back: `(FP16, 128, 64, 64, 4): async+load_2_2_2_tiles`."""

@@ -1,0 +1,238 @@
+"""What one kernel of the Hopper family is: wgmma fed by TMA, every choice a template argument."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import ClassVar
+
+from flashsmith.base.dtypes import DType
+from flashsmith.config.kernel_config import KernelConfig
+from flashsmith.config.knob import flag, knob
+from flashsmith.config.rules import Rule
+
+WARPGROUP_ROWS = 64  # of the A operand of wgmma m64nNk16
+WARPGROUP_THREADS = 128
+PANEL_COLUMNS = 64  # 16-bit elements in a row of 128 bytes, the widest swizzle of TMA and wgmma
+PANEL_ROW_BYTES = 128
+TILE_SLOTS = 4  # tiles that the producer may have published and consumers not yet left
+TILE_SLOT_BYTES = 16
+BARRIER_BYTES = 8
+MAX_SMEM_BYTES = 232_448  # a block of sm_90: 227 KB
+REGISTERS_PER_SM = 65_536
+# Registers ptxas needs beside S, P and O (H200 builds, 2026-11: largest sums without a spill are
+# 212 of 240 with two warpgroups, 128 of 160 with three; 192 and 120 without overlap).
+SPARE_REGISTERS = {1: 28, 2: 28, 3: 32}
+SPARE_REGISTERS_NO_OVERLAP = 40
+
+
+class Statistics(IntEnum):
+    """How a block's row maxima are found."""
+
+    MAX = 0  # over the whole row: shuffles in every block
+    VOTE = 1  # over a thread's part; the warp votes whether any row outgrew its threshold
+    SUM = 2  # not at all: exponentials first, and a vote whether their sums outgrew the threshold
+
+
+class Scheduler(IntEnum):
+    """How a block comes to its next tile of query rows."""
+
+    SINGLE = 0  # one tile a block
+    STATIC = 1  # every gridDim-th tile
+    DYNAMIC = 2  # from a counter in global memory, one tile ahead
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class HopperForwardKernelConfig(KernelConfig):
+    """One forward kernel built on wgmma and TMA for sm_90a.
+
+    A field or legal value is added here and in `HopperForwardKernelConfig` of
+    cuda/include/flashsmith/base/hopper_config.cuh, and nowhere else.
+    """
+
+    FAMILY: ClassVar[str] = "hopper"
+    PREFIX: ClassVar[str] = "hopper"
+    HEADER: ClassVar[str] = "flashsmith/kernel/forward_hopper.cuh"
+    CPP_TYPE: ClassVar[str] = "flashsmith::HopperForwardKernelConfig"
+    CPP_ENTRY: ClassVar[str] = "flashsmith::forward_hopper"
+    CPP_ARGS: ClassVar[str] = "flashsmith::HopperForwardArgs"
+    BUILD_RULES: ClassVar[tuple[Rule, ...]]
+    AUTOTUNE_RULES: ClassVar[tuple[Rule, ...]]
+
+    dtype: DType = knob((DType.FP16, DType.BF16), "element type of Q, K, V and O")
+    d_head: int = knob((64, 96, 128, 192, 256), "head dimension the kernel is built for")
+    n_warpgroups: int = knob((1, 2, 3), "consumer warpgroups; each owns 64 rows of Q")
+    B_c: int = knob((64, 80, 96, 112, 128, 144, 160, 176, 192), "rows of K and V of one step")
+    kv_stages: int = knob((2, 3, 4), "blocks of K, and of V, that may be in flight", "kv_{}")
+    q_slots: int = knob(
+        (1, 2, 3, 4, 5, 6), "ring of 64-row slots of Q: one a warpgroup, or up to two", "q_{}"
+    )
+    overlap: bool = flag("overlap", "Q Kᵀ of the next block runs while this one's softmax does")
+    pingpong: bool = flag("pingpong", "warpgroups take turns on the tensor cores")
+    early_rescale: bool = flag("early_rescale", "O is rescaled behind the next Q Kᵀ, not after P V")
+    statistics: Statistics = knob(
+        tuple(Statistics), "how row maxima are found", "stats_{}", absent=Statistics.MAX
+    )
+    rescale_threshold: int = knob(
+        (0, 4, 8, 12),
+        "powers of two that a row may outgrow its maximum before O is rescaled; 0: always rescale",
+        "lazy_{}",
+        absent=0,
+    )
+    p_in_smem: bool = flag("p_smem", "P goes to the second product through shared memory")
+    cluster: int = knob((1, 2), "blocks that share K and V by multicast", "cluster_{}", absent=1)
+    scheduler: Scheduler = knob(
+        tuple(Scheduler), "how tiles come to blocks", "tiles_{}", absent=Scheduler.SINGLE
+    )
+    l2_sections: bool = flag(
+        "sections", "causal: the longest tiles of as many heads as L2 holds come first"
+    )
+    o_staged: bool = flag("o_smem", "O leaves through shared memory and TMA")
+    late_store: bool = flag("late_store", "O leaves behind the next tile's Q Kᵀ")
+    l2_hints: bool = flag("hints", "L2 keeps K and V, and lets Q go first")
+    consumer_registers: int = knob(
+        (160, 216, 224, 232, 240), "registers of a consumer thread", "regs_{}_{}"
+    )
+    producer_registers: int = knob(
+        (24, 32, 40, 56), "registers of a producer thread", "regs_{}_{}"
+    )
+
+    @property
+    def tile_q(self) -> int:
+        """Rows of Q that one block owns."""
+        return WARPGROUP_ROWS * self.n_warpgroups
+
+    @property
+    def tile_k(self) -> int:
+        """Rows of K and V of one step."""
+        return self.B_c
+
+    @property
+    def threads(self) -> int:
+        """The producer is a warpgroup too: registers move between warpgroups only."""
+        return WARPGROUP_THREADS * (self.n_warpgroups + 1)
+
+    @property
+    def panels(self) -> int:
+        """Panels of 64 columns that a row of Q, K, V or O takes in shared memory."""
+        return -(-self.d_head // PANEL_COLUMNS)
+
+    @property
+    def barriers(self) -> int:
+        """Full and empty of Q, K, V, the tile ring and the tiles drawn for a cluster."""
+        return 2 * (self.q_slots + 2 * self.kv_stages + TILE_SLOTS + 1)
+
+    def smem_bytes(self, elem_size: int = 2) -> int:
+        """Q ring, K ring, V ring, O and P of each warpgroup where staged, barriers, tile slots."""
+        row = PANEL_ROW_BYTES * self.panels * elem_size // self.dtype.bytes
+        q = self.q_slots * WARPGROUP_ROWS * row
+        kv = 2 * self.kv_stages * self.B_c * row
+        o = self.tile_q * row if self.o_staged else 0
+        p = self.tile_q * PANEL_ROW_BYTES * -(-self.B_c // PANEL_COLUMNS) if self.p_in_smem else 0
+        return q + kv + o + p + self.barriers * BARRIER_BYTES + TILE_SLOTS * TILE_SLOT_BYTES
+
+    @property
+    def live_registers(self) -> int:
+        """Registers a consumer thread holds through the loop: S, P where it is apart, and O."""
+        apart = self.overlap and not self.p_in_smem
+        return self.B_c // 2 + (self.B_c // 4 if apart else 0) + self.d_head // 2
+
+    @property
+    def register_pool(self) -> int:
+        """Registers a thread at launch, times warpgroups: what setmaxnreg may redistribute."""
+        at_launch = REGISTERS_PER_SM // self.threads // 8 * 8
+        return min(at_launch, 255 // 8 * 8 + 8) * (self.n_warpgroups + 1)
+
+    @classmethod
+    def runs_on(cls, arch_name: str) -> bool:
+        """wgmma and setmaxnreg exist on sm_90a alone."""
+        return arch_name == "sm_90a"
+
+    @classmethod
+    def named_sets(cls) -> Mapping[str, Callable[[], Sequence[KernelConfig]]]:
+        """The sets of this family that a KEY may name."""
+        from flashsmith.config import hopper_sets
+
+        return hopper_sets.NAMED_SETS
+
+
+def _spare_registers(config: HopperForwardKernelConfig) -> int:
+    if not config.overlap:
+        return SPARE_REGISTERS_NO_OVERLAP
+    return SPARE_REGISTERS[config.n_warpgroups]
+
+
+HopperForwardKernelConfig.BUILD_RULES = (
+    Rule(
+        "fits_shared_memory",
+        lambda c: c.smem_bytes() > MAX_SMEM_BYTES,
+        f"the rings take more than the {MAX_SMEM_BYTES:,} bytes of shared memory of a block",
+        "lower B_c, q_slots or kv_stages, or drop o_smem or p_smem",
+    ),
+    Rule(
+        "fits_registers",
+        lambda c: c.live_registers > c.consumer_registers - _spare_registers(c),
+        "S, P and O leave ptxas too few of a consumer's registers",
+        "lower B_c or raise the first number of regs",
+    ),
+    Rule(
+        "fits_register_pool",
+        lambda c: (
+            c.n_warpgroups * c.consumer_registers + c.producer_registers > c.register_pool
+        ),
+        "the warpgroups ask for more registers than the block was launched with",
+        "lower the numbers of regs",
+    ),
+    Rule(
+        "q_slots_hold_a_tile",
+        lambda c: not c.n_warpgroups <= c.q_slots <= 2 * c.n_warpgroups,
+        "a tile of Q takes one slot a warpgroup, and more than two are never filled",
+        "choose q_slots between n_warpgroups and twice that",
+    ),
+    Rule(
+        "pingpong_needs_two",
+        lambda c: c.pingpong and c.n_warpgroups < 2,
+        "one warpgroup has nobody to take turns with",
+        "add a warpgroup or drop pingpong",
+    ),
+    Rule(
+        "placement_needs_overlap",
+        lambda c: (c.early_rescale or c.late_store) and not c.overlap,
+        "without overlap nothing runs behind a Q Kᵀ",
+        "add overlap or drop early_rescale and late_store",
+    ),
+    Rule(
+        "lazy_needs_threshold",
+        lambda c: c.statistics != Statistics.MAX and c.rescale_threshold == 0,
+        "VOTE and SUM know no row maximum in most blocks, so they need room to grow",
+        "add lazy_8 or use MAX",
+    ),
+    Rule(
+        "sections_need_order",
+        lambda c: c.l2_sections and c.scheduler == Scheduler.STATIC,
+        "a static round-robin undoes the order of the sections",
+        "use DYNAMIC or SINGLE, or drop sections",
+    ),
+    Rule(
+        "multicast_halves",
+        lambda c: c.B_c % (8 * c.cluster) != 0,
+        "a block of the cluster loads its share of B_c in groups of 8 rows",
+        "choose B_c divisible by 16",
+    ),
+)
+HopperForwardKernelConfig.AUTOTUNE_RULES = (
+    *HopperForwardKernelConfig.BUILD_RULES,
+    Rule(
+        "wide_head_rescales_early",
+        lambda c: c.d_head > 128 and c.overlap and not c.early_rescale,
+        "rescaling 96 or more registers of O on the critical path cost 8 % (H200, 2026-11)",
+        "add early_rescale",
+    ),
+    Rule(
+        "cluster_with_pingpong",
+        lambda c: c.cluster > 1 and c.pingpong,
+        "two blocks in lock-step gain nothing from turns as well (H200, 2026-11: -2 %)",
+        "drop pingpong or cluster",
+    ),
+)
