@@ -23,12 +23,19 @@ class CacheEntry:
     last_used: float  # seconds since the epoch
 
     def label(self) -> str:
-        """What was compiled, or the folder's name where that is not written."""
+        """What was compiled: the first line of the unit; empty where that cannot be read."""
         try:
-            facts = json.loads((self.folder / "artefact.json").read_bytes())
-            return f"{facts['label']} ({facts['arch']})"
+            first = (self.folder / "kernel.cu").read_text().partition("\n")[0]
+        except (OSError, ValueError):
+            return ""
+        return first.removeprefix("// ")
+
+    def arch(self) -> str:
+        """The architecture it was compiled for; empty where that is not written."""
+        try:
+            return str(json.loads((self.folder / "artefact.json").read_bytes())["arch"])
         except (OSError, ValueError, KeyError, TypeError):
-            return self.folder.name
+            return ""
 
 
 def entries(root: Path) -> list[CacheEntry]:

@@ -72,7 +72,6 @@ class KernelCache:
         for large in ("ptx", "cubin", "folder"):
             del facts[large]
         facts["schema"] = SCHEMA
-        facts["label"] = source.partition("\n")[0].removeprefix("// ")
         facts["files"] = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
         files["artefact.json"] = (json.dumps(facts, indent=1) + "\n").encode()
         folder = self._write_folder("kernels", kernel.key, files)
