@@ -110,6 +110,15 @@ def cache_key(source: str, arch: str, compiler: str, options: UnitOptions) -> st
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
+def kernel_source_hash(config: KernelConfig, traits: ForwardTraits) -> str:
+    """What `CompiledKernel.source_hash` is for a kernel, without compiling it."""
+    return _source_hash(unit_source(config, traits))
+
+
+def _source_hash(source: str) -> str:
+    return hashlib.sha256((source + closure_hash(source)).encode()).hexdigest()
+
+
 @dataclass(frozen=True, slots=True)
 class _Unit:
     """All that decides one kernel, and its name in messages."""
@@ -154,7 +163,6 @@ def _build(unit: _Unit, key: str, cache: KernelCache | None) -> CompiledKernel:
         kept = cache.keep_failure(key, unit.source, error.log) if cache else None
         raise CompileError(unit.subject, error.log, kept) from error
     seconds = time.perf_counter() - started
-    source_hash = hashlib.sha256((unit.source + closure_hash(unit.source)).encode()).hexdigest()
     kernel = CompiledKernel(
         name=unit.name,
         arch=unit.arch,
@@ -162,7 +170,7 @@ def _build(unit: _Unit, key: str, cache: KernelCache | None) -> CompiledKernel:
         cubin=output.cubin,
         resources=parse_resources(output.log, unit.name),
         compiler=library.compiler,
-        source_hash=source_hash,
+        source_hash=_source_hash(unit.source),
         key=key,
         compile_seconds=seconds,
     )
