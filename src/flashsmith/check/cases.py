@@ -1,0 +1,102 @@
+"""Which problems a configuration is checked on: each case is there for a way kernels go wrong."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass, replace
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flashsmith.base.dtypes import to_bits
+from flashsmith.config.kernel_config import KernelConfig
+from flashsmith.problem.attention_problem import AttentionProblem
+
+LARGE_LOGITS = 30.0  # rows whose softmax is nearly one-hot, and scores far beyond exp's range
+GQA_RATIO = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One problem, how large its scores are, and how its tensors lie in memory."""
+
+    name: str
+    problem: AttentionProblem
+    gain: float = 1.0  # factor of Q, and so of the scores
+    placement: str = "contiguous"  # of check/placement.py
+    lse: bool = True
+    nan: bool = False  # Q and V hold one NaN each
+
+    @property
+    def seed(self) -> int:
+        """The same inputs for the same case, on every machine."""
+        return zlib.crc32(f"{self.name} {self.problem}".encode())
+
+
+Inputs = dict[str, NDArray[np.uint16]]
+
+
+@cache
+def inputs_of(case: Case) -> Inputs:
+    """Q, K and V as 16-bit patterns, indexed (batch, row, head, d) whatever the layout."""
+    problem = case.problem
+    random = np.random.default_rng(case.seed)
+    shapes = {
+        "q": (problem.batch, problem.q_len, problem.heads, problem.d_head),
+        "k": (problem.batch, problem.k_len, problem.kv_heads, problem.d_head),
+        "v": (problem.batch, problem.k_len, problem.kv_heads, problem.d_head),
+    }
+    made = {}
+    for name, shape in shapes.items():
+        values = random.standard_normal(shape, np.float32) * (case.gain if name == "q" else 1.0)
+        if case.nan and name != "k":
+            values[-1, -1, -1, -1] = np.nan
+        made[name] = to_bits(values, problem.dtype)
+        made[name].setflags(write=False)
+    return made
+
+
+def quick_cases(config: KernelConfig) -> tuple[Case, ...]:
+    """Two cases for every run: at least 3 key blocks, a ragged tail, an odd number of heads."""
+    full = _problem(config, heads=3, q_len=config.tile_q + 9, k_len=3 * config.tile_k + 5)
+    causal = replace(full, kv_heads=1, causal=True, k_len=3 * config.tile_k + 11)
+    return (
+        Case("ragged", full, placement="padded"),
+        Case("causal gqa", causal, placement="transposed"),
+    )
+
+
+def full_cases(config: KernelConfig) -> tuple[Case, ...]:
+    """Twelve cases; the compile-time facts of their problems come in five combinations only."""
+    rows, keys, d_head = config.tile_q, config.tile_k, config.d_head
+    block = max(rows, keys)
+    even = _problem(config, heads=3, q_len=2 * rows, k_len=4 * keys)
+    odd = replace(even, batch=2, q_len=3 * rows + 5, k_len=5 * keys + 7)
+    causal = replace(odd, causal=True, q_len=3 * block + 13, k_len=3 * block + 13)
+    return (
+        Case("even", even, lse=False),
+        Case("odd lengths", odd, placement="padded"),
+        Case("large logits", odd, gain=LARGE_LOGITS),
+        Case("one query", replace(odd, q_len=1)),
+        Case("one key", replace(odd, q_len=rows + 1, k_len=1)),
+        Case("packed", replace(odd, q_len=3 * block + 3, k_len=3 * block + 3), placement="packed"),
+        Case("causal", causal, placement="transposed"),
+        Case("causal gqa", replace(causal, heads=GQA_RATIO, kv_heads=1, q_len=rows + 9)),
+        Case("masked rows", replace(causal, q_len=4 * block + 5, k_len=3 * keys + 1)),
+        Case("top left", replace(causal, q_len=rows + 3, diagonal=0), gain=LARGE_LOGITS),
+        Case("narrow", replace(odd, d_head=d_head // 2 + 8), placement="padded"),
+        Case("half", replace(causal, d_head=d_head // 2, k_len=4 * block + 9)),
+    )
+
+
+def _problem(config: KernelConfig, *, heads: int, q_len: int, k_len: int) -> AttentionProblem:
+    return AttentionProblem(
+        batch=1,
+        heads=heads,
+        kv_heads=heads,
+        q_len=q_len,
+        k_len=k_len,
+        d_head=config.d_head,
+        dtype=config.dtype,
+    )

@@ -1,0 +1,69 @@
+"""How near the truth 16-bit attention can be: the same computation in a kernel's precision.
+
+16-bit inputs, products summed in float32 in steps of 16 along the contraction (tensor cores cut
+their sums off towards zero), softmax in float32, weights and output rounded to 16 bits. A kernel
+may be twice as far from the truth as this, because it sums in another order.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flashsmith.base.dtypes import DType, from_bits, to_bits
+from flashsmith.problem.attention_problem import AttentionProblem
+from flashsmith.problem.reference import visible
+
+F32 = NDArray[np.float32]
+MMA_STEP = 16  # elements of the contraction that one mma sums before it rounds
+
+
+def same_precision_attention(problem: AttentionProblem, q: F32, k: F32, v: F32) -> tuple[F32, F32]:
+    """O (batch, row, head, d) and LSE (batch, head, row) from arrays indexed as O is."""
+    o = np.zeros(q.shape, np.float32)
+    lse = np.full((problem.batch, problem.heads, problem.q_len), -np.inf, np.float32)
+    mask = visible(problem)
+    group = problem.heads // max(problem.kv_heads, 1)
+    for batch in range(problem.batch):
+        for head in range(problem.heads if problem.k_len else 0):
+            kv_head = head // group
+            o[batch, :, head], lse[batch, head] = _one_head(
+                q[batch, :, head], k[batch, :, kv_head], v[batch, :, kv_head], mask, problem
+            )
+    return o, lse
+
+
+def _one_head(
+    q: F32, k: F32, v: F32, mask: NDArray[np.bool_], problem: AttentionProblem
+) -> tuple[F32, F32]:
+    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+        scores = _mma(q, k.T) * np.float32(problem.softmax_scale)
+        scores = np.where(mask, scores, np.float32(-np.inf))
+        row_max = scores.max(axis=1, keepdims=True)
+        shift = np.where(np.isneginf(row_max), np.float32(0), row_max)
+        weights = np.exp(scores - shift)
+        total = weights.sum(axis=1, keepdims=True, dtype=np.float32)
+        o = _round(weights, problem.dtype) @ v / np.where(total == 0, np.float32(1), total)
+        return _round(o, problem.dtype), (np.log(total) + row_max)[:, 0]
+
+
+def _mma(a: F32, b: F32) -> F32:
+    """a @ b in float32 sums that are cut off towards zero after every step."""
+    total = np.zeros((a.shape[0], b.shape[1]), np.float32)
+    wide_a, wide_b = a.astype(np.float64), b.astype(np.float64)
+    for start in range(0, a.shape[1], MMA_STEP):
+        step = slice(start, start + MMA_STEP)
+        total = _toward_zero(total + wide_a[:, step] @ wide_b[step])
+    return total
+
+
+def _toward_zero(exact: NDArray[np.float64]) -> F32:
+    rounded = exact.astype(np.float32)
+    too_far = np.abs(rounded) > np.abs(exact)
+    return np.where(too_far, np.nextafter(rounded, np.float32(0)), rounded)
+
+
+def _round(values: NDArray[Any], dtype: DType) -> F32:
+    return from_bits(to_bits(values, dtype), dtype).reshape(values.shape)
