@@ -24,6 +24,7 @@ class Arch:
     smem_per_sm: int  # bytes, reserved ones included
     max_warps_per_sm: int
     max_blocks_per_sm: int
+    max_barriers_per_sm: int  # named barriers of all resident blocks together
     reserved_smem_per_block: int = 1 * KIB
     registers_per_sm: int = 64 * KIB
     registers_per_block: int = 64 * KIB
@@ -40,13 +41,15 @@ class Arch:
         return f"{self.sm_version[0]}.{self.sm_version[1]}"
 
 
+# Name, compute capability, shared bytes a block and an SM; warps, blocks and barriers an SM.
+# Before Hopper every block has its 16 barriers; from Hopper on they are shared out.
 ARCHES: tuple[Arch, ...] = (
-    Arch("sm_80", (8, 0), 163 * KIB, 164 * KIB, max_warps_per_sm=64, max_blocks_per_sm=32),
-    Arch("sm_86", (8, 6), 99 * KIB, 100 * KIB, max_warps_per_sm=48, max_blocks_per_sm=16),
-    Arch("sm_89", (8, 9), 99 * KIB, 100 * KIB, max_warps_per_sm=48, max_blocks_per_sm=24),
-    Arch("sm_90a", (9, 0), 227 * KIB, 228 * KIB, max_warps_per_sm=64, max_blocks_per_sm=32),
-    Arch("sm_100a", (10, 0), 227 * KIB, 228 * KIB, max_warps_per_sm=64, max_blocks_per_sm=32),
-    Arch("sm_120", (12, 0), 99 * KIB, 100 * KIB, max_warps_per_sm=48, max_blocks_per_sm=24),
+    Arch("sm_80", (8, 0), 163 * KIB, 164 * KIB, 64, 32, 16 * 32),
+    Arch("sm_86", (8, 6), 99 * KIB, 100 * KIB, 48, 16, 16 * 16),
+    Arch("sm_89", (8, 9), 99 * KIB, 100 * KIB, 48, 24, 16 * 24),
+    Arch("sm_90a", (9, 0), 227 * KIB, 228 * KIB, 64, 32, 64),
+    Arch("sm_100a", (10, 0), 227 * KIB, 228 * KIB, 64, 32, 64),
+    Arch("sm_120", (12, 0), 99 * KIB, 100 * KIB, 48, 24, 24),
 )
 _BY_NAME = {arch.name: arch for arch in ARCHES}
 

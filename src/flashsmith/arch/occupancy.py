@@ -15,7 +15,7 @@ class Occupancy:
     """Resident blocks of one SM; `limit` names what keeps it from holding one more."""
 
     blocks: int
-    limit: str  # "registers", "shared memory", "warps" or "blocks"
+    limit: str  # "warps", "blocks", "registers", "shared memory" or "barriers"
     warps: int
     max_warps: int
 
@@ -25,14 +25,20 @@ class Occupancy:
         return self.warps / self.max_warps
 
 
-def occupancy(arch: Arch, *, threads: int, registers: int, smem_bytes: int) -> Occupancy:
-    """Blocks of `threads` threads, each with `registers`, and `smem_bytes` a block, on one SM."""
+def occupancy(
+    arch: Arch, *, threads: int, registers: int, smem_bytes: int, barriers: int = 1
+) -> Occupancy:
+    """Blocks of `threads` threads with `registers` each on one SM.
+
+    `smem_bytes` is static and dynamic shared memory of a block, `barriers` its named barriers.
+    """
     warps = _ceil_div(threads, arch.warp_size)
     room = {
         "warps": arch.max_warps_per_sm // warps if threads <= arch.max_threads_per_block else 0,
         "blocks": arch.max_blocks_per_sm,
         "registers": _blocks_by_registers(arch, warps, registers),
         "shared memory": _blocks_by_smem(arch, smem_bytes),
+        "barriers": arch.max_barriers_per_sm // max(barriers, 1),
     }
     limit = min(room, key=lambda name: room[name])
     blocks = room[limit]
