@@ -8,16 +8,15 @@ from enum import Enum
 from typing import Any, TypeVar
 
 from flashsmith.base.errors import ConfigError
-from flashsmith.config.kernel_config import KernelConfig
-from flashsmith.config.knob import Knob, Word, legal_text, require_legal, value_text
+from flashsmith.config.knob import Knob, Knobs, Word, legal_text, require_legal, value_text
 
-C = TypeVar("C", bound=KernelConfig)
+C = TypeVar("C", bound=Knobs)
 
 _VALUE = "([A-Za-z0-9]+)"
 _INITIALISER = re.compile(r"(?:\.(?P<name>\w+)\s*=)?\s*(?:\([\w:\s]+\))?\s*(?P<value>[\w:-]+)\s*")
 
 
-def form_text(family: type[KernelConfig]) -> str:
+def form_text(family: type[Knobs]) -> str:
     """How a short form of the family is written, with the fields' names."""
     words = "+".join(word.form.format(*(name[0] for name in word.names)) for word in family.words())
     return f"{family.PREFIX}({', '.join(family.head())}): {words}"
@@ -89,7 +88,7 @@ def search_cpp_struct(text: str, family: type[C]) -> C | None:
     return family(**values)
 
 
-def _head_knobs(family: type[KernelConfig]) -> list[Knob]:
+def _head_knobs(family: type[Knobs]) -> list[Knob]:
     return [family.knobs()[name] for name in family.head()]
 
 
@@ -97,7 +96,7 @@ def _alternatives(what: Knob) -> str:
     return "|".join(re.escape(value_text(value)) for value in what.values)
 
 
-def _identifier_pattern(family: type[KernelConfig]) -> re.Pattern[str]:
+def _identifier_pattern(family: type[Knobs]) -> re.Pattern[str]:
     parts = [family.FAMILY] + [f"_({_alternatives(what)})" for what in _head_knobs(family)]
     for word in family.words():
         inner = word.form.format(*(f"({_alternatives(what)})" for what in word.knobs))
@@ -105,7 +104,7 @@ def _identifier_pattern(family: type[KernelConfig]) -> re.Pattern[str]:
     return re.compile("".join(parts))
 
 
-def _head_values(text: str, parts: list[str], family: type[KernelConfig]) -> dict[str, Any]:
+def _head_values(text: str, parts: list[str], family: type[Knobs]) -> dict[str, Any]:
     names = family.head()
     if len(parts) != len(names):
         raise ConfigError(
@@ -116,7 +115,7 @@ def _head_values(text: str, parts: list[str], family: type[KernelConfig]) -> dic
     return {name: _value(name, knobs[name], part) for name, part in zip(names, parts, strict=True)}
 
 
-def _word_values(text: str, written: str, family: type[KernelConfig]) -> dict[str, Any]:
+def _word_values(text: str, written: str, family: type[Knobs]) -> dict[str, Any]:
     values: dict[str, Any] = {}  # Any: values of any knob
     for token in written.split("+") if written else []:
         word, inner = _match_word(text, token, family)
@@ -137,7 +136,7 @@ def _word_values(text: str, written: str, family: type[KernelConfig]) -> dict[st
     return values
 
 
-def _match_word(text: str, token: str, family: type[KernelConfig]) -> tuple[Word, list[str]]:
+def _match_word(text: str, token: str, family: type[Knobs]) -> tuple[Word, list[str]]:
     for word in family.words():
         found = re.fullmatch(word.form.replace("{}", _VALUE), token)
         if found is not None:

@@ -1,0 +1,35 @@
+"""A problem: defaults that follow from its shape, and values that cannot be."""
+
+import pytest
+
+from flashsmith.base.errors import ArgumentError
+from flashsmith.problem import AttentionProblem
+
+SHAPE = {"batch": 1, "heads": 6, "kv_heads": 3, "q_len": 5, "k_len": 9, "d_head": 64}
+
+
+def test_the_scale_is_one_over_the_root_of_d_head_unless_given():
+    assert AttentionProblem(**SHAPE).softmax_scale == 0.125
+    assert AttentionProblem(**SHAPE, scale=0.5).softmax_scale == 0.5
+
+
+def test_the_diagonal_is_bottom_right_unless_given():
+    assert AttentionProblem(**SHAPE, causal=True).diagonal_offset == 4
+    assert AttentionProblem(**SHAPE, causal=True, diagonal=0).diagonal_offset == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"batch": -1}, "batch is -1, it must be an integer of at least 0"),
+        ({"q_len": 2.0}, "q_len is 2.0, it must be an integer"),
+        ({"heads": True}, "heads is True, it must be an integer"),
+        ({"heads": 5}, "heads is 5 and kv_heads is 3; .*must be a multiple"),
+        ({"layout": "sbhd"}, "layout is 'sbhd'; it is 'bshd' or 'bhsd'"),
+        ({"scale": 0.0}, "scale is 0.0; it must be a finite number above 0"),
+        ({"scale": float("inf")}, "scale is inf"),
+    ],
+)
+def test_a_value_that_cannot_be_is_refused_by_name(changes, says):
+    with pytest.raises(ArgumentError, match=says):
+        AttentionProblem(**(SHAPE | changes))
