@@ -12,6 +12,7 @@ CACHE_DIR = "FLASHSMITH_CACHE_DIR"
 CACHE_LIMIT_MB = "FLASHSMITH_CACHE_LIMIT_MB"
 NVRTC = "FLASHSMITH_NVRTC"
 DEVICE = "FLASHSMITH_DEVICE"
+RESULTS = "FLASHSMITH_RESULTS"
 
 
 def kernels_key() -> str:
@@ -48,3 +49,13 @@ def device_name() -> str | None:
     if given not in (None, "", "cuda", "emulator"):
         raise ArgumentError(f"{DEVICE} is {given!r}; it is 'cuda' or 'emulator'.")
     return given or None
+
+
+def results_path() -> Path:
+    """Where measurements are kept: `FLASHSMITH_RESULTS`, else a file in the user's data folder."""
+    given = os.environ.get(RESULTS)
+    if given:
+        return Path(given).expanduser()
+    base = os.environ.get("XDG_DATA_HOME")
+    folder = Path(base) if base else Path.home() / ".local" / "share"
+    return folder / "flashsmith" / "results.sqlite"

@@ -28,6 +28,7 @@ VERBS: dict[str, Verb] = {
     "configs": Verb("flashsmith.cli.configs", "Show a set of configurations, or why one is out."),
     "env": Verb("flashsmith.cli.env", "Say what is installed here, and what is missing for what."),
     "compile": Verb("flashsmith.cli.compile", "Compile a set: registers, spills, blocks per SM."),
+    "results": Verb("flashsmith.cli.results", "Look at, compare and exchange measurements."),
     "cache": Verb("flashsmith.cli.cache", "Look at the kernel cache, or clean it."),
 }
 

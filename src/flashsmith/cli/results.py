@@ -1,0 +1,138 @@
+"""`flashsmith results`: look at measurements, compare, merge, exchange and prune them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flashsmith.base import settings
+from flashsmith.base.errors import ArgumentError
+from flashsmith.cli import options
+from flashsmith.cli.output import Row, note, show
+from flashsmith.problem.attention_problem import AttentionProblem
+from flashsmith.tuner import exchange
+from flashsmith.tuner.measurement import Measurement
+from flashsmith.tuner.outcome import Timed, outcome_fields, reason_of
+from flashsmith.tuner.stale import stale_measurements
+from flashsmith.tuner.store import ResultStore
+
+ActionArgument = Annotated[
+    str, typer.Argument(metavar="ACTION", help="list, show, diff, merge, export, import or prune.")
+]
+FilesArgument = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[FILES]", help="What the action works on; see the examples."),
+]
+StoreOption = Annotated[
+    Path | None, typer.Option("--store", help="The results file; without it FLASHSMITH_RESULTS.")
+]
+OutputOption = Annotated[Path | None, typer.Option("-o", help="Where `export` writes.")]
+
+
+def command(
+    action: ActionArgument,
+    files: FilesArgument = None,
+    store: StoreOption = None,
+    output: OutputOption = None,
+    json: options.JsonOption = False,
+    csv: options.CsvOption = False,
+) -> None:
+    """Look at measurements, compare, merge, exchange and prune them.
+
+    flashsmith results list;
+    flashsmith results show "(BF16, 128, 64, 64, 4): async+load_0_0_0_tiles";
+    flashsmith results diff before.jsonl after.jsonl;
+    flashsmith results merge other.sqlite;
+    flashsmith results export -o mine.jsonl;
+    flashsmith results import colleague.jsonl;
+    flashsmith results prune (forgets what this version's kernels no longer are).
+    """
+    path = store or settings.results_path()
+    names = files or []
+    if action == "diff":
+        _require_files(action, names, 2)
+        rows = _difference_rows(*(exchange.read_any(Path(name)) for name in names))
+        show(rows, json=json, csv=csv, title=f"{len(rows)} differences", columns=_DIFF_COLUMNS)
+        return
+    if action in ("merge", "import"):
+        _require_files(action, names, 1)
+        # Everything is read and checked before the first row is added.
+        found = exchange.read_any(Path(names[0]))
+        with ResultStore(path) as opened:
+            note(f"{opened.add_all(found)} of {len(found)} measurements are new in {path}")
+        return
+    if action == "export":
+        if output is None:
+            raise ArgumentError("export was given no file; it writes JSON lines; add -o FILE.")
+        with ResultStore(path) as opened:
+            note(f"{exchange.write_lines(opened.all(), output)} measurements written to {output}")
+        return
+    if action == "prune":
+        with ResultStore(path) as opened:
+            stale = stale_measurements(opened.all())
+            note(f"{opened.remove(m.key for m in stale)} measurements of changed kernels forgotten")
+        return
+    if action not in ("list", "show"):
+        raise ArgumentError(
+            f"action is {action!r}; it is list, show, diff, merge, export, import or prune."
+        )
+    with ResultStore(path) as opened:
+        rows = _list_rows(opened.all(), _matcher(action, names))
+    show(rows, json=json, csv=csv, title=f"{len(rows)} measurements in {path}")
+
+
+_DIFF_COLUMNS = ("config", "problem", "before_us", "after_us", "ratio")
+
+
+def _require_files(action: str, names: list[str], count: int) -> None:
+    if len(names) != count:
+        raise ArgumentError(f"{action} was given {len(names)} files; it takes {count}.")
+
+
+def _matcher(action: str, names: list[str]) -> Callable[[Measurement], bool]:
+    if action == "list":
+        return lambda _: True
+    _require_files("show", names, 1)
+    return lambda m: m.key.config == names[0]
+
+
+def _list_rows(found: list[Measurement], wanted: Callable[[Measurement], bool]) -> list[Row]:
+    return [
+        {
+            "config": m.key.config,
+            "problem": shape_text(m.key.problem),
+            "outcome": type(m.outcome).__name__,
+            "median_us": m.outcome.median_us if isinstance(m.outcome, Timed) else None,
+            "choosable": m.gate,
+            "bits": str(outcome_fields(m.outcome).get("fingerprint", ""))[:8],
+            "gpu": m.key.gpu,
+            "protocol": m.key.protocol,
+            "reason": reason_of(m.outcome),
+            "when": m.when,
+        }
+        for m in found
+        if wanted(m)
+    ]
+
+
+def _difference_rows(before: list[Measurement], after: list[Measurement]) -> list[Row]:
+    return [
+        {
+            "config": d.config,
+            "problem": shape_text(d.problem),
+            "before_us": d.before_us,
+            "after_us": d.after_us,
+            "ratio": d.ratio,
+        }
+        for d in exchange.differences(before, after)
+    ]
+
+
+def shape_text(problem: AttentionProblem) -> str:
+    """A problem in a table: batch, heads, lengths, d_head, mask."""
+    heads = f"{problem.heads}/{problem.kv_heads}"
+    mask = f"causal{problem.diagonal_offset:+d}" if problem.causal else "full"
+    return f"{problem.batch}x{heads} {problem.q_len}x{problem.k_len} d{problem.d_head} {mask}"

@@ -1,0 +1,103 @@
+"""What became of one configuration on one problem: a value for every way it can end."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from flashsmith.base.errors import DamagedFile
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """It ran, was right, and took this long; `fingerprint` names the bits of its output."""
+
+    median_us: float
+    p20_us: float
+    p80_us: float
+    rounds: int
+    fingerprint: str
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """It ran and was right on a device that cannot time it."""
+
+    fingerprint: str
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """It was never built: a rule, or a limit of the architecture."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class DidNotCompile:
+    """The compiler refused it."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class DidNotRun:
+    """The launch failed, the kernel trapped, or the process that ran it died."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class TimedOut:
+    """It was still running when its time was up."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Wrong:
+    """It ran, and its output is not attention."""
+
+    reason: str
+
+
+Outcome = Timed | Verified | Refused | DidNotCompile | DidNotRun | TimedOut | Wrong
+KINDS: dict[str, type[Any]] = {  # Any: the classes share no base but object
+    kind.__name__: kind
+    for kind in (Timed, Verified, Refused, DidNotCompile, DidNotRun, TimedOut, Wrong)
+}
+_TYPES = {"float": (int, float), "int": (int,), "str": (str,)}
+
+
+def outcome_fields(outcome: Outcome) -> dict[str, object]:
+    """The outcome as flat data, its kind under `outcome`."""
+    return {"outcome": type(outcome).__name__, **asdict(outcome)}
+
+
+def outcome_from_fields(data: dict[str, object]) -> Outcome:
+    """The outcome that `outcome_fields` wrote; anything else is refused by name."""
+    name = data.get("outcome")
+    kind = KINDS.get(name) if isinstance(name, str) else None
+    if kind is None:
+        raise DamagedFile(f"outcome is {name!r}; it is one of {', '.join(KINDS)}.")
+    values: dict[str, Any] = {}
+    for field in fields(kind):
+        value = data.get(field.name)
+        allowed = _TYPES[str(field.type)]
+        if isinstance(value, bool) or not isinstance(value, allowed):
+            raise DamagedFile(f"{field.name} of {name} is {value!r}; it is a {field.type}.")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise DamagedFile(f"{field.name} of {name} is {value}; it is a finite number.")
+        values[field.name] = value
+    outcome: Outcome = kind(**values)
+    return outcome
+
+
+def reason_of(outcome: Outcome) -> str:
+    """Why there is no time, in words; empty for what ended well."""
+    if isinstance(outcome, Timed | Verified):
+        return ""
+    if isinstance(outcome, TimedOut):
+        return f"still running after {outcome.seconds:g} s"
+    return outcome.reason

@@ -1,0 +1,194 @@
+"""The results file: nothing is lost, nothing is kept twice, and foreign lines are checked."""
+
+import json
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from flashsmith.base.dtypes import DType
+from flashsmith.base.errors import ArgumentError, DamagedFile
+from flashsmith.config import get_kernel_configs
+from flashsmith.problem.attention_problem import AttentionProblem
+from flashsmith.tuner import exchange
+from flashsmith.tuner import store as store_module
+from flashsmith.tuner.measurement import Measurement, MeasurementKey, measurement_from_line
+from flashsmith.tuner.outcome import (
+    DidNotCompile,
+    DidNotRun,
+    Refused,
+    Timed,
+    TimedOut,
+    Verified,
+    Wrong,
+)
+from flashsmith.tuner.store import ResultStore
+
+PROBLEM = AttentionProblem(1, 3, 1, 257, 300, 128, DType.BF16, causal=True, diagonal=-3)
+CONFIG = get_kernel_configs("tune")[0].short_form()
+KEY = MeasurementKey(
+    "NVIDIA H200", "sm_90a", "580.1", "nvrtc 13.0", "ab12", CONFIG, PROBLEM, "screen"
+)
+OUTCOMES = [
+    Timed(10.5, 10.0, 11.0, 15, "f00d"),
+    Verified("f00d"),
+    Refused("too large"),
+    DidNotCompile("static assertion"),
+    DidNotRun("illegal address"),
+    TimedOut(5.0),
+    Wrong("off by 3"),
+]
+
+
+def measured(number: int = 0, **changes: object) -> Measurement:
+    key = replace(KEY, problem=replace(PROBLEM, q_len=100 + number))
+    values = {"outcome": OUTCOMES[0], "when": "2026-11-15T09:00:00Z", **changes}
+    return Measurement(key, **values)
+
+
+@pytest.mark.parametrize("outcome", OUTCOMES, ids=lambda o: type(o).__name__)
+def test_every_outcome_comes_back_from_store_and_line(tmp_path, outcome):
+    measurement = measured(outcome=outcome, environment={"clock_mhz": 1980})
+    with ResultStore(tmp_path / "r.sqlite") as store:
+        assert store.add(measurement)
+        assert store.get(measurement.key) == measurement
+    assert measurement_from_line(measurement.to_line(), "here") == measurement
+
+
+def test_a_key_is_kept_once_and_each_part_of_it_makes_another(tmp_path):
+    with ResultStore(tmp_path / "r.sqlite") as store:
+        assert store.add(measured())
+        assert not store.add(measured(outcome=Verified("other")))
+        assert store.get(measured().key).outcome == OUTCOMES[0]
+        for name in ("gpu", "arch", "driver", "compiler", "source_hash", "protocol"):
+            assert store.add(replace(measured(), key=replace(measured().key, **{name: "x"})))
+        assert len(store.all()) == 7
+
+
+def test_the_gate_is_passed_by_name(tmp_path):
+    with ResultStore(tmp_path / "r.sqlite") as store:
+        store.add_all([measured(0), measured(1)])
+        store.pass_gate(measured(1).key)
+        assert [m.gate for m in store.all()] == [False, True]
+
+
+def test_a_failed_transaction_leaves_nothing_behind(tmp_path):
+    def broken():
+        yield measured(0)
+        raise RuntimeError("killed here")
+
+    with ResultStore(tmp_path / "r.sqlite") as store:
+        with pytest.raises(RuntimeError, match="killed here"):
+            store.add_all(broken())
+        assert store.all() == []
+
+
+def test_a_network_disk_gets_a_journal_that_works_there(tmp_path, monkeypatch):
+    modes = []
+    for network in (False, True):
+        monkeypatch.setattr(store_module, "on_network_disk", lambda _, value=network: value)
+        with ResultStore(tmp_path / f"{network}.sqlite") as store:
+            modes.append(store._db.execute("PRAGMA journal_mode").fetchone()[0])
+    assert modes == ["wal", "delete"]
+
+
+WRITER = """
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[3])
+from test_store import measured
+from flashsmith.tuner.store import ResultStore
+with ResultStore(Path(sys.argv[1])) as store:
+    for number in range(int(sys.argv[2])):
+        if store.get(measured(number).key) is None and store.add(measured(number)):
+            print(number, flush=True)
+"""
+
+
+def start_writer(path, count):
+    here = str(Path(__file__).parent)
+    return subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(path), str(count), here],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_killed_at_twenty_moments_no_measurement_is_lost_or_made_twice(tmp_path):
+    path, count, said = tmp_path / "r.sqlite", 400, []
+    for kill in range(20):
+        writer = start_writer(path, count)
+        for _ in range(3 + 7 * kill % 11):
+            line = writer.stdout.readline()
+            if not line:
+                break
+            said.append(int(line))
+        writer.send_signal(signal.SIGKILL)
+        said += [int(line) for line in writer.stdout.read().split()]
+        writer.wait()
+    with ResultStore(path) as store:
+        kept = [m.key.problem.q_len - 100 for m in store.all()]
+        assert store._db.execute("PRAGMA integrity_check").fetchone()[0] == "ok"
+    # A row can be on disk before its writer said so, never the other way round.
+    assert set(said) <= set(kept)
+    assert len(kept) == len(set(kept))
+    assert len(said) == len(set(said))
+
+
+def test_two_writers_share_one_file(tmp_path):
+    writers = [start_writer(tmp_path / "r.sqlite", 60) for _ in range(2)]
+    said = [int(line) for writer in writers for line in writer.communicate()[0].split()]
+    assert sorted(said) == list(range(60))
+
+
+def test_lines_go_out_and_come_back(tmp_path):
+    path = tmp_path / "m.jsonl"
+    assert exchange.write_lines([measured(n) for n in range(3)], path) == 3
+    assert exchange.read_any(path) == [measured(n) for n in range(3)]
+    with ResultStore(tmp_path / "r.sqlite") as store:
+        store.add_all(exchange.read_any(path))
+    assert exchange.read_any(tmp_path / "r.sqlite") == [measured(n) for n in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"schema": 7}, "schema is 7, this version reads 1"),
+        ({"outcome": "__import__('os')"}, "it is one of Timed"),
+        ({"median_us": "fast"}, "median_us of Timed is 'fast'"),
+        ({"median_us": True}, "median_us of Timed is True"),
+        ({"config": "(FP16, 128): nonsense"}, "line 1"),
+        ({"gpu": 5}, "gpu is 5; it is a text"),
+        ({"problem": {"batch": 1}}, "its fields are batch, heads"),
+        ({"gate": "yes"}, "gate, when or environment"),
+    ],
+)
+def test_a_foreign_line_is_refused_by_field(tmp_path, change, says):
+    data = json.loads(measured().to_line()) | change
+    path = tmp_path / "m.jsonl"
+    path.write_text(json.dumps(data))
+    with pytest.raises(DamagedFile, match=says):
+        exchange.read_any(path)
+
+
+def test_what_is_no_results_file_is_said(tmp_path):
+    path = tmp_path / "r.sqlite"
+    path.write_bytes(b"SQLite format 3\0" + b"garbage" * 100)
+    with pytest.raises(DamagedFile, match="not a results file"):
+        exchange.read_any(path)
+    with pytest.raises(ArgumentError, match="does not exist"):
+        exchange.read_any(tmp_path / "none")
+
+
+def test_differences_name_what_changed_across_compilers():
+    faster = replace(
+        measured(),
+        key=replace(measured().key, compiler="nvrtc 14"),
+        outcome=Timed(5.25, 5, 6, 15, "f00d"),
+    )
+    (difference,) = exchange.differences([measured()], [faster])
+    assert (difference.before_us, difference.after_us, difference.ratio) == (10.5, 5.25, 0.5)
+    assert exchange.differences([measured()], [measured()]) == []
