@@ -6,10 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from flashsmith.arch import Arch
 from flashsmith.base.dtypes import DType
 from flashsmith.config.kernel_config import KernelConfig
 from flashsmith.config.knob import flag, knob
 from flashsmith.config.rules import Rule
+from flashsmith.problem.attention_problem import AttentionProblem
 
 MMA_ROWS = 16  # of the A operand of mma.sync m16n8k16: what a warp works on at least
 TILE = 8  # elements along the contraction that a tile of the `..._tiles` fields stands for
@@ -58,6 +60,7 @@ class FlashForwardKernelConfig(KernelConfig):
     CPP_TYPE: ClassVar[str] = "flashsmith::FlashForwardKernelConfig"
     CPP_ENTRY: ClassVar[str] = "flashsmith::forward_mma"
     CPP_ARGS: ClassVar[str] = "flashsmith::ForwardArgs"
+    HOST_HEADER: ClassVar[str] = "launch_mma.cuh"
     BUILD_RULES: ClassVar[tuple[Rule, ...]]
     AUTOTUNE_RULES: ClassVar[tuple[Rule, ...]]
 
@@ -157,6 +160,13 @@ class FlashForwardKernelConfig(KernelConfig):
         from flashsmith.config import forward_sets
 
         return forward_sets.NAMED_SETS
+
+    @classmethod
+    def candidates(cls, problem: AttentionProblem, arch: Arch) -> Sequence[KernelConfig]:
+        """What to run where nothing was measured, best first."""
+        from flashsmith.config import forward_candidates
+
+        return forward_candidates.candidates(problem, arch)
 
     @classmethod
     def autotuning_grid(cls) -> Sequence[KernelConfig]:

@@ -12,6 +12,7 @@ from flashsmith.base.errors import OutOfResources, Unsupported
 from flashsmith.config.knob import Knobs
 from flashsmith.config.rules import Refusal, Rule, first_refusal
 from flashsmith.config.traits import ForwardTraits
+from flashsmith.problem.attention_problem import AttentionProblem
 
 
 class KernelConfig(Knobs):
@@ -21,6 +22,7 @@ class KernelConfig(Knobs):
     HEADER: ClassVar[str]  # what the generated unit includes
     CPP_ENTRY: ClassVar[str]  # the device function that is the kernel's body
     CPP_ARGS: ClassVar[str]  # the type of the kernel's one parameter
+    HOST_HEADER: ClassVar[str] = ""  # of cuda/host: how a C program starts it; empty: it cannot
     BUILD_RULES: ClassVar[tuple[Rule, ...]]  # what no compiler could build
     AUTOTUNE_RULES: ClassVar[tuple[Rule, ...]]  # what is not worth measuring
 
@@ -59,6 +61,11 @@ class KernelConfig(Knobs):
     @classmethod
     def autotuning_grid(cls) -> Sequence[KernelConfig]:
         """The points that tuning starts from, before `AUTOTUNE_RULES`."""
+        return ()
+
+    @classmethod
+    def candidates(cls, problem: AttentionProblem, arch: Arch) -> Sequence[KernelConfig]:
+        """What to run where nothing was measured, best first; none: another family is asked."""
         return ()
 
     def kernel_name(self, traits: ForwardTraits) -> str:

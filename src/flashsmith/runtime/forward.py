@@ -81,7 +81,7 @@ def forward(
     """Computes attention on tensors of the device; returns before the GPU is done."""
     require_aligned(call)
     if is_empty(problem):
-        _fill_empty(device, problem, call, stream)
+        fill_empty(device, problem, call, stream)
     else:
         prepare_forward(device, config, problem, lse=call.lse != 0)(call, stream)
 
@@ -163,8 +163,8 @@ def is_empty(problem: AttentionProblem) -> bool:
     return not (problem.batch and problem.heads and problem.q_len and problem.k_len)
 
 
-def _fill_empty(device: Device, problem: AttentionProblem, call: ForwardCall, stream: int) -> None:
-    """With no key, every row is fully masked: O is 0 and the LSE is -inf."""
+def fill_empty(device: Device, problem: AttentionProblem, call: ForwardCall, stream: int) -> None:
+    """Writes what no kernel is needed for: with no key, O is 0 and the LSE is -inf."""
     words = problem.d_head * problem.dtype.bytes // 4
     for batch in range(problem.batch):
         for head in range(problem.heads):

@@ -1,0 +1,28 @@
+"""The child process that evaluates jobs: one JSON line in, one JSON line out, until stdin ends."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+Evaluate = Callable[[dict[str, Any]], dict[str, Any]]  # Any: JSON objects
+
+
+def main() -> None:
+    """Serves jobs with the function that the first argument names as `module:function`."""
+    module, _, name = sys.argv[1].partition(":")
+    evaluate: Evaluate = getattr(importlib.import_module(module), name)
+    # The protocol gets a descriptor of its own: what a library prints must not look like an answer.
+    with os.fdopen(os.dup(1), "w", encoding="utf-8") as answers:
+        os.dup2(2, 1)
+        for line in sys.stdin:
+            answers.write(json.dumps(evaluate(json.loads(line))) + "\n")
+            answers.flush()
+
+
+if __name__ == "__main__":
+    main()

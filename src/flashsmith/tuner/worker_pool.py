@@ -1,0 +1,172 @@
+"""Workers kept warm, watched, and replaced when they die: a bad kernel costs its own job only."""
+
+from __future__ import annotations
+
+import json
+import queue
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+from flashsmith.base import settings
+
+EVALUATOR = "flashsmith.tuner.evaluate:evaluate"
+Job = dict[str, Any]  # Any: JSON
+_STDERR_LINES = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the evaluator returned."""
+
+    data: dict[str, Any]  # Any: JSON
+
+
+@dataclass(frozen=True, slots=True)
+class Died:
+    """The worker ended before it answered."""
+
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class Late:
+    """The worker was killed because its time was up."""
+
+    seconds: float
+
+
+Reply = Answer | Died | Late
+
+
+class Worker:
+    """One child process, started with its first job and again after each death."""
+
+    def __init__(self, evaluator: str, environment: dict[str, str] | None = None) -> None:
+        self._evaluator = evaluator
+        self._environment = environment or {}
+        self._process: subprocess.Popen[str] | None = None
+        self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._complaints: list[str] = []
+
+    def ask(self, job: Job, seconds: float) -> Reply:
+        """Hands a job to the child and waits for its answer, its death, or the end of its time."""
+        process = self._process or self._start()
+        try:
+            assert process.stdin is not None
+            process.stdin.write(json.dumps(job) + "\n")
+            process.stdin.flush()
+            line = self._lines.get(timeout=seconds)
+        except BrokenPipeError:
+            line = None
+        except queue.Empty:
+            self.stop()
+            return Late(seconds)
+        if line is None:
+            return Died(self._cause(process))
+        answer = Answer(json.loads(line))
+        if answer.data.get("retire"):
+            # The evaluator says that its device is no longer usable (a sticky CUDA error).
+            self.stop()
+        return answer
+
+    def stop(self) -> None:
+        """Ends the child; the next job starts another."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def _start(self) -> subprocess.Popen[str]:
+        self._lines, self._complaints = queue.SimpleQueue(), []
+        self._process = process = subprocess.Popen(
+            [sys.executable, "-m", "flashsmith.tuner.worker", self._evaluator],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=settings.child_environment(self._environment),
+        )
+        for target in (self._read_answers, self._read_complaints):
+            threading.Thread(target=target, args=(process,), daemon=True).start()
+        return process
+
+    def _read_answers(self, process: subprocess.Popen[str]) -> None:
+        lines, stream = self._lines, process.stdout
+        assert stream is not None
+        for line in stream:
+            lines.put(line)
+        lines.put(None)
+
+    def _read_complaints(self, process: subprocess.Popen[str]) -> None:
+        complaints, stream = self._complaints, process.stderr
+        assert stream is not None
+        for line in stream:
+            complaints.append(line.strip())
+            del complaints[:-_STDERR_LINES]
+
+    def _cause(self, process: subprocess.Popen[str]) -> str:
+        code = process.wait()
+        self._process = None
+        how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        last = next((line for line in reversed(self._complaints) if line), "")
+        return f"the worker died ({how})" + (f": {last}" if last else "")
+
+
+class WorkerPool:
+    """Several workers that share one list of jobs."""
+
+    def __init__(
+        self,
+        count: int,
+        evaluator: str = EVALUATOR,
+        environments: Sequence[dict[str, str]] = (),
+    ) -> None:
+        self._free: queue.SimpleQueue[Worker] = queue.SimpleQueue()
+        self._workers = [
+            Worker(evaluator, environments[number] if environments else None)
+            for number in range(count)
+        ]
+        for worker in self._workers:
+            self._free.put(worker)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for worker in self._workers:
+            worker.stop()
+
+    def run(
+        self, jobs: Sequence[Job], seconds: float, on_reply: Callable[[int, Reply], None]
+    ) -> None:
+        """Evaluates jobs in order of the list; `on_reply` gets each job's number and its reply."""
+        with ThreadPoolExecutor(len(self._workers)) as threads:
+            numbers = {threads.submit(self._one, job, seconds): n for n, job in enumerate(jobs)}
+            try:
+                for done in as_completed(numbers):
+                    on_reply(numbers[done], done.result())
+            except BaseException:
+                for future in numbers:
+                    future.cancel()
+                for worker in self._workers:
+                    worker.stop()
+                raise
+
+    def _one(self, job: Job, seconds: float) -> Reply:
+        worker = self._free.get()
+        try:
+            return worker.ask(job, seconds)
+        finally:
+            self._free.put(worker)
