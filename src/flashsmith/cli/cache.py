@@ -20,8 +20,7 @@ ListOption = Annotated[bool, typer.Option("--list", help="One row an entry, newe
 
 
 def command(
-    clean: KEY_DIGITS = 12  # enough to find the folder by
-CleanOption = False,
+    clean: CleanOption = False,
     entries: ListOption = False,
     json: options.JsonOption = False,
     csv: options.CsvOption = False,

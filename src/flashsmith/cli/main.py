@@ -30,6 +30,8 @@ VERBS: dict[str, Verb] = {
     "compile": Verb("flashsmith.cli.compile", "Compile a set: registers, spills, blocks per SM."),
     "results": Verb("flashsmith.cli.results", "Look at, compare and exchange measurements."),
     "cache": Verb("flashsmith.cli.cache", "Look at the kernel cache, or clean it."),
+    "generate": Verb("flashsmith.cli.generate", "Write a set's static registry as C++ files."),
+    "build": Verb("flashsmith.cli.build", "Build a set ahead of time: C library or bundle."),
 }
 
 

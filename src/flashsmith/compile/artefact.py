@@ -33,3 +33,15 @@ class CompiledKernel:
     key: str  # of the cache entry
     compile_seconds: float  # of the compile that made it, not of this look-up
     folder: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """What an ahead-of-time build made."""
+
+    path: Path
+    n_configs: int
+    n_kernels: int  # of all configurations, traits and architectures
+    n_bytes: int
+    seconds: float
+    compiler: str

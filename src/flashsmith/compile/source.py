@@ -27,8 +27,15 @@ def unit_source(config: KernelConfig, traits: ForwardTraits) -> str:
         f'#include "{config.HEADER}"\n\n'
         f"inline constexpr {config.CPP_TYPE} kConfig =\n    {config.to_cpp_struct()};\n"
         f"inline constexpr flashsmith::ForwardTraits kTraits =\n    {traits.to_cpp_struct()};\n\n"
+        + kernel_entry(config, traits, "kTraits")
+    )
+
+
+def kernel_entry(config: KernelConfig, traits: ForwardTraits, traits_constant: str) -> str:
+    """The `extern "C"` kernel, in a unit that defines `kConfig` and the constant of its traits."""
+    return (
         f'extern "C" __global__ void __launch_bounds__(kConfig.threads(), kConfig.min_blocks())\n'
         f"    {config.kernel_name(traits)}(__grid_constant__ const {config.CPP_ARGS} args) {{\n"
-        f"    {config.CPP_ENTRY}<kConfig, kTraits>(args);\n"
+        f"    {config.CPP_ENTRY}<kConfig, {traits_constant}>(args);\n"
         f"}}\n"
     )

@@ -26,3 +26,11 @@ class ForwardTraits:
         """The C++ literal, with designated initialisers."""
         body = ", ".join(f".{f.name} = {str(getattr(self, f.name)).lower()}" for f in fields(self))
         return f"flashsmith::ForwardTraits{{{body}}}"
+
+    def covers(self, needed: ForwardTraits) -> bool:
+        """Whether a kernel of these traits computes a problem of `needed`.
+
+        It does where it has every fact of it: predicates are then always true, a diagonal right of
+        the last key masks nothing, and a null address takes no log-sum-exp.
+        """
+        return all(getattr(self, f.name) >= getattr(needed, f.name) for f in fields(self))
