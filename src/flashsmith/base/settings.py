@@ -59,3 +59,8 @@ def results_path() -> Path:
     base = os.environ.get("XDG_DATA_HOME")
     folder = Path(base) if base else Path.home() / ".local" / "share"
     return folder / "flashsmith" / "results.sqlite"
+
+
+def child_environment(changes: dict[str, str]) -> dict[str, str]:
+    """This process's environment with `changes`, for a child process."""
+    return {**os.environ, **changes}

@@ -1,0 +1,56 @@
+"""Workers: warm between jobs, replaced after a death, and never mistaken about an answer."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from flashsmith.tuner.worker_pool import Answer, Died, Late, Worker, WorkerPool
+
+HERE = {"PYTHONPATH": str(Path(__file__).parent)}
+
+
+@pytest.fixture
+def worker():
+    made = Worker("answering:evaluate", HERE)
+    yield made
+    made.stop()
+
+
+def test_a_worker_is_kept_warm(worker):
+    first, second = worker.ask({"do": "work"}, 60), worker.ask({"do": "work"}, 60)
+    assert first.data["pid"] == second.data["pid"]
+
+
+def test_what_a_library_prints_is_no_answer(worker):
+    assert worker.ask({"do": "print"}, 60).data["do"] == "print"
+
+
+@pytest.mark.parametrize(
+    ("do", "says"), [("abort", "signal SIGABRT"), ("exit", r"exit code 1\): no GPU left")]
+)
+def test_a_death_is_a_reply_and_the_next_job_runs(worker, do, says):
+    reply = worker.ask({"do": do}, 60)
+    assert isinstance(reply, Died)
+    assert re.search(says, reply.cause)
+    assert isinstance(worker.ask({"do": "work"}, 60), Answer)
+
+
+def test_a_hang_ends_when_its_time_is_up(worker):
+    worker.ask({"do": "work"}, 60)
+    assert worker.ask({"do": "hang"}, 0.5) == Late(0.5)
+    assert isinstance(worker.ask({"do": "work"}, 60), Answer)
+
+
+def test_a_worker_whose_device_broke_is_replaced(worker):
+    pid = worker.ask({"do": "retire"}, 60).data["pid"]
+    assert worker.ask({"do": "work"}, 60).data["pid"] != pid
+
+
+def test_a_pool_replies_to_every_job_whatever_happens():
+    jobs = [{"do": do} for do in ("work", "abort", "work", "exit", "print", "hang", "work")]
+    replies = {}
+    with WorkerPool(2, "answering:evaluate", [HERE, HERE]) as pool:
+        pool.run(jobs, 5, replies.__setitem__)
+    kinds = [type(replies[number]) for number in range(len(jobs))]
+    assert kinds == [Answer, Died, Answer, Died, Answer, Late, Answer]
