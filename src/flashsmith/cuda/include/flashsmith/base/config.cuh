@@ -48,6 +48,20 @@ struct FlashForwardKernelConfig {
     // Fragment sets that are in flight at once.
     constexpr int mma_load_stages() const { return mma_double_buffer_loads ? 2 : 1; }
 
+    // Columns of S that a warp holds at a time: as many of B_c as fit the registers beside O, a
+    // held Q, and one span of fragments; at least the 16 of one span.
+    constexpr int step_cols() const {
+        int cols = B_c;
+        while (cols > 16 && step_registers(cols) > 240) cols /= 2;
+        return cols;
+    }
+    constexpr int step_registers(int cols) const {
+        const int q_span = Q_mma_load_K_tiles ? rows_per_warp() / 4 : 0;
+        return O_registers() + Q_registers() + rows_per_warp() * cols / 32 +
+               mma_load_stages() * (q_span + cols / 4);
+    }
+
+    // Blocks an SM should hold: what ptxas keeps registers low for.
     constexpr int min_blocks() const { return 1; }
 
     // Field by field in the order above: the order of a registry's map.

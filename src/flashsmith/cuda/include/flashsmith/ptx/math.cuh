@@ -57,4 +57,11 @@ FS_DEVICE float max(float a, float b) {
     return c;
 }
 
+// The smaller one; the other one where one is NaN.
+FS_DEVICE float min(float a, float b) {
+    float c;
+    asm("min.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
+    return c;
+}
+
 }  // namespace flashsmith::ptx

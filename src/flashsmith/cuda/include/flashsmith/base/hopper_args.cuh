@@ -1,0 +1,36 @@
+// The run-time arguments of a Hopper forward kernel, as runtime/launch/hopper.py packs them.
+#pragma once
+
+#include "flashsmith/base/args.cuh"
+#include "flashsmith/base/types.cuh"
+
+namespace flashsmith {
+
+// A TMA tensor map as the driver encodes it: opaque.
+struct alignas(64) TensorMap {
+    u64 word[16];
+};
+
+struct HopperForwardArgs {
+    TensorMap q, k, v, o;  // dimensions d_head, rows, heads, batch
+    TensorArg o_direct;    // for kernels that store O from registers
+    float* lse;            // (batch, heads, q_len) float32, contiguous; natural logarithm
+    u32* counter;          // tiles drawn, blocks that are done; zero between launches
+    i32 heads;
+    i32 kv_group;  // query heads that share one head of K and V
+    i32 q_len;
+    i32 k_len;
+    i32 d_head;         // of the problem; at most the kernel's
+    i32 diagonal;       // with causal, row i sees key j when j <= i + diagonal
+    float scale_log2;   // softmax scale times log2(e)
+    i32 batch_heads;    // batch * heads
+    i32 q_tiles;        // tiles of one head, counted in whole clusters
+    i32 tiles;          // q_tiles * batch_heads
+    i32 section_heads;  // heads whose K and V stay in L2 together
+    i32 short_tiles;    // of each head, left to the end: they even out when blocks finish
+};
+
+static_assert(sizeof(TensorMap) == 128, "the driver encodes a tensor map in 128 bytes.");
+static_assert(sizeof(HopperForwardArgs) == 640, "runtime/launch/hopper.py packs 640 bytes.");
+
+}  // namespace flashsmith

@@ -1,0 +1,178 @@
+// Online softmax of the two rows a thread shares with the three other lanes of its quad.
+//
+// m is the row maximum in units of log2, or a stale one: O and l are exact whatever m is, as long
+// as they use the same. A block only has to see that no exponential becomes too large:
+//   MAX   the row's maximum, by shuffles
+//   VOTE  the maximum of a thread's part; only if a row outgrew m by 2^threshold does the warp
+//         shuffle, take the new maximum and rescale O
+//   SUM   no maximum: exponentials are positive, so a thread's sum bounds every one of them. If a
+//         sum is above 2^threshold the block is done again with its maximum
+#pragma once
+
+#include "flashsmith/base/hopper_config.cuh"
+#include "flashsmith/ptx/convert.cuh"
+#include "flashsmith/ptx/math.cuh"
+#include "flashsmith/ptx/warp.cuh"
+
+namespace flashsmith {
+
+template <HopperForwardKernelConfig kConfig>
+struct LazySoftmax {
+    static constexpr int kBc = kConfig.B_c;
+    static constexpr float kThreshold = static_cast<float>(kConfig.rescale_threshold);
+    static constexpr float kSumLimit = static_cast<float>(1 << kConfig.rescale_threshold);
+    static constexpr bool kLazy = kConfig.rescale_threshold > 0;
+    // Finite: exponentials of masked elements come out as 0 with no case of their own.
+    static constexpr float kNoMaximum = -1e30f;
+
+    using S = float[kBc / 2];
+    using P = u32[kBc / 4];
+
+    float m[2];           // row maximum times scale, log2
+    float l[2];           // this thread's part of the row's sum
+    float correction[2];  // factor that O still waits for
+    bool grown;           // whether O has to be rescaled; the same in the whole warp
+
+    FS_DEVICE void reset() {
+        m[0] = m[1] = kNoMaximum;
+        l[0] = l[1] = 0.f;
+        correction[0] = correction[1] = 1.f;
+        grown = false;
+    }
+
+    // Elements at or right of a row's limit (counted from this thread's first column) become -inf.
+    static FS_DEVICE void mask(S& s, int limit_low, int limit_high) {
+        FS_UNROLL
+        for (int i = 0; i < kBc / 2; ++i) {
+            const int column = (i / 4) * 8 + (i & 1);
+            if (column >= ((i & 2) ? limit_high : limit_low)) s[i] = kNegativeInfinity;
+        }
+    }
+
+    // Sees to it that m is near enough to this block's maximum; sets grown and correction.
+    FS_DEVICE void update_maximum(const S& s, float scale) {
+        float a[4] = {s[0], s[1], s[2], s[3]};
+        FS_UNROLL
+        for (int i = 4; i < kBc / 2; i += 4) {
+            FS_UNROLL
+            for (int j = 0; j < 4; ++j) a[j] = ptx::max(a[j], s[i + j]);
+        }
+        float low = ptx::max(a[0], a[1]), high = ptx::max(a[2], a[3]);
+        if constexpr (kConfig.statistics == Statistics::kMAX) {
+            over_quad(low, high);
+            if constexpr (kLazy) {
+                grown = outgrew(low, high, scale);
+                if (!grown) return;
+            }
+            grown = true;
+        } else {
+            grown = outgrew(low, high, scale);
+            if (!grown) return;
+            over_quad(low, high);
+        }
+        take_maximum(low, high, scale);
+    }
+
+    // s becomes 2^(s scale - m), and l its sum.
+    FS_DEVICE void exponentials(S& s, float scale) {
+        FS_UNROLL
+        for (int i = 0; i < kBc / 2; i += 4) {
+            FS_UNROLL
+            for (int j = 0; j < 4; ++j) {
+                s[i + j] = ptx::ex2(ptx::fma_rn(s[i + j], scale, j < 2 ? -m[0] : -m[1]));
+            }
+            l[0] += s[i] + s[i + 1];
+            l[1] += s[i + 2] + s[i + 3];
+        }
+    }
+
+    static FS_DEVICE void pack(P& p, const S& s) {
+        FS_UNROLL
+        for (int i = 0; i < kBc / 4; ++i) p[i] = ptx::pack2<kConfig.dtype>(s[2 * i], s[2 * i + 1]);
+    }
+
+    // The whole step with SUM: s stays as it is, because a block may have to be done again.
+    FS_DEVICE void exponentials_checked(P& p, const S& s, float scale) {
+        float sum[2];
+        packed_exponentials(p, sum, s, scale);
+        // A NaN compares false: the block is done again and stays NaN.
+        grown = ptx::vote_any(!(sum[0] <= kSumLimit && sum[1] <= kSumLimit));
+        if (grown) {
+            float low = s[0], high = s[2];
+            FS_UNROLL
+            for (int i = 0; i < kBc / 2; i += 4) {
+                low = ptx::max(low, ptx::max(s[i], s[i + 1]));
+                high = ptx::max(high, ptx::max(s[i + 2], s[i + 3]));
+            }
+            over_quad(low, high);
+            take_maximum(low, high, scale);
+            packed_exponentials(p, sum, s, scale);
+        }
+        l[0] += sum[0];
+        l[1] += sum[1];
+    }
+
+    template <int kCount>
+    FS_DEVICE void rescale(float (&o)[kCount]) const {
+        if (kLazy && !grown) return;
+        FS_UNROLL
+        for (int i = 0; i < kCount; i += 4) {
+            o[i] *= correction[0];
+            o[i + 1] *= correction[0];
+            o[i + 2] *= correction[1];
+            o[i + 3] *= correction[1];
+        }
+    }
+
+    // The rows' sums over the quad.
+    FS_DEVICE void sum_quad(float (&sum)[2]) const {
+        FS_UNROLL
+        for (int i = 0; i < 2; ++i) {
+            sum[i] = l[i];
+            sum[i] += ptx::shfl_bfly(sum[i], 1);
+            sum[i] += ptx::shfl_bfly(sum[i], 2);
+        }
+    }
+
+  private:
+    static FS_DEVICE void over_quad(float& low, float& high) {
+        low = ptx::max(low, ptx::shfl_bfly(low, 1));
+        high = ptx::max(high, ptx::shfl_bfly(high, 1));
+        low = ptx::max(low, ptx::shfl_bfly(low, 2));
+        high = ptx::max(high, ptx::shfl_bfly(high, 2));
+    }
+
+    FS_DEVICE bool outgrew(float low, float high, float scale) const {
+        return ptx::vote_any(ptx::fma_rn(low, scale, -m[0]) > kThreshold ||
+                             ptx::fma_rn(high, scale, -m[1]) > kThreshold);
+    }
+
+    FS_DEVICE void take_maximum(float low, float high, float scale) {
+        const float next[2] = {ptx::max(ptx::mul_rn(low, scale), m[0]),
+                               ptx::max(ptx::mul_rn(high, scale), m[1])};
+        FS_UNROLL
+        for (int i = 0; i < 2; ++i) {
+            correction[i] = ptx::ex2(m[i] - next[i]);
+            m[i] = next[i];
+            l[i] *= correction[i];
+        }
+    }
+
+    FS_DEVICE void packed_exponentials(P& p, float (&sum)[2], const S& s, float scale) const {
+        sum[0] = sum[1] = 0.f;
+        FS_UNROLL
+        for (int i = 0; i < kBc / 2; i += 4) {
+            float e[4];
+            FS_UNROLL
+            for (int j = 0; j < 4; ++j) {
+                e[j] = ptx::ex2(ptx::fma_rn(s[i + j], scale, j < 2 ? -m[0] : -m[1]));
+            }
+            sum[0] += e[0] + e[1];
+            sum[1] += e[2] + e[3];
+            p[i / 2] = ptx::pack2<kConfig.dtype>(e[0], e[1]);
+            p[i / 2 + 1] = ptx::pack2<kConfig.dtype>(e[2], e[3]);
+        }
+    }
+};
+
+}  // namespace flashsmith

@@ -1,0 +1,99 @@
+// O += P V of one warp: softmax of a step of S, then its product with the rows of V.
+#pragma once
+
+#include "flashsmith/ops/softmax.cuh"
+#include "flashsmith/ptx/barrier.cuh"
+#include "flashsmith/ptx/mma.cuh"
+
+namespace flashsmith {
+
+// The operands of one group of spans along the keys.
+template <class Kernel>
+struct VOperands {
+    static constexpr int kSpans = Kernel::PVGroups::kGroupSpans;
+    Fragments<Kernel::kDSpans> v[kSpans];
+
+    FS_DEVICE void read(const FragmentReader<typename Kernel::KVTile>& kv_reader, int group) {
+        constexpr int kVAfterK = Kernel::KVTile::kBytes;
+        FS_UNROLL
+        for (int span = 0; span < kSpans; ++span) {
+            FS_UNROLL
+            for (int n = 0; n < Kernel::kDSpans; ++n) {
+                kv_reader.template read_transposed<kVAfterK>(v[span].at[n], group * kSpans + span,
+                                                             n);
+            }
+        }
+    }
+};
+
+template <class Kernel>
+FS_DEVICE void multiply_pv_group(typename Kernel::O& o,
+                                 const Fragments<Kernel::kRowTiles> (&p)[Kernel::kStepSpans],
+                                 const VOperands<Kernel>& operands, int group) {
+    constexpr int kSpans = VOperands<Kernel>::kSpans;
+    FS_UNROLL
+    for (int span = 0; span < kSpans; ++span) {
+        FS_UNROLL
+        for (int n = 0; n < Kernel::kDSpans; ++n) {
+            const auto& v = operands.v[span].at[n];
+            FS_UNROLL
+            for (int i = 0; i < Kernel::kRowTiles; ++i) {
+                const auto& a = p[group * kSpans + span].at[i];
+                ptx::mma_m16n8k16<Kernel::kDType>(o.at[i][2 * n], a, v[0], v[1]);
+                ptx::mma_m16n8k16<Kernel::kDType>(o.at[i][2 * n + 1], a, v[2], v[3]);
+            }
+        }
+    }
+}
+
+// Optimized, the exponentials of a group are computed beside the products of the group before, so
+// that the special-function units and the tensor cores work at the same time.
+template <class Kernel, bool kMasked>
+FS_DEVICE void softmax_and_multiply_pv(typename Kernel::O& o, RowState<Kernel>& rows,
+                                       typename Kernel::S& s,
+                                       const FragmentReader<typename Kernel::KVTile>& kv_reader,
+                                       float scale_log2) {
+    using Groups = typename Kernel::PVGroups;
+    constexpr int kSpans = Groups::kGroupSpans;
+    Fragments<Kernel::kRowTiles> p[Kernel::kStepSpans];
+    if constexpr (Kernel::kOptimizedSoftmax) {
+        rescale_when_outgrown<Kernel, kMasked>(rows, o, s, scale_log2);
+        FS_UNROLL
+        for (int span = 0; span < kSpans; ++span) {
+            exponentiate<Kernel, kMasked>(p[span], rows.sum, rows, s, scale_log2, span);
+        }
+    } else {
+        scale_and_rescale<Kernel, kMasked>(rows, o, s, scale_log2);
+        float sum[Kernel::kRowTiles][2] = {};
+        FS_UNROLL
+        for (int span = 0; span < Kernel::kStepSpans; ++span) {
+            exponentiate<Kernel, kMasked>(p[span], sum, rows, s, scale_log2, span);
+        }
+        FS_UNROLL
+        for (int i = 0; i < Kernel::kRowTiles; ++i) {
+            FS_UNROLL
+            for (int half = 0; half < 2; ++half) {
+                rows.sum[i][half] = ptx::add_rn(rows.sum[i][half], quad_sum(sum[i][half]));
+            }
+        }
+    }
+    VOperands<Kernel> operands[Groups::kStages];
+    operands[0].read(kv_reader, 0);
+    FS_UNROLL
+    for (int group = 0; group < Groups::kGroups; ++group) {
+        const bool more = group + 1 < Groups::kGroups;
+        if (Groups::kStages == 2 && more) operands[(group + 1) % 2].read(kv_reader, group + 1);
+        if (Kernel::kOptimizedSoftmax && more) {
+            FS_UNROLL
+            for (int i = 0; i < kSpans; ++i) {
+                const int span = (group + 1) * kSpans + i;
+                exponentiate<Kernel, kMasked>(p[span], rows.sum, rows, s, scale_log2, span);
+            }
+        }
+        multiply_pv_group<Kernel>(o, p, operands[group % Groups::kStages], group);
+        if (more) ptx::bar_warp_sync();
+        if (Groups::kStages == 1 && more) operands[0].read(kv_reader, group + 1);
+    }
+}
+
+}  // namespace flashsmith

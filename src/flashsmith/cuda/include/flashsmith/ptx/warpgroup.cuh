@@ -1,0 +1,73 @@
+// What warpgroups do as a whole: named barriers, register counts, and stores without a branch.
+//
+// PTX ISA "bar", "setmaxnreg", "st". sm_90.
+#pragma once
+
+#include "flashsmith/base/types.cuh"
+
+namespace flashsmith::ptx {
+
+// `threads` threads, arriving or waiting, have met at hardware barrier `id`.
+FS_DEVICE void bar_sync_named(u32 id, u32 threads) {
+    asm volatile("bar.sync %0, %1;" : : "r"(id), "r"(threads) : "memory");
+}
+
+// Counts as having met, and goes on.
+FS_DEVICE void bar_arrive_named(u32 id, u32 threads) {
+    asm volatile("bar.arrive %0, %1;" : : "r"(id), "r"(threads) : "memory");
+}
+
+template <int kRegisters>
+FS_DEVICE void setmaxnreg_dec() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" : : "n"(kRegisters));
+}
+
+// Blocks until other warpgroups have given back enough registers.
+template <int kRegisters>
+FS_DEVICE void setmaxnreg_inc() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" : : "n"(kRegisters));
+}
+
+// The value of lane 0: ptxas then knows that it is the same in the whole warp.
+FS_DEVICE i32 broadcast(i32 value) {
+    i32 first;
+    asm volatile("shfl.sync.idx.b32 %0, %1, 0, 0x1f, 0xffffffff;" : "=r"(first) : "r"(value));
+    return first;
+}
+
+FS_DEVICE u32 shfl_bfly_b32(u32 value, u32 mask) {
+    u32 other;
+    asm volatile("shfl.sync.bfly.b32 %0, %1, %2, 0x1f, 0xffffffff;"
+                 : "=r"(other)
+                 : "r"(value), "r"(mask));
+    return other;
+}
+
+FS_DEVICE void st_global_16b_if(bool condition, u64 dst, const Chunk& c) {
+    asm volatile(
+        "{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %5, 0;\n\t"
+        "@p st.global.v4.b32 [%0], {%1, %2, %3, %4};\n\t}"
+        :
+        : "l"(dst), "r"(c.word[0]), "r"(c.word[1]), "r"(c.word[2]), "r"(c.word[3]),
+          "r"(static_cast<u32>(condition))
+        : "memory");
+}
+
+FS_DEVICE void st_global_f32_if(bool condition, float* dst, float value) {
+    asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %2, 0;\n\t@p st.global.f32 [%0], %1;\n\t}"
+                 :
+                 : "l"(dst), "f"(value), "r"(static_cast<u32>(condition))
+                 : "memory");
+}
+
+// The counter's value before `increment` was added.
+FS_DEVICE u32 atom_add_u32(u32* counter, u32 increment) {
+    u32 before;
+    asm volatile("atom.global.add.u32 %0, [%1], %2;"
+                 : "=r"(before)
+                 : "l"(counter), "r"(increment)
+                 : "memory");
+    return before;
+}
+
+}  // namespace flashsmith::ptx
