@@ -22,8 +22,9 @@ from flashsmith.check.tolerance import (
 )
 from flashsmith.config.kernel_config import KernelConfig
 from flashsmith.runtime.device import Device
-from flashsmith.runtime.forward import LSE_POISON, POISON, forward
+from flashsmith.runtime.forward import forward
 from flashsmith.runtime.launch.plan import ForwardCall
+from flashsmith.runtime.tensors import LSE_POISON, POISON
 
 Buffers = Mapping[str, NDArray[Any]]
 

@@ -29,6 +29,8 @@ VERBS: dict[str, Verb] = {
     "env": Verb("flashsmith.cli.env", "Say what is installed here, and what is missing for what."),
     "compile": Verb("flashsmith.cli.compile", "Compile a set: registers, spills, blocks per SM."),
     "results": Verb("flashsmith.cli.results", "Look at, compare and exchange measurements."),
+    "run": Verb("flashsmith.cli.run", "Run configurations on a problem: check, time, count."),
+    "verify": Verb("flashsmith.cli.verify", "Check every configuration of a set."),
     "cache": Verb("flashsmith.cli.cache", "Look at the kernel cache, or clean it."),
     "generate": Verb("flashsmith.cli.generate", "Write a set's static registry as C++ files."),
     "build": Verb("flashsmith.cli.build", "Build a set ahead of time: C library or bundle."),

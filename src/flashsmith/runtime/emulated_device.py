@@ -12,7 +12,8 @@ from flashsmith.arch import get as get_arch
 from flashsmith.base.errors import Unsupported
 from flashsmith.compile.artefact import CompiledKernel
 from flashsmith.emulator.memory import GlobalMemory
-from flashsmith.emulator.program import EmulatorOptions, LaunchReport, Program, load
+from flashsmith.emulator.options import EmulatorOptions, LaunchReport
+from flashsmith.emulator.program import Program, load
 from flashsmith.emulator.tensor_map import encode_tensor_map
 from flashsmith.runtime.device import Launcher, LaunchGeometry, TensorMapSpec
 

@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashsmith.arch import get as get_arch
-from flashsmith.base.dtypes import DType
 from flashsmith.base.errors import ArgumentError
 from flashsmith.compile.artefact import CompiledKernel
 from flashsmith.compile.compiler import compile_kernel
@@ -22,13 +21,11 @@ from flashsmith.runtime.device import Device, Launcher
 from flashsmith.runtime.launch import plan as make_plan
 from flashsmith.runtime.launch.plan import ForwardCall, LaunchPlan, TensorArg
 from flashsmith.runtime.limits import require_fits
+from flashsmith.runtime.tensors import lse_shape, tensor_shapes, tensors_on
 
 Compile = Callable[[KernelConfig, ForwardTraits, str], CompiledKernel]
 STRIDE_STEP = 8  # elements of one 16-byte access
 MINUS_INFINITY = 0xFF800000  # float32
-# A NaN that no arithmetic makes: an element that still holds it was never written.
-POISON = {DType.FP16: 0x7E5A, DType.BF16: 0x7FDA}
-LSE_POISON = 0x7FC5A5A5
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,45 +102,13 @@ def forward_arrays(
                 f"{name} has shape {array.shape} and {array.itemsize}-byte elements; the problem "
                 f"asks for {shapes[name]} and {problem.dtype.bytes}."
             )
-    lse_shape = (problem.batch, problem.heads, problem.q_len)
-    held = {name: np.ascontiguousarray(array) for name, array in inputs.items()}
-    held["o"] = np.full(shapes["o"], POISON[problem.dtype], np.uint16)
-    held["lse"] = np.full(lse_shape if lse else 0, LSE_POISON, np.uint32)
-    addresses = {name: device.allocate(array.nbytes) for name, array in held.items()}
-    try:
-        for name, array in held.items():
-            device.upload(addresses[name], array)
-        arg = {name: tensor_arg(addresses[name], held[name], problem.layout) for name in shapes}
-        call = ForwardCall(arg["q"], arg["k"], arg["v"], arg["o"], addresses["lse"] if lse else 0)
+    o_shape, rows = shapes["o"], lse_shape(problem)
+    with tensors_on(device, problem, inputs, lse=lse) as call:
         forward(device, config, problem, call)
-        o_bytes = device.download(addresses["o"], held["o"].nbytes)
-        lse_bytes = device.download(addresses["lse"], held["lse"].nbytes)
-    finally:
-        for address in addresses.values():
-            device.free(address)
-    o = o_bytes.view(np.uint16).reshape(shapes["o"])
-    return o, lse_bytes.view(np.float32).reshape(lse_shape) if lse else None
-
-
-def tensor_shapes(problem: AttentionProblem) -> dict[str, tuple[int, int, int, int]]:
-    """The shapes of q, k, v and o in the problem's layout."""
-    shapes = {}
-    for name, length, heads in (
-        ("q", problem.q_len, problem.heads),
-        ("k", problem.k_len, problem.kv_heads),
-        ("v", problem.k_len, problem.kv_heads),
-        ("o", problem.q_len, problem.heads),
-    ):
-        middle = (length, heads) if problem.layout == "bshd" else (heads, length)
-        shapes[name] = (problem.batch, *middle, problem.d_head)
-    return shapes
-
-
-def tensor_arg(address: int, array: NDArray[Any], layout: str) -> TensorArg:
-    """Where an array's elements lie once its bytes are at `address`."""
-    batch, first, second, _ = (stride // array.itemsize for stride in array.strides)
-    seq, head = (first, second) if layout == "bshd" else (second, first)
-    return TensorArg(address, batch, seq, head)
+        o_bytes = device.download(call.o.address, 2 * math.prod(o_shape))
+        lse_bytes = device.download(call.lse, 4 * math.prod(rows)) if lse else None
+    o = o_bytes.view(np.uint16).reshape(o_shape)
+    return o, None if lse_bytes is None else lse_bytes.view(np.float32).reshape(rows)
 
 
 def require_aligned(call: ForwardCall) -> None:
@@ -178,5 +143,4 @@ def fill_empty(device: Device, problem: AttentionProblem, call: ForwardCall, str
                 stream=stream,
             )
     if call.lse:
-        rows = math.prod((problem.batch, problem.heads, problem.q_len))
-        device.fill(call.lse, MINUS_INFINITY, rows, stream=stream)
+        device.fill(call.lse, MINUS_INFINITY, math.prod(lse_shape(problem)), stream=stream)

@@ -1,0 +1,123 @@
+"""Checking a whole set of configurations: in parallel, each failure a row and not an end."""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from functools import cache
+
+from flashsmith.base.errors import FlashsmithError, OutOfResources, Unsupported
+from flashsmith.check.cases import Case, full_cases, quick_cases
+from flashsmith.check.verdict import Verdict, check_case
+from flashsmith.compile.compiler import CompileJob, available_cores, compile_many
+from flashsmith.config.kernel_config import KernelConfig
+from flashsmith.runtime.device import Device
+from flashsmith.runtime.devices import open_device
+from flashsmith.runtime.launch import plan
+
+CASES: dict[str, Callable[[KernelConfig], tuple[Case, ...]]] = {
+    "quick": quick_cases,
+    "full": full_cases,
+}
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """One configuration on one case: a verdict, or why it cannot run on this device."""
+
+    config: KernelConfig
+    case: str
+    verdict: Verdict | None
+    refusal: str
+    seconds: float
+
+    @property
+    def wrong(self) -> bool:
+        """Whether it ran (or should have) and was not right."""
+        return self.verdict is not None and not self.verdict.ok
+
+
+def check_one(device: Device, config: KernelConfig, case: Case) -> Checked:
+    """Checks, and turns every error of the configuration into a row."""
+    begin = time.perf_counter()
+    verdict, refusal = None, ""
+    try:
+        verdict = check_case(device, config, case)
+    except (OutOfResources, Unsupported) as error:
+        refusal = str(error)
+    except FlashsmithError as error:
+        verdict = Verdict(case.name, ok=False, worst=float("inf"), reason=str(error))
+    return Checked(config, case.name, verdict, refusal, time.perf_counter() - begin)
+
+
+def check_on_emulator(
+    configs: Sequence[KernelConfig],
+    cases: str = "quick",
+    *,
+    workers: int | None = None,
+    progress: Progress | None = None,
+) -> list[Checked]:
+    """Every configuration on its cases, one process a core; in the order of `configs`."""
+    work = [(config, case) for config in configs for case in CASES[cases](config)]
+    workers = min(workers or available_cores(), max(len(work), 1))
+    if workers == 1:
+        return _serially(_emulator(), work, progress)
+    # Fresh processes, because a fork would copy locks that threads of this one hold.
+    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
+        futures = [pool.submit(_check_in_worker, config, case) for config, case in work]
+        for done, _ in enumerate(as_completed(futures), start=1):
+            if progress is not None:
+                progress(done, len(work))
+        return [future.result() for future in futures]
+
+
+def check_on_device(
+    device: Device,
+    configs: Sequence[KernelConfig],
+    cases: str = "quick",
+    *,
+    workers: int | None = None,
+    progress: Progress | None = None,
+) -> list[Checked]:
+    """Every configuration on its cases on one device; kernels are compiled on all cores first."""
+    work = [(config, case) for config in configs for case in CASES[cases](config)]
+    compile_many(compile_jobs(device, work), workers=workers)
+    return _serially(device, work, progress)
+
+
+def compile_jobs(device: Device, work: Sequence[tuple[KernelConfig, Case]]) -> list[CompileJob]:
+    """The kernels that checking will ask for, each once; what cannot run is left out."""
+    jobs: dict[CompileJob, None] = {}
+    for config, case in work:
+        try:
+            laid_out = plan(config, case.problem, lse=case.lse, sm_count=device.sm_count)
+        except FlashsmithError:  # said when it is checked
+            continue
+        if config.runs_on(device.arch):
+            jobs[CompileJob(config, laid_out.traits, device.arch)] = None
+    return list(jobs)
+
+
+def _serially(
+    device: Device, work: Sequence[tuple[KernelConfig, Case]], progress: Progress | None
+) -> list[Checked]:
+    checked = []
+    for config, case in work:
+        checked.append(check_one(device, config, case))
+        if progress is not None:
+            progress(len(checked), len(work))
+    return checked
+
+
+@cache
+def _emulator() -> Device:
+    """The emulator of this process."""
+    return open_device("emulator")
+
+
+def _check_in_worker(config: KernelConfig, case: Case) -> Checked:
+    return check_one(_emulator(), config, case)

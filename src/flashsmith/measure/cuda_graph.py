@@ -1,0 +1,79 @@
+"""Streams, events and graphs of the driver, as far as timing needs them."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+
+from flashsmith.base.errors import LaunchError
+from flashsmith.runtime.cuda_device import CudaDevice
+
+_NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING: not ordered against the default stream
+_THREAD_LOCAL = 1  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+_DEFAULT_EVENT = 0
+
+Launch = Callable[[int], None]  # puts work on the stream of that handle
+
+
+class Timer:
+    """One stream of a device, with what times work on it; closed by `with`."""
+
+    def __init__(self, device: CudaDevice) -> None:
+        self.device = device
+        self._closing = ExitStack()
+
+    def __enter__(self) -> Timer:
+        self._closing.enter_context(self.device.current())
+        driver = self.device.driver
+        self.stream = driver.pointer("cuStreamCreate", _NON_BLOCKING)
+        self._closing.callback(driver.call, "cuStreamDestroy_v2", self.stream)
+        self._start = driver.pointer("cuEventCreate", _DEFAULT_EVENT)
+        self._closing.callback(driver.call, "cuEventDestroy_v2", self._start)
+        self._stop = driver.pointer("cuEventCreate", _DEFAULT_EVENT)
+        self._closing.callback(driver.call, "cuEventDestroy_v2", self._stop)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._closing.close()
+
+    def capture(self, launch: Launch) -> Launch:
+        """A launch of the graph that `launch` makes; it must not wait for the GPU."""
+        driver = self.device.driver
+        with self._capturing() as graphs:
+            launch(self.stream)
+        graph = graphs[0]
+        if not graph:
+            raise LaunchError("cuStreamEndCapture", "no graph", "the contender did not launch")
+        self._closing.callback(driver.call, "cuGraphDestroy", graph)
+        executable = driver.pointer("cuGraphInstantiateWithFlags", graph, 0)
+        self._closing.callback(driver.call, "cuGraphExecDestroy", executable)
+        return lambda stream: driver.call("cuGraphLaunch", executable, stream)
+
+    def elapsed_us(self, launch: Launch, before: Launch | None = None) -> float:
+        """GPU time of `launch`, which starts right after `before` on the same stream."""
+        driver = self.device.driver
+        if before is not None:
+            before(self.stream)
+        driver.call("cuEventRecord", self._start, self.stream)
+        launch(self.stream)
+        driver.call("cuEventRecord", self._stop, self.stream)
+        driver.call("cuEventSynchronize", self._stop)
+        milliseconds = ctypes.c_float()
+        driver.call("cuEventElapsedTime", ctypes.byref(milliseconds), self._start, self._stop)
+        return milliseconds.value * 1e3
+
+    def wait(self) -> None:
+        """Waits for all work of the stream."""
+        self.device.driver.call("cuStreamSynchronize", self.stream)
+
+    @contextmanager
+    def _capturing(self) -> Iterator[list[int]]:
+        """Gives a list that holds the graph once the block is left."""
+        driver = self.device.driver
+        graphs: list[int] = []
+        driver.call("cuStreamBeginCapture_v2", self.stream, _THREAD_LOCAL)
+        try:
+            yield graphs
+        finally:
+            graphs.append(driver.pointer_from("cuStreamEndCapture", self.stream))

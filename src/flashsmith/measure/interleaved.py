@@ -1,0 +1,150 @@
+"""The timing protocol: contenders side by side in one process, cold cache, order rotated, control.
+
+The GPU is power-limited, so numbers of different moments do not compare: every round times every
+contender once, the order moves on by one each round, and what is reported is the ratio within the
+rounds. The baseline runs twice under two names; where it differs from itself by more than 1 %,
+nothing measured beside it counts.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from flashsmith.base.errors import ArgumentError
+from flashsmith.measure.cuda_graph import Launch, Timer
+from flashsmith.measure.environment import monitor_of
+from flashsmith.measure.gpu_state import GpuState, clocks_moved
+from flashsmith.measure.statistics import Summary, ratio_by_round, summarize
+from flashsmith.runtime.cuda_device import CudaDevice
+
+Regime = Literal["burst", "sustained"]
+FLUSH_BYTES = 256 << 20  # more than any L2
+MIN_ROUNDS = 15
+CONTROL_LIMIT = 0.01
+LOAD_SECONDS = 0.3  # after this long the H200's clocks have settled (785 to 683 TFLOP/s, GEMM)
+REST_SECONDS = 0.004  # between two runs of the burst regime
+WARM_UPS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """Something to time: a function that puts its work on the stream it is given."""
+
+    name: str
+    launch: Launch
+    is_captured: bool = False  # it replays a graph of its own already
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """The times of one contender, round by round."""
+
+    name: str
+    times_us: tuple[float, ...]
+    time_us: Summary
+    ratio: Summary  # times as fast as the baseline, by round
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What one interleaved run gave."""
+
+    regime: Regime
+    timed: tuple[Timed, ...]  # in the order the contenders were given; the first is the baseline
+    control: Summary  # the baseline against itself
+    states: tuple[GpuState | None, ...]  # before the first round and after each
+
+    @property
+    def is_void(self) -> bool:
+        """Whether the control is off by more than 1 %."""
+        return abs(self.control.median - 1) > CONTROL_LIMIT
+
+    @property
+    def clocks_moved(self) -> bool:
+        """Whether the SM clock changed between rounds."""
+        return clocks_moved(self.states)
+
+    def is_noise(self, timed: Timed) -> bool:
+        """Whether a difference from the baseline is within the baseline's own spread."""
+        noise = max(abs(self.control.p20 - 1), abs(self.control.p80 - 1))
+        return abs(timed.ratio.median - 1) <= noise
+
+
+def compare(
+    device: CudaDevice,
+    contenders: Sequence[Contender],
+    *,
+    rounds: int = 21,
+    regime: Regime = "burst",
+) -> Comparison:
+    """Times the contenders against the first of them."""
+    if not contenders or rounds < MIN_ROUNDS:
+        raise ArgumentError(
+            f"{len(contenders)} contenders and {rounds} rounds were given; at least 1 and "
+            f"{MIN_ROUNDS} are needed."
+        )
+    monitor = monitor_of(device)
+    flush_address = device.allocate(FLUSH_BYTES)
+    try:
+        with Timer(device) as timer:
+            # The copy of the baseline is captured apart: the control covers capturing too.
+            launches = [_replay(timer, contender) for contender in (*contenders, contenders[0])]
+            run = _Run(timer, flush_address, regime)
+            states = [monitor.read()]
+            times: list[list[float]] = [[] for _ in launches]
+            for order in rotations(len(launches), rounds):
+                for index in order:
+                    times[index].append(run.time_us(launches[index]))
+                states.append(monitor.read())
+    finally:
+        device.free(flush_address)
+    timed = tuple(
+        Timed(contender.name, tuple(sample), summarize(sample), ratio_by_round(times[0], sample))
+        for contender, sample in zip(contenders, times, strict=False)
+    )
+    return Comparison(regime, timed, ratio_by_round(times[0], times[-1]), tuple(states))
+
+
+def rotations(count: int, rounds: int) -> list[list[int]]:
+    """The order of every round: each starts one further, so that every place is taken in turn."""
+    return [[(start + i) % count for i in range(count)] for start in range(rounds)]
+
+
+def _replay(timer: Timer, contender: Contender) -> Launch:
+    for _ in range(WARM_UPS):
+        contender.launch(timer.stream)
+    timer.wait()
+    launch = contender.launch if contender.is_captured else timer.capture(contender.launch)
+    launch(timer.stream)
+    timer.wait()
+    return launch
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """How one contender is timed once."""
+
+    timer: Timer
+    flush_address: int
+    regime: Regime
+
+    def time_us(self, launch: Launch) -> float:
+        if self.regime == "sustained":
+            self._load(launch)
+        else:
+            time.sleep(REST_SECONDS)
+        return self.timer.elapsed_us(launch, before=self._flush)
+
+    def _flush(self, stream: int) -> None:
+        self.timer.device.fill(self.flush_address, 0, FLUSH_BYTES // 4, stream=stream)
+
+    def _load(self, launch: Launch) -> None:
+        """Keeps the GPU busy with the contender itself until its clocks have settled."""
+        end = time.perf_counter() + LOAD_SECONDS
+        while time.perf_counter() < end:
+            for _ in range(8):
+                launch(self.timer.stream)
+            self.timer.wait()

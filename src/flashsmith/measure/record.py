@@ -1,0 +1,129 @@
+"""Measurements as JSON lines: written one at a time, read back with every field checked."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from flashsmith.base.errors import DamagedFile
+from flashsmith.measure.environment import Environment
+from flashsmith.measure.interleaved import Comparison, Timed
+from flashsmith.problem.attention_problem import AttentionProblem
+
+SCHEMA = 1
+_RESULT_NUMBERS = ("median_us", "p20_us", "p80_us", "ratio", "ratio_p20", "ratio_p80", "control")
+_SECTIONS = ("what", "result", "environment")
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One measurement: what was measured, what came out, and on what."""
+
+    what: Mapping[str, Any]  # Any: flat JSON values
+    result: Mapping[str, Any]
+    environment: Mapping[str, Any]
+
+    def to_line(self) -> str:
+        """The record as one line of JSON, without its end."""
+        sections = {name: dict(getattr(self, name)) for name in _SECTIONS}
+        return json.dumps({"schema": SCHEMA, **sections}, allow_nan=False)
+
+
+def records_of(
+    comparison: Comparison,
+    problem: AttentionProblem,
+    environment: Environment,
+    *,
+    suite: str,
+    flops: float,
+) -> list[Record]:
+    """A record for every contender of one interleaved run on one problem."""
+    return [
+        Record(
+            what={"suite": suite, "name": timed.name, **_flat(problem)},
+            result=_result(comparison, timed, flops),
+            environment=asdict(environment),
+        )
+        for timed in comparison.timed
+    ]
+
+
+def append_records(path: Path, records: Iterable[Record]) -> None:
+    """Adds records to a file; each line is written whole."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as file:
+        for record in records:
+            file.write(record.to_line() + "\n")
+
+
+def read_records(path: Path) -> list[Record]:
+    """The records of a file; raises `DamagedFile` with the line and the field that is wrong."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DamagedFile(f"{path} cannot be read: {error}.") from error
+    return [
+        _parse(line, f"{path}, line {number}")
+        for number, line in enumerate(lines, start=1)
+        if line.strip()
+    ]
+
+
+def _flat(problem: AttentionProblem) -> dict[str, Any]:
+    values = {field.name: getattr(problem, field.name) for field in fields(problem)}
+    return values | {"dtype": problem.dtype.name, "scale": problem.softmax_scale}
+
+
+def _result(comparison: Comparison, timed: Timed, flops: float) -> dict[str, Any]:
+    clocks = [state.sm_mhz for state in comparison.states if state is not None]
+    return {
+        "regime": comparison.regime,
+        "median_us": timed.time_us.median,
+        "p20_us": timed.time_us.p20,
+        "p80_us": timed.time_us.p80,
+        "rounds": timed.time_us.rounds,
+        "tflops": flops / timed.time_us.median / 1e6,
+        "ratio": timed.ratio.median,
+        "ratio_p20": timed.ratio.p20,
+        "ratio_p80": timed.ratio.p80,
+        "control": comparison.control.median,
+        "void": comparison.is_void,
+        "noise": comparison.is_noise(timed),
+        "sm_mhz_low": min(clocks, default=None),
+        "sm_mhz_high": max(clocks, default=None),
+        "clocks_moved": comparison.clocks_moved,
+    }
+
+
+def _parse(line: str, place: str) -> Record:
+    try:
+        data = json.loads(line)
+    except ValueError as error:
+        raise DamagedFile(f"{place}: not JSON: {error}.") from error
+    if not isinstance(data, dict):
+        raise DamagedFile(f"{place}: a record is an object, this is {type(data).__name__}.")
+    if data.get("schema") != SCHEMA:
+        raise DamagedFile(
+            f"{place}: schema is {data.get('schema')!r}; this version reads {SCHEMA}."
+        )
+    for name in _SECTIONS:
+        if not isinstance(data.get(name), dict):
+            raise DamagedFile(f"{place}: field {name!r} is missing or no object.")
+    for name in _RESULT_NUMBERS:
+        value = data["result"].get(name, 1.0)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not _is_above_0(value):
+            raise DamagedFile(
+                f"{place}: field 'result.{name}' is {value!r}; it must be a number above 0."
+            )
+    for name in ("device", "date", "commit"):
+        if not isinstance(data["environment"].get(name), str):
+            raise DamagedFile(f"{place}: field 'environment.{name}' is missing or no text.")
+    return Record(data["what"], data["result"], data["environment"])
+
+
+def _is_above_0(value: float) -> bool:
+    return math.isfinite(value) and value > 0
