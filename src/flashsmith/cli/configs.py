@@ -9,8 +9,9 @@ import typer
 
 from flashsmith import arch as arches
 from flashsmith.cli import options
-from flashsmith.cli.output import Row, show
+from flashsmith.cli.output import Row, say, show
 from flashsmith.config import KernelConfig, parse_config
+from flashsmith.config.page import configuration_page
 from flashsmith.config.space import autotuning_steps, whole_space_steps
 
 WhyOption = Annotated[
@@ -20,12 +21,16 @@ WhyOption = Annotated[
 SpaceOption = Annotated[
     bool, typer.Option("--space", help="Print the size of the space before and after each filter.")
 ]
+PageOption = Annotated[
+    bool, typer.Option("--page", help="Print the reference of every knob as Markdown.")
+]
 
 
 def command(
     key: options.KeyArgument = None,
     arch: options.ArchOption = "sm_90a",
     why: WhyOption = None,
+    page: PageOption = False,
     space: SpaceOption = False,
     json: options.JsonOption = False,
     csv: options.CsvOption = False,
@@ -34,6 +39,9 @@ def command(
 
     Blocks per SM follow from threads and shared memory; registers are known after a compile.
     """
+    if page:
+        say(configuration_page())
+        return
     chosen = arches.get(arch)
     if why is not None:
         config = parse_config(why)

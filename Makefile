@@ -1,0 +1,53 @@
+# The verbs of this repository; `make run` and `make test` need nothing but Python 3.11 and make.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# clang-format looks at every device and host source; the list is made when it is used.
+SOURCES = $(shell find src tests -name '*.cuh' -o -name '*.cu' -o -name '*.cpp' -o -name '*.h')
+
+.PHONY: run test test-gpu lint format clean
+
+run: $(VENV)/.run
+	$(BIN)/flashsmith configs --space
+	$(BIN)/flashsmith configs prog
+
+test: lint
+	$(BIN)/python -m pytest -n 2 -m "not gpu"
+
+lint: $(VENV)/.test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run -Werror $(SOURCES)
+	$(BIN)/codespell
+
+format: $(VENV)/.test
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(SOURCES)
+
+# The machine's own Python and packages: nothing is installed.
+test-gpu:
+	PYTHONPATH=src $(PYTHON) -m pytest tests -m gpu
+	@if command -v compute-sanitizer > /dev/null; then \
+		PYTHONPATH=src compute-sanitizer --tool memcheck --error-exitcode 1 \
+			$(PYTHON) -m flashsmith verify smoke --device cuda; \
+	else \
+		echo "compute-sanitizer is not installed: the smoke set was not run under it"; \
+	fi
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+# Installed again only when pyproject.toml changed; the package itself is editable.
+$(VENV)/.run: pyproject.toml | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
+	touch $@
+
+$(VENV)/.test: pyproject.toml | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test]'
+	touch $@ $(VENV)/.run

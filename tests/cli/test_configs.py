@@ -1,0 +1,102 @@
+"""`flashsmith configs`: sets in three forms, why a configuration is out, the size of the space."""
+
+import csv
+import io
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from flashsmith.cli.main import app
+from flashsmith.config import get_kernel_configs, parse_config
+
+FACTS = ["short_form", "threads", "smem_bytes", "blocks_per_sm", "limit"]
+
+
+@pytest.fixture
+def configs(monkeypatch):
+    monkeypatch.delenv("KERNELS", raising=False)
+
+    def run(*arguments, columns=160):
+        ran = CliRunner().invoke(app, ["configs", *arguments], env={"COLUMNS": str(columns)})
+        assert ran.exit_code == 0, ran.output
+        return ran.stdout
+
+    return run
+
+
+def test_json_is_one_array_of_flat_objects(configs):
+    rows = json.loads(configs("prog", "--json"))
+    assert [row["short_form"] for row in rows] == [
+        c.short_form() for c in get_kernel_configs("prog")
+    ]
+    assert all(list(row) == FACTS for row in rows)
+    assert rows[0] | {"short_form": ""} == {
+        "short_form": "",
+        "threads": 128,
+        "smem_bytes": 49152,
+        "blocks_per_sm": 4,
+        "limit": "shared memory",
+    }
+
+
+def test_csv_has_the_columns_of_json(configs):
+    rows = list(csv.DictReader(io.StringIO(configs("prog", "--csv"))))
+    assert list(rows[0]) == FACTS
+    assert [parse_config(row["short_form"]) for row in rows] == get_kernel_configs("prog")
+
+
+def test_without_a_key_kernels_decides_and_else_it_is_the_tuning_set(configs, monkeypatch):
+    assert len(json.loads(configs("--json"))) == 80
+    monkeypatch.setenv("KERNELS", "64,64")
+    assert len(json.loads(configs("--json"))) == 32
+    assert len(json.loads(configs("prog", "--json"))) == 7
+
+
+def test_a_key_may_be_a_short_form_or_a_file(configs, tmp_path):
+    one = get_kernel_configs("prog")[3].short_form()
+    assert [row["short_form"] for row in json.loads(configs(one, "--json"))] == [one]
+    path = tmp_path / "two.txt"
+    path.write_text(f"{one}\n# and no more\n", encoding="utf-8")
+    assert len(json.loads(configs(f"@{path}", "--json"))) == 1
+
+
+@pytest.mark.parametrize(("arch", "blocks"), [("sm_86", 2), ("sm_80", 3), ("sm_90a", 4)])
+def test_blocks_per_sm_are_those_of_the_architecture(configs, arch, blocks):
+    (first, *_) = json.loads(configs("prog", "--json", "--arch", arch))
+    assert first["blocks_per_sm"] == blocks
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_the_table_fits_the_terminal(configs, columns):
+    lines = configs("tune", columns=columns).splitlines()
+    assert len(lines) > 80
+    assert max(map(len, lines)) <= columns
+
+
+def test_why_names_the_filter_that_refuses_or_says_that_none_does(configs):
+    text = configs("--why", "(FP16, 128, 64, 64, 8): eager+load_0_0_0_tiles")
+    assert "eager_needs_async refuses it" in text
+    assert "add async or drop eager" in text
+    fine = "(FP16, 128, 64, 64, 4): async+eager+swizzled+load_0_2_2_tiles"
+    assert "no filter refuses it" in configs("--why", fine)
+    rows = json.loads(configs("--why", fine, "--json"))
+    assert rows[-1]["answer"] == "no filter refuses it"
+
+
+def test_why_says_whether_a_block_fits_the_architecture(configs):
+    large = "(BF16, 256, 128, 128, 8): async+load_2_2_2_tiles"
+    assert "refuses: 196,608 of 101,376 bytes" in configs("--why", large, "--arch", "sm_89")
+    assert "lets pass: 196,608 of 232,448 bytes" in configs("--why", large)
+
+
+def test_space_gives_the_size_before_and_after_each_filter(configs):
+    steps = json.loads(configs("--space", "--json"))
+    (start,) = [s for s in steps if s["step"] == "tuning grid" and s["family"] == "mma"]
+    assert start["left"] == 256
+    (end,) = [s for s in steps if s["step"] == "large_tile_reads_q_in_steps"]
+    assert end["left"] == 80
+
+
+def test_page_is_the_reference_of_every_knob(configs):
+    assert "| `n_warps` | in the parentheses | 4, 8 |" in configs("--page")

@@ -1,0 +1,80 @@
+"""The command line itself: verbs, versions, errors without tracebacks, nothing heavy imported."""
+
+import subprocess
+import sys
+
+import pytest
+
+from flashsmith import __version__
+from flashsmith.cli.main import VERBS
+
+
+def flashsmith(*arguments, **environment):
+    import os
+
+    inherited = {name: value for name, value in os.environ.items() if name != "KERNELS"}
+    return subprocess.run(
+        [sys.executable, "-m", "flashsmith", *arguments],
+        capture_output=True,
+        text=True,
+        env=inherited | environment,
+    )
+
+
+def test_the_version_is_the_packages():
+    assert flashsmith("--version").stdout == f"flashsmith {__version__}\n"
+
+
+def test_help_names_every_verb_without_importing_one():
+    text = flashsmith("--help").stdout
+    assert all(verb in text for verb in VERBS)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_has_help(verb):
+    ran = flashsmith(verb, "--help")
+    assert ran.returncode == 0, ran.stderr
+    assert f"flashsmith {verb}" in ran.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("configs", "nonsense"), "'nonsense' is no set of configurations; keys are prog, "),
+        (("configs", "--arch", "sm_12"), "'sm_12' is no known architecture; there are sm_80,"),
+        (("configs", "--json", "--csv"), "--json and --csv are both given"),
+        (("configs", "--why", "(FP16, 128)"), "has 2 values in parentheses; there are 5"),
+        (("configs", "--nosuch"), "No such option: --nosuch"),
+        (("nosuch",), "No such command 'nosuch'"),
+    ],
+)
+def test_a_users_error_is_one_message_and_exit_code_2(arguments, says):
+    ran = flashsmith(*arguments)
+    assert ran.returncode == 2
+    assert says in ran.stderr
+    assert "Traceback" not in ran.stderr
+    assert not ran.stdout
+
+
+def test_a_reader_that_leaves_early_is_no_error():
+    ran = subprocess.run(
+        f"{sys.executable} -m flashsmith configs all --csv | head -1",
+        shell=True,
+        capture_output=True,
+        text=True,
+    )
+    assert ran.stdout.startswith("short_form,")
+    assert not ran.stderr
+
+
+def test_listing_configurations_as_json_draws_no_table():
+    code = (
+        "import sys; sys.argv = ['flashsmith', 'configs', '--json']\n"
+        "from flashsmith.cli.main import main\n"
+        "try: main()\n"
+        "except SystemExit: sys.stderr.write(' '.join(sys.modules))"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    modules = set(ran.stderr.split())
+    assert "flashsmith.cli.configs" in modules
+    assert not modules & {"torch", "cuda", "rich.table", "flashsmith.cli.env"}

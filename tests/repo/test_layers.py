@@ -1,0 +1,101 @@
+"""The tree is the flow: imports only point down, and only config, cuda and launch know a family."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from flashsmith.config import FAMILIES
+
+PACKAGE = Path(__file__).parents[2] / "src" / "flashsmith"
+
+# Top to bottom; packages on one line do not know each other.
+LAYERS = (
+    ("cli",),
+    ("report",),
+    ("bench",),
+    ("api", "torch_op", "integrations"),
+    ("tuner",),
+    ("measure",),
+    ("check",),
+    ("runtime",),
+    ("compile", "emulator"),
+    ("config",),
+    ("arch", "problem"),
+    ("base",),
+)
+DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
+# torch_op and integrations are the public API for torch: they and api are one package in three.
+MAY_IMPORT_ITS_NEIGHBOUR = {("api", "torch_op"), ("torch_op", "api"), ("integrations", "api")}
+MODULES = sorted(PACKAGE.rglob("*.py"))
+
+THIRD_PARTY = {"numpy", "typer", "rich"}  # what may be imported at the top of a module
+
+
+def imports_of(path):
+    """Every `flashsmith…` module a file imports, wherever the import stands."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield f"{node.module}"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def package_of(path):
+    parts = path.relative_to(PACKAGE).parts
+    return parts[0] if len(parts) > 1 else ""
+
+
+def test_every_package_has_a_layer():
+    packages = {package_of(path) for path in MODULES} - {"", "cuda"}
+    assert packages <= set(DEPTH)
+
+
+@pytest.mark.parametrize("package", sorted(DEPTH))
+def test_imports_only_point_down(package):
+    wrong = []
+    for path in (PACKAGE / package).rglob("*.py"):
+        for module in imports_of(path):
+            parts = module.split(".")
+            if parts[0] != "flashsmith" or len(parts) < 2 or parts[1] not in DEPTH:
+                continue
+            other = parts[1]
+            allowed = other == package or DEPTH[other] > DEPTH[package]
+            if not allowed and (package, other) not in MAY_IMPORT_ITS_NEIGHBOUR:
+                wrong.append(f"{path.relative_to(PACKAGE)} imports {module}")
+    assert not wrong
+
+
+def test_only_config_cuda_and_launch_name_a_kernel_family():
+    names = {family.__name__ for family in FAMILIES}
+    modules = {family.__module__ for family in FAMILIES}
+    allowed = ("config/", "cuda/", "runtime/launch/", "__init__.py")
+    wrong = []
+    for path in MODULES:
+        place = path.relative_to(PACKAGE).as_posix()
+        if place.startswith(allowed):
+            continue
+        text = path.read_text(encoding="utf-8")
+        wrong += [f"{place}: {name}" for name in names | modules if name in text]
+    assert not wrong
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_a_module_imports_at_its_top_only_what_is_always_installed(path):
+    if package_of(path) in ("torch_op", "integrations"):
+        allowed = {*THIRD_PARTY, "torch", "transformers"}
+    else:
+        allowed = THIRD_PARTY
+    import sys
+
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [str(node.module)]
+        for name in names:
+            top = name.partition(".")[0]
+            known = top in allowed or top in sys.stdlib_module_names or top == "flashsmith"
+            assert known, f"{name} is imported when the module is"
