@@ -94,9 +94,7 @@ class HopperForwardKernelConfig(KernelConfig):
     consumer_registers: int = knob(
         (160, 216, 224, 232, 240), "registers of a consumer thread", "regs_{}_{}"
     )
-    producer_registers: int = knob(
-        (24, 32, 40, 56), "registers of a producer thread", "regs_{}_{}"
-    )
+    producer_registers: int = knob((24, 32, 40, 56), "registers of a producer thread", "regs_{}_{}")
 
     @property
     def tile_q(self) -> int:
@@ -130,7 +128,7 @@ class HopperForwardKernelConfig(KernelConfig):
         kv = 2 * self.kv_stages * self.B_c * row
         o = self.tile_q * row if self.o_staged else 0
         p = self.tile_q * PANEL_ROW_BYTES * -(-self.B_c // PANEL_COLUMNS) if self.p_in_smem else 0
-        return q + kv + o + p + self.barriers * BARRIER_BYTES + TILE_SLOTS * TILE_SLOT_BYTES
+        return q + kv + o + p + self.barriers * BARRIER_BYTES + (TILE_SLOTS + 1) * TILE_SLOT_BYTES
 
     @property
     def live_registers(self) -> int:
@@ -178,9 +176,7 @@ HopperForwardKernelConfig.BUILD_RULES = (
     ),
     Rule(
         "fits_register_pool",
-        lambda c: (
-            c.n_warpgroups * c.consumer_registers + c.producer_registers > c.register_pool
-        ),
+        lambda c: c.n_warpgroups * c.consumer_registers + c.producer_registers > c.register_pool,
         "the warpgroups ask for more registers than the block was launched with",
         "lower the numbers of regs",
     ),

@@ -61,7 +61,7 @@ struct HopperForwardKernelConfig {
     constexpr int smem_bytes() const {
         return q_slots * q_slot_bytes() + 2 * kv_stages * kv_bytes() + o_bytes() +
                n_warpgroups * p_slot_bytes() + barriers() * kBarrierBytes +
-               kTileSlots * kTileSlotBytes;
+               (kTileSlots + 1) * kTileSlotBytes;
     }
 
     constexpr bool operator==(const HopperForwardKernelConfig&) const = default;

@@ -70,4 +70,7 @@ FS_DEVICE u32 atom_add_u32(u32* counter, u32 increment) {
     return before;
 }
 
+// What this thread did to global memory before is seen by any thread that sees what it does after.
+FS_DEVICE void fence_gpu() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
+
 }  // namespace flashsmith::ptx

@@ -23,7 +23,7 @@ struct HopperSmem {
     static constexpr int kP = kO + kConfig.o_bytes();
     static constexpr int kBarriers = kP + kConfig.n_warpgroups * kConfig.p_slot_bytes();
     static constexpr int kTiles = kBarriers + kConfig.barriers() * kBarrierBytes;
-    static_assert(kTiles + kTileSlots * kTileSlotBytes == kConfig.smem_bytes(),
+    static_assert(kTiles + (kTileSlots + 1) * kTileSlotBytes == kConfig.smem_bytes(),
                   "the plan and the configuration must agree on the size of shared memory.");
 
     // An empty barrier follows the full ones of its ring at a constant distance.
@@ -40,6 +40,7 @@ struct HopperSmem {
     FS_DEVICE SmemAddr p(int warpgroup) const {
         return base + (kP + warpgroup * kConfig.p_slot_bytes());
     }
+    // Slot kTileSlots is the mailbox for tiles drawn by the cluster's first block.
     FS_DEVICE SmemAddr tile(int slot) const { return base + (kTiles + slot * kTileSlotBytes); }
 
     FS_DEVICE SmemAddr q_full(int slot) const { return barrier(slot); }

@@ -1,0 +1,46 @@
+// The forward kernel of the Hopper family: a producer warpgroup feeds consumer warpgroups.
+//
+// Blocks are persistent. One thread of the producer draws tiles of query rows and copies Q, K and V
+// by TMA into rings; each consumer warpgroup owns 64 rows of a tile and multiplies by wgmma. The
+// rings carry on from tile to tile, so the next tile's operands arrive while this one is finished.
+#pragma once
+
+#include "flashsmith/kernel/hopper_loops.cuh"
+#include "flashsmith/kernel/hopper_producer.cuh"
+
+namespace flashsmith {
+
+template <HopperForwardKernelConfig kConfig, ForwardTraits kTraits>
+FS_DEVICE void forward_hopper(const HopperForwardArgs& args) {
+    // The swizzle is a function of the address: panels begin at multiples of 1024 bytes.
+    extern __shared__ __align__(1024) unsigned char shared_memory[];
+    const HopperSmem<kConfig> smem{{static_cast<u32>(__cvta_generic_to_shared(shared_memory))}};
+    const u32 rank = kConfig.cluster > 1 ? ptx::cluster_ctarank() : 0;
+    const int warpgroup = ptx::broadcast(threadIdx.x / kWarpgroupThreads);
+
+    if (threadIdx.x == 0) smem.init_barriers();
+    if constexpr (kConfig.cluster > 1) {
+        ptx::barrier_cluster_sync();  // no block uses another's barriers before they exist
+    } else {
+        ptx::bar_sync();
+    }
+
+    if (warpgroup == 0) {
+        ptx::setmaxnreg_dec<kConfig.producer_registers>();
+        if (threadIdx.x == 0) HopperProducer<kConfig, kTraits>(args, smem, rank).run();
+    } else {
+        ptx::setmaxnreg_inc<kConfig.consumer_registers>();
+        if constexpr (kConfig.overlap) {
+            HopperOverlappedLoop<kConfig, kTraits>(args, smem, warpgroup - 1).run();
+        } else {
+            HopperPlainLoop<kConfig, kTraits>(args, smem, warpgroup - 1).run();
+        }
+        // Shared memory is there until the last stores have read it.
+        if constexpr (kConfig.o_staged) ptx::bulk_wait_if(threadIdx.x % kWarpgroupThreads == 0);
+    }
+    if constexpr (kConfig.cluster > 1) {
+        ptx::barrier_cluster_sync();  // no block leaves while another may write to its memory
+    }
+}
+
+}  // namespace flashsmith

@@ -1,0 +1,265 @@
+// A consumer warpgroup of a Hopper kernel: 64 query rows of each tile, from Q Kᵀ to O.
+//
+// No branch here depends on the lane: ptxas then keeps descriptors, barriers and loop state in
+// uniform registers. What only one lane does is predicated inside the asm.
+#pragma once
+
+#include "flashsmith/base/hopper_args.cuh"
+#include "flashsmith/base/hopper_config.cuh"
+#include "flashsmith/base/traits.cuh"
+#include "flashsmith/ops/hopper_output.cuh"
+#include "flashsmith/ops/hopper_products.cuh"
+#include "flashsmith/ops/hopper_tiles.cuh"
+#include "flashsmith/ops/lazy_softmax.cuh"
+#include "flashsmith/ptx/barrier.cuh"
+#include "flashsmith/ptx/mbarrier.cuh"
+#include "flashsmith/ptx/warpgroup.cuh"
+#include "flashsmith/tile/hopper_smem.cuh"
+
+namespace flashsmith {
+
+template <HopperForwardKernelConfig kConfig, ForwardTraits kTraits>
+struct HopperConsumer {
+    using Products = HopperProducts<kConfig>;
+    using Output = HopperOutput<kConfig, kTraits>;
+    static constexpr int kWarpgroups = kConfig.n_warpgroups;
+    static constexpr u32 kTurnBarrier = 1;  // named barriers 1..3: a warpgroup's turn
+    static constexpr u32 kPBarrier = 11;    // and 11..13: its P is in shared memory
+    static constexpr float kLn2 = 0.6931471805599453f;
+
+    // What this warpgroup has to do in a tile.
+    struct Work {
+        i32 row;       // the tile's first query row
+        i32 n_blocks;  // that pass through the rings; 0: no more tiles
+        i32 own;   // of these, the last ones that this warpgroup needs; 0: its rows do not exist
+        i32 slot;  // of the tile ring
+    };
+
+    const HopperForwardArgs& args;
+    HopperSmem<kConfig> smem;
+    const int warpgroup, thread, lane;
+    const bool is_first_lane;
+    const float scale;
+
+    KvRing<kConfig> k, v;
+    ptx::MatrixDescriptor q_first, q_matrix, p_matrix;
+    int q_slot;
+    u32 q_parity;
+    u32 tiles_seen;
+
+    typename Products::O o;
+    typename Products::P p;
+    LazySoftmax<kConfig> softmax;
+    float inverse[2];  // of the finished tile's row sums
+
+    FS_DEVICE HopperConsumer(const HopperForwardArgs& args, HopperSmem<kConfig> smem, int warpgroup)
+        : args(args),
+          smem(smem),
+          warpgroup(warpgroup),
+          thread(threadIdx.x % kWarpgroupThreads),
+          lane(threadIdx.x % kWarpLanes),
+          is_first_lane(lane == 0),
+          scale(args.scale_log2),
+          k(ptx::MatrixDescriptor::of(smem.k(0), kPanelRowBytes), smem.k_full(0)),
+          v(ptx::MatrixDescriptor::of(smem.v(0), kConfig.B_c * kPanelRowBytes), smem.v_full(0)),
+          q_first(ptx::MatrixDescriptor::of(smem.q(0), kPanelRowBytes)),
+          q_matrix(q_first),
+          p_matrix(ptx::MatrixDescriptor::of(smem.p(warpgroup), kPanelRowBytes)),
+          q_slot(warpgroup),
+          q_parity(0),
+          tiles_seen(0) {}
+
+    // Rings
+
+    FS_DEVICE Work next_tile() {
+        const u32 slot = tiles_seen % kTileSlots;
+        ptx::mbarrier_wait(smem.tile_full(slot), tiles_seen / kTileSlots % 2);
+        ++tiles_seen;
+        const HopperTile tile = get_tile(smem.tile(slot));
+        Work work{ptx::broadcast(tile.row), ptx::broadcast(tile.n_blocks), 0,
+                  static_cast<i32>(slot)};
+        const i32 row = work.row + warpgroup * kWarpgroupRows;
+        work.own = work.n_blocks;
+        if constexpr (kTraits.causal) {
+            work.own = min(work.own, needed_blocks<kConfig, kTraits>(args, row + kWarpgroupRows));
+        }
+        if (kTraits.ragged_q && row >= args.q_len) work.own = 0;
+        return work;
+    }
+
+    FS_DEVICE void release_tile(i32 slot) {
+        ptx::bar_warp_sync();  // all lanes have read the slot
+        ptx::mbarrier_arrive_if(is_first_lane, smem.tile_empty(slot));
+    }
+
+    FS_DEVICE void wait_q() { ptx::mbarrier_wait(smem.q_full(q_slot), q_parity); }
+
+    FS_DEVICE void release_q() {
+        ptx::mbarrier_arrive_if(is_first_lane, smem.q_empty(q_slot));
+        q_slot += kWarpgroups;
+        if (q_slot >= kConfig.q_slots) {
+            q_slot -= kConfig.q_slots;
+            q_parity ^= 1;
+        }
+    }
+
+    FS_DEVICE void use_q() { q_matrix = q_first + q_slot * kConfig.q_slot_bytes(); }
+
+    // This warp has read what it needs of a stage; with clusters every block's producer must know.
+    FS_DEVICE void release(KvRing<kConfig>& ring) {
+        if constexpr (kConfig.cluster == 1) {
+            ptx::mbarrier_arrive_if(is_first_lane, ring.empty());
+        } else {
+            FS_UNROLL
+            for (u32 rank = 0; rank < kConfig.cluster; ++rank) {
+                ptx::mbarrier_arrive_remote_if(is_first_lane, ring.empty(), rank);
+            }
+        }
+        ring.advance();
+    }
+
+    // Blocks that this warpgroup does not need still pass through the rings.
+    FS_DEVICE void skip_k(i32 count) {
+        _Pragma("unroll 1") for (; count > 0; --count) {
+            if constexpr (kConfig.overlap) {
+                take_turn();
+                pass_turn();
+            } else {
+                pass_turn();
+                take_turn();
+            }
+            k.wait();
+            ptx::bar_warp_sync();  // all lanes have seen the phase before the stage is given back
+            release(k);
+        }
+    }
+    FS_DEVICE void skip_v(i32 count) {
+        _Pragma("unroll 1") for (; count > 0; --count) {
+            v.wait();
+            ptx::bar_warp_sync();
+            release(v);
+        }
+    }
+    FS_DEVICE void skip_pairs(i32 count) {
+        _Pragma("unroll 1") for (; count > 0; --count) {
+            skip_k(1);
+            skip_v(1);
+        }
+    }
+
+    FS_DEVICE void skip_tile(const Work& work) {
+        if constexpr (!kConfig.overlap) take_turn();
+        skip_pairs(work.n_blocks);
+        if constexpr (!kConfig.overlap) pass_turn();
+        wait_q();
+        ptx::bar_warp_sync();
+        release_q();
+        release_tile(work.slot);
+    }
+
+    // Turns: a warpgroup issues its products, then lets the next one do so.
+
+    FS_DEVICE void take_turn() {
+        if constexpr (kConfig.pingpong) {
+            ptx::bar_sync_named(kTurnBarrier + warpgroup, 2 * kWarpgroupThreads);
+        }
+    }
+    FS_DEVICE void pass_turn() {
+        if constexpr (kConfig.pingpong) {
+            const int next = warpgroup + 1 == kWarpgroups ? 0 : warpgroup + 1;
+            ptx::bar_arrive_named(kTurnBarrier + next, 2 * kWarpgroupThreads);
+        }
+    }
+    FS_DEVICE void open_turns() {
+        if (kConfig.pingpong && warpgroup == 0) {
+            ptx::bar_arrive_named(kTurnBarrier, 2 * kWarpgroupThreads);
+        }
+    }
+
+    // Blocks
+
+    FS_DEVICE bool needs_mask(i32 row, i32 n) const {
+        const i32 end = (n + 1) * kConfig.B_c;
+        bool needed = false;
+        if constexpr (kTraits.ragged_k) needed |= end > args.k_len;
+        if constexpr (kTraits.causal) {
+            needed |= end - 1 > row + warpgroup * kWarpgroupRows + args.diagonal;
+        }
+        return needed;
+    }
+
+    FS_DEVICE int row_in_tile() const {
+        return warpgroup * kWarpgroupRows + thread / kWarpLanes * 16 + lane / 4;
+    }
+
+    FS_DEVICE void mask(typename Products::S& s, i32 row, i32 n) const {
+        if constexpr (kTraits.causal || kTraits.ragged_k) {
+            if (!needs_mask(row, n)) return;
+            const i32 column = n * kConfig.B_c + lane % 4 * 2;
+            i32 low = args.k_len, high = args.k_len;
+            if constexpr (kTraits.causal) {
+                const i32 sees = row + row_in_tile() + 1 + args.diagonal;
+                low = min(low, sees);
+                high = min(high, sees + 8);
+            }
+            LazySoftmax<kConfig>::mask(s, low - column, high - column);
+        }
+    }
+
+    // P in its place for issue_pv; the products that read the last one are done.
+    FS_DEVICE void stage_p() {
+        if constexpr (kConfig.p_in_smem) {
+            FS_UNROLL
+            for (int i = 0; i < kConfig.B_c / 16; ++i) {
+                const u32 chunk[4] = {p[4 * i], p[4 * i + 1], p[4 * i + 2], p[4 * i + 3]};
+                ptx::stmatrix_x4(swizzled_rows(smem.p(warpgroup), thread, i), chunk);
+            }
+            ptx::fence_proxy_async();
+            // The whole warpgroup's rows are there, for wgmma to read.
+            ptx::bar_sync_named(kPBarrier + warpgroup, kWarpgroupThreads);
+        }
+    }
+
+    FS_DEVICE void issue_pv(bool keep) {
+        ptx::fence_registers(o);
+        if constexpr (kConfig.p_in_smem) {
+            Products::issue_pv(o, p_matrix, v.matrix, keep);
+        } else {
+            Products::issue_pv(o, p, v.matrix, keep);
+        }
+    }
+
+    // Tile ends
+
+    // Statistics of a finished tile: the log-sum-exp leaves, O keeps 1 / l.
+    FS_DEVICE void finish(i32 slot) {
+        float sum[2];
+        softmax.sum_quad(sum);
+        FS_UNROLL
+        for (int i = 0; i < 2; ++i) inverse[i] = sum[i] > 0.f ? ptx::rcp(sum[i]) : 0.f;
+        if constexpr (kTraits.lse) {
+            const HopperTile tile = get_tile(smem.tile(slot));
+            const i32 row = tile.row + row_in_tile();
+            const i64 line = static_cast<i64>(tile.batch) * args.heads + tile.head;
+            float* dst = args.lse + line * args.q_len + row;
+            FS_UNROLL
+            for (int i = 0; i < 2; ++i) {
+                const bool inside = !kTraits.ragged_q || row + 8 * i < args.q_len;
+                const float lse = (softmax.m[i] + ptx::lg2(sum[i])) * kLn2;
+                ptx::st_global_f32_if(lane % 4 == 0 && inside, dst + 8 * i, lse);
+            }
+        }
+    }
+
+    FS_DEVICE void store(i32 slot) {
+        const HopperTile tile = get_tile(smem.tile(slot));
+        if constexpr (kConfig.o_staged) {
+            Output::store_staged(args, tile, smem.o(warpgroup), warpgroup, thread, o, inverse);
+        } else {
+            Output::store_direct(args, tile, row_in_tile(), lane, o, inverse);
+        }
+        release_tile(slot);
+    }
+};
+
+}  // namespace flashsmith

@@ -1,0 +1,236 @@
+// The consumers' two loops over tiles and blocks: with products overlapped, and one after the
+// other.
+#pragma once
+
+#include "flashsmith/kernel/hopper_consumer.cuh"
+
+namespace flashsmith {
+
+// Q Kᵀ of a block, its softmax, P V: nothing overlaps inside a warpgroup.
+template <HopperForwardKernelConfig kConfig, ForwardTraits kTraits>
+struct HopperPlainLoop : HopperConsumer<kConfig, kTraits> {
+    using Base = HopperConsumer<kConfig, kTraits>;
+    using Base::Base;
+    using typename Base::Products;
+
+    FS_DEVICE void run() {
+        this->open_turns();
+        auto work = this->next_tile();
+        while (work.n_blocks > 0) {
+            if (work.own == 0) {
+                this->skip_tile(work);
+            } else {
+                tile(work);
+            }
+            work = this->next_tile();
+        }
+    }
+
+  private:
+    FS_DEVICE void tile(const typename Base::Work& work) {
+        this->take_turn();
+        this->skip_pairs(work.n_blocks - work.own);
+        this->wait_q();
+        this->use_q();
+        this->softmax.reset();
+        _Pragma("unroll 1") for (i32 n = work.own - 1; n >= 0; --n) {
+            block(work.row, n, n == work.own - 1);
+        }
+        this->pass_turn();
+        this->finish(work.slot);
+        this->store(work.slot);
+    }
+
+    FS_DEVICE void block(i32 row, i32 n, bool first) {
+        typename Products::S s;
+        this->k.wait();
+        Products::issue_qk(s, this->q_matrix, this->k.matrix);
+        this->pass_turn();
+        ptx::wgmma_wait<0>();  // S is complete, K has been read
+        ptx::fence_registers(s);
+        this->release(this->k);
+        if (n == 0) this->release_q();
+        this->mask(s, row, n);
+        this->softmax.update_maximum(s, this->scale);
+        this->softmax.exponentials(s, this->scale);
+        this->softmax.pack(this->p, s);
+        this->stage_p();
+        if (!first) this->softmax.rescale(this->o);
+        this->v.wait();
+        this->take_turn();
+        this->issue_pv(!first);
+        ptx::wgmma_wait<0>();  // O is complete, P and V have been read
+        ptx::fence_registers(this->o);
+        this->release(this->v);
+    }
+};
+
+// One loop over all blocks of all tiles: each step issues Q Kᵀ of a block and P V of the one
+// before, also where the two belong to different tiles. A plain step has no branch; a general one
+// masks, starts and ends tiles.
+template <HopperForwardKernelConfig kConfig, ForwardTraits kTraits>
+struct HopperOverlappedLoop : HopperConsumer<kConfig, kTraits> {
+    using Base = HopperConsumer<kConfig, kTraits>;
+    using Base::Base;
+    using typename Base::Products;
+    using typename Base::Work;
+
+    static constexpr bool kSum = kConfig.statistics == Statistics::kSUM;
+
+    i32 row, slot;  // of the tile whose blocks are being multiplied with Q
+    i32 n;          // the block whose scores are in p, or whose softmax runs
+    bool first;     // that block is its tile's first: P V starts a new O
+    i32 v_skipped;  // blocks of V to pass by before that one
+    bool unsaved;   // O of the finished tile in `finished_slot` is still in registers
+    i32 finished_slot;
+
+    FS_DEVICE void run() {
+        this->open_turns();
+        Work work = this->next_tile();
+        while (work.n_blocks > 0) {
+            if (work.own == 0) {
+                this->skip_tile(work);
+                work = this->next_tile();
+                continue;
+            }
+            start(work);
+            while (step<true>(work)) {
+                // Row maxima are set, Q stays, no mask until the tile ends.
+                if (!first && n > 1 && !this->needs_mask(row, n - 1)) {
+                    _Pragma("unroll 1") do { step<false>(work); }
+                    while (n > 1);
+                }
+            }
+            drain();
+        }
+    }
+
+  private:
+    // The first block of a run of tiles: nothing to overlap it with.
+    FS_DEVICE void start(const Work& work) {
+        row = work.row;
+        slot = work.slot;
+        n = work.own - 1;
+        first = true;
+        v_skipped = 0;
+        unsaved = false;
+        this->skip_pairs(work.n_blocks - work.own);
+        this->wait_q();
+        this->use_q();
+        typename Products::S s;
+        this->k.wait();
+        this->take_turn();
+        Products::issue_qk(s, this->q_matrix, this->k.matrix);
+        this->pass_turn();
+        ptx::wgmma_wait<0>();
+        ptx::fence_registers(s);
+        this->release(this->k);
+        if (n == 0) this->release_q();
+        this->softmax.reset();
+        this->mask(s, row, n);
+        this->softmax.update_maximum(s, this->scale);
+        this->softmax.exponentials(s, this->scale);
+        this->softmax.pack(this->p, s);
+        this->stage_p();
+    }
+
+    // Q Kᵀ of the next block and P V of the one in p. False, with nothing done, when the next tile
+    // (in `next`) cannot follow at once.
+    template <bool kGeneral>
+    FS_DEVICE bool step(Work& next) {
+        const bool boundary = kGeneral && n == 0;
+        const bool starts_o = kGeneral && first;
+        const i32 finished = slot;
+        i32 skipped = 0;
+        if (boundary) {
+            next = this->next_tile();
+            skipped = next.n_blocks - next.own;
+            // More V blocks than the ring has stages could not wait behind the one in use.
+            if (next.n_blocks == 0 || next.own == 0 || skipped > kConfig.kv_stages) return false;
+            if (starts_o) {
+                this->skip_v(v_skipped);
+                v_skipped = 0;
+            }
+            this->skip_k(skipped);
+            this->wait_q();
+            n = next.own;
+            row = next.row;
+            slot = next.slot;
+        }
+        if constexpr (kGeneral) this->use_q();
+        --n;
+        typename Products::S s;
+        this->k.wait();
+        this->take_turn();
+        Products::issue_qk(s, this->q_matrix, this->k.matrix);
+        if (starts_o) {
+            if (kConfig.late_store && unsaved) this->store(finished_slot);
+            this->skip_v(v_skipped);
+        } else if constexpr (kConfig.early_rescale) {
+            this->softmax.rescale(this->o);
+        }
+        this->v.wait();
+        this->issue_pv(!starts_o);
+        this->pass_turn();
+        if (boundary) {
+            this->finish(finished);
+            this->softmax.reset();
+            unsaved = true;
+            finished_slot = finished;
+        }
+        ptx::wgmma_wait<1>();  // S is complete, K and, in a tile's last block, Q have been read
+        ptx::fence_registers(s);
+        this->release(this->k);
+        if (kGeneral && n == 0) this->release_q();
+        softmax_of<kGeneral>(s);
+        if (boundary) {
+            if constexpr (!kConfig.late_store) this->store(finished);
+        } else if constexpr (!kConfig.early_rescale) {
+            this->softmax.rescale(this->o);
+        }
+        if constexpr (kGeneral) {
+            first = boundary;
+            v_skipped = skipped;
+        }
+        return true;
+    }
+
+    // From S to P; P V of the block before ends here.
+    template <bool kGeneral>
+    FS_DEVICE void softmax_of(typename Products::S& s) {
+        if constexpr (kSum && !kGeneral) {
+            end_pv();
+            this->softmax.exponentials_checked(this->p, s, this->scale);
+        } else {
+            if constexpr (kGeneral) this->mask(s, row, n);
+            this->softmax.update_maximum(s, this->scale);
+            this->softmax.exponentials(s, this->scale);
+            end_pv();
+            this->softmax.pack(this->p, s);
+        }
+        this->stage_p();
+    }
+
+    FS_DEVICE void end_pv() {
+        ptx::wgmma_wait<0>();  // O is complete, P and V have been read
+        ptx::fence_registers(this->o);
+        this->release(this->v);
+    }
+
+    // The last P V of a run of tiles: no Q Kᵀ to issue with it.
+    FS_DEVICE void drain() {
+        if (first) {
+            if (kConfig.late_store && unsaved) this->store(finished_slot);
+            this->skip_v(v_skipped);
+        } else if constexpr (kConfig.early_rescale) {
+            this->softmax.rescale(this->o);
+        }
+        this->v.wait();
+        this->issue_pv(!first);
+        this->finish(slot);
+        end_pv();
+        this->store(slot);
+    }
+};
+
+}  // namespace flashsmith

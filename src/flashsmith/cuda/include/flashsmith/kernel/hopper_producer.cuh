@@ -1,0 +1,171 @@
+// The producer of a Hopper kernel: one thread draws tiles, tells the consumers, and feeds the
+// rings.
+#pragma once
+
+#include "flashsmith/base/hopper_args.cuh"
+#include "flashsmith/base/hopper_config.cuh"
+#include "flashsmith/base/traits.cuh"
+#include "flashsmith/ops/hopper_tiles.cuh"
+#include "flashsmith/ptx/cluster.cuh"
+#include "flashsmith/ptx/mbarrier.cuh"
+#include "flashsmith/ptx/tma.cuh"
+#include "flashsmith/ptx/warpgroup.cuh"
+#include "flashsmith/tile/hopper_smem.cuh"
+
+namespace flashsmith {
+
+template <HopperForwardKernelConfig kConfig, ForwardTraits kTraits>
+struct HopperProducer {
+    static constexpr int kCluster = kConfig.cluster;
+    static constexpr int kShare = kConfig.B_c / kCluster;  // rows of a block this CTA loads for all
+    static constexpr u64 kKvPolicy = kConfig.l2_hints ? ptx::kEvictLast : ptx::kEvictNormal;
+    static constexpr u64 kQPolicy = kConfig.l2_hints ? ptx::kEvictFirst : ptx::kEvictNormal;
+    // With two slots a warpgroup the next tile's Q can come first. With fewer, waiting for a slot
+    // must not hold up the V block that lets a warpgroup finish and free one.
+    static constexpr bool kQFirst = kConfig.q_slots == 2 * kConfig.n_warpgroups;
+
+    // A stage of a ring and the parity of its empty barrier: 1 passes at once in the first round.
+    struct Place {
+        int stage = 0;
+        u32 parity = 1;
+
+        FS_DEVICE void advance(int stages) {
+            if (++stage == stages) {
+                stage = 0;
+                parity ^= 1;
+            }
+        }
+    };
+
+    const HopperForwardArgs& args;
+    HopperSmem<kConfig> smem;
+    u32 rank;
+    Place q, k, v, tile;
+    u32 draw_parity = 0;
+
+    FS_DEVICE HopperProducer(const HopperForwardArgs& args, HopperSmem<kConfig> smem, u32 rank)
+        : args(args), smem(smem), rank(rank) {}
+
+    FS_DEVICE void run() {
+        const i32 clusters = gridDim.x / kCluster;
+        i32 index = blockIdx.x / kCluster;
+        HopperTile previous{0, 0, 0, 0};
+        while (true) {
+            const bool valid = index < args.tiles;
+            // Asked for here, needed when this tile's loads are out.
+            const i32 next = valid ? draw(index, clusters) : index;
+            const HopperTile current =
+                valid ? decode_tile<kConfig, kTraits>(args, index, rank) : HopperTile{0, 0, 0, 0};
+            publish(current);
+            if (!valid) break;
+            load_tile(current, previous);
+            previous = current;
+            index = share(next);
+        }
+        if (previous.n_blocks > 0) load_v(0, previous);
+        leave(clusters);
+    }
+
+  private:
+    FS_DEVICE i32 draw(i32 index, i32 clusters) const {
+        if constexpr (kConfig.scheduler == Scheduler::kSINGLE) return args.tiles;
+        if constexpr (kConfig.scheduler == Scheduler::kSTATIC) return index + clusters;
+        if (kCluster > 1 && rank != 0) return 0;
+        return static_cast<i32>(ptx::atom_add_u32(args.counter, 1)) + clusters;
+    }
+
+    // The cluster's first block drew for all: it hands the number on, one at a time.
+    FS_DEVICE i32 share(i32 next) {
+        if constexpr (kCluster == 1 || kConfig.scheduler != Scheduler::kDYNAMIC) return next;
+        const SmemAddr mailbox = smem.tile(kTileSlots);
+        if (rank == 0) {
+            for (u32 peer = 1; peer < kCluster; ++peer) {
+                ptx::mbarrier_wait_cluster(smem.draw_empty(), draw_parity ^ 1);
+                ptx::st_shared_cluster_b32(mailbox, peer, static_cast<u32>(next));
+                ptx::mbarrier_arrive_remote_if(true, smem.draw_full(), peer);
+            }
+        } else {
+            ptx::mbarrier_wait_cluster(smem.draw_full(), draw_parity);
+            next = static_cast<i32>(ptx::ld_shared_16b(mailbox).word[0]);
+            ptx::mbarrier_arrive_remote_if(true, smem.draw_empty(), 0);
+        }
+        draw_parity ^= 1;
+        return next;
+    }
+
+    FS_DEVICE void publish(const HopperTile& current) {
+        ptx::mbarrier_wait(smem.tile_empty(tile.stage), tile.parity);
+        put_tile(smem.tile(tile.stage), current);
+        ptx::mbarrier_arrive(smem.tile_full(tile.stage));
+        tile.advance(kTileSlots);
+    }
+
+    // In the order of need: a warpgroup starts this tile's first Q Kᵀ before its last P V of the
+    // previous one.
+    FS_DEVICE void load_tile(const HopperTile& current, const HopperTile& previous) {
+        if constexpr (kQFirst) load_q(current);
+        load_k(current.n_blocks - 1, current);
+        if (previous.n_blocks > 0) load_v(0, previous);
+        if constexpr (!kQFirst) load_q(current);
+        _Pragma("unroll 1") for (i32 n = current.n_blocks - 2; n >= 0; --n) {
+            load_k(n, current);
+            load_v(n + 1, current);
+        }
+    }
+
+    FS_DEVICE void load_q(const HopperTile& at) {
+        _Pragma("unroll 1") for (int w = 0; w < kConfig.n_warpgroups; ++w) {
+            ptx::mbarrier_wait(smem.q_empty(q.stage), q.parity);
+            const SmemAddr full = smem.q_full(q.stage);
+            ptx::mbarrier_arrive_expect_tx(full, kConfig.q_slot_bytes());
+            FS_UNROLL
+            for (int panel = 0; panel < kConfig.panels(); ++panel) {
+                ptx::tma_load_4d<kQPolicy>(
+                    smem.q(q.stage) + panel * kWarpgroupRows * kPanelRowBytes, args.q,
+                    {panel * kPanelColumns, at.row + w * kWarpgroupRows, at.head, at.batch}, full);
+            }
+            q.advance(kConfig.q_slots);
+        }
+    }
+
+    FS_DEVICE void load_k(i32 n, const HopperTile& at) {
+        load_block(args.k, n, at, smem.k(k.stage), smem.k_full(k.stage), smem.k_empty(k.stage), k);
+    }
+
+    FS_DEVICE void load_v(i32 n, const HopperTile& at) {
+        load_block(args.v, n, at, smem.v(v.stage), smem.v_full(v.stage), smem.v_empty(v.stage), v);
+    }
+
+    FS_DEVICE void load_block(const TensorMap& map, i32 n, const HopperTile& at, SmemAddr dst,
+                              SmemAddr full, SmemAddr empty, Place& place) {
+        ptx::mbarrier_wait(empty, place.parity);  // every reader, of all blocks, has left the stage
+        ptx::mbarrier_arrive_expect_tx(full, kConfig.kv_bytes());
+        const i32 share = static_cast<i32>(rank) * kShare;
+        const i32 head = at.head / args.kv_group;
+        FS_UNROLL
+        for (int panel = 0; panel < kConfig.panels(); ++panel) {
+            const SmemAddr to = dst + (panel * kConfig.B_c + share) * kPanelRowBytes;
+            const ptx::TmaCoordinates from{panel * kPanelColumns, n * kConfig.B_c + share, head,
+                                           at.batch};
+            if constexpr (kCluster > 1) {
+                ptx::tma_load_4d_multicast(to, map, from, full, (1 << kCluster) - 1);
+            } else {
+                ptx::tma_load_4d<kKvPolicy>(to, map, from, full);
+            }
+        }
+        place.advance(kConfig.kv_stages);
+    }
+
+    // The last of all to draw sets the counters back for the next launch.
+    FS_DEVICE void leave(i32 clusters) {
+        if constexpr (kConfig.scheduler != Scheduler::kDYNAMIC) return;
+        if (rank != 0) return;
+        ptx::fence_gpu();
+        if (ptx::atom_add_u32(args.counter + 1, 1) == static_cast<u32>(clusters - 1)) {
+            args.counter[0] = 0;
+            args.counter[1] = 0;
+        }
+    }
+};
+
+}  // namespace flashsmith
