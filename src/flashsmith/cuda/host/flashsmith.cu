@@ -1,6 +1,4 @@
 // The host side of libflashsmith: finds a configuration, checks a call, starts its kernel.
-#include "flashsmith.h"
-
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -9,9 +7,10 @@
 #include <vector>
 
 #include "flash_kernels.cuh"
+#include "flashsmith.h"
 
-using flashsmith::host::ForwardCall;
 using flashsmith::host::forward_kernels;
+using flashsmith::host::ForwardCall;
 using flashsmith::host::registered;
 
 namespace {
@@ -49,11 +48,11 @@ size_t distance(const std::string& a, const std::string& b) {
 }
 
 const char* nearest_to(const std::string& wanted) {
-    const auto* near = std::min_element(
-        std::begin(registered), std::end(registered), [&](const auto& a, const auto& b) {
-            return distance(without_spaces(a.short_form), wanted) <
-                   distance(without_spaces(b.short_form), wanted);
-        });
+    const auto* near = std::min_element(std::begin(registered), std::end(registered),
+                                        [&](const auto& a, const auto& b) {
+                                            return distance(without_spaces(a.short_form), wanted) <
+                                                   distance(without_spaces(b.short_form), wanted);
+                                        });
     return near->short_form;
 }
 
@@ -81,8 +80,9 @@ std::string lengths_fault(const flashsmith_forward_args& args, int d_head) {
                "; query heads are a multiple of key heads, both at least 1; correct them.";
     }
     if (args.d_head < 1 || args.d_head > d_head || args.d_head % kStrideStep != 0) {
-        return "d_head is " + std::to_string(args.d_head) + "; this kernel takes multiples of 8 up to " +
-               std::to_string(d_head) + "; choose another configuration.";
+        return "d_head is " + std::to_string(args.d_head) +
+               "; this kernel takes multiples of 8 up to " + std::to_string(d_head) +
+               "; choose another configuration.";
     }
     if (!(args.scale >= 0) || !std::isfinite(args.scale)) {
         return "scale is not a finite number of at least 0; 0 means 1 / sqrt(d_head).";
@@ -145,7 +145,8 @@ const char* flashsmith_short_form(flashsmith_config config) {
 
 flashsmith_status flashsmith_find(const char* short_form, flashsmith_config* config) {
     if (short_form == nullptr || config == nullptr) {
-        return fail(FLASHSMITH_INVALID_ARGUMENT, "flashsmith_find: an argument is NULL; give both.");
+        return fail(FLASHSMITH_INVALID_ARGUMENT,
+                    "flashsmith_find: an argument is NULL; give both.");
     }
     const std::string wanted = without_spaces(short_form);
     for (const auto& entry : registered) {
@@ -170,12 +171,12 @@ flashsmith_status flashsmith_forward(flashsmith_config config, const flashsmith_
     const std::string fault = fault_of(*args, config->config.d_head);
     if (!fault.empty()) return fail(FLASHSMITH_INVALID_ARGUMENT, fault);
     if (args->batch == 0 || args->q_len == 0) return FLASHSMITH_OK;
-    const cudaError_t result = forward_kernels.at(config->config)(
-        make_call(*args), static_cast<cudaStream_t>(stream));
+    const cudaError_t result =
+        forward_kernels.at(config->config)(make_call(*args), static_cast<cudaStream_t>(stream));
     if (result == cudaSuccess) return FLASHSMITH_OK;
-    return fail(FLASHSMITH_CUDA_ERROR,
-                std::string(config->short_form) + ": the launch returned " +
-                    cudaGetErrorName(result) + " (" + cudaGetErrorString(result) + ").");
+    return fail(FLASHSMITH_CUDA_ERROR, std::string(config->short_form) + ": the launch returned " +
+                                           cudaGetErrorName(result) + " (" +
+                                           cudaGetErrorString(result) + ").");
 }
 
 const char* flashsmith_status_string(flashsmith_status status) {

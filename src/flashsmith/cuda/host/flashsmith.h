@@ -69,8 +69,7 @@ FLASHSMITH_API flashsmith_config flashsmith_at(size_t index);
 FLASHSMITH_API const char* flashsmith_short_form(flashsmith_config config);
 
 /* Finds a configuration by its short form; spaces do not matter. On failure `*config` is NULL. */
-FLASHSMITH_API flashsmith_status flashsmith_find(const char* short_form,
-                                                 flashsmith_config* config);
+FLASHSMITH_API flashsmith_status flashsmith_find(const char* short_form, flashsmith_config* config);
 
 /* Starts O = softmax(scale QK^T + mask) V on `stream` (a cudaStream_t; NULL: the default stream)
  * of the current device; returns before the GPU is done. */

@@ -42,8 +42,7 @@ inline ForwardTraits needed_traits(const ForwardCall& call, int tile_q, int tile
 // its diagonal lies right of the last key, and its LSE address is null.
 inline bool covers(const ForwardTraits& has, const ForwardTraits& needs) {
     return has.causal >= needs.causal && has.ragged_q >= needs.ragged_q &&
-           has.ragged_k >= needs.ragged_k && has.narrow_d >= needs.narrow_d &&
-           has.lse >= needs.lse;
+           has.ragged_k >= needs.ragged_k && has.narrow_d >= needs.narrow_d && has.lse >= needs.lse;
 }
 
 // Starts the first of `kernels` that covers `needs`; the last one covers everything.
@@ -56,9 +55,8 @@ cudaError_t start(const CompiledTraits (&kernels)[kKernels], const ForwardTraits
     ForwardArgs args = call.args;
     if (!call.causal) args.diagonal = args.k_len;
     // Above 48 KiB a kernel must ask; asking again is free of side effects.
-    cudaError_t result =
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             static_cast<int>(geometry.smem_bytes));
+    cudaError_t result = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                              static_cast<int>(geometry.smem_bytes));
     if (result != cudaSuccess) return result;
     void* parameters[] = {&args};
     return cudaLaunchKernel(kernel, geometry.grid, geometry.block, parameters, geometry.smem_bytes,

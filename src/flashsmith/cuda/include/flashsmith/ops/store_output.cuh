@@ -30,12 +30,13 @@ FS_DEVICE void complete_sums(RowState<Kernel>& rows) {
     }
 }
 
-// ln(sum of exp(scaled logits)); -inf for a row that sees no key.
+// ln(sum of exp(scaled logits)); -inf for a row that sees no key. A null address takes nothing, so
+// that a kernel built ahead of time serves calls with and without it.
 template <class Kernel>
 FS_DEVICE void store_lse(const RowState<Kernel>& rows, const ForwardArgs& args,
                          const TilePosition& tile, int warp_row) {
     const int lane = threadIdx.x % kWarpLanes;
-    if (lane % 4 != 0) return;
+    if (lane % 4 != 0 || args.lse == nullptr) return;
     float* head = args.lse + (static_cast<i64>(tile.batch) * args.heads + tile.head) * args.q_len;
     FS_UNROLL
     for (int i = 0; i < Kernel::kRowTiles; ++i) {

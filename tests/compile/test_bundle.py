@@ -1,0 +1,146 @@
+"""A bundle: the same kernels with no compiler, refusals by name, and no trust in its bytes."""
+
+import json
+import zipfile
+
+import pytest
+
+from flashsmith import arch as arches
+from flashsmith.base.errors import DamagedFile, Unsupported
+from flashsmith.compile import nvrtc
+from flashsmith.compile.ahead_of_time import build_bundle
+from flashsmith.compile.bundle import read_bundle
+from flashsmith.compile.compiler import compile_kernel
+from flashsmith.compile.kernel_cache import KernelCache
+from flashsmith.config.traits import ForwardTraits
+
+SM_86 = arches.get("sm_86")
+PLAIN = ForwardTraits()
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory, small, large):
+    """A bundle of one configuration that fits and one that does not."""
+    folder = tmp_path_factory.mktemp("bundle")
+    cache = KernelCache(folder / "cache", 1 << 30)
+    return build_bundle([small, large], [SM_86], folder / "kernels.bundle", cache=cache), cache
+
+
+def test_a_bundle_gives_the_kernels_that_compiling_gives(built, small, monkeypatch):
+    made, cache = built
+    assert (made.n_configs, made.n_kernels) == (1, 3)
+    assert made.n_bytes == made.path.stat().st_size
+    compiled = compile_kernel(small, ForwardTraits(causal=True), "sm_86", cache=cache)
+    monkeypatch.setattr(nvrtc, "_load", lambda path: pytest.fail("no compiler is needed"))
+    monkeypatch.setenv("FLASHSMITH_NVRTC", "/nowhere")
+    bundle = read_bundle(made.path)
+    kernel = bundle.kernel(small, ForwardTraits(causal=True), "sm_86")
+    assert (kernel.name, kernel.cubin, kernel.ptx) == (compiled.name, compiled.cubin, compiled.ptx)
+    assert kernel.resources == compiled.resources
+    assert bundle.configs() == [small]
+
+
+@pytest.mark.parametrize(
+    ("needed", "given"),
+    [
+        (PLAIN, "plain"),
+        (ForwardTraits(causal=True), "causal"),
+        (ForwardTraits(ragged_k=True), "causal_ragged_q_ragged_k_narrow_d_lse"),
+        (ForwardTraits(lse=True), "causal_ragged_q_ragged_k_narrow_d_lse"),
+    ],
+)
+def test_the_kernel_with_the_fewest_traits_that_covers_a_problem_is_taken(
+    built, small, needed, given
+):
+    kernel = read_bundle(built[0].path).kernel(small, needed, "sm_86")
+    assert kernel.name == small.kernel_name(needed).rpartition("__")[0] + f"__{given}"
+
+
+def test_equal_kernels_give_an_equal_file(built, small, large, tmp_path):
+    made, cache = built
+    again = build_bundle([small, large], [SM_86], tmp_path / "again.bundle", cache=cache)
+    assert again.path.read_bytes() == made.path.read_bytes()
+
+
+def test_a_configuration_outside_is_refused_with_the_number_and_the_nearest(built, small):
+    wanted = small.replace(optimized_softmax=False)
+    with pytest.raises(Unsupported) as caught:
+        read_bundle(built[0].path).kernel(wanted, PLAIN, "sm_86")
+    message = str(caught.value)
+    assert message.startswith(f"{wanted.short_form()}: not registered")
+    assert "holds 1 configurations" in message
+    assert f"the nearest is {small.short_form()}" in message
+
+
+def test_an_architecture_outside_is_refused_with_those_inside(built, small):
+    with pytest.raises(Unsupported, match=r"no kernels for sm_80; it holds sm_86"):
+        read_bundle(built[0].path).kernel(small, PLAIN, "sm_80")
+
+
+def test_a_set_of_which_nothing_fits_makes_no_bundle(cache, large, tmp_path):
+    with pytest.raises(Unsupported, match=r"no configuration fits: .*shared memory"):
+        build_bundle([large], [SM_86], tmp_path / "none.bundle", cache=cache)
+
+
+@pytest.mark.parametrize("damage", ["cut", "foreign", "empty", "gone", "folder"])
+def test_a_file_that_is_no_bundle_is_refused(built, tmp_path, damage):
+    path = tmp_path / "some.bundle"
+    whole = built[0].path.read_bytes()
+    contents = {"cut": whole[: len(whole) // 2], "foreign": b"PK not a zip at all", "empty": b""}
+    if damage == "folder":
+        path.mkdir()
+    elif damage != "gone":
+        path.write_bytes(contents[damage])
+    with pytest.raises(DamagedFile, match=r"some\.bundle is no"):
+        read_bundle(path)
+
+
+def rewrite(source, target, change):
+    """A copy of a bundle, each file passed through `change(name, data)`."""
+    with zipfile.ZipFile(source) as old, zipfile.ZipFile(target, "w") as new:
+        for name in old.namelist():
+            new.writestr(name, change(name, old.read(name)))
+
+
+def test_a_kernel_whose_bytes_were_changed_is_refused(built, small, tmp_path):
+    path = tmp_path / "changed.bundle"
+    rewrite(
+        built[0].path,
+        path,
+        lambda name, data: data[:-1] + b"!" if name.endswith("plain.cubin") else data,
+    )
+    bundle = read_bundle(path)
+    with pytest.raises(DamagedFile, match=r"plain\.cubin has another hash"):
+        bundle.kernel(small, PLAIN, "sm_86")
+    assert bundle.kernel(small, ForwardTraits(causal=True), "sm_86").cubin
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"schema": 99},
+        {"format": "another"},
+        {"kernels": [{"config": "(BF16, 1)"}]},
+        {"kernels": 5},
+        {"kernels": [{"config": 5, "traits": {"no_such_trait": True}}]},
+    ],
+    ids=str,
+)
+def test_a_manifest_of_another_kind_is_refused(built, tmp_path, change):
+    path = tmp_path / "manifest.bundle"
+
+    def edit(name, data):
+        return json.dumps({**json.loads(data), **change}) if name == "manifest.json" else data
+
+    rewrite(built[0].path, path, edit)
+    with pytest.raises(DamagedFile, match=r"manifest\.bundle is no whole bundle"):
+        read_bundle(path)
+
+
+def test_an_archive_whose_manifest_is_no_json_object_is_refused(tmp_path):
+    for content in ("[1, 2]", "{", "null", '"text"'):
+        path = tmp_path / "odd.bundle"
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("manifest.json", content)
+        with pytest.raises(DamagedFile, match=r"odd\.bundle is no whole bundle"):
+            read_bundle(path)

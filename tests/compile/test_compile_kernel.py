@@ -1,0 +1,80 @@
+"""A configuration becomes a kernel: named after it, made of its traits, refused with a sentence."""
+
+import pytest
+
+from flashsmith.base.errors import CompileError, Unsupported
+from flashsmith.compile.compiler import CompileJob, compile_kernel, compile_many
+from flashsmith.compile.cubin import code_hash
+from flashsmith.compile.source import unit_source
+from flashsmith.config import parse_config
+from flashsmith.config.traits import ForwardTraits
+
+PLAIN = ForwardTraits()
+
+
+def test_the_entry_spells_configuration_and_traits(cache, small):
+    kernel = compile_kernel(small, ForwardTraits(causal=True), "sm_80", cache=cache)
+    assert kernel.name.endswith("__causal")
+    assert f".entry {kernel.name}(" in kernel.ptx
+    assert parse_config(kernel.name) == small
+
+
+def test_the_unit_states_its_short_form_and_every_field_by_name(small):
+    text = unit_source(small, PLAIN)
+    assert text.startswith(f"// {small.short_form()} | plain\n")
+    assert all(f".{name} = " in text for name in small.knobs())
+
+
+@pytest.mark.parametrize("trait", ["causal", "ragged_q", "ragged_k", "narrow_d", "lse"])
+def test_every_trait_changes_the_machine_code(cache, small, trait):
+    plain = compile_kernel(small, PLAIN, "sm_80", cache=cache)
+    other = compile_kernel(small, ForwardTraits(**{trait: True}), "sm_80", cache=cache)
+    assert code_hash(plain.cubin) != code_hash(other.cubin)
+
+
+@pytest.mark.parametrize(
+    ("written", "instead", "says"),
+    [
+        (".swizzled = true, ", "", "required"),
+        (".swizzled", ".no_such_field = 1, .swizzled", "no_such_field"),
+        (".d_head = 64, .B_r = 64", ".B_r = 64, .d_head = 64", "order"),
+    ],
+    ids=["forgotten", "unknown", "misordered"],
+)
+def test_a_field_that_the_languages_do_not_share_does_not_compile(
+    cache, small, monkeypatch, written, instead, says
+):
+    text = small.to_cpp_struct()
+    assert written in text
+    monkeypatch.setattr(type(small), "to_cpp_struct", lambda self: text.replace(written, instead))
+    with pytest.raises(CompileError) as caught:
+        compile_kernel(small, PLAIN, "sm_80", cache=cache)
+    assert says in caught.value.log
+
+
+def test_a_configuration_that_cannot_be_built_fails_with_the_assertions_sentence(cache, small):
+    wrong = small.replace(B_r=64, n_warps=8)
+    with pytest.raises(CompileError) as caught:
+        compile_kernel(wrong, PLAIN, "sm_80", cache=cache)
+    assert str(caught.value).startswith(f"{wrong.short_form()}: does not compile:")
+    assert "static assertion failed with" in str(caught.value)
+    assert (caught.value.source_path / "kernel.cu").is_file()
+
+
+def test_an_architecture_without_the_family_is_refused(cache, small, monkeypatch):
+    monkeypatch.setattr(type(small), "runs_on", classmethod(lambda cls, arch: arch == "sm_90a"))
+    with pytest.raises(Unsupported, match="do not exist on sm_80"):
+        compile_kernel(small, PLAIN, "sm_80", cache=cache)
+
+
+def test_many_kernels_come_back_in_order_an_error_in_the_place_of_its_kernel(cache, small):
+    wrong = small.replace(B_r=64, n_warps=8)
+    jobs = [CompileJob(config, PLAIN, "sm_80") for config in (small, wrong, small)]
+    seen = []
+    made = compile_many(
+        jobs, workers=2, progress=lambda done, total: seen.append((done, total)), cache=cache
+    )
+    assert made[0] == made[2]
+    assert made[0].name == small.kernel_name(PLAIN)
+    assert isinstance(made[1], CompileError)
+    assert seen == [(1, 3), (2, 3), (3, 3)]
