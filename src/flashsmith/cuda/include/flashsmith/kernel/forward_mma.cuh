@@ -30,7 +30,8 @@ class ForwardTile {
           smem_(smem),
           warp_row_(threadIdx.x / kWarpLanes * Kernel::kWarpRows),
           q_reader_(smem + kQ, warp_row_),
-          kv_reader_(smem + kK, 0),
+          k_reader_(smem + kK, 0),
+          v_reader_(smem + kV, 0),
           k_stream_(args.k, tile.batch, kv_head(), static_cast<i64>(n_blocks) * Kernel::kBc),
           v_stream_(args.v, tile.batch, kv_head(), static_cast<i64>(n_blocks) * Kernel::kBc) {
         o_.clear();
@@ -66,19 +67,19 @@ class ForwardTile {
             finish_copies();  // K of this block is in
         }
         _Pragma("unroll 1") for (int step = 0; step < Kernel::kSteps; ++step) {
-            const auto kv_reader = step_reader(step);
             const int first_key = block * Kernel::kBc + step * Kernel::kStepCols;
             const bool active = !kMasked || !kTraits.causal || sees(first_key);
             typename Kernel::S s;
             if (active) {
-                multiply_qk<Kernel>(s, held_q_, q_reader_, kv_reader);
+                multiply_qk<Kernel>(s, held_q_, q_reader_, of_step(k_reader_, step));
                 if constexpr (kMasked) {
                     mask_step<Kernel, kTraits>(s, args_, tile_.first_row + warp_row_, first_key);
                 }
             }
             between_products<kMasked>(block, step);
             if (active) {
-                softmax_and_multiply_pv<Kernel, kMasked>(o_, rows_, s, kv_reader, args_.scale_log2);
+                softmax_and_multiply_pv<Kernel, kMasked>(o_, rows_, s, of_step(v_reader_, step),
+                                                         args_.scale_log2);
             }
         }
     }
@@ -92,15 +93,14 @@ class ForwardTile {
     static constexpr u32 kQ = __builtin_offsetof(Plan, q);
     static constexpr u32 kK = __builtin_offsetof(Plan, k);
     static constexpr u32 kV = __builtin_offsetof(Plan, v);
-    static_assert(kV == kK + Kernel::KVTile::kBytes, "readers reach V at a fixed place after K.");
 
     FS_DEVICE i64 kv_head() const {
         return static_cast<u32>(tile_.head) / static_cast<u32>(args_.heads / args_.kv_heads);
     }
 
-    FS_DEVICE auto step_reader(int step) const {
-        if constexpr (Kernel::kSteps == 1) return kv_reader_;
-        return kv_reader_.below(step * Kernel::kStepCols);
+    template <class Reader>
+    FS_DEVICE static Reader of_step(const Reader& reader, int step) {
+        return Kernel::kSteps == 1 ? reader : reader.below(step * Kernel::kStepCols);
     }
 
     // Whether the last row of this warp sees the first key of a step.
@@ -158,8 +158,9 @@ class ForwardTile {
     const TilePosition tile_;
     const SmemAddr smem_;
     const int warp_row_;
-    FragmentReader<typename Kernel::QTile> q_reader_;
-    FragmentReader<typename Kernel::KVTile> kv_reader_;
+    QReader<Kernel> q_reader_;
+    KReader<Kernel> k_reader_;
+    VReader<Kernel> v_reader_;
     KVStream k_stream_;
     KVStream v_stream_;
     HeldQ<Kernel> held_q_;

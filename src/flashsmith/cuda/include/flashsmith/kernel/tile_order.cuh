@@ -21,8 +21,8 @@ FS_DEVICE TilePosition tile_of_block(const ForwardArgs& args) {
     u32 head;
     u32 tile;
     if constexpr (kTraits.causal) {
-        const u32 head_kib = (args.k_len * (args.d_head / 8) >> 6) + 1;  // 2 tensors of 2 bytes
-        const u32 group = args.heads / args.kv_heads;                    // heads that share K and V
+        const u32 head_kib = (static_cast<u32>(args.k_len) * (args.d_head / 8) >> 5) + 1;
+        const u32 group = args.heads / args.kv_heads;  // heads that share K and V
         const u32 wanted = ((kSectionBytes >> 10) / head_kib + 1) * group;
         const u32 section_heads = wanted < heads ? wanted : heads;
         const u32 section = blockIdx.x / (section_heads * tiles);

@@ -13,14 +13,12 @@ struct VOperands {
     static constexpr int kSpans = Kernel::PVGroups::kGroupSpans;
     Fragments<Kernel::kDSpans> v[kSpans];
 
-    FS_DEVICE void read(const FragmentReader<typename Kernel::KVTile>& kv_reader, int group) {
-        constexpr int kVAfterK = Kernel::KVTile::kBytes;
+    FS_DEVICE void read(const VReader<Kernel>& v_reader, int group) {
         FS_UNROLL
         for (int span = 0; span < kSpans; ++span) {
             FS_UNROLL
             for (int n = 0; n < Kernel::kDSpans; ++n) {
-                kv_reader.template read_transposed<kVAfterK>(v[span].at[n], group * kSpans + span,
-                                                             n);
+                v_reader.read_transposed(v[span].at[n], group * kSpans + span, n);
             }
         }
     }
@@ -39,8 +37,11 @@ FS_DEVICE void multiply_pv_group(typename Kernel::O& o,
             FS_UNROLL
             for (int i = 0; i < Kernel::kRowTiles; ++i) {
                 const auto& a = p[group * kSpans + span].at[i];
-                ptx::mma_m16n8k16<Kernel::kDType>(o.at[i][2 * n], a, v[0], v[1]);
-                ptx::mma_m16n8k16<Kernel::kDType>(o.at[i][2 * n + 1], a, v[2], v[3]);
+                FS_UNROLL
+                for (int half = 0; half < 2; ++half) {
+                    float (&d)[4] = o.at[i][2 * n + half];
+                    ptx::mma_m16n8k16<Kernel::kDType>(d, a, v + 2 * half, d);
+                }
             }
         }
     }
@@ -50,8 +51,7 @@ FS_DEVICE void multiply_pv_group(typename Kernel::O& o,
 // that the special-function units and the tensor cores work at the same time.
 template <class Kernel, bool kMasked>
 FS_DEVICE void softmax_and_multiply_pv(typename Kernel::O& o, RowState<Kernel>& rows,
-                                       typename Kernel::S& s,
-                                       const FragmentReader<typename Kernel::KVTile>& kv_reader,
+                                       typename Kernel::S& s, const VReader<Kernel>& v_reader,
                                        float scale_log2) {
     using Groups = typename Kernel::PVGroups;
     constexpr int kSpans = Groups::kGroupSpans;
@@ -78,11 +78,11 @@ FS_DEVICE void softmax_and_multiply_pv(typename Kernel::O& o, RowState<Kernel>& 
         }
     }
     VOperands<Kernel> operands[Groups::kStages];
-    operands[0].read(kv_reader, 0);
+    operands[0].read(v_reader, 0);
     FS_UNROLL
     for (int group = 0; group < Groups::kGroups; ++group) {
         const bool more = group + 1 < Groups::kGroups;
-        if (Groups::kStages == 2 && more) operands[(group + 1) % 2].read(kv_reader, group + 1);
+        if (Groups::kStages == 2 && more) operands[(group + 1) % 2].read(v_reader, group + 1);
         if (Kernel::kOptimizedSoftmax && more) {
             FS_UNROLL
             for (int i = 0; i < kSpans; ++i) {
@@ -92,7 +92,7 @@ FS_DEVICE void softmax_and_multiply_pv(typename Kernel::O& o, RowState<Kernel>& 
         }
         multiply_pv_group<Kernel>(o, p, operands[group % Groups::kStages], group);
         if (more) ptx::bar_warp_sync();
-        if (Groups::kStages == 1 && more) operands[0].read(kv_reader, group + 1);
+        if (Groups::kStages == 1 && more) operands[0].read(v_reader, group + 1);
     }
 }
 

@@ -13,7 +13,7 @@ struct HeldQ {
     static constexpr int kSpans = Kernel::kQInRegisters ? Kernel::kDSpans : 1;
     Fragments<Kernel::kRowTiles> at[kSpans];
 
-    FS_DEVICE void read(const FragmentReader<typename Kernel::QTile>& reader) {
+    FS_DEVICE void read(const QReader<Kernel>& reader) {
         if constexpr (Kernel::kQInRegisters) {
             FS_UNROLL
             for (int span = 0; span < kSpans; ++span) {
@@ -31,8 +31,8 @@ struct QKOperands {
     Fragments<Kernel::kRowTiles> q[kSpans];
     Fragments<Kernel::kStepSpans> k[kSpans];
 
-    FS_DEVICE void read(const FragmentReader<typename Kernel::QTile>& q_reader,
-                        const FragmentReader<typename Kernel::KVTile>& kv_reader, int group) {
+    FS_DEVICE void read(const QReader<Kernel>& q_reader, const KReader<Kernel>& k_reader,
+                        int group) {
         FS_UNROLL
         for (int span = 0; span < kSpans; ++span) {
             if constexpr (!Kernel::kQInRegisters) {
@@ -43,7 +43,7 @@ struct QKOperands {
             }
             FS_UNROLL
             for (int n = 0; n < Kernel::kStepSpans; ++n) {
-                kv_reader.read(k[span].at[n], n, group * kSpans + span);
+                k_reader.read(k[span].at[n], n, group * kSpans + span);
             }
         }
     }
@@ -58,13 +58,14 @@ FS_DEVICE void multiply_qk_group(typename Kernel::S& s, const HeldQ<Kernel>& hel
         const auto& q = Kernel::kQInRegisters ? held.at[group * kSpans + span] : operands.q[span];
         FS_UNROLL
         for (int n = 0; n < Kernel::kStepSpans; ++n) {
-            // Read untransposed, registers 0 and 2 are the lower and upper half of the contraction
-            // for keys 0..7 of the span, registers 1 and 3 for keys 8..15.
             const auto& k = operands.k[span].at[n];
             FS_UNROLL
             for (int i = 0; i < Kernel::kRowTiles; ++i) {
-                ptx::mma_m16n8k16<Kernel::kDType>(s.at[i][2 * n], q.at[i], k[0], k[2]);
-                ptx::mma_m16n8k16<Kernel::kDType>(s.at[i][2 * n + 1], q.at[i], k[1], k[3]);
+                FS_UNROLL
+                for (int half = 0; half < 2; ++half) {
+                    float (&d)[4] = s.at[i][2 * n + half];
+                    ptx::mma_m16n8k16<Kernel::kDType>(d, q.at[i], k + 2 * half, d);
+                }
             }
         }
     }
@@ -74,21 +75,20 @@ FS_DEVICE void multiply_qk_group(typename Kernel::S& s, const HeldQ<Kernel>& hel
 // about groups and buffers is what the machine code does.
 template <class Kernel>
 FS_DEVICE void multiply_qk(typename Kernel::S& s, const HeldQ<Kernel>& held,
-                           const FragmentReader<typename Kernel::QTile>& q_reader,
-                           const FragmentReader<typename Kernel::KVTile>& kv_reader) {
+                           const QReader<Kernel>& q_reader, const KReader<Kernel>& k_reader) {
     using Groups = typename Kernel::QKGroups;
     QKOperands<Kernel> operands[Groups::kStages];
     s.clear();
-    operands[0].read(q_reader, kv_reader, 0);
+    operands[0].read(q_reader, k_reader, 0);
     FS_UNROLL
     for (int group = 0; group < Groups::kGroups; ++group) {
         const bool more = group + 1 < Groups::kGroups;
         if (Groups::kStages == 2 && more) {
-            operands[(group + 1) % 2].read(q_reader, kv_reader, group + 1);
+            operands[(group + 1) % 2].read(q_reader, k_reader, group + 1);
         }
         multiply_qk_group<Kernel>(s, held, operands[group % Groups::kStages], group);
         if (more) ptx::bar_warp_sync();
-        if (Groups::kStages == 1 && more) operands[0].read(q_reader, kv_reader, group + 1);
+        if (Groups::kStages == 1 && more) operands[0].read(q_reader, k_reader, group + 1);
     }
 }
 

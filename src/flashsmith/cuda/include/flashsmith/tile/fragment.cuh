@@ -32,29 +32,38 @@ struct Fragments {
     u32 at[kSpans][4];
 };
 
-// Where a lane reads 16 x 16 pieces of a tile: lane l asks for row l % 16, chunk l / 16.
+// Which 8 x 8 matrix of a 16 x 16 piece goes to which register of ldmatrix.x4: the two registers of
+// a B operand must adjoin.
 //
-// The chunk of column span s is (2 s + l / 16) ^ (row % 8): only its two middle bits depend on both
+//   kRowsFirst:  0 2     A of mma, and B read transposed      kColsFirst:  0 1     B read as it
+//   lies
+//                1 3                                                       2 3
+enum class MatrixOrder { kRowsFirst, kColsFirst };
+
+// Where a lane reads 16 x 16 pieces of a tile.
+//
+// The chunk of column span s is (2 s + lane's) ^ (row % 8): only its two middle bits depend on both
 // s and the lane. So four addresses, kept in registers, and constants reach every span.
-template <class Tile>
+template <class Tile, MatrixOrder kOrder>
 class FragmentReader {
   public:
     FS_DEVICE FragmentReader(SmemAddr tile, u32 first_row) {
         const u32 lane = threadIdx.x % kWarpLanes;
-        const SmemAddr start =
-            tile + Tile::offset(first_row + lane % kMatrixSpan, lane / kMatrixSpan);
+        const u32 inner = lane / 8 % 2;
+        const u32 outer = lane / 16;
+        const u32 row = lane % 8 + 8 * (kOrder == MatrixOrder::kRowsFirst ? inner : outer);
+        const u32 chunk = kOrder == MatrixOrder::kRowsFirst ? outer : inner;
+        const SmemAddr start = tile + Tile::offset(first_row + row, chunk);
         FS_UNROLL
         for (int i = 0; i < kAddresses; ++i) address_[i] = {start.value ^ (i * kSpanBytes)};
     }
 
     // The piece `row_span` spans below and `col_span` spans right of the first.
-    template <int kTileOffset = 0>
     FS_DEVICE void read(u32 (&dst)[4], int row_span, int col_span) const {
-        ptx::ldmatrix_x4(dst, at(kTileOffset, row_span, col_span));
+        ptx::ldmatrix_x4(dst, at(row_span, col_span));
     }
-    template <int kTileOffset = 0>
     FS_DEVICE void read_transposed(u32 (&dst)[4], int row_span, int col_span) const {
-        ptx::ldmatrix_x4_trans(dst, at(kTileOffset, row_span, col_span));
+        ptx::ldmatrix_x4_trans(dst, at(row_span, col_span));
     }
 
     // A reader of the same tile that starts `rows` rows lower.
@@ -72,13 +81,19 @@ class FragmentReader {
     static constexpr int kAddresses =
         Tile::kSwizzled ? Tile::kSwizzleRows * kChunkBytes / kSpanBytes : 1;
 
-    FS_DEVICE SmemAddr at(int tile_offset, int row_span, int col_span) const {
-        return address_[col_span % kAddresses] +
-               (tile_offset + row_span * kMatrixSpan * Tile::kRowBytes +
-                col_span / kAddresses * kAddresses * kSpanBytes);
+    FS_DEVICE SmemAddr at(int row_span, int col_span) const {
+        return address_[col_span % kAddresses] + (row_span * kMatrixSpan * Tile::kRowBytes +
+                                                  col_span / kAddresses * kAddresses * kSpanBytes);
     }
 
     SmemAddr address_[kAddresses];
 };
+
+template <class Kernel>
+using QReader = FragmentReader<typename Kernel::QTile, MatrixOrder::kRowsFirst>;
+template <class Kernel>
+using KReader = FragmentReader<typename Kernel::KVTile, MatrixOrder::kColsFirst>;
+template <class Kernel>
+using VReader = FragmentReader<typename Kernel::KVTile, MatrixOrder::kRowsFirst>;
 
 }  // namespace flashsmith
