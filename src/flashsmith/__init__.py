@@ -1,5 +1,8 @@
 """Flash-attention kernels that are configured, built, verified, tuned and explained from Python."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from flashsmith.base.dtypes import DType
 from flashsmith.config import (
     FlashForwardKernelConfig,
@@ -11,15 +14,52 @@ from flashsmith.config import (
     should_autotune_config,
 )
 
+if TYPE_CHECKING:
+    from flashsmith.api.attention import flash_attention
+    from flashsmith.api.dropins import flash_attn_func, scaled_dot_product_attention
+    from flashsmith.api.notices import FlashsmithWarning
+    from flashsmith.problem.attention_problem import AttentionProblem
+    from flashsmith.tuner.choose import Choice, choose
+
 __version__ = "0.1.0"
 
+# Public names whose modules are imported when the name is first used: `import flashsmith` is quick.
+_LAZY = {
+    "AttentionProblem": "flashsmith.problem.attention_problem",
+    "Choice": "flashsmith.tuner.choose",
+    "FlashsmithWarning": "flashsmith.api.notices",
+    "choose": "flashsmith.tuner.choose",
+    "flash_attention": "flashsmith.api.attention",
+    "flash_attn_func": "flashsmith.api.dropins",
+    "scaled_dot_product_attention": "flashsmith.api.dropins",
+}
+
 __all__ = [
+    "AttentionProblem",
+    "Choice",
     "DType",
     "FlashForwardKernelConfig",
+    "FlashsmithWarning",
+    "choose",
+    "flash_attention",
+    "flash_attn_func",
     "get_autotuning_kernel_configs",
     "get_kernel_configs",
     "get_kernel_progression_configs",
     "get_kernels_to_build",
     "parse_kernel_name_into_config",
+    "scaled_dot_product_attention",
     "should_autotune_config",
 ]
+
+
+def __getattr__(name: str) -> Any:  # Any: a function or a class
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(_LAZY[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LAZY})

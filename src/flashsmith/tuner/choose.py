@@ -14,7 +14,7 @@ from flashsmith.config.kernel_config import KernelConfig
 from flashsmith.config.parse import parse_config
 from flashsmith.problem.attention_problem import AttentionProblem
 from flashsmith.runtime.launch import require_computable
-from flashsmith.tuner.measured import Measured, Measurements, distance, known_measurements
+from flashsmith.tuner.measured import Candidate, MeasuredTable, distance, known_measurements
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ def choose(
     *,
     gpu: str = "",
     given: KernelConfig | None = None,
-    measurements: Sequence[Measurements] | None = None,
+    measurements: Sequence[MeasuredTable] | None = None,
 ) -> Choice:
     """The configuration for `problem` on `arch`: given, measured, or by the rule that always fits.
 
@@ -69,7 +69,7 @@ def choose(
 
 
 def _measured_choice(
-    table: Measurements, gpu: str, problem: AttentionProblem, arch: Arch, passed: list[Rejected]
+    table: MeasuredTable, gpu: str, problem: AttentionProblem, arch: Arch, passed: list[Rejected]
 ) -> Choice | None:
     """The fastest configuration of the nearest measured problem, or None."""
     near = [(distance(problem, item.problem), item) for item in table.of_gpu(gpu)]
@@ -95,7 +95,7 @@ def _measured_choice(
 
 
 def _usable(
-    item: Measured, problem: AttentionProblem, arch: Arch
+    item: Candidate, problem: AttentionProblem, arch: Arch
 ) -> tuple[KernelConfig | None, str]:
     try:
         config = parse_config(item.config)

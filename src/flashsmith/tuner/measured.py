@@ -1,81 +1,68 @@
-"""Measurements as the choice reads them: JSON lines of the user's own, and those shipped."""
+"""Measurements as the choice reads them: the user's own results, and those shipped."""
 
 from __future__ import annotations
 
-import json
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Protocol
 
 from flashsmith.base import settings
-from flashsmith.base.dtypes import DType
+from flashsmith.base.errors import FlashsmithError
 from flashsmith.problem.attention_problem import AttentionProblem
+from flashsmith.tuner.measurement import Measurement
+from flashsmith.tuner.outcome import Timed
 
-USER_FILE = "measurements.jsonl"  # in the cache folder; the tuner's exchange format
-SHIPPED_FOLDER = Path(__file__).parent / "shipped"
+SHIPPED_FOLDER = Path(__file__).parent / "shipped"  # one file of JSON lines a GPU
 NEAR = 1.0  # powers of two that each length of a neighbour may be off
+OTHER_DTYPE = 0.01  # a tie-break: FP16 and BF16 kernels take the same time
 
 _log = logging.getLogger("flashsmith.choose")
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class Candidate:
     """What one configuration took on one problem."""
 
-    gpu: str  # "NVIDIA H200"
     problem: AttentionProblem
     config: str  # short form
     median_us: float
 
 
-class Measurements(Protocol):
-    """Something that remembers measurements."""
-
-    @property
-    def label(self) -> str:
-        """Whose measurements these are, for the reason of a choice."""
-
-    def of_gpu(self, gpu: str) -> Sequence[Measured]:
-        """Everything measured on a GPU of that name."""
-
-
+@dataclass(frozen=True, slots=True)
 class MeasuredTable:
-    """A file of JSON lines, read when it is first asked; one that is not there is empty."""
+    """Whose measurements these are, and how to get them; they are read when first asked for."""
 
-    def __init__(self, path: Path, label: str) -> None:
-        self.path = path
-        self.label = label
-        self._by_gpu: dict[str, list[Measured]] | None = None
+    label: str
+    read: Callable[[], Sequence[Measurement]]
 
-    def of_gpu(self, gpu: str) -> Sequence[Measured]:
-        """Everything measured on a GPU of that name."""
-        if self._by_gpu is None:
-            self._by_gpu = {}
-            for measured in _read_lines(self.path):
-                self._by_gpu.setdefault(measured.gpu, []).append(measured)
-        return self._by_gpu.get(gpu, ())
+    def of_gpu(self, gpu: str) -> Sequence[Candidate]:
+        """Everything choosable that was measured on a GPU of that name."""
+        return [
+            Candidate(item.key.problem, item.key.config, item.outcome.median_us)
+            for item in self.read()
+            if item.gate and item.key.gpu == gpu and isinstance(item.outcome, Timed)
+        ]
 
 
-@cache
-def _table(path: Path, label: str) -> MeasuredTable:
-    return MeasuredTable(path, label)
-
-
-def known_measurements(gpu: str) -> tuple[Measurements, ...]:
-    """What to ask about a GPU, in order: the user's own, then what the package ships."""
+def known_measurements(gpu: str) -> tuple[MeasuredTable, ...]:
+    """What to ask about a GPU, in order: the user's own results, then what the package ships."""
+    results = settings.results_path()
     slug = "".join(c if c.isalnum() else "_" for c in gpu.lower())
+    shipped = SHIPPED_FOLDER / f"{slug}.jsonl"
     return (
-        _table(settings.cache_dir() / USER_FILE, "measured on this machine"),
-        _table(SHIPPED_FOLDER / f"{slug}.jsonl", "shipped measurement"),
+        MeasuredTable("measured on this machine", lambda: _read(results)),
+        MeasuredTable("shipped measurement", lambda: _read(shipped)),
     )
 
 
 def distance(a: AttentionProblem, b: AttentionProblem) -> float:
-    """How unlike two problems are, in powers of two; infinite where no kernel serves both."""
+    """How unlike two problems are, in powers of two; infinite where one says nothing of the other.
+
+    Layout and scale do not count: they change neither the kernel nor its work.
+    """
     if (a.d_head, a.causal) != (b.d_head, b.causal):
         return math.inf
     if a.causal and _ends_bottom_right(a) is not _ends_bottom_right(b):
@@ -89,33 +76,31 @@ def distance(a: AttentionProblem, b: AttentionProblem) -> float:
     steps = [abs(math.log2(max(x, 1) / max(y, 1))) for x, y in pairs]
     if max(steps[:2]) > NEAR:
         return math.inf
-    return sum(steps) + (0.01 if a.dtype is not b.dtype else 0.0)
+    return sum(steps) + (OTHER_DTYPE if a.dtype is not b.dtype else 0.0)
 
 
 def _ends_bottom_right(problem: AttentionProblem) -> bool:
     return problem.diagonal_offset == problem.k_len - problem.q_len
 
 
-def _read_lines(path: Path) -> list[Measured]:
+def _read(path: Path) -> Sequence[Measurement]:
+    """The measurements of a file as it is now; none if it is not there, or (said) damaged."""
+    if not path.exists():
+        return ()
+    written = (path, path.with_name(f"{path.name}-wal"))  # SQLite writes beside its file first
+    return _read_once(path, tuple(p.stat().st_mtime_ns for p in written if p.exists()))
+
+
+@cache
+def _read_once(path: Path, stamps: tuple[int, ...]) -> Sequence[Measurement]:
+    from flashsmith.tuner.exchange import read_lines  # here: most calls find no file to read
+    from flashsmith.tuner.store import ResultStore
+
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except FileNotFoundError:
-        return []
-    found = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            found.append(_measured(json.loads(line)))
-        except (ValueError, KeyError, TypeError) as error:
-            _log.warning("%s line %d is no measurement (%s); it is left out", path, number, error)
-    return found
-
-
-def _measured(fields: dict[str, Any]) -> Measured:  # Any: the values of a JSON object
-    problem = dict(fields["problem"])
-    problem["dtype"] = DType[problem["dtype"]]
-    return Measured(
-        gpu=fields["gpu"],
-        problem=AttentionProblem(**problem),
-        config=fields["config"],
-        median_us=float(fields["median_us"]),
-    )
+        if path.suffix == ".jsonl":
+            return read_lines(path)
+        with ResultStore(path) as store:
+            return store.all()
+    except FlashsmithError as error:
+        _log.warning("%s; its measurements are left out", error)
+        return ()

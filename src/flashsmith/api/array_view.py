@@ -1,0 +1,64 @@
+"""Where an array lies and what shape it has, whichever library it comes from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+ALIGNED_ELEMENTS = 8  # the kernels move 16 bytes at a time
+ALIGNED_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayView:
+    """One argument of a call; strides count elements."""
+
+    name: str  # the argument's name, for messages
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: str  # "float16"
+    address: int
+    device: str  # "cpu" or "cuda:0"
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is no element."""
+        return 0 in self.shape
+
+    def in_bshd(self, layout: str) -> ArrayView:
+        """The same memory with its dimensions in the order batch, sequence, heads, d_head."""
+        if layout == "bshd":
+            return self
+        return ArrayView(
+            name=self.name,
+            shape=_swapped(self.shape),
+            strides=_swapped(self.strides),
+            dtype=self.dtype,
+            address=self.address,
+            device=self.device,
+        )
+
+    def obstacle(self) -> str:
+        """Why a kernel cannot read this memory in place, or an empty text."""
+        if self.is_empty:
+            return ""
+        if self.strides[-1] != 1 and self.shape[-1] != 1:
+            return "its last dimension is not contiguous"
+        outer = [s for n, s in zip(self.shape[:-1], self.strides[:-1], strict=True) if n > 1]
+        if any(stride < 0 for stride in outer):
+            return "it has a negative stride"
+        if any(stride % ALIGNED_ELEMENTS for stride in outer):
+            return "its rows do not begin at multiples of 16 bytes"
+        if self.address % ALIGNED_BYTES:
+            return "it does not begin at a multiple of 16 bytes"
+        return ""
+
+    @property
+    def span(self) -> int:
+        """Elements from the first to one past the last, gaps included; for strides from 0 up."""
+        if self.is_empty:
+            return 0
+        return 1 + sum((n - 1) * s for n, s in zip(self.shape, self.strides, strict=True))
+
+
+def _swapped(four: tuple[int, ...]) -> tuple[int, ...]:
+    return (four[0], four[2], four[1], four[3])

@@ -1,0 +1,46 @@
+"""Whose array an argument is; a library is imported only when one of its arrays was passed."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+from flashsmith.api.arrays.library import ArrayLibrary
+from flashsmith.base.errors import ArgumentTypeError
+
+_MODULES = {
+    "numpy": "flashsmith.api.arrays.numpy_arrays",
+    "cupy": "flashsmith.api.arrays.cupy_arrays",
+    "jax": "flashsmith.api.arrays.jax_arrays",
+    "jaxlib": "flashsmith.api.arrays.jax_arrays",
+}
+_SPOKEN = {"numpy": "NumPy", "cupy": "CuPy", "jax": "JAX", "jaxlib": "JAX", "torch": "torch"}
+
+
+def origin(array: Any) -> str:  # Any: anything can be passed to a function
+    """The library that an argument comes from: `numpy`, `torch`, `cupy`, `jax`, or empty."""
+    for kind in type(array).__mro__:
+        root = kind.__module__.partition(".")[0]
+        if root in _SPOKEN:
+            return root
+    return ""
+
+
+def library_of(q: Any, k: Any, v: Any, out: Any = None) -> ArrayLibrary:
+    """The library that all arrays of a call come from."""
+    arrays = {"q": q, "k": k, "v": v} | ({} if out is None else {"out": out})
+    for name, array in arrays.items():
+        if not origin(array):
+            raise ArgumentTypeError(
+                f"{name} is of type {type(array).__name__}; pass an array of NumPy, torch, CuPy or "
+                f"JAX (each has from_dlpack)."
+            )
+        if _SPOKEN[origin(array)] != _SPOKEN[origin(q)]:
+            raise ArgumentTypeError(
+                f"q comes from {_SPOKEN[origin(q)]} and {name} from {_SPOKEN[origin(array)]}; pass "
+                f"arrays of one library."
+            )
+    library: ArrayLibrary = import_module(_MODULES[origin(q)]).LIBRARY
+    for name, array in arrays.items():
+        library.require_usable(name, array)
+    return library

@@ -1,0 +1,50 @@
+"""What the API needs of an array library, whose arrays lie in the host's memory or on a GPU."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flashsmith.api.array_view import ArrayView
+
+
+class ArrayLibrary(Protocol):
+    """One library's arrays (Any throughout: their types are unknown until one is passed)."""
+
+    def require_usable(self, name: str, array: Any) -> None:
+        """Raises for what looks like an array of this library and cannot be used as one."""
+
+    def view(self, name: str, array: Any) -> ArrayView:
+        """Where the array lies; on a GPU, after the work that makes it."""
+
+
+class HostArrays(ArrayLibrary, Protocol):
+    """A library whose arrays can lie in the host's memory."""
+
+    def bits(self, array: Any) -> NDArray[np.uint16]:
+        """The elements as 16-bit patterns, without a copy."""
+
+    def from_bits(self, bits: NDArray[np.uint16], like: Any) -> Any:
+        """An array of the library with the element type of `like`."""
+
+    def from_float32(self, values: NDArray[np.float32]) -> Any:
+        """The log-sum-exp as an array of the library."""
+
+
+class GpuArrays(ArrayLibrary, Protocol):
+    """A library whose arrays can lie on a GPU."""
+
+    @property
+    def orders_by_stream(self) -> bool:
+        """Whether the library orders later work behind ours; if not, results must be complete."""
+
+    def stream(self, array: Any) -> int:
+        """The handle of the stream that work on the array belongs on."""
+
+    def compacted(self, array: Any) -> Any:
+        """A contiguous copy."""
+
+    def new(self, like: Any, shape: tuple[int, ...], dtype: str) -> Any:
+        """An array on the GPU of `like`, to be written by a kernel."""

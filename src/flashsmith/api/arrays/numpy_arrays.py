@@ -1,0 +1,56 @@
+"""NumPy arrays: float16, and bfloat16 as ml_dtypes defines it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flashsmith.api.array_view import ArrayView
+from flashsmith.base.errors import ArgumentError, ArgumentTypeError
+
+
+class NumpyArrays:
+    """NumPy's side of `HostArrays`: all of it is in the host's memory."""
+
+    def require_usable(self, name: str, array: Any) -> None:
+        """Refuses scalars, masked arrays (their mask would be ignored) and swapped bytes."""
+        if not isinstance(array, np.ndarray) or isinstance(array, np.ma.MaskedArray):
+            raise ArgumentTypeError(
+                f"{name} is of type {type(array).__name__}; pass a plain numpy.ndarray."
+            )
+        if not array.dtype.isnative:
+            raise ArgumentTypeError(
+                f"{name} is {array.dtype.str}, of the other byte order; convert it with "
+                f"astype(dtype.newbyteorder('='))."
+            )
+        if name == "out" and not array.flags.writeable:
+            raise ArgumentError("out is read-only; pass an array that can be written.")
+
+    def view(self, name: str, array: Any) -> ArrayView:
+        """Where the array lies."""
+        return ArrayView(
+            name=name,
+            shape=array.shape,
+            strides=tuple(stride // array.itemsize for stride in array.strides),
+            dtype=array.dtype.name,
+            address=array.ctypes.data,
+            device="cpu",
+        )
+
+    def bits(self, array: Any) -> NDArray[np.uint16]:
+        """The elements as 16-bit patterns."""
+        view: NDArray[np.uint16] = np.asarray(array).view(np.uint16)
+        return view
+
+    def from_bits(self, bits: NDArray[np.uint16], like: Any) -> Any:
+        """An array with the element type of `like`."""
+        return bits.view(like.dtype)
+
+    def from_float32(self, values: NDArray[np.float32]) -> Any:
+        """The values as they are."""
+        return values
+
+
+LIBRARY = NumpyArrays()

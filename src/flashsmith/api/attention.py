@@ -1,0 +1,60 @@
+"""flash_attention: arrays in, attention out, on whatever device they belong to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flashsmith.api import gpu_call, host_call
+from flashsmith.api.arrays import library_of, origin
+from flashsmith.api.options import CallOptions, checked_flag, checked_options
+
+
+# Any: arrays of NumPy, torch, CuPy or JAX, none of which is imported here.
+def flash_attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+    layout: str = "bshd",
+    return_lse: bool = False,
+    out: Any = None,
+    config: Any = None,
+    backend: str | None = None,
+    explain: bool = False,
+) -> Any:
+    """softmax(scale · Q Kᵀ) V of 4-D arrays in float16 or bfloat16, as an array of the same kind.
+
+    `causal` aligns the diagonal bottom-right: the last query sees every key. `scale` is
+    1/sqrt(d_head) unless given. Fewer heads in k and v than in q are shared by groups
+    of query heads. `config` is a kernel configuration or its short form; `backend` is "cuda",
+    "emulator" or None.
+    Returns out; (out, lse) with `return_lse`, lse being float32 (batch, heads, queries); and a
+    `Choice` as the last item with `explain`.
+    """
+    options = checked_options(
+        causal=causal,
+        scale=scale,
+        layout=layout,
+        return_lse=return_lse,
+        config=config,
+        backend=backend,
+    )
+    return attend(q, k, v, options, out=out, explain=checked_flag("explain", explain))
+
+
+def attend(
+    q: Any, k: Any, v: Any, options: CallOptions, *, out: Any = None, explain: bool = False
+) -> Any:
+    """The same with checked options, which can align the causal diagonal top-left too."""
+    if origin(q) == "torch":
+        from flashsmith.torch_op import attention as torch_attention
+
+        o, lse, choice = torch_attention.attend((q, k, v), out, options, explain)
+    else:
+        library = library_of(q, k, v, out)
+        where = host_call if library.view("q", q).device == "cpu" else gpu_call
+        o, lse, choice = where.attend(library, (q, k, v), out, options)
+    results = [o] + ([lse] if options.return_lse else []) + ([choice] if explain else [])
+    return results[0] if len(results) == 1 else tuple(results)

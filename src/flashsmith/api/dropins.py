@@ -1,0 +1,121 @@
+"""The two calls people already make, with their ecosystems' signatures, layouts and meaning."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from flashsmith.api.attention import attend
+from flashsmith.api.options import checked_flag, checked_options, checked_scale
+from flashsmith.base.errors import ArgumentError, Unsupported
+
+_WHOLE_WINDOW = -1
+
+
+# Any: arrays of NumPy, torch, CuPy or JAX, and arguments that are only accepted when neutral.
+def flash_attn_func(
+    q: Any,
+    k: Any,
+    v: Any,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Sequence[int] = (_WHOLE_WINDOW, _WHOLE_WINDOW),
+    softcap: float = 0.0,
+    alibi_slopes: Any = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Any:
+    """flash-attn's `flash_attn_func`: (batch, sequence, heads, d_head), causal bottom-right.
+
+    With `return_attn_probs`, (out, lse, None): the probabilities exist only for dropout.
+    The forward pass gives the same bits every time, so `deterministic` changes nothing.
+    """
+    causal = checked_flag("causal", causal)
+    checked_flag("deterministic", deterministic)
+    if dropout_p != 0:
+        raise _unsupported(f"dropout_p is {dropout_p}", "dropout", "pass 0.0")
+    if not _is_whole_window(window_size, causal):
+        raise _unsupported(
+            f"window_size is {window_size}",
+            "a sliding window",
+            "pass (-1, -1), or causal=True for all keys to the left",
+        )
+    if softcap != 0:
+        raise _unsupported(f"softcap is {softcap}", "capping of scores", "pass 0.0")
+    if alibi_slopes is not None:
+        raise _unsupported(
+            "alibi_slopes is given", "a bias of scores", "use torch's flex_attention for ALiBi"
+        )
+    options = checked_options(
+        causal=causal,
+        scale=checked_scale("softmax_scale", softmax_scale),
+        layout="bshd",
+        return_lse=checked_flag("return_attn_probs", return_attn_probs),
+        config=None,
+        backend=None,
+    )
+    result = attend(q, k, v, options)
+    return (*result, None) if return_attn_probs else result
+
+
+def scaled_dot_product_attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
+    """torch's `scaled_dot_product_attention`: (batch, heads, sequence, d_head), causal top-left.
+
+    Three dimensions, (heads, sequence, d_head), are a batch of one, as in torch.
+    """
+    if attn_mask is not None:
+        raise _unsupported(
+            "attn_mask is given",
+            "a mask of the caller's",
+            "pass is_causal=True for a causal mask, or call torch's own function",
+        )
+    if dropout_p != 0:
+        raise _unsupported(f"dropout_p is {dropout_p}", "dropout", "pass 0.0")
+    options = checked_options(
+        causal=checked_flag("is_causal", is_causal),
+        scale=scale,
+        layout="bhsd",
+        return_lse=False,
+        config=None,
+        backend=None,
+        top_left=True,
+    )
+    arrays = (query, key, value)
+    has_no_batch = all(len(getattr(array, "shape", ())) == 3 for array in arrays)
+    if has_no_batch:
+        arrays = tuple(array[None] for array in arrays)
+    if not checked_flag("enable_gqa", enable_gqa):
+        _require_equal_heads(*arrays)
+    result = attend(*arrays, options)
+    return result[0] if has_no_batch else result
+
+
+def _require_equal_heads(query: Any, key: Any, value: Any) -> None:
+    heads = [
+        array.shape[1] for array in (query, key, value) if len(getattr(array, "shape", ())) == 4
+    ]
+    if len(set(heads)) > 1:
+        raise ArgumentError(
+            f"query, key and value have {heads[0]}, {heads[1]} and {heads[-1]} heads; pass "
+            f"enable_gqa=True to share those of key and value."
+        )
+
+
+def _is_whole_window(window_size: Sequence[int], causal: bool) -> bool:
+    """Whether a window hides no key: unbounded, or bounded where the causal mask is anyway."""
+    left, right = window_size
+    return left == _WHOLE_WINDOW and (right == _WHOLE_WINDOW or (causal and right == 0))
+
+
+def _unsupported(given: str, what: str, advice: str) -> Unsupported:
+    return Unsupported(f"{given}; flashsmith does not support {what} yet; {advice}.")

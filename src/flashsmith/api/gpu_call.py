@@ -1,0 +1,55 @@
+"""Attention on arrays that lie on a GPU: one launch where they are, in their library's stream."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from flashsmith.api.array_view import ArrayView
+from flashsmith.api.arrays.library import ArrayLibrary, GpuArrays
+from flashsmith.api.launches import forward_call, gpu_device, launch_for, say_copy
+from flashsmith.api.options import CallOptions
+from flashsmith.api.problems import problem_of, require_out_fits
+from flashsmith.runtime.forward import fill_empty
+from flashsmith.tuner.choose import Choice
+
+
+# Any: arrays of the caller's library.
+def attend(
+    library: ArrayLibrary, arrays: tuple[Any, Any, Any], out: Any, options: CallOptions
+) -> tuple[Any, Any, Choice]:
+    """Output, log-sum-exp (or None) and choice, for arrays of `library` on a GPU."""
+    gpu = cast(GpuArrays, library)
+    views = [gpu.view(name, array) for name, array in zip("qkv", arrays, strict=True)]
+    problem = problem_of(views, options)
+    if out is None:
+        out = gpu.new(arrays[0], views[0].shape, views[0].dtype)
+    else:
+        require_out_fits(gpu.view("out", out), views)
+    device = gpu_device(views[0], options.backend)
+    launch = launch_for(device, problem, options)
+    # Copies must live until the launch is done; freeing them in stream order is the library's work.
+    kept = [_readable(gpu, array, view) for array, view in zip(arrays, views, strict=True)]
+    lse_shape = (problem.batch, problem.heads, problem.q_len)
+    lse = gpu.new(arrays[0], lse_shape, "float32") if options.return_lse else None
+    placed = [view for _, view in kept] + [gpu.view("out", out)]
+    call = forward_call(
+        placed, options.layout, gpu.view("lse", lse).address if options.return_lse else 0
+    )
+    stream = gpu.stream(arrays[0])
+    if launch.start is None:
+        fill_empty(device, problem, call, stream)
+    else:
+        launch.start(call, stream)
+    if not gpu.orders_by_stream:
+        device.synchronize()
+    return out, lse, launch.choice
+
+
+def _readable(gpu: GpuArrays, array: Any, view: ArrayView) -> tuple[Any, ArrayView]:
+    """The array, or a contiguous copy (said once) where no kernel can read it where it is."""
+    obstacle = view.obstacle()
+    if not obstacle:
+        return array, view
+    say_copy(view, obstacle)
+    array = gpu.compacted(array)
+    return array, gpu.view(view.name, array)

@@ -1,0 +1,140 @@
+"""From the shapes of q, k and v to the problem they pose; every mismatch is refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from flashsmith.api.array_view import ArrayView
+from flashsmith.api.options import LAYOUTS, CallOptions
+from flashsmith.base.dtypes import DType
+from flashsmith.base.errors import ArgumentError, ArgumentTypeError, Unsupported
+from flashsmith.problem.attention_problem import AttentionProblem
+
+MAX_D_HEAD = 256
+D_HEAD_STEP = 8  # 16 bytes: what one copy of the kernels moves
+
+
+def problem_of(views: Sequence[ArrayView], options: CallOptions) -> AttentionProblem:
+    """The problem that q, k and v and the options of a call pose."""
+    q, k, v = views
+    dtype = _common_dtype(q, k, v)
+    _require_one_device(q, k, v)
+    for view in (q, k, v):
+        _require_four_dimensions(view, options.layout)
+    bshd = [view.in_bshd(options.layout) for view in (q, k, v)]
+    _require_matching_shapes(*bshd)
+    batch, q_len, heads, d_head = bshd[0].shape
+    _, k_len, kv_heads, _ = bshd[1].shape
+    return AttentionProblem(
+        batch=batch,
+        heads=heads,
+        kv_heads=kv_heads,
+        q_len=q_len,
+        k_len=k_len,
+        d_head=d_head,
+        dtype=dtype,
+        causal=options.causal,
+        diagonal=0 if options.causal and options.top_left else None,
+        scale=options.scale,
+        layout=options.layout,
+    )
+
+
+def require_out_fits(out: ArrayView, inputs: Sequence[ArrayView]) -> None:
+    """Raises unless the output can be written where the caller wants it."""
+    q = inputs[0]
+    if out.shape != q.shape:
+        raise ArgumentError(f"out has shape {out.shape} and q {q.shape}; they must be equal.")
+    if out.dtype != q.dtype:
+        raise ArgumentTypeError(f"out is {out.dtype} and q is {q.dtype}; they must be equal.")
+    if out.device != q.device:
+        raise ArgumentError(f"out is on {out.device} and q on {q.device}; put them on one device.")
+    if any(n > 1 and s == 0 for n, s in zip(out.shape, out.strides, strict=True)):
+        raise ArgumentError("out has a stride of 0 (it is expanded); pass memory of its own.")
+    obstacle = out.obstacle()
+    if obstacle:
+        raise ArgumentError(f"out cannot be written in place: {obstacle}; pass a contiguous one.")
+    for view in inputs:
+        if _overlap(out, view):
+            raise ArgumentError(
+                f"out overlaps {view.name} in memory, which is still read while out is written; "
+                f"pass memory of its own."
+            )
+
+
+def _common_dtype(q: ArrayView, k: ArrayView, v: ArrayView) -> DType:
+    dtype = DType.of(q.dtype)
+    if dtype is None:
+        raise ArgumentTypeError(
+            f"q is {q.dtype}; the kernels take float16 and bfloat16; convert q, k and v first."
+        )
+    for view in (k, v):
+        if view.dtype != q.dtype:
+            raise ArgumentTypeError(
+                f"q is {q.dtype} and {view.name} is {view.dtype}; convert them to one type."
+            )
+    return dtype
+
+
+def _require_one_device(q: ArrayView, k: ArrayView, v: ArrayView) -> None:
+    for view in (k, v):
+        if view.device != q.device:
+            raise ArgumentError(
+                f"q is on {q.device} and {view.name} on {view.device}; put them on one device."
+            )
+
+
+def _require_four_dimensions(view: ArrayView, layout: str) -> None:
+    if len(view.shape) != 4:
+        raise ArgumentError(
+            f"{view.name} has {len(view.shape)} dimensions, shape {view.shape}; layout {layout!r} "
+            f"has four, {LAYOUTS[layout]}; add the missing ones with [None]."
+        )
+
+
+def _require_matching_shapes(q: ArrayView, k: ArrayView, v: ArrayView) -> None:
+    for view in (k, v):
+        if view.shape[0] != q.shape[0]:
+            raise ArgumentError(
+                f"q has batch {q.shape[0]} and {view.name} has {view.shape[0]}; they must be equal."
+            )
+    if k.shape[1] != v.shape[1]:
+        raise ArgumentError(
+            f"k has {k.shape[1]} keys and v has {v.shape[1]} values; they must be as many."
+        )
+    if k.shape[2] != v.shape[2]:
+        raise ArgumentError(
+            f"k has {k.shape[2]} heads and v has {v.shape[2]}; they must have as many."
+        )
+    if k.shape[3] != q.shape[3]:
+        raise ArgumentError(
+            f"q has d_head {q.shape[3]} and k has {k.shape[3]}; they must be equal."
+        )
+    if v.shape[3] != q.shape[3]:
+        raise Unsupported(
+            f"q has d_head {q.shape[3]} and v has {v.shape[3]}; the kernels need one d_head; pad "
+            f"the smaller one with zeros."
+        )
+    _require_heads_and_width(q.shape[2], k.shape[2], q.shape[3])
+
+
+def _require_heads_and_width(heads: int, kv_heads: int, d_head: int) -> None:
+    if heads and (kv_heads == 0 or heads % kv_heads):
+        raise ArgumentError(
+            f"q has {heads} heads and k has {kv_heads}; the heads of q must be a multiple of those "
+            f"of k."
+        )
+    if d_head == 0 or d_head % D_HEAD_STEP:
+        raise Unsupported(
+            f"d_head is {d_head}; the kernels take multiples of {D_HEAD_STEP}; pad q, k and v with "
+            f"zeros and give scale."
+        )
+    if d_head > MAX_D_HEAD:
+        raise Unsupported(f"d_head is {d_head}; the kernels go up to {MAX_D_HEAD}.")
+
+
+def _overlap(a: ArrayView, b: ArrayView) -> bool:
+    """Whether the spans of two views share memory (their gaps count as theirs)."""
+    if a.is_empty or b.is_empty or a.device != b.device or any(s < 0 for s in b.strides):
+        return False
+    return a.address < b.address + 2 * b.span and b.address < a.address + 2 * a.span

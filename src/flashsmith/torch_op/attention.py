@@ -1,0 +1,50 @@
+"""flash_attention for torch tensors: the checks that need no values, and the operator."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from flashsmith.api.launches import gpu_device, host_device, launch_for
+from flashsmith.api.options import CallOptions
+from flashsmith.api.problems import problem_of
+from flashsmith.torch_op import operator
+from flashsmith.torch_op.cpu_kernel import TORCH_RUNS
+from flashsmith.torch_op.fake_kernel import empty_lse
+from flashsmith.torch_op.tensor_view import require_tensors, tensor_view
+from flashsmith.tuner.choose import Choice
+
+
+# Any: whatever a caller passed; `require_tensors` finds out.
+def attend(
+    arrays: tuple[Any, Any, Any], out: Any, options: CallOptions, explain: bool
+) -> tuple[Tensor, Tensor | None, Choice | None]:
+    """Output, log-sum-exp (or None), and the choice if it is to be explained."""
+    q, k, v = arrays
+    require_tensors(q, k, v, out)
+    heads_first = options.layout == "bhsd"
+    config = "" if options.config is None else options.config.short_form()
+    wish = (
+        *(options.scale, options.causal, options.top_left, heads_first),
+        *(config, options.backend or ""),
+    )
+    lse = None
+    if out is not None:
+        lse = empty_lse(q, heads_first) if options.return_lse else None
+        operator.forward_out(q, k, v, out, lse, *wish)
+    elif options.return_lse:
+        out, lse = operator.forward_lse(q, k, v, *wish)
+    else:
+        out = operator.forward(q, k, v, *wish)
+    return out, lse, _choice(q, k, v, options) if explain else None
+
+
+def _choice(q: Tensor, k: Tensor, v: Tensor, options: CallOptions) -> Choice:
+    """The choice that the operator made: it is kept with the launch."""
+    views = [tensor_view(name, tensor) for name, tensor in zip("qkv", (q, k, v), strict=True)]
+    if q.device.type == "cpu" and options.backend != "emulator":
+        return TORCH_RUNS
+    on_cpu = q.device.type == "cpu"
+    device = host_device("emulator") if on_cpu else gpu_device(views[0], options.backend)
+    return launch_for(device, problem_of(views, options), options).choice

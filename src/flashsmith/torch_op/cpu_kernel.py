@@ -1,0 +1,128 @@
+"""The operators on CPU tensors: torch's own attention, or the emulator where it is asked for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+from flashsmith.api.host_call import attend_bits
+from flashsmith.api.launches import host_device
+from flashsmith.api.notices import say_once
+from flashsmith.api.options import CallOptions
+from flashsmith.api.problems import problem_of, require_out_fits
+from flashsmith.base.errors import ArgumentError
+from flashsmith.problem.attention_problem import AttentionProblem
+from flashsmith.torch_op.tensor_view import refuse_gradients, tensor_view
+from flashsmith.torch_op.wish import Wish
+from flashsmith.tuner.choose import Choice
+
+TORCH_RUNS = Choice(None, "torch", "CPU tensors go to torch's own attention")
+
+
+def forward(q: Tensor, k: Tensor, v: Tensor, *wish: Any) -> Tensor:  # Any: the fields of a Wish
+    """Attention of tensors on the CPU."""
+    return _attend(q, k, v, Wish(*wish).options(False))[0]
+
+
+def forward_lse(q: Tensor, k: Tensor, v: Tensor, *wish: Any) -> tuple[Tensor, Tensor]:
+    """The same, and the log-sum-exp."""
+    out, lse = _attend(q, k, v, Wish(*wish).options(True))
+    assert lse is not None
+    return out, lse
+
+
+def forward_out(
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor | None, *wish: Any
+) -> None:
+    """The same into `out`, and `lse` if given."""
+    views = [tensor_view(name, tensor) for name, tensor in zip("qkv", (q, k, v), strict=True)]
+    require_out_fits(tensor_view("out", out), views)
+    computed, computed_lse = _attend(q, k, v, Wish(*wish).options(lse is not None))
+    out.copy_(computed)
+    if lse is not None and computed_lse is not None:
+        lse.copy_(computed_lse)
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, options: CallOptions) -> tuple[Tensor, Tensor | None]:
+    if torch.is_grad_enabled():
+        refuse_gradients({"q": q, "k": k, "v": v})
+    views = [tensor_view(name, tensor) for name, tensor in zip("qkv", (q, k, v), strict=True)]
+    problem = problem_of(views, options)
+    if options.backend == "emulator":
+        return _emulate(q, k, v, problem, options)
+    if options.backend == "cuda":
+        raise ArgumentError(
+            "backend is 'cuda' and q is on the CPU; move q, k and v to the GPU with .cuda()."
+        )
+    if options.config is not None:
+        raise ArgumentError(
+            "config is given and q is on the CPU, where torch's own attention runs; pass "
+            "backend='emulator' or move q, k and v to a GPU."
+        )
+    say_once(
+        "torch on the CPU",
+        "flashsmith was given torch tensors on the CPU and calls torch's own attention; "
+        "backend='emulator' runs flashsmith's kernels.",
+    )
+    return _torch_attention(q, k, v, problem, options)
+
+
+def _emulate(
+    q: Tensor, k: Tensor, v: Tensor, problem: AttentionProblem, options: CallOptions
+) -> tuple[Tensor, Tensor | None]:
+    bits = [tensor.detach().view(torch.uint16).numpy() for tensor in (q, k, v)]
+    o, lse, _ = attend_bits(host_device("emulator"), problem, bits, options)
+    out = _like_real(torch.from_numpy(o).view(q.dtype), q)
+    return out, None if lse is None else torch.from_numpy(lse)
+
+
+def _torch_attention(
+    q: Tensor, k: Tensor, v: Tensor, problem: AttentionProblem, options: CallOptions
+) -> tuple[Tensor, Tensor | None]:
+    heads_first = [t if options.layout == "bhsd" else t.transpose(1, 2) for t in (q, k, v)]
+    visible = _visible(problem)
+    hq, hk, hv = heads_first
+    if problem.k_len == 0:
+        out = torch.zeros_like(hq)
+    else:
+        out = F.scaled_dot_product_attention(
+            hq,
+            hk,
+            hv,
+            attn_mask=visible,
+            scale=problem.softmax_scale,
+            enable_gqa=problem.heads != problem.kv_heads,
+        )
+        if visible is not None:  # rows that see no key
+            out = out.masked_fill(~visible.any(-1, keepdim=True), 0)
+    lse = _log_sum_exp(hq, hk, visible, problem) if options.return_lse else None
+    out = out if options.layout == "bhsd" else out.transpose(1, 2)
+    return _like_real(out, q), lse
+
+
+def _like_real(out: Tensor, q: Tensor) -> Tensor:
+    """The output with the strides that the operator promises."""
+    from flashsmith.torch_op.fake_kernel import empty_output
+
+    return empty_output(q).copy_(out)
+
+
+def _visible(problem: AttentionProblem) -> Tensor | None:
+    if not problem.causal:
+        return None
+    ones = torch.ones(problem.q_len, problem.k_len, dtype=torch.bool)
+    return ones.tril(problem.diagonal_offset)
+
+
+def _log_sum_exp(
+    hq: Tensor, hk: Tensor, visible: Tensor | None, problem: AttentionProblem
+) -> Tensor:
+    shared = problem.heads // max(problem.kv_heads, 1)
+    keys = hk.float().repeat_interleave(shared, dim=1)
+    scores = hq.float() @ keys.transpose(-1, -2) * problem.softmax_scale
+    if visible is not None:
+        scores = scores.masked_fill(~visible, float("-inf"))
+    return scores.logsumexp(-1)

@@ -1,0 +1,63 @@
+"""What the operators return, without computing it: for FakeTensors, meta tensors and export."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flashsmith.api.array_view import ArrayView
+from flashsmith.api.problems import problem_of
+from flashsmith.torch_op.wish import Wish
+
+
+def forward(q: Tensor, k: Tensor, v: Tensor, *wish: Any) -> Tensor:  # Any: the fields of a Wish
+    """An output like the real one, in shape, strides and type."""
+    _check(q, k, v, Wish(*wish))
+    return empty_output(q)
+
+
+def forward_lse(q: Tensor, k: Tensor, v: Tensor, *wish: Any) -> tuple[Tensor, Tensor]:
+    """The same, and a log-sum-exp."""
+    _check(q, k, v, Wish(*wish))
+    return empty_output(q), empty_lse(q, Wish(*wish).heads_first)
+
+
+def forward_out(
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor | None, *wish: Any
+) -> None:
+    """Nothing to return: `out` and `lse` are written."""
+    _check(q, k, v, Wish(*wish))
+
+
+def empty_output(q: Tensor) -> Tensor:
+    """The output: its dimensions lie in memory in the order of q's, the last one contiguous."""
+    out = torch.empty_like(q)
+    return out if out.stride(3) == 1 else torch.empty_like(q, memory_format=torch.contiguous_format)
+
+
+def empty_lse(q: Tensor, heads_first: bool) -> Tensor:
+    """The log-sum-exp: float32 (batch, heads, queries)."""
+    batch, first, second = q.shape[:3]
+    heads, q_len = (first, second) if heads_first else (second, first)
+    return q.new_empty((batch, heads, q_len), dtype=torch.float32)
+
+
+def _check(q: Tensor, k: Tensor, v: Tensor, wish: Wish) -> None:
+    """Refuses while tracing what would be refused at run time, as far as sizes are known."""
+    named = {"q": q, "k": k, "v": v}
+    if any(type(n) is not int for tensor in named.values() for n in tensor.shape):
+        return
+    views = [
+        ArrayView(
+            name=name,
+            shape=tuple(tensor.shape),
+            strides=tuple(tensor.stride()),
+            dtype=str(tensor.dtype).removeprefix("torch."),
+            address=0,
+            device=str(tensor.device),
+        )
+        for name, tensor in named.items()
+    ]
+    problem_of(views, wish.options(return_lse=False))

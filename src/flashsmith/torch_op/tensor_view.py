@@ -1,0 +1,63 @@
+"""A torch tensor as the API's checks see it; what is not plain memory is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flashsmith.api.array_view import ArrayView
+from flashsmith.base.errors import ArgumentError, ArgumentTypeError, Unsupported
+
+
+def require_tensors(q: Any, k: Any, v: Any, out: Any) -> None:  # Any: whatever a caller passed
+    """Raises unless every argument is a dense tensor that needs no gradient."""
+    if not (_is_dense(q) and _is_dense(k) and _is_dense(v) and (out is None or _is_dense(out))):
+        _refuse_others({"q": q, "k": k, "v": v} | ({} if out is None else {"out": out}))
+    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+        refuse_gradients({"q": q, "k": k, "v": v})
+
+
+def _is_dense(array: Any) -> bool:
+    return isinstance(array, torch.Tensor) and array.layout is torch.strided and not array.is_nested
+
+
+def _refuse_others(arrays: dict[str, Any]) -> None:
+    for name, array in arrays.items():
+        if not isinstance(array, torch.Tensor):
+            raise ArgumentTypeError(
+                f"q is a torch tensor and {name} is of type {type(array).__name__}; pass torch "
+                f"tensors for all."
+            )
+        if not _is_dense(array):
+            raise Unsupported(
+                f"{name} is a nested or sparse tensor; flashsmith takes dense ones; pad it first."
+            )
+
+
+def refuse_gradients(arrays: dict[str, Tensor]) -> None:
+    """Raises if a tensor waits for a gradient that nothing would compute."""
+    for name, tensor in arrays.items():
+        if tensor.requires_grad:
+            raise Unsupported(
+                f"{name} requires a gradient and flashsmith has no backward pass yet; call it "
+                f"under torch.no_grad(), or use torch's scaled_dot_product_attention to train."
+            )
+
+
+def tensor_view(name: str, tensor: Tensor) -> ArrayView:
+    """Where a tensor lies."""
+    kind, index = tensor.device.type, tensor.device.index
+    if kind not in ("cpu", "cuda"):
+        raise ArgumentError(
+            f"{name} is on {tensor.device}; flashsmith works on cuda and cpu; move it there."
+        )
+    return ArrayView(
+        name=name,
+        shape=tuple(tensor.shape),
+        strides=tensor.stride(),
+        dtype=str(tensor.dtype).removeprefix("torch."),
+        address=tensor.data_ptr(),
+        device="cpu" if kind == "cpu" else f"cuda:{index}",
+    )
