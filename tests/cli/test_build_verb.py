@@ -1,0 +1,62 @@
+"""`flashsmith generate` and `flashsmith build`: files, sizes and refusals."""
+
+import json
+import shutil
+
+import pytest
+from typer.testing import CliRunner
+
+from flashsmith.base.errors import ArgumentError
+from flashsmith.cli.main import app
+from flashsmith.compile.bundle import read_bundle
+
+SMALL = "(BF16, 64, 64, 32, 4): async+eager+swizzled+load_2_2_2_tiles+opt_softmax"
+LARGE = "(FP16, 256, 128, 64, 8): async+swizzled+load_2_2_2_tiles"
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("FLASHSMITH_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.delenv("KERNELS", raising=False)
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def test_generate_writes_the_registry_of_what_is_built_ahead_of_time(tmp_path):
+    done = run("generate", "-o", tmp_path / "out")
+    assert done.exit_code == 0
+    assert "flash_kernels.cuh: 85 configurations" in done.stdout
+    assert len(list((tmp_path / "out" / "kernels").iterdir())) == 85
+
+
+def test_generate_takes_a_key(tmp_path):
+    assert "7 configurations" in run("generate", "prog", "-o", tmp_path / "out").stdout
+
+
+def test_build_makes_a_bundle_and_says_what_is_left_out(tmp_path):
+    (tmp_path / "two").write_text(f"{SMALL}\n{LARGE}\n")
+    key = f"@{tmp_path / 'two'}"
+    place = tmp_path / "k.bundle"
+    done = run("build", key, "--arch", "sm_86", "--bundle", place, "--json")
+    (row,) = json.loads(done.stdout)
+    assert (row["configs"], row["kernels"], row["made"]) == (1, 3, str(place))
+    assert row["megabytes"] > 0.01
+    assert f"left out for sm_86: {LARGE}" in done.stderr
+    assert [config.short_form() for config in read_bundle(place).configs()] == [SMALL]
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not on PATH")
+def test_build_makes_a_library(tmp_path):
+    done = run("build", SMALL, "--arch", "sm_80", "--library", tmp_path / "lib", "--json")
+    (row,) = json.loads(done.stdout)
+    assert row["made"] == str(tmp_path / "lib" / "libflashsmith.so")
+    assert row["seconds"] > 0
+    assert (tmp_path / "lib" / "flashsmith.h").is_file()
+
+
+def test_build_without_a_thing_to_make_is_refused():
+    done = run("build", SMALL)
+    assert isinstance(done.exception, ArgumentError)
+    assert "neither --library nor --bundle is given" in str(done.exception)
