@@ -30,8 +30,10 @@ format: $(VENV)/.test
 test-gpu:
 	PYTHONPATH=src $(PYTHON) -m pytest tests -m gpu
 	@if command -v compute-sanitizer > /dev/null; then \
-		PYTHONPATH=src compute-sanitizer --tool memcheck --error-exitcode 1 \
-			$(PYTHON) -m flashsmith verify smoke --device cuda; \
+		for tool in memcheck racecheck; do \
+			PYTHONPATH=src compute-sanitizer --tool $$tool --error-exitcode 1 \
+				$(PYTHON) -m flashsmith verify smoke --device cuda || exit 1; \
+		done; \
 	else \
 		echo "compute-sanitizer is not installed: the smoke set was not run under it"; \
 	fi

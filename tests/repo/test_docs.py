@@ -44,7 +44,7 @@ def _commands(text):
     return "\n".join(line[2:] for line in text.splitlines() if line.startswith("$ "))
 
 
-@pytest.mark.parametrize(("kind", "text"), _blocks())
+@pytest.mark.parametrize(("kind", "text"), list(_blocks()))
 def test_what_a_page_shows_runs(kind, text, tmp_path):
     here = str(Path(sys.executable).parent)
     environment = os.environ | {"PATH": f"{here}{os.pathsep}{os.environ['PATH']}"}
