@@ -55,7 +55,7 @@ def check_case(device: Device, config: KernelConfig, case: Case) -> Verdict:
     places = places_of(case)
     before = fill_buffers(case, places, inputs_of(case))
     try:
-        after = _run(device, config, case, places, before)
+        after = run_case(device, config, case, places, before)
     except (EmulationError, LaunchError) as error:
         return Verdict(case.name, ok=False, worst=np.inf, reason=str(error))
     return judge(case, places, before, after)
@@ -81,13 +81,14 @@ def _verdict(case: Case, distances: list[Distance]) -> Verdict:
     return Verdict(case.name, wrong is None, shown.worst, shown.allowed, shown.where, reason)
 
 
-def _run(
+def run_case(
     device: Device,
     config: KernelConfig,
     case: Case,
     places: Mapping[str, Place],
     before: Buffers,
 ) -> dict[str, NDArray[Any]]:
+    """What is in the buffers after `config` ran on them."""
     addresses: dict[str, int] = {}
     try:
         for name, buffer in before.items():

@@ -1,0 +1,221 @@
+"""Checks every configuration on the GPU at hand and writes what it found as records.
+
+    PYTHONPATH=src python3 benchmarks/check_h200.py OUT [--commit HASH] [--parts cases,agree,...]
+
+Parts: `cases` (tune and prog-all on 12 cases, the ladders rebased to d_head 64 and 256 on their own
+d), `agree` (the tune set on the emulator and on the GPU, in ulps), `sanitize` (compute-sanitizer on
+the smoke set), `host` (time of a warm launch on the host).
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import time
+from collections import Counter
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from dataclasses import asdict, replace
+from functools import cache
+from multiprocessing import get_context
+from pathlib import Path
+
+from flashsmith.base.errors import FlashsmithError
+from flashsmith.check.agreement import output_of, ulps_apart
+from flashsmith.check.cases import full_cases, quick_cases
+from flashsmith.check.survey import check_one, compile_jobs
+from flashsmith.check.tolerance import expectation_of
+from flashsmith.compile.compiler import compile_many
+from flashsmith.config import resolve_key
+from flashsmith.measure.environment import environment_of
+from flashsmith.measure.record import Record, append_records
+from flashsmith.measure.timed_configs import random_inputs
+from flashsmith.problem.attention_problem import AttentionProblem
+from flashsmith.runtime.devices import default_device, open_device
+from flashsmith.runtime.forward import prepare_forward
+from flashsmith.runtime.tensors import tensors_on
+
+LADDER_D_HEADS = (64, 256)
+SANITIZERS = {"memcheck": (), "racecheck": ("--racecheck-report", "all")}
+
+
+def configs_and_cases():
+    """What is checked: configurations with their cases, duplicates once."""
+    work = {}
+    for config in dict.fromkeys([*resolve_key("tune"), *resolve_key("prog-all")]):
+        work[config] = full_cases(config)
+    for d_head in LADDER_D_HEADS:
+        for ladder in resolve_key("prog-all"):
+            config = replace(ladder, d_head=d_head)
+            cases = full_cases(config)
+            work[config] = tuple(case for case in cases if case.problem.d_head == d_head)
+    return work
+
+
+def check_cases(device, environment, out):
+    """Every configuration on its cases; one record a configuration."""
+    work = configs_and_cases()
+    pairs = [(config, case) for config, cases in work.items() for case in cases]
+    buildable = [pair for pair in pairs if pair[0].refusal() is None]
+    begin = time.perf_counter()
+    with ThreadPoolExecutor(4) as pool:  # the truths, beside the compiles
+        truths = pool.map(expectation_of, dict.fromkeys(case for _, case in buildable))
+        jobs = compile_jobs(device, buildable)
+        kernels = compile_many(jobs)
+        list(truths)
+    compiled = time.perf_counter()
+    print(f"{len(jobs)} kernels in {compiled - begin:.1f} s")
+    counts = Counter()
+    records = []
+    for config, cases in work.items():
+        rows = [check_one(device, config, case) for case in cases]
+        records.append(_record(config, rows, environment))
+        counts[records[-1].result["result"]] += 1
+    append_records(out / "verify.jsonl", records)
+    print(f"{len(pairs)} checks in {time.perf_counter() - compiled:.1f} s: {dict(counts)}")
+    for record in records:
+        if record.result["result"] == "wrong":
+            print("WRONG", record.what["config"], record.result["reason"])
+    failed = [kernel for kernel in kernels if isinstance(kernel, FlashsmithError)]
+    for error in failed[:5]:
+        print("COMPILE", error)
+
+
+def _record(config, rows, environment):
+    wrong = next((row for row in rows if row.wrong), None)
+    refused = next((row for row in rows if row.refusal), None)
+    verdicts = [row.verdict for row in rows if row.verdict is not None and row.verdict.ok]
+    result = "wrong" if wrong else "cannot run" if refused else "right"
+    reason = ""
+    if wrong:
+        reason = f"{wrong.case}: {wrong.verdict.reason} {wrong.verdict.where}"
+    elif refused:
+        reason = refused.refusal
+    return Record(
+        what={"suite": "verify", "config": config.short_form(), "cases": len(rows)},
+        result={
+            "result": result,
+            "right": len(verdicts),
+            "worst_of_allowed": max((v.worst / v.allowed for v in verdicts), default=None),
+            "reason": reason,
+        },
+        environment=asdict(environment),
+    )
+
+
+@cache
+def _emulator():
+    return open_device("emulator")
+
+
+def _emulated_output(config, case):
+    try:
+        return output_of(_emulator(), config, case)
+    except FlashsmithError as error:
+        return error
+
+
+def check_agreement(device, environment, out):
+    """The tune set on both devices: the largest distance of each configuration."""
+    pairs = [(config, case) for config in resolve_key("tune") for case in quick_cases(config)]
+    records = []
+    with ProcessPoolExecutor(14, get_context("spawn")) as pool:
+        emulated = list(pool.map(_emulated_output, *zip(*pairs, strict=True)))
+    for (config, case), expected in zip(pairs, emulated, strict=True):
+        what = {"suite": "agreement", "config": config.short_form(), "case": case.name}
+        if isinstance(expected, FlashsmithError):
+            result = {"ulps": None, "reason": str(expected)}
+        else:
+            got = output_of(device, config, case)
+            result = {
+                "ulps": ulps_apart(got, expected, config.dtype),
+                "equal_bits": float((got == expected).mean()),
+            }
+        records.append(Record(what=what, result=result, environment=asdict(environment)))
+    append_records(out / "agreement.jsonl", records)
+    known = [record.result["ulps"] for record in records if record.result["ulps"] is not None]
+    print(f"agreement: {len(known)} of {len(records)} compared, worst {max(known, default=None)}")
+
+
+def check_sanitizers(device, environment, out):
+    """compute-sanitizer over the smoke set, in processes of its own."""
+    records = []
+    for tool, options in SANITIZERS.items():
+        command = ["compute-sanitizer", "--tool", tool, *options, "--error-exitcode", "9"]
+        command += [sys.executable, "-m", "flashsmith", "verify", "smoke", "--device", "cuda"]
+        begin = time.perf_counter()
+        done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+        text = done.stdout + done.stderr
+        (out / f"{tool}.txt").write_text(text)
+        summary = [line for line in text.splitlines() if "SUMMARY" in line]
+        print(tool, done.returncode, summary, f"{time.perf_counter() - begin:.1f} s")
+        records.append(
+            Record(
+                what={"suite": "sanitizer", "tool": tool, "set": "smoke"},
+                result={"exit_code": done.returncode, "summary": " ".join(summary)},
+                environment=asdict(environment),
+            )
+        )
+    append_records(out / "sanitizer.jsonl", records)
+
+
+def time_host(device, environment, out):
+    """Microseconds the host spends on a warm launch."""
+    config = resolve_key("smoke")[0]
+    problem = AttentionProblem(1, 3, 3, 64, 64, config.d_head, config.dtype)
+    with tensors_on(device, problem, random_inputs(problem), lse=False) as call:
+        prepared = prepare_forward(device, config, problem, lse=False)
+        samples = []
+        for _ in range(20):
+            device.synchronize()
+            begin = time.perf_counter()
+            for _ in range(100):
+                prepared(call)
+            samples.append((time.perf_counter() - begin) * 1e4)
+        device.synchronize()
+    result = {"median_us": sorted(samples)[10], "p20_us": sorted(samples)[4]}
+    print("host time of a warm launch", result)
+    record = Record(
+        what={"suite": "host launch", "config": config.short_form()},
+        result=result,
+        environment=asdict(environment),
+    )
+    append_records(out / "host_launch.jsonl", [record])
+
+
+PARTS = {
+    "host": time_host,
+    "cases": check_cases,
+    "agree": check_agreement,
+    "sanitize": check_sanitizers,
+}
+
+
+def main():
+    """Runs the parts that were asked for; one that fails does not stop the others."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--commit", default="")
+    parser.add_argument("--parts", default=",".join(PARTS))
+    given = parser.parse_args()
+    given.out.mkdir(parents=True, exist_ok=True)
+    device = default_device("cuda")
+    kernel = compile_many(compile_jobs(device, [_first_work()]))[0]
+    compiler = getattr(kernel, "compiler", str(kernel))
+    environment = environment_of(device, compiler=compiler, commit=given.commit)
+    for name in given.parts.split(","):
+        begin = time.perf_counter()
+        try:
+            PARTS[name](device, environment, given.out)
+        except Exception as error:  # noqa: BLE001 – the other parts are worth their time
+            print(f"{name}: {type(error).__name__}: {error}")
+        print(f"{name}: {time.perf_counter() - begin:.1f} s", flush=True)
+
+
+def _first_work():
+    config = resolve_key("smoke")[0]
+    return config, quick_cases(config)[0]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,176 @@
+"""Devices: memory, parameters, geometry and shared memory mean the same on both."""
+
+import struct
+import threading
+
+import numpy as np
+import pytest
+
+from flashsmith.base.errors import ArgumentError, DeviceMissing, LaunchError, Unsupported
+from flashsmith.compile.compiler import compile_text
+from flashsmith.runtime import devices
+from flashsmith.runtime.device import LaunchGeometry
+
+WHERE = """
+extern "C" __global__ void where_am_i(unsigned* out, unsigned factor, unsigned offset) {
+    unsigned block = blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z);
+    out[block * blockDim.x + threadIdx.x] = factor * (block * 1000 + threadIdx.x) + offset;
+}
+"""
+REVERSE = """
+extern __shared__ unsigned room[];
+extern "C" __global__ void reverse(unsigned* data, unsigned last) {
+    room[last - threadIdx.x] = data[threadIdx.x];
+    __syncthreads();
+    data[threadIdx.x] = room[last - 127 + threadIdx.x];
+}
+"""
+
+
+def where_kernel(device):
+    return compile_text(WHERE, "where_am_i", device.arch)
+
+
+def packed(*values):
+    return tuple(struct.pack("<Q" if i == 0 else "<I", value) for i, value in enumerate(values))
+
+
+def test_a_launch_reaches_every_block_and_thread_with_its_parameters(device):
+    grid, threads = (3, 5, 2), 64
+    address = device.allocate(30 * threads * 4)
+    device.launch(where_kernel(device), LaunchGeometry(grid, threads, 0), packed(address, 7, 11))
+    got = device.download(address, 30 * threads * 4).view(np.uint32).reshape(30, threads)
+    expected = 7 * (np.arange(30)[:, None] * 1000 + np.arange(threads)) + 11
+    np.testing.assert_array_equal(got, expected)
+    device.free(address)
+
+
+def test_a_prepared_launch_takes_new_parameters_each_time(device):
+    address = device.allocate(4 * 32)
+    launch = device.prepare(where_kernel(device), LaunchGeometry((1, 1, 1), 32, 0))
+    for factor in (1, 2, 3):
+        launch(packed(address, factor, 0), 0)
+        got = device.download(address, 4 * 32).view(np.uint32)
+        np.testing.assert_array_equal(got, factor * np.arange(32))
+    device.free(address)
+
+
+def test_a_block_gets_more_shared_memory_than_the_default_48_kb(device):
+    smem_bytes = 100 << 10
+    address = device.allocate(4 * 128)
+    device.upload(address, np.arange(128, dtype=np.uint32))
+    kernel = compile_text(REVERSE, "reverse", device.arch)
+    device.launch(
+        kernel, LaunchGeometry((1, 1, 1), 128, smem_bytes), packed(address, smem_bytes // 4 - 1)
+    )
+    got = device.download(address, 4 * 128).view(np.uint32)
+    np.testing.assert_array_equal(got, np.arange(128)[::-1])
+    device.free(address)
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.float32, np.float64])
+def test_what_is_uploaded_is_downloaded(device, dtype):
+    data = np.arange(77).astype(dtype)
+    address = device.allocate(data.nbytes)
+    assert address % 256 == 0
+    device.upload(address, data)
+    np.testing.assert_array_equal(device.download(address, data.nbytes).view(dtype), data)
+    device.free(address)
+
+
+def test_fill_sets_rows_and_leaves_what_is_between_them(device):
+    address = device.allocate(4 * 30)
+    device.upload(address, np.zeros(30, np.uint32))
+    device.fill(address + 4, 0xABCD, 3, rows=4, pitch_bytes=4 * 7)
+    got = device.download(address, 4 * 30).view(np.uint32)
+    expected = np.zeros(30, np.uint32)
+    for row in range(4):
+        expected[1 + 7 * row : 4 + 7 * row] = 0xABCD
+    np.testing.assert_array_equal(got, expected)
+    device.free(address)
+
+
+def test_a_workspace_is_zero_each_time_it_is_asked_for(device):
+    for _ in range(2):
+        address = device.workspace(64)
+        assert not device.download(address, 64).any()
+        device.upload(address, np.full(64, 7, np.uint8))
+
+
+def test_the_first_use_from_several_threads_loads_one_kernel(device):
+    kernel = where_kernel(device)
+    addresses = [device.allocate(4 * 32) for _ in range(4)]
+    failures = []
+
+    def work(address, factor):
+        try:
+            device.launch(kernel, LaunchGeometry((1, 1, 1), 32, 0), packed(address, factor, 0))
+        except Exception as error:  # noqa: BLE001 – shown below, in the test's own thread
+            failures.append(error)
+
+    threads = [
+        threading.Thread(target=work, args=(address, factor))
+        for factor, address in enumerate(addresses)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    for factor, address in enumerate(addresses):
+        got = device.download(address, 4 * 32).view(np.uint32)
+        np.testing.assert_array_equal(got, factor * np.arange(32))
+        device.free(address)
+
+
+def test_a_device_is_asked_for_by_name(monkeypatch):
+    monkeypatch.setenv("FLASHSMITH_DEVICE", "emulator")
+    assert devices.default_device_name() == "emulator"
+    assert devices.default_device() is devices.default_device("emulator")
+    assert devices.open_device("emulator") is not devices.open_device("emulator")
+    with pytest.raises(ArgumentError, match="device is 'tpu'; it is 'cuda' or 'emulator'"):
+        devices.open_device("tpu")
+
+
+def test_cuda_without_a_gpu_is_said(monkeypatch):
+    monkeypatch.setattr(
+        "flashsmith.runtime.driver._found", ["libcuda.so.1 cannot be loaded"], raising=True
+    )
+    assert not devices.has_cuda()
+    with pytest.raises(DeviceMissing, match=r"libcuda.so.1 cannot be loaded; use the emulator"):
+        devices.open_device("cuda")
+
+
+def test_the_emulator_runs_the_architecture_it_was_opened_for():
+    device = devices.open_device("emulator")
+    kernel = compile_text(WHERE, "where_am_i", "sm_80")
+    with pytest.raises(Unsupported, match="compiled for sm_80; this emulator runs sm_90a"):
+        device.launch(kernel, LaunchGeometry((1, 1, 1), 32, 0), packed(0, 0, 0))
+
+
+@pytest.mark.gpu
+def test_a_launch_on_a_stream_is_ordered_with_it():
+    from flashsmith.measure.cuda_graph import Timer
+
+    device = devices.default_device("cuda")
+    address = device.allocate(4 * 32)
+    with Timer(device) as timer:
+        launch = device.prepare(where_kernel(device), LaunchGeometry((1, 1, 1), 32, 0))
+        replay = timer.capture(lambda stream: launch(packed(address, 5, 0), stream))
+        device.upload(address, np.zeros(32, np.uint32))
+        assert timer.elapsed_us(replay) > 0
+        timer.wait()
+        got = device.download(address, 4 * 32).view(np.uint32)
+    np.testing.assert_array_equal(got, 5 * np.arange(32))
+    device.free(address)
+
+
+@pytest.mark.gpu
+def test_ptx_is_never_loaded():
+    from dataclasses import replace
+
+    device = devices.default_device("cuda")
+    kernel = where_kernel(device)
+    text = replace(kernel, cubin=kernel.ptx.encode(), key="ptx")
+    with pytest.raises(LaunchError, match="PTX is not loaded"):
+        device.launch(text, LaunchGeometry((1, 1, 1), 32, 0), packed(0, 0, 0))
