@@ -50,7 +50,8 @@ def plan_mma(config: KernelConfig, problem: AttentionProblem, lse: bool, sm_coun
         )
     # Past these bounds a diagonal masks nothing, or everything, and the kernel's 32-bit row
     # arithmetic stays exact within them.
-    diagonal = max(-problem.q_len, min(problem.diagonal_offset, problem.k_len))
+    offset = problem.diagonal_offset if problem.causal else problem.k_len
+    diagonal = max(-problem.q_len, min(offset, problem.k_len))
     return MmaPlan(
         traits=ForwardTraits(
             causal=problem.causal and diagonal < problem.k_len - 1,

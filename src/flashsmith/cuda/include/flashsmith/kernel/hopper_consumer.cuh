@@ -244,7 +244,8 @@ struct HopperConsumer {
             float* dst = args.lse + line * args.q_len + row;
             FS_UNROLL
             for (int i = 0; i < 2; ++i) {
-                const bool inside = !kTraits.ragged_q || row + 8 * i < args.q_len;
+                bool inside = !kTraits.ragged_q || row + 8 * i < args.q_len;
+                inside &= args.lse != nullptr;  // a bundled kernel serves calls without it too
                 const float lse = (softmax.m[i] + ptx::lg2(sum[i])) * kLn2;
                 ptx::st_global_f32_if(lane % 4 == 0 && inside, dst + 8 * i, lse);
             }

@@ -1,0 +1,190 @@
+"""The launch of a Hopper forward kernel: tensor maps, tile order, and the arguments' bytes."""
+
+from __future__ import annotations
+
+import math
+import struct
+from dataclasses import dataclass, field
+
+from flashsmith.base.errors import Unsupported
+from flashsmith.config.hopper import (
+    PANEL_COLUMNS,
+    WARPGROUP_ROWS,
+    HopperForwardKernelConfig,
+    Scheduler,
+)
+from flashsmith.config.kernel_config import KernelConfig
+from flashsmith.config.traits import ForwardTraits
+from flashsmith.problem.attention_problem import AttentionProblem
+from flashsmith.runtime.device import Device, LaunchGeometry, TensorMapSpec
+from flashsmith.runtime.launch.plan import ForwardCall, TensorArg
+
+LOG2_E = 1.4426950408889634
+ARGS_BYTES = 640  # sizeof(HopperForwardArgs)
+COUNTER_BYTES = 8  # tiles drawn and blocks that are done
+MAX_STRIDE_BYTES = 1 << 40  # of a tensor map: cuTensorMapEncodeTiled
+KEPT_CALLS = 64  # argument blocks a plan remembers: encoding four maps is host work in every call
+_AFTER_MAPS = struct.Struct("<Q3q2Q6if5i")
+
+
+@dataclass(frozen=True, slots=True)
+class TileOrder:
+    """In which order a causal launch draws its tiles; see decode_tile in ops/hopper_tiles.cuh."""
+
+    section_heads: int  # heads whose K and V stay in L2 together
+    short_tiles: int  # of each head, kept for the end to even out when blocks finish
+
+
+@dataclass(frozen=True, slots=True)
+class HopperPlan:
+    """A problem laid out for one Hopper kernel."""
+
+    config: HopperForwardKernelConfig
+    problem: AttentionProblem
+    traits: ForwardTraits
+    geometry: LaunchGeometry
+    order: TileOrder
+    _packed: dict[ForwardCall, bytes] = field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def workspace_bytes(self) -> int:
+        """The tile counter of a dynamic schedule; the kernel leaves it zero as it found it."""
+        return COUNTER_BYTES if self.config.scheduler is Scheduler.DYNAMIC else 0
+
+    @property
+    def q_tiles(self) -> int:
+        """Tiles of one head, counted in whole clusters."""
+        return -(-self.problem.q_len // (self.config.tile_q * self.config.cluster))
+
+    def params(self, device: Device, call: ForwardCall) -> tuple[bytes, ...]:
+        """The kernel's one parameter."""
+        packed = self._packed.get(call)
+        if packed is None:
+            packed = self._pack(device, call)
+            if len(self._packed) >= KEPT_CALLS:
+                self._packed.clear()
+            self._packed[call] = packed
+        return (packed,)
+
+    def _pack(self, device: Device, call: ForwardCall) -> bytes:
+        problem, config = self.problem, self.config
+        kv_rows = config.B_c // config.cluster
+        maps = (
+            self._map(device, "q", call.q, problem.q_len, problem.heads, WARPGROUP_ROWS),
+            self._map(device, "k", call.k, problem.k_len, problem.kv_heads, kv_rows),
+            self._map(device, "v", call.v, problem.k_len, problem.kv_heads, kv_rows),
+            self._map(device, "o", call.o, problem.q_len, problem.heads, WARPGROUP_ROWS),
+        )
+        batch_heads = problem.batch * problem.heads
+        rest = _AFTER_MAPS.pack(
+            call.o.address,
+            call.o.batch_stride,
+            call.o.seq_stride,
+            call.o.head_stride,
+            call.lse,
+            call.workspace,
+            problem.heads,
+            problem.heads // problem.kv_heads,
+            problem.q_len,
+            problem.k_len,
+            problem.d_head,
+            _bounded_diagonal(problem),
+            problem.softmax_scale * LOG2_E,
+            batch_heads,
+            self.q_tiles,
+            self.q_tiles * batch_heads,
+            self.order.section_heads,
+            self.order.short_tiles,
+        )
+        return b"".join((*maps, rest)).ljust(ARGS_BYTES, b"\0")
+
+    def _map(
+        self, device: Device, name: str, arg: TensorArg, rows: int, heads: int, box_rows: int
+    ) -> bytes:
+        problem, bytes_each = self.problem, self.problem.dtype.bytes
+        dims = (problem.d_head, rows, heads, problem.batch)
+        given = (arg.seq_stride, arg.head_stride, arg.batch_stride)
+        strides = tuple(
+            # A dimension of one element may have any stride; the map asks for a plausible one.
+            stride * bytes_each if extent > 1 else problem.d_head * bytes_each
+            for stride, extent in zip(given, dims[1:], strict=True)
+        )
+        if any(not 0 < stride < MAX_STRIDE_BYTES or stride % 16 for stride in strides):
+            raise Unsupported(
+                f"{self.config.short_form()}: {name} has strides of {strides} bytes; a tensor map "
+                f"takes multiples of 16 from 16 to 2^40; copy it or use a kernel without TMA."
+            )
+        return device.tensor_map(
+            TensorMapSpec(
+                address=arg.address,
+                element_bytes=bytes_each,
+                dims=dims,
+                strides_bytes=strides,
+                box=(PANEL_COLUMNS, box_rows, 1, 1),
+                is_bf16=problem.dtype.name == "BF16",
+            )
+        )
+
+
+def plan_hopper(
+    config: KernelConfig,
+    problem: AttentionProblem,
+    lse: bool,
+    sm_count: int,
+    order: TileOrder | None = None,
+) -> HopperPlan:
+    """The launch of `config` on `problem`; `order` replaces the tile order that is the rule."""
+    assert isinstance(config, HopperForwardKernelConfig)
+    rows = config.tile_q * config.cluster
+    traits = ForwardTraits(
+        causal=problem.causal and _bounded_diagonal(problem) < problem.k_len - 1,
+        ragged_q=problem.q_len % rows != 0,
+        ragged_k=problem.k_len % config.B_c != 0,
+        narrow_d=problem.d_head < config.d_head,
+        lse=lse,
+    )
+    tiles = -(-problem.q_len // rows) * problem.batch * problem.heads
+    if config.scheduler is not Scheduler.SINGLE:
+        tiles = min(tiles, max(sm_count // config.cluster, 1))
+    geometry = LaunchGeometry(
+        grid=(tiles * config.cluster, 1, 1),
+        threads=config.threads,
+        smem_bytes=config.smem_bytes(),
+        cluster=config.cluster,
+    )
+    return HopperPlan(
+        config, problem, traits, geometry, order or tile_order(config, problem, sm_count)
+    )
+
+
+def tile_order(
+    config: HopperForwardKernelConfig, problem: AttentionProblem, sm_count: int
+) -> TileOrder:
+    """Sections and short tiles as measured best (H200, 2026-11, S 512 to 16k, d 64 to 256)."""
+    batch_heads = problem.batch * problem.heads
+    kv_bytes = 2 * problem.k_len * problem.d_head * problem.dtype.bytes
+    head_bytes = max(kv_bytes * problem.kv_heads // problem.heads, 1)
+    section_bytes = _section_megabytes(problem) << 20
+    heads = 1
+    while 2 * heads * head_bytes <= section_bytes and 2 * heads <= batch_heads:
+        heads *= 2
+    q_tiles = -(-problem.q_len // (config.tile_q * config.cluster))
+    short = 0
+    if problem.k_len > 512:
+        short = math.ceil(math.sqrt(sm_count * q_tiles / batch_heads))
+    return TileOrder(heads, min(short, q_tiles - 1))
+
+
+def _section_megabytes(problem: AttentionProblem) -> int:
+    if problem.k_len <= 512:
+        return 32 if problem.d_head > 128 else 8
+    return 16 if problem.k_len <= 2048 else 32 if problem.k_len <= 4096 else 64
+
+
+def _bounded_diagonal(problem: AttentionProblem) -> int:
+    """The diagonal, no further out than makes a difference: sums with it stay in 32 bits.
+
+    Without a mask it lies right of the last key: a causal kernel then computes the problem too.
+    """
+    offset = problem.diagonal_offset if problem.causal else problem.k_len
+    return max(-problem.q_len, min(offset, problem.k_len))
