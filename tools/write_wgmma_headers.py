@@ -1,4 +1,4 @@
-"""Writes cuda/include/flashsmith/ptx/wgmma/m64nN.cuh: one operand a register makes them too long by hand.
+"""Writes cuda/include/flashsmith/ptx/wgmma/m64nN.cuh: one asm operand for every accumulator.
 
 Inline asm takes every accumulator as an operand of its own, N / 2 of them, so each width needs its
 own text. Run this after a change and then clang-format; a test compares the files with its output.
@@ -44,7 +44,7 @@ def header(n: int) -> str:
             f"if constexpr (kDType == DType::kBF16) {{\n{bf16}\n}} else {{\n{f16}\n}}\n}}\n"
         )
     return (
-        f"// wgmma m64n{n}k16: d = a b, plus d where `keep`; written by tools/write_wgmma_headers.py.\n"
+        f"// wgmma m64n{n}k16: d = a b, plus d where `keep`; by tools/write_wgmma_headers.py.\n"
         f'#pragma once\n\n#include "flashsmith/ptx/wgmma.cuh"\n\nnamespace flashsmith::ptx {{\n\n'
         f"template <DType kDType>\nstruct Wgmma<kDType, {n}> {{\n{methods[0]}\n{methods[1]}}};\n\n"
         f"}}  // namespace flashsmith::ptx\n"

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from flashsmith.config.forward import FlashForwardKernelConfig
+from flashsmith.config.hopper import HopperForwardKernelConfig
 from flashsmith.config.kernel_config import KernelConfig
 
-FAMILIES: tuple[type[KernelConfig], ...] = (FlashForwardKernelConfig,)
+FAMILIES: tuple[type[KernelConfig], ...] = (
+    FlashForwardKernelConfig,
+    HopperForwardKernelConfig,
+)

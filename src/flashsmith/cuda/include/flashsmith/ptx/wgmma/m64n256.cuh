@@ -1,4 +1,4 @@
-// wgmma m64n256k16: d = a b, plus d where `keep`; written by tools/write_wgmma_headers.py.
+// wgmma m64n256k16: d = a b, plus d where `keep`; by tools/write_wgmma_headers.py.
 #pragma once
 
 #include "flashsmith/ptx/wgmma.cuh"

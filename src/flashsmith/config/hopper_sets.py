@@ -1,0 +1,108 @@
+"""The named sets of the Hopper family: candidates for tuning by head dimension, and the ladder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from flashsmith.base.dtypes import DType
+from flashsmith.config.hopper import HopperForwardKernelConfig
+from flashsmith.config.kernel_config import KernelConfig
+from flashsmith.config.short_form import parse_short_form
+
+_TWO = "regs_232_40"
+_THREE = "regs_160_32"
+_LOOP = "overlap+early_rescale+tiles_DYNAMIC+sections"
+
+# What is worth measuring, by (d_head, n_warpgroups, B_c).
+CANDIDATES: tuple[tuple[str, tuple[str, ...]], ...] = (
+    (
+        "64, 3, 128",
+        (
+            f"kv_2+q_6+{_LOOP}+pingpong+stats_VOTE+lazy_8+o_smem+{_THREE}",
+            f"kv_2+q_6+{_LOOP}+pingpong+stats_SUM+lazy_8+o_smem+{_THREE}",
+            f"kv_2+q_6+{_LOOP}+stats_SUM+lazy_8+o_smem+{_THREE}",
+        ),
+    ),
+    (
+        "96, 3, 80",
+        (f"kv_2+q_6+{_LOOP}+stats_VOTE+lazy_8+o_smem+{_THREE}",),
+    ),
+    (
+        "96, 2, 128",
+        (f"kv_2+q_4+{_LOOP}+pingpong+stats_VOTE+lazy_8+o_smem+late_store+{_TWO}",),
+    ),
+    (
+        "128, 3, 80",
+        (
+            f"kv_2+q_6+{_LOOP}+stats_VOTE+lazy_8+o_smem+{_THREE}",
+            f"kv_2+q_6+{_LOOP}+stats_SUM+lazy_8+o_smem+{_THREE}",
+            f"kv_2+q_6+{_LOOP}+stats_VOTE+lazy_8+cluster_2+o_smem+{_THREE}",
+        ),
+    ),
+    (
+        "128, 2, 128",
+        (
+            f"kv_2+q_4+{_LOOP}+stats_VOTE+lazy_8+o_smem+late_store+{_TWO}",
+            f"kv_2+q_4+{_LOOP}+pingpong+stats_VOTE+lazy_8+o_smem+late_store+{_TWO}",
+            f"kv_2+q_4+{_LOOP}+pingpong+stats_SUM+lazy_8+o_smem+late_store+{_TWO}",
+        ),
+    ),
+    (
+        "192, 2, 96",
+        (f"kv_2+q_3+{_LOOP}+stats_VOTE+lazy_8+late_store+hints+{_TWO}",),
+    ),
+    (
+        "256, 2, 64",
+        (
+            f"kv_2+q_3+{_LOOP}+stats_VOTE+lazy_8+late_store+hints+{_TWO}",
+            f"kv_2+q_3+{_LOOP}+pingpong+stats_VOTE+lazy_8+late_store+hints+{_TWO}",
+            f"kv_2+q_3+{_LOOP}+stats_SUM+lazy_8+late_store+hints+{_TWO}",
+            f"kv_2+q_3+{_LOOP}+stats_VOTE+lazy_8+cluster_2+late_store+{_TWO}",
+        ),
+    ),
+)
+
+# Each step adds one idea to the one before.
+LADDER = (
+    "(BF16, 128, 1, 128): kv_2+q_1+o_smem+regs_240_56",
+    "(BF16, 128, 1, 128): kv_2+q_1+overlap+o_smem+regs_240_56",
+    "(BF16, 128, 2, 128): kv_2+q_2+overlap+o_smem+regs_232_40",
+    "(BF16, 128, 2, 128): kv_2+q_2+overlap+pingpong+o_smem+regs_232_40",
+    "(BF16, 128, 2, 128): kv_2+q_2+overlap+pingpong+early_rescale+o_smem+regs_232_40",
+    "(BF16, 128, 2, 128): kv_2+q_2+overlap+pingpong+early_rescale+lazy_8+o_smem+regs_232_40",
+    "(BF16, 128, 2, 128): kv_2+q_2+overlap+pingpong+early_rescale+stats_VOTE+lazy_8+o_smem"
+    "+regs_232_40",
+    "(BF16, 128, 2, 128): kv_2+q_2+overlap+early_rescale+stats_VOTE+lazy_8+cluster_2+o_smem"
+    "+regs_232_40",
+    "(BF16, 128, 2, 128): kv_2+q_4+overlap+early_rescale+stats_VOTE+lazy_8+tiles_DYNAMIC+sections"
+    "+o_smem+late_store+regs_232_40",
+    "(BF16, 128, 3, 80): kv_2+q_6+overlap+early_rescale+stats_VOTE+lazy_8+tiles_DYNAMIC+sections"
+    "+o_smem+regs_160_32",
+)
+
+
+def get_hopper_tuning_configs(
+    dtypes: Sequence[DType] = (DType.BF16, DType.FP16),
+) -> list[HopperForwardKernelConfig]:
+    """The candidates, in each element type."""
+    return [
+        _parse(f"({dtype.name}, {head}): {words}")
+        for dtype in dtypes
+        for head, forms in CANDIDATES
+        for words in forms
+    ]
+
+
+def get_hopper_progression_configs() -> list[HopperForwardKernelConfig]:
+    """The ladder, from one warpgroup to the full schedule."""
+    return [_parse(text) for text in LADDER]
+
+
+def _parse(text: str) -> HopperForwardKernelConfig:
+    return parse_short_form(f"{HopperForwardKernelConfig.PREFIX}{text}", HopperForwardKernelConfig)
+
+
+NAMED_SETS: dict[str, Callable[[], Sequence[KernelConfig]]] = {
+    "hopper": get_hopper_tuning_configs,
+    "hopper-prog": get_hopper_progression_configs,
+}
