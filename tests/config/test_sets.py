@@ -12,7 +12,7 @@ from flashsmith import (
     get_kernels_to_build,
 )
 from flashsmith.base.errors import ArgumentError, ConfigError
-from flashsmith.config import FAMILIES, resolve_key
+from flashsmith.config import FAMILIES, resolve_key, space
 from flashsmith.config.sets import named_sets
 from flashsmith.config.space import autotuning_steps, every_config, whole_space_steps
 
@@ -134,3 +134,20 @@ def test_the_space_shrinks_by_what_each_rule_refuses():
 def test_walking_the_space_makes_real_configurations():
     first = next(every_config(FAMILIES[0]))
     assert FAMILIES[0](*(getattr(first, name) for name in FAMILIES[0].knobs())) == first
+
+
+def test_a_space_too_large_to_walk_is_sampled_and_says_so(monkeypatch):
+    counted = [step for step in whole_space_steps() if step.family == FAMILIES[0].FAMILY]
+    monkeypatch.setattr(space, "MOST_TO_WALK", 1000)
+    sampled = [step for step in whole_space_steps() if step.family == FAMILIES[0].FAMILY]
+    assert {step.how for step in counted} == {"counted"}
+    assert {step.how for step in sampled[1:]} == {"sampled"}
+    for exact, estimate in zip(counted, sampled, strict=True):
+        assert estimate.step == exact.step
+        assert estimate.left == pytest.approx(exact.left, rel=0.05)
+
+
+def test_random_configurations_are_the_same_for_the_same_seed():
+    first, again = (list(space.random_configs(FAMILIES[0], 20, seed=7)) for _ in range(2))
+    assert first == again
+    assert len(set(first)) > 10

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import math
+import random
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -10,6 +12,9 @@ from dataclasses import dataclass
 from flashsmith.config.families import FAMILIES
 from flashsmith.config.kernel_config import KernelConfig
 from flashsmith.config.rules import Rule, first_refusal
+
+MOST_TO_WALK = 1_000_000  # a larger space is sampled: one of 10^9 points would take hours
+SAMPLES = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,45 +25,78 @@ class SpaceStep:
     step: str  # what was laid out, or the rule
     refused: int
     left: int
+    how: str  # "counted", or "sampled": an estimate from `SAMPLES` random points
+
+
+def space_size(family: type[KernelConfig]) -> int:
+    """How many combinations of legal values a family has."""
+    return math.prod(len(what.values) for what in family.knobs().values())
 
 
 def every_config(family: type[KernelConfig]) -> Iterator[KernelConfig]:
     """Every combination of legal values of a family."""
-    names = list(family.knobs())
-    for values in itertools.product(*(what.values for what in family.knobs().values())):
-        # The values are legal by construction: checking 400,000 points again takes seconds.
-        config = object.__new__(family)
-        for name, value in zip(names, values, strict=True):
-            object.__setattr__(config, name, value)
-        yield config
+    choices = (what.values for what in family.knobs().values())
+    return (_unchecked(family, values) for values in itertools.product(*choices))
+
+
+def random_configs(family: type[KernelConfig], count: int, seed: int = 0) -> Iterator[KernelConfig]:
+    """Random combinations of legal values, the same for the same seed."""
+    draw = random.Random(seed)
+    choices = [what.values for what in family.knobs().values()]
+    return (_unchecked(family, tuple(map(draw.choice, choices))) for _ in range(count))
 
 
 def whole_space_steps() -> list[SpaceStep]:
     """From all combinations of legal values to those that can be built, for every family."""
-    return [
-        step
-        for family in FAMILIES
-        for step in _steps(family, "legal values", every_config(family), family.BUILD_RULES)
-    ]
+    return [step for family in FAMILIES for step in _build_steps(family)]
 
 
 def autotuning_steps() -> list[SpaceStep]:
     """From every family's tuning grid to what is worth measuring."""
-    return [
-        step
-        for family in FAMILIES
-        for step in _steps(family, "tuning grid", family.autotuning_grid(), family.AUTOTUNE_RULES)
-    ]
+    steps = []
+    for family in FAMILIES:
+        grid = family.autotuning_grid()
+        if grid:
+            refused = _refusals(grid, family.AUTOTUNE_RULES)
+            steps += _steps(family, "tuning grid", family.AUTOTUNE_RULES, refused, len(grid))
+    return steps
+
+
+def _build_steps(family: type[KernelConfig]) -> list[SpaceStep]:
+    rules, total = family.BUILD_RULES, space_size(family)
+    if total <= MOST_TO_WALK:
+        refused = _refusals(every_config(family), rules)
+        return _steps(family, "legal values", rules, refused, total)
+    sampled = _refusals(random_configs(family, SAMPLES), rules)
+    scaled = Counter({name: round(total * n / SAMPLES) for name, n in sampled.items()})
+    return _steps(family, "legal values", rules, scaled, total, how="sampled")
+
+
+def _refusals(configs: Iterable[KernelConfig], rules: tuple[Rule, ...]) -> Counter[str]:
+    """How many configurations each rule is the first to refuse."""
+    refusals = (first_refusal(rules, config) for config in configs)
+    return Counter(refusal.rule for refusal in refusals if refusal is not None)
 
 
 def _steps(
-    family: type[KernelConfig], start: str, configs: Iterable[KernelConfig], rules: tuple[Rule, ...]
+    family: type[KernelConfig],
+    start: str,
+    rules: tuple[Rule, ...],
+    refused: Counter[str],
+    total: int,
+    how: str = "counted",
 ) -> list[SpaceStep]:
-    refusals = (first_refusal(rules, config) for config in configs)
-    refused = Counter(refusal.rule if refusal else "" for refusal in refusals)
-    left = refused.total()
-    steps = [SpaceStep(family.FAMILY, start, 0, left)]
+    left = total
+    steps = [SpaceStep(family.FAMILY, start, 0, left, "counted")]
     for rule in rules:
         left -= refused[rule.name]
-        steps.append(SpaceStep(family.FAMILY, rule.name, refused[rule.name], left))
+        steps.append(SpaceStep(family.FAMILY, rule.name, refused[rule.name], left, how))
     return steps
+
+
+# Any value is legal by construction: checking 400,000 points again takes seconds.
+def _unchecked(family: type[KernelConfig], values: tuple[object, ...]) -> KernelConfig:
+    config = object.__new__(family)
+    for name, value in zip(family.knobs(), values, strict=True):
+        object.__setattr__(config, name, value)
+    return config
