@@ -1,17 +1,19 @@
 """A bundle: the same kernels with no compiler, refusals by name, and no trust in its bytes."""
 
 import json
+import os
 import zipfile
 
 import pytest
 
 from flashsmith import arch as arches
-from flashsmith.base.errors import DamagedFile, Unsupported
+from flashsmith.base.errors import CompilerMissing, DamagedFile, Unsupported
 from flashsmith.compile import nvrtc
 from flashsmith.compile.ahead_of_time import build_bundle
-from flashsmith.compile.bundle import read_bundle
+from flashsmith.compile.bundle import open_bundle, read_bundle
 from flashsmith.compile.compiler import compile_kernel
 from flashsmith.compile.kernel_cache import KernelCache
+from flashsmith.compile.source import UnitOptions
 from flashsmith.config.traits import ForwardTraits
 
 SM_86 = arches.get("sm_86")
@@ -38,6 +40,28 @@ def test_a_bundle_gives_the_kernels_that_compiling_gives(built, small, monkeypat
     assert (kernel.name, kernel.cubin, kernel.ptx) == (compiled.name, compiled.cubin, compiled.ptx)
     assert kernel.resources == compiled.resources
     assert bundle.configs() == [small]
+
+
+def test_a_bundle_that_is_set_takes_the_compilers_place(built, small, monkeypatch):
+    monkeypatch.setenv("FLASHSMITH_BUNDLE", str(built[0].path))
+    monkeypatch.setenv("FLASHSMITH_NVRTC", "/nowhere")
+    kernel = compile_kernel(small, ForwardTraits(ragged_q=True), "sm_86")
+    assert kernel.name.endswith("__causal_ragged_q_ragged_k_narrow_d_lse")
+    with pytest.raises(Unsupported, match="not registered"):
+        compile_kernel(small.replace(swizzled=False), PLAIN, "sm_86")
+    with pytest.raises(CompilerMissing, match="FLASHSMITH_NVRTC"):
+        compile_kernel(small, PLAIN, "sm_86", options=UnitOptions(line_info=True))
+
+
+def test_a_bundle_that_was_replaced_is_read_again(built, tmp_path, monkeypatch):
+    path = tmp_path / "k.bundle"
+    path.write_bytes(built[0].path.read_bytes())
+    first = open_bundle(path)
+    assert open_bundle(path) is first
+    path.write_bytes(b"no bundle any more")
+    os.utime(path, ns=(1, 1))
+    with pytest.raises(DamagedFile, match="is no whole bundle"):
+        open_bundle(path)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ KERNELS = "KERNELS"
 CACHE_DIR = "FLASHSMITH_CACHE_DIR"
 CACHE_LIMIT_MB = "FLASHSMITH_CACHE_LIMIT_MB"
 NVRTC = "FLASHSMITH_NVRTC"
+BUNDLE = "FLASHSMITH_BUNDLE"
 DEVICE = "FLASHSMITH_DEVICE"
 RESULTS = "FLASHSMITH_RESULTS"
 
@@ -35,6 +36,12 @@ def cache_limit_bytes() -> int:
     if not text.isdigit() or int(text) == 0:
         raise ArgumentError(f"{CACHE_LIMIT_MB} is {text!r}; it is a number of megabytes above 0.")
     return int(text) << 20
+
+
+def bundle_path() -> Path | None:
+    """The bundle that `FLASHSMITH_BUNDLE` names, if any: kernels come from it, not a compiler."""
+    given = os.environ.get(BUNDLE)
+    return Path(given) if given else None
 
 
 def nvrtc_path() -> Path | None:

@@ -145,6 +145,21 @@ def read_bundle(path: Path) -> Bundle:
         raise _damaged(path, error) from error
 
 
+def open_bundle(path: Path) -> Bundle:
+    """As `read_bundle`, but a file that is still the same is read once a process."""
+    try:
+        stamp = path.stat().st_mtime_ns
+    except OSError:
+        stamp = 0
+    known = _opened.get(path)
+    if known is None or known[0] != stamp:
+        known = _opened[path] = (stamp, read_bundle(path))
+    return known[1]
+
+
+_opened: dict[Path, tuple[int, Bundle]] = {}
+
+
 def nearest(config: KernelConfig, known: Iterable[KernelConfig]) -> KernelConfig:
     """The one of `known` that differs from `config` in the fewest fields, the first of those."""
     wanted = (config.FAMILY, *asdict(config).values())

@@ -14,9 +14,11 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from flashsmith.base import settings
 from flashsmith.base.errors import ArgumentError, CompileError, FlashsmithError, Unsupported
 from flashsmith.compile import nvrtc
 from flashsmith.compile.artefact import CompiledKernel
+from flashsmith.compile.bundle import open_bundle
 from flashsmith.compile.header_closure import INCLUDE_ROOT, closure_hash
 from flashsmith.compile.kernel_cache import SCHEMA, KernelCache, default_cache
 from flashsmith.compile.nvrtc_library import find_nvrtc
@@ -50,7 +52,13 @@ def compile_kernel(
     options: UnitOptions = DEFAULT_OPTIONS,
     cache: KernelCache | None = None,
 ) -> CompiledKernel:
-    """The kernel of `config` for `traits` on `arch`, from the cache where it is there."""
+    """The kernel of `config` for `traits` on `arch`, from the cache where it is there.
+
+    Where a bundle is set and nothing is asked that only a compiler can give, it comes from there.
+    """
+    bundle = settings.bundle_path()
+    if bundle is not None and options == DEFAULT_OPTIONS and cache is None:
+        return open_bundle(bundle).kernel(config, traits, arch)
     if not config.runs_on(arch):
         raise Unsupported(
             f"{config.short_form()}: its instructions do not exist on {arch}; choose a "

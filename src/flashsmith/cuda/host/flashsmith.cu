@@ -110,6 +110,8 @@ flashsmith::TensorArg tensor_arg(const flashsmith_tensor& tensor) {
 }
 
 ForwardCall make_call(const flashsmith_forward_args& args) {
+    // Past these bounds a diagonal masks nothing or everything; 32-bit row arithmetic stays exact.
+    const int32_t diagonal = std::clamp(args.diagonal, -args.q_len, args.k_len);
     const double scale = args.scale != 0 ? args.scale : 1.0 / std::sqrt(double{args.d_head});
     return {.args = {.q = tensor_arg(args.q),
                      .k = tensor_arg(args.k),
@@ -122,9 +124,9 @@ ForwardCall make_call(const flashsmith_forward_args& args) {
                      .q_len = args.q_len,
                      .k_len = args.k_len,
                      .d_head = args.d_head,
-                     .diagonal = args.diagonal,
+                     .diagonal = diagonal,
                      .scale_log2 = static_cast<float>(scale * kLog2E)},
-            .causal = args.causal != 0};
+            .causal = args.causal != 0 && diagonal < args.k_len - 1};
 }
 
 }  // namespace

@@ -41,8 +41,10 @@ inline ForwardTraits needed_traits(const ForwardCall& call, int tile_q, int tile
 // A kernel with more traits computes a problem with fewer: its predicates are then always true,
 // its diagonal lies right of the last key, and its LSE address is null.
 inline bool covers(const ForwardTraits& has, const ForwardTraits& needs) {
-    return has.causal >= needs.causal && has.ragged_q >= needs.ragged_q &&
-           has.ragged_k >= needs.ragged_k && has.narrow_d >= needs.narrow_d && has.lse >= needs.lse;
+    // Bound by number: a trait that is added and not compared here does not compile.
+    const auto [causal, ragged_q, ragged_k, narrow_d, lse] = needs;
+    return has.causal >= causal && has.ragged_q >= ragged_q && has.ragged_k >= ragged_k &&
+           has.narrow_d >= narrow_d && has.lse >= lse;
 }
 
 // Starts the first of `kernels` that covers `needs`; the last one covers everything.

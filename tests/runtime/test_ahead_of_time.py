@@ -1,0 +1,105 @@
+"""Kernels built ahead of time give the bits that compiling on the spot gives."""
+
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from flashsmith import arch as arches
+from flashsmith.base.dtypes import to_bits
+from flashsmith.compile import nvcc
+from flashsmith.compile.ahead_of_time import build_bundle
+from flashsmith.compile.library import build_library
+from flashsmith.config import parse_config
+from flashsmith.problem.attention_problem import AttentionProblem
+from flashsmith.runtime.devices import default_device, has_cuda
+from flashsmith.runtime.forward import forward_arrays
+
+CLIENT = Path(__file__).parents[1] / "compile" / "c" / "forward_client.c"
+CONFIG = parse_config("(BF16, 64, 64, 32, 4): async+eager+swizzled+load_2_2_2_tiles+opt_softmax")
+OTHER = parse_config("(FP16, 128, 64, 64, 4): async+eager+swizzled+load_0_2_2_tiles+opt_softmax")
+# Even and full (the plain kernel), even and causal, and what only the general kernel covers: ragged
+# lengths, a narrow d_head, a diagonal, and each of them with and without a mask.
+SHAPES = {
+    "plain": {"q_len": 128, "k_len": 128, "d_head": 64},
+    "causal": {"q_len": 128, "k_len": 128, "d_head": 64, "causal": True},
+    "ragged": {"q_len": 77, "k_len": 109, "d_head": 64},
+    "ragged causal": {"q_len": 77, "k_len": 109, "d_head": 64, "causal": True, "diagonal": 0},
+    "narrow": {"q_len": 70, "k_len": 128, "d_head": 40},
+}
+
+
+def problem_of(name, config):
+    shape = SHAPES[name] | {"d_head": SHAPES[name]["d_head"] * config.d_head // 64}
+    return AttentionProblem(batch=1, heads=3, kv_heads=1, dtype=config.dtype, **shape)
+
+
+def inputs_of(problem):
+    random = np.random.default_rng(0)
+    for length, heads in ((problem.q_len, 3), (problem.k_len, 1), (problem.k_len, 1)):
+        numbers = random.standard_normal((1, length, heads, problem.d_head))
+        yield to_bits(numbers, problem.dtype)
+
+
+@pytest.fixture(scope="module")
+def bundle_for(tmp_path_factory):
+    """A function that gives the bundle of an architecture, built once."""
+    made = {}
+
+    def get(arch):
+        if arch not in made:
+            path = tmp_path_factory.mktemp("bundle") / "k.bundle"
+            made[arch] = build_bundle([CONFIG], [arches.get(arch)], path).path
+        return made[arch]
+
+    return get
+
+
+@pytest.mark.parametrize("lse", [False, True], ids=["o", "o and lse"])
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_bundle_gives_the_bits_of_a_compile(device, bundle_for, monkeypatch, name, lse):
+    problem = problem_of(name, CONFIG)
+    inputs = list(inputs_of(problem))
+    compiled = forward_arrays(device, CONFIG, problem, *inputs, lse=lse)
+    monkeypatch.setenv("FLASHSMITH_BUNDLE", str(bundle_for(device.arch)))
+    monkeypatch.setenv("FLASHSMITH_NVRTC", "/nowhere")  # no compiler from here on
+    device.prepared.clear()
+    bundled = forward_arrays(device, CONFIG, problem, *inputs, lse=lse)
+    np.testing.assert_array_equal(bundled[0], compiled[0])
+    if lse:
+        np.testing.assert_array_equal(bundled[1], compiled[1])
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory):
+    """The C program, linked against a library for the GPU that is here."""
+    if not has_cuda():
+        pytest.skip("needs a GPU")
+    folder = tmp_path_factory.mktemp("library")
+    arch = arches.get(default_device("cuda").arch)
+    build_library([CONFIG, OTHER], [arch], folder)
+    program = folder / "client"
+    link = (f"-L{folder}", "-lflashsmith", f"-Xlinker=-rpath,{folder}")
+    command = [nvcc.find_nvcc(), f"-I{folder}", CLIENT, *link, "-o", program]
+    subprocess.run(command, check=True)
+    return program
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("lse", [False, True], ids=["o", "o and lse"])
+@pytest.mark.parametrize("config", [CONFIG, OTHER], ids=str)
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_c_program_gives_the_bits_of_a_compile(client, tmp_path, config, name, lse):
+    problem = problem_of(name, config)
+    inputs = list(inputs_of(problem))
+    device = default_device("cuda")
+    o, lse_values = forward_arrays(device, config, problem, *inputs, lse=lse)
+    numbers = [1, 3, 1, problem.q_len, problem.k_len, problem.d_head]
+    numbers += [problem.causal, problem.diagonal_offset, lse]
+    data = [np.array(numbers, np.int32), *inputs]
+    (tmp_path / "in").write_bytes(b"".join(array.tobytes() for array in data))
+    command = [client, config.short_form(), tmp_path / "in", tmp_path / "out"]
+    subprocess.run(command, check=True)
+    expected = o.tobytes() + (lse_values.tobytes() if lse else b"")
+    assert (tmp_path / "out").read_bytes() == expected
