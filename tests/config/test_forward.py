@@ -60,6 +60,13 @@ def test_registers_by_role_are_the_bytes_of_the_operands_over_a_warp():
     assert registers.total == 64 + 32 + 32 + 16
 
 
+def test_where_registers_end_s_is_taken_in_steps():
+    assert make().step_cols == 64
+    wide = parse_config("(BF16, 256, 128, 128, 8): async+load_0_2_2_tiles")
+    assert wide.step_cols < 128
+    assert wide.registers().s == 16 * wide.step_cols // 32
+
+
 def test_double_buffering_doubles_what_is_read_in_steps_and_leaves_what_is_read_whole():
     plain, buffered = make().fragments(), make(tail="+buffer").fragments()
     assert (plain["Q"].stages, buffered["Q"].stages) == (1, 1)
@@ -86,6 +93,10 @@ REFUSED_AND_LET_PASS = {
     "tiles_fit_contraction": (
         make(b_c=32, tiles="2_2_4", tail="+buffer"),
         make(b_c=32, tiles="2_2_4"),
+    ),
+    "output_fits_registers": (
+        parse_config("(BF16, 256, 128, 32, 4): async+load_2_2_2_tiles"),
+        parse_config("(BF16, 256, 128, 32, 8): async+load_2_2_2_tiles"),
     ),
     "small_tile_reads_q_in_steps": (make(b_c=32, tiles="0_2_2"), make(b_c=32, tiles="2_2_2")),
     "square_tile_holds_q": (make(tiles="2_2_2"), make(tiles="0_2_2")),

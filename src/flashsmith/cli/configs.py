@@ -38,6 +38,7 @@ def command(
     """Show a set of configurations: short form, threads, shared bytes, blocks per SM.
 
     Blocks per SM follow from threads and shared memory; registers are known after a compile.
+    Example: flashsmith configs 64,32 --arch sm_86 --csv
     """
     if page:
         say(configuration_page())

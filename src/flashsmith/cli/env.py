@@ -39,7 +39,10 @@ MAJOR, MINOR, SM_COUNT = 75, 76, 16  # CUdevice_attribute, cuda.h
 
 
 def command(json: options.JsonOption = False, csv: options.CsvOption = False) -> None:
-    """Say what is installed here, and what is missing for what."""
+    """Say what is installed here, and what is missing for what.
+
+    Example: flashsmith env --json
+    """
     rows = [
         _row("flashsmith", __version__),
         _row("Python", f"{platform.python_version()} on {platform.system()} {platform.machine()}"),

@@ -11,14 +11,15 @@ from flashsmith.base import settings
 from flashsmith.base.dtypes import DType
 from flashsmith.base.errors import ArgumentError
 from flashsmith.config import KernelConfig, resolve_key
+from flashsmith.config.sets import named_sets
 from flashsmith.problem.attention_problem import AttentionProblem
 
 KeyArgument = Annotated[
     str | None,
     typer.Argument(
         metavar="[KEY]",
-        help="A set (tune, prog, prog-all, all, smoke, or B_r,B_c), a short form, or @file of "
-        "short forms. Without it: the environment variable KERNELS, else the verb's default.",
+        help=f"A set ({', '.join(named_sets())}, or B_r,B_c), a short form, or @file of short "
+        "forms. Without it: the environment variable KERNELS, else the verb's default.",
         show_default=False,
     ),
 ]

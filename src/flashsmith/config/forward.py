@@ -16,6 +16,9 @@ from flashsmith.problem.attention_problem import AttentionProblem
 MMA_ROWS = 16  # of the A operand of mma.sync m16n8k16: what a warp works on at least
 TILE = 8  # elements along the contraction that a tile of the `..._tiles` fields stands for
 LANES = 32
+SPAN = 16  # elements of the contraction that one mma.sync takes
+MAX_O_REGISTERS = 128  # a thread's part of O: more leaves no room for S and fragments
+STEP_REGISTERS = 240  # what O, Q, S and fragments may take together before S is taken in steps
 
 _D_TILES = (0, 2, 4, 8, 16, 32)  # of d_head, 256 / 8 at most
 _C_TILES = (0, 2, 4, 8, 16)  # of B_c, 128 / 8 at most
@@ -124,12 +127,27 @@ class FlashForwardKernelConfig(KernelConfig):
         """Blocks that `max_smem_bytes` of shared memory hold at once, other limits aside."""
         return max_smem_bytes // self.smem_bytes()
 
+    @property
+    def step_cols(self) -> int:
+        """Columns of S that a warp holds at a time: B_c, or a part of it where registers end."""
+        columns = self.B_c
+        while columns > SPAN and self._step_registers(columns) > STEP_REGISTERS:
+            columns //= 2
+        return columns
+
+    def _step_registers(self, columns: int) -> int:
+        q_held = 0 if self.Q_mma_load_K_tiles else self.rows_per_warp * self.d_head // 64
+        q_span = self.rows_per_warp // 4 if self.Q_mma_load_K_tiles else 0
+        stages = 2 if self.mma_double_buffer_loads else 1
+        o_and_s = self.rows_per_warp * (self.d_head + columns) // LANES
+        return o_and_s + q_held + stages * (q_span + columns // 4)
+
     def fragments(self) -> dict[str, FragmentPlan]:
         """How Q, K and V fragments are read: steps, stages and registers."""
         return {
             "Q": self._plan(self.rows_per_warp, self.d_head, self.Q_mma_load_K_tiles),
-            "K": self._plan(self.B_c, self.d_head, self.K_mma_load_K_tiles),
-            "V": self._plan(self.d_head, self.B_c, self.V_mma_load_K_tiles),
+            "K": self._plan(self.step_cols, self.d_head, self.K_mma_load_K_tiles),
+            "V": self._plan(self.d_head, self.step_cols, self.V_mma_load_K_tiles),
         }
 
     def registers(self) -> RegisterEstimate:
@@ -137,17 +155,17 @@ class FlashForwardKernelConfig(KernelConfig):
         plans = self.fragments()
         return RegisterEstimate(
             o=self.rows_per_warp * self.d_head // LANES,
-            s=self.rows_per_warp * self.B_c // LANES,
+            s=self.rows_per_warp * self.step_cols // LANES,
             q=plans["Q"].registers,
             k=plans["K"].registers,
             v=plans["V"].registers,
         )
 
     def _plan(self, rows: int, contraction: int, tiles: int) -> FragmentPlan:
-        width = tiles * TILE or contraction
-        stages = 2 if self.mma_double_buffer_loads and tiles else 1
+        width = min(tiles * TILE, contraction) or contraction
+        stages = 2 if self.mma_double_buffer_loads and width < contraction else 1
         registers = rows * width * self.dtype.bytes // (4 * LANES) * stages
-        return FragmentPlan(max(contraction // width, 1), stages, registers)
+        return FragmentPlan(contraction // width, stages, registers)
 
     @classmethod
     def runs_on(cls, arch_name: str) -> bool:
@@ -210,12 +228,19 @@ _TILES_FIT_CONTRACTION = Rule(
     "a read cannot bring more tiles than the contraction has, or half of them with buffer",
     "lower the load numbers or use 0 for the whole block",
 )
+_OUTPUT_FITS_REGISTERS = Rule(
+    "output_fits_registers",
+    lambda c: c.rows_per_warp * c.d_head // LANES > MAX_O_REGISTERS,
+    f"a warp's rows of O take more than {MAX_O_REGISTERS} registers a thread",
+    "use 8 warps or B_r 64",
+)
 
 FlashForwardKernelConfig.BUILD_RULES = (
     _EAGER_NEEDS_ASYNC,
     _Q_TILES_MATCH_K_TILES,
     _WARP_HAS_16_ROWS,
     _TILES_FIT_CONTRACTION,
+    _OUTPUT_FITS_REGISTERS,
 )
 FlashForwardKernelConfig.AUTOTUNE_RULES = (
     _EAGER_NEEDS_ASYNC,
