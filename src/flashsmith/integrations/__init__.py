@@ -1,0 +1,1 @@
+"""flashsmith inside other people's models."""
