@@ -138,7 +138,12 @@ struct HopperProducer {
 
     FS_DEVICE void load_block(const TensorMap& map, i32 n, const HopperTile& at, SmemAddr dst,
                               SmemAddr full, SmemAddr empty, Place& place) {
-        ptx::mbarrier_wait(empty, place.parity);  // every reader, of all blocks, has left the stage
+        // Every reader, of all blocks of the cluster, has left the stage.
+        if constexpr (kCluster > 1) {
+            ptx::mbarrier_wait_cluster(empty, place.parity);
+        } else {
+            ptx::mbarrier_wait(empty, place.parity);
+        }
         ptx::mbarrier_arrive_expect_tx(full, kConfig.kv_bytes());
         const i32 share = static_cast<i32>(rank) * kShare;
         const i32 head = at.head / args.kv_group;

@@ -98,8 +98,4 @@ FS_DEVICE void bulk_wait_if(bool condition) {
 // What this thread wrote to shared memory is visible to TMA and wgmma after a barrier.
 FS_DEVICE void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-FS_DEVICE void prefetch_tensormap(const TensorMap& map) {
-    asm volatile("prefetch.tensormap [%0];" : : "l"(&map) : "memory");
-}
-
 }  // namespace flashsmith::ptx
