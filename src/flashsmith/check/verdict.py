@@ -39,6 +39,7 @@ class Verdict:
     allowed: float = 0.0
     where: str = ""
     reason: str = ""  # empty when right
+    fault: bool = False  # the kernel did not end: it was stopped by a fault
 
     def require_ok(self, subject: str) -> None:
         """Raises `Mismatch` when wrong; `subject` is the configuration's short form."""
@@ -57,7 +58,7 @@ def check_case(device: Device, config: KernelConfig, case: Case) -> Verdict:
     try:
         after = run_case(device, config, case, places, before)
     except (EmulationError, LaunchError) as error:
-        return Verdict(case.name, ok=False, worst=np.inf, reason=str(error))
+        return Verdict(case.name, ok=False, worst=np.inf, reason=str(error), fault=True)
     return judge(case, places, before, after)
 
 

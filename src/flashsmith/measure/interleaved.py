@@ -108,6 +108,18 @@ def compare(
     return Comparison(regime, timed, ratio_by_round(times[0], times[-1]), tuple(states))
 
 
+def sample_us(device: CudaDevice, contender: Contender, *, runs: int) -> list[float]:
+    """Times of one contender alone; for screening, never for a comparison that is reported."""
+    flush_address = device.allocate(FLUSH_BYTES)
+    try:
+        with Timer(device) as timer:
+            launch = _replay(timer, contender)
+            run = _Run(timer, flush_address, "burst")
+            return [run.time_us(launch) for _ in range(runs)]
+    finally:
+        device.free(flush_address)
+
+
 def rotations(count: int, rounds: int) -> list[list[int]]:
     """The order of every round: each starts one further, so that every place is taken in turn."""
     return [[(start + i) % count for i in range(count)] for start in range(rounds)]

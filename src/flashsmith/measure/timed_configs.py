@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from flashsmith.base.dtypes import to_bits
 from flashsmith.config.kernel_config import KernelConfig
-from flashsmith.measure.interleaved import Comparison, Contender, Regime, compare
+from flashsmith.measure.interleaved import Comparison, Contender, Regime, compare, sample_us
+from flashsmith.measure.statistics import Summary, summarize
 from flashsmith.problem.attention_problem import AttentionProblem
 from flashsmith.runtime.cuda_device import CudaDevice
 from flashsmith.runtime.forward import prepare_forward
@@ -34,6 +35,14 @@ def time_configs(
     with tensors_on(device, problem, random_inputs(problem), lse=lse) as call:
         ours = [contender_of(device, config, problem, call) for config in configs]
         return compare(device, [*others, *ours], rounds=rounds, regime=regime)
+
+
+def screen_us(
+    device: CudaDevice, config: KernelConfig, problem: AttentionProblem, *, runs: int
+) -> Summary:
+    """A few runs of one configuration after a flush: enough to tell the slow from the rest."""
+    with tensors_on(device, problem, random_inputs(problem), lse=False) as call:
+        return summarize(sample_us(device, contender_of(device, config, problem, call), runs=runs))
 
 
 def contender_of(
