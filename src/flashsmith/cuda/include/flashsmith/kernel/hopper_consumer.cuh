@@ -110,10 +110,8 @@ struct HopperConsumer {
         if constexpr (kConfig.cluster == 1) {
             ptx::mbarrier_arrive_if(is_first_lane, ring.empty());
         } else {
-            FS_UNROLL
-            for (u32 rank = 0; rank < kConfig.cluster; ++rank) {
-                ptx::mbarrier_arrive_remote_if(is_first_lane, ring.empty(), rank);
-            }
+            // Lane i tells block i.
+            ptx::mbarrier_arrive_remote_if(lane < kConfig.cluster, ring.empty(), lane);
         }
         ring.advance();
     }

@@ -37,6 +37,11 @@ struct HopperProducer {
         }
     };
 
+    // The K and V that a tile needs; n_blocks 0: no tile.
+    struct Source {
+        i32 n_blocks, head, batch;
+    };
+
     const HopperForwardArgs& args;
     HopperSmem<kConfig> smem;
     u32 rank;
@@ -49,7 +54,7 @@ struct HopperProducer {
     FS_DEVICE void run() {
         const i32 clusters = gridDim.x / kCluster;
         i32 index = blockIdx.x / kCluster;
-        HopperTile previous{0, 0, 0, 0};
+        Source previous{0, 0, 0};
         while (true) {
             const bool valid = index < args.tiles;
             // Asked for here, needed when this tile's loads are out.
@@ -58,8 +63,9 @@ struct HopperProducer {
                 valid ? decode_tile<kConfig, kTraits>(args, index, rank) : HopperTile{0, 0, 0, 0};
             publish(current);
             if (!valid) break;
-            load_tile(current, previous);
-            previous = current;
+            const Source source{current.n_blocks, current.head / args.kv_group, current.batch};
+            load_tile(current, source, previous);
+            previous = source;
             index = share(next);
         }
         if (previous.n_blocks > 0) load_v(0, previous);
@@ -102,14 +108,15 @@ struct HopperProducer {
 
     // In the order of need: a warpgroup starts this tile's first Q Kᵀ before its last P V of the
     // previous one.
-    FS_DEVICE void load_tile(const HopperTile& current, const HopperTile& previous) {
+    FS_DEVICE void load_tile(const HopperTile& current, const Source& source,
+                             const Source& previous) {
         if constexpr (kQFirst) load_q(current);
-        load_k(current.n_blocks - 1, current);
+        load_k(source.n_blocks - 1, source);
         if (previous.n_blocks > 0) load_v(0, previous);
         if constexpr (!kQFirst) load_q(current);
-        _Pragma("unroll 1") for (i32 n = current.n_blocks - 2; n >= 0; --n) {
-            load_k(n, current);
-            load_v(n + 1, current);
+        _Pragma("unroll 1") for (i32 n = source.n_blocks - 2; n >= 0; --n) {
+            load_k(n, source);
+            load_v(n + 1, source);
         }
     }
 
@@ -128,15 +135,15 @@ struct HopperProducer {
         }
     }
 
-    FS_DEVICE void load_k(i32 n, const HopperTile& at) {
+    FS_DEVICE void load_k(i32 n, const Source& at) {
         load_block(args.k, n, at, smem.k(k.stage), smem.k_full(k.stage), smem.k_empty(k.stage), k);
     }
 
-    FS_DEVICE void load_v(i32 n, const HopperTile& at) {
+    FS_DEVICE void load_v(i32 n, const Source& at) {
         load_block(args.v, n, at, smem.v(v.stage), smem.v_full(v.stage), smem.v_empty(v.stage), v);
     }
 
-    FS_DEVICE void load_block(const TensorMap& map, i32 n, const HopperTile& at, SmemAddr dst,
+    FS_DEVICE void load_block(const TensorMap& map, i32 n, const Source& at, SmemAddr dst,
                               SmemAddr full, SmemAddr empty, Place& place) {
         // Every reader, of all blocks of the cluster, has left the stage.
         if constexpr (kCluster > 1) {
@@ -146,11 +153,10 @@ struct HopperProducer {
         }
         ptx::mbarrier_arrive_expect_tx(full, kConfig.kv_bytes());
         const i32 share = static_cast<i32>(rank) * kShare;
-        const i32 head = at.head / args.kv_group;
         FS_UNROLL
         for (int panel = 0; panel < kConfig.panels(); ++panel) {
             const SmemAddr to = dst + (panel * kConfig.B_c + share) * kPanelRowBytes;
-            const ptx::TmaCoordinates from{panel * kPanelColumns, n * kConfig.B_c + share, head,
+            const ptx::TmaCoordinates from{panel * kPanelColumns, n * kConfig.B_c + share, at.head,
                                            at.batch};
             if constexpr (kCluster > 1) {
                 ptx::tma_load_4d_multicast(to, map, from, full, (1 << kCluster) - 1);
