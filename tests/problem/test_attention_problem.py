@@ -26,6 +26,8 @@ def test_the_diagonal_is_bottom_right_unless_given():
         ({"heads": True}, "heads is True, it must be an integer"),
         ({"heads": 5}, "heads is 5 and kv_heads is 3; .*must be a multiple"),
         ({"layout": "sbhd"}, "layout is 'sbhd'; it is 'bshd' or 'bhsd'"),
+        ({"dtype": 5}, r"dtype is 5; it is DType\.FP16 or DType\.BF16"),
+        ({"diagonal": 0.5, "causal": True}, "diagonal is 0.5; it is an integer or None"),
         ({"scale": 0.0}, "scale is 0.0; it must be a finite number above 0"),
         ({"scale": float("inf")}, "scale is inf"),
     ],

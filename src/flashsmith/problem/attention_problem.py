@@ -34,6 +34,10 @@ class AttentionProblem:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 0:
                 raise ArgumentError(f"{name} is {value!r}, it must be an integer of at least 0.")
+        if not isinstance(self.dtype, DType):
+            raise ArgumentError(f"dtype is {self.dtype!r}; it is DType.FP16 or DType.BF16.")
+        if isinstance(self.diagonal, bool) or not isinstance(self.diagonal, int | None):
+            raise ArgumentError(f"diagonal is {self.diagonal!r}; it is an integer or None.")
         if self.kv_heads and self.heads % self.kv_heads:
             raise ArgumentError(
                 f"heads is {self.heads} and kv_heads is {self.kv_heads}; the query heads must be a "
