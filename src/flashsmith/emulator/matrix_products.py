@@ -1,0 +1,154 @@
+"""How mma instructions that follow each other become few large matrix products.
+
+D = A x B + C with f32 accumulation, in an order that is not the hardware's: chains of mma through
+one accumulator are one product with a longer K, and chains with the same A fragments are one
+product with a wider N.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flashsmith.emulator.ptx.instruction import Instruction, Operand, Reg, Vector
+
+if TYPE_CHECKING:
+    from flashsmith.emulator.emit import Emitter
+
+_HALF_TO_F32 = np.arange(65536, dtype=np.uint16).view(np.float16).astype(np.float32)
+
+
+@dataclass(slots=True)
+class Product:
+    """One mma that is not written out yet."""
+
+    d: tuple[Operand, ...]
+    a: tuple[Operand, ...]
+    b: tuple[Operand, ...]
+    c: tuple[Operand, ...]
+    bf16: bool
+
+    @staticmethod
+    def of(i: Instruction) -> Product:
+        """The product an mma instruction stands for."""
+        parts = [x.items if isinstance(x, Vector) else (x,) for x in i.operands]
+        return Product(parts[0], parts[1], parts[2], parts[3], i.has("bf16"))
+
+    @property
+    def written(self) -> set[int]:
+        """Numbers of the registers it writes."""
+        return {r.number for r in self.d if isinstance(r, Reg)}
+
+    @property
+    def read(self) -> set[int]:
+        """Numbers of the registers it reads."""
+        return {r.number for x in (self.a, self.b, self.c) for r in x if isinstance(r, Reg)}
+
+    def is_touched(self, reads: list[Reg], writes: list[Reg]) -> bool:
+        """Whether another instruction needs the result, or changes an operand."""
+        own = self.written
+        if any(r.number in own for r in reads):
+            return True
+        both = own | self.read
+        return any(r.number in both for r in writes)
+
+    def clashes(self, earlier: Product) -> bool:
+        """Whether `earlier` must be written out first; going on in its accumulator is fine."""
+        if self.c == earlier.d and self.bf16 == earlier.bf16:
+            return bool(earlier.written & {r.number for x in (self.a, self.b) for r in x
+                                           if isinstance(r, Reg)})  # fmt: skip
+        return bool(earlier.written & (self.read | self.written) or self.written & earlier.read)
+
+
+@dataclass(slots=True)
+class _Chain:
+    start: tuple[Operand, ...]  # the accumulator before
+    end: tuple[Operand, ...]
+    a: list[tuple[Operand, ...]]
+    b: list[tuple[Operand, ...]]
+    bf16: bool
+
+
+def flush_products(e: Emitter) -> None:
+    """Writes out all pending products, as few matrix products as possible."""
+    chains: list[_Chain] = []
+    open_ends: dict[tuple[Operand, ...], _Chain] = {}
+    for product in e.pending:
+        chain = open_ends.pop(product.c, None)
+        if chain is None:
+            chain = _Chain(product.c, product.d, [], [], product.bf16)
+            chains.append(chain)
+        chain.a.append(product.a)
+        chain.b.append(product.b)
+        chain.end = product.d
+        open_ends[product.d] = chain
+    e.pending = []
+    groups: dict[tuple[object, ...], list[_Chain]] = {}
+    for chain in chains:
+        groups.setdefault((chain.bf16, *chain.a), []).append(chain)
+    guard, e.guard = e.guard, None
+    for group in groups.values():
+        _write_group(e, group)
+    e.guard = guard
+
+
+def _write_group(e: Emitter, group: list[_Chain]) -> None:
+    first = group[0]
+    a = ", ".join(e.read(r, "u32") for fragment in first.a for r in fragment)
+    b = ", ".join(e.read(r, "u32") for chain in group for fragment in chain.b for r in fragment)
+    start = ", ".join(e.read(r, "f32") for chain in group for r in chain.start)
+    function = e.use(matrix_product)
+    out = e.assign(f"{function}(u.pairs, {first.bf16}, {len(first.a)}, ({a},), ({b},), ({start},))")
+    number = 0
+    for chain in group:
+        for register in chain.end:
+            e.write(register, f"{out}[{number}]", "f32")
+            number += 1
+
+
+def _stacked(pairs: int, registers: tuple[Any, ...]) -> NDArray[np.uint32]:
+    """Registers as rows; scalars are spread over the lanes."""
+    out = np.empty((len(registers), 32 * pairs), np.uint32)
+    for number, register in enumerate(registers):
+        out[number] = register
+    return out
+
+
+def _numbers(bits: NDArray[np.uint32], bf16: bool) -> NDArray[np.float32]:
+    halves = bits.view(np.uint16)
+    if bf16:
+        return (halves.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    return _HALF_TO_F32.take(halves)
+
+
+def matrix_product(
+    pairs: int,
+    bf16: bool,
+    depth: int,
+    a: tuple[Any, ...],  # Any: lanes or scalars of u32, four a fragment
+    b: tuple[Any, ...],  # two a fragment, fragments of one column block together
+    start: tuple[Any, ...],  # f32, four a column block
+) -> NDArray[np.float32]:
+    """The accumulators, a row each, after `depth` products of 16 x 16 by 16 x 8 each.
+
+    PTX ISA "Matrix Fragments for mma.m16n8k16": lane 4g+t holds, of A, row g (+8 in a1, a3) and
+    columns 2t, 2t+1 (+8 in a2, a3); of B, rows 2t, 2t+1 (+8 in b1) of column g; of C, columns
+    2t, 2t+1 of row g (c0, c1) and of row g+8 (c2, c3).
+    """
+    blocks = len(b) // (2 * depth)
+    # A: [k block, column half, row half, pair, g, t] → [pair, row half, g, k block, column half, t]
+    left = _stacked(pairs, a).reshape(depth, 2, 2, pairs, 8, 4).transpose(3, 2, 4, 0, 1, 5)
+    rows = _numbers(np.ascontiguousarray(left), bf16).reshape(pairs, 16, 16 * depth)
+    # B: [column block, k block, k half, pair, g, t] → [pair, column block, g, k block, k half, t]
+    right = _stacked(pairs, b).reshape(blocks, depth, 2, pairs, 8, 4).transpose(3, 0, 4, 1, 2, 5)
+    columns = _numbers(np.ascontiguousarray(right), bf16).reshape(pairs, 8 * blocks, 16 * depth)
+    product = np.matmul(rows, columns.transpose(0, 2, 1))
+    # [pair, row half, g, column block, t, e] → [column block, row half, e, pair, g, t]
+    parts = product.reshape(pairs, 2, 8, blocks, 4, 2).transpose(3, 1, 5, 0, 2, 4)
+    out = np.ascontiguousarray(parts).reshape(4 * blocks, 32 * pairs)
+    for number, value in enumerate(start):
+        out[number] += value
+    return out

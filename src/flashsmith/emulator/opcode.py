@@ -1,0 +1,84 @@
+"""Which opcodes there are: each family of instructions registers its translation here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from flashsmith.emulator.ptx.instruction import Instruction, Reg, registers
+
+if TYPE_CHECKING:
+    from flashsmith.emulator.emit import Emitter
+
+Translate = Callable[["Emitter", Instruction], None]
+Positions = Callable[[Instruction], tuple[int, ...]]
+
+
+class Unknown(Exception):
+    """An instruction, or a form of one, that is not emulated; the text says which part."""
+
+
+@dataclass(frozen=True, slots=True)
+class Opcode:
+    """How one opcode is translated, and what the control-flow analysis must know of it."""
+
+    name: str
+    translate: Translate
+    writes: Positions  # operands that are destinations
+    updates: Positions  # destinations that are read as well
+    cuts: Callable[[Instruction], str]  # "", "before", "after", "both": where a segment must end
+    counts_as: str  # its class in the counters
+    touches_memory: bool  # random schedules may switch warps after it
+
+
+OPCODES: dict[str, Opcode] = {}
+
+
+def opcode(
+    *names: str,
+    writes: int | Positions = 1,
+    updates: Positions | None = None,
+    cuts: str | Callable[[Instruction], str] = "",
+    counts_as: str,
+    touches_memory: bool = False,
+) -> Callable[[Translate], Translate]:
+    """Registers the translation of opcodes; `writes` is a count of leading destinations or a rule."""
+
+    def register(translate: Translate) -> Translate:
+        positions: Positions = writes if callable(writes) else (lambda _, n=writes: tuple(range(n)))
+        cut = cuts if callable(cuts) else (lambda _, where=cuts: where)
+        for name in names:
+            OPCODES[name] = Opcode(
+                name,
+                translate,
+                positions,
+                updates or (lambda _: ()),
+                cut,
+                counts_as,
+                touches_memory,
+            )
+        return translate
+
+    return register
+
+
+def written(instruction: Instruction) -> list[Reg]:
+    """The registers an instruction writes."""
+    spec = OPCODES[instruction.opcode]
+    found: list[Reg] = []
+    for position in spec.writes(instruction):
+        if position < len(instruction.operands):
+            found.extend(registers(instruction.operands[position]))
+    return found
+
+
+def read(instruction: Instruction) -> list[Reg]:
+    """The registers an instruction reads, its guard included."""
+    spec = OPCODES[instruction.opcode]
+    destinations = set(spec.writes(instruction)) - set(spec.updates(instruction))
+    found = [instruction.guard] if instruction.guard else []
+    for position, operand in enumerate(instruction.operands):
+        if position not in destinations:
+            found.extend(registers(operand))
+    return found

@@ -1,0 +1,51 @@
+"""bar and barrier, fences, and the convergence of warps."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from flashsmith.emulator.emit import Emitter
+from flashsmith.emulator.opcode import Unknown, opcode
+from flashsmith.emulator.ptx.instruction import Instruction
+from flashsmith.emulator.unit import Unit
+
+if TYPE_CHECKING:
+    from flashsmith.emulator.chunk import Chunk
+
+
+def _blocks(i: Instruction) -> str:
+    if i.has("cluster"):
+        return ""
+    return "" if i.has("warp") else "after"
+
+
+@opcode("bar", writes=lambda i: (0,) if i.has("red") else (), counts_as="barrier",
+        cuts=_blocks, touches_memory=True)  # fmt: skip
+def emit_bar(e: Emitter, i: Instruction) -> None:
+    """bar.sync a{, b}; bar.arrive a, b; bar.warp.sync mask."""
+    emit_barrier(e, i)
+
+
+def emit_barrier(e: Emitter, i: Instruction) -> None:
+    """The barrier of a block, also under its name `barrier{.cta}`."""
+    if i.has("warp"):
+        return
+    if i.has("red"):
+        raise Unknown("bar.red")
+    waits = i.has("sync")
+    if not waits and not i.has("arrive"):
+        raise Unknown("only .sync and .arrive")
+    ident = e.read(i.operands[0], "u32")
+    count = e.read(i.operands[1], "u32") if len(i.operands) > 1 else "None"
+    with e.active() as mask:
+        e.do(f"{e.use(arrive)}(c, u, {mask}, {ident}, {count}, {waits}, {e.index})")
+
+
+def arrive(c: Chunk, u: Unit, m: Any, ident: Any, count: Any, waits: bool, index: int) -> None:
+    """Arrival of all warps of a unit at a named barrier."""
+    c.barriers.arrive(u, ident, count, index, waits=waits)
+
+
+@opcode("membar", writes=0, counts_as="fence")
+def emit_membar(e: Emitter, i: Instruction) -> None:
+    """Fences: memory operations are done in program order here."""

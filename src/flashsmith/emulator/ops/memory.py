@@ -1,0 +1,140 @@
+"""ld and st in every state space, scalars and vectors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from flashsmith.emulator import access
+from flashsmith.emulator.address_space import PARAM_WINDOW
+from flashsmith.emulator.emit import Emitter, name_of
+from flashsmith.emulator.opcode import Unknown, opcode
+from flashsmith.emulator.ptx.instruction import Address, Instruction, Operand, Symbol, Vector
+from flashsmith.emulator.ptx.parse import SIZES
+
+SPACES = ("global", "shared", "local", "param", "const")
+
+
+def space_of(i: Instruction) -> str:
+    """The state space of an access; `generic` when the opcode names none."""
+    for modifier in i.modifiers:
+        space = modifier.split("::")[0]
+        if space in SPACES:
+            if modifier == "shared::cluster":
+                raise Unknown("shared::cluster")
+            return space
+    return "generic"
+
+
+def _items(operand: Operand) -> tuple[Operand, ...]:
+    return operand.items if isinstance(operand, Vector) else (operand,)
+
+
+def _is_polling(i: Instruction) -> bool:
+    return any(m in ("volatile", "acquire", "relaxed", "mmio") for m in i.modifiers)
+
+
+@opcode(
+    "ld", "ldu", counts_as="load", touches_memory=True,
+    cuts=lambda i: "after" if _is_polling(i) else "",
+)  # fmt: skip
+def emit_ld(e: Emitter, i: Instruction) -> None:
+    """ld{.space}{.vec}.type d, [a]."""
+    space = space_of(i)
+    d, a = i.operands[:2]
+    kind, items = i.type, _items(d)
+    n_bytes = SIZES[kind] * len(items)
+    if space == "param" and isinstance(a, Address) and isinstance(a.base, Symbol):
+        _emit_param(e, a, items, kind)
+        return
+    with e.active() as mask:
+        function = e.use(access.load)
+        address = e.address(a, space)
+        size = min(n_bytes, 16)
+        parts = []
+        for offset in range(0, n_bytes, 16):
+            at = (
+                address
+                if not offset
+                else f"{address} + {name_of('u32' if space == 'shared' else 'u64')}({offset})"
+            )
+            parts.append(e.assign(f"{function}(c, u, {mask}, {space!r}, {at}, {size}, {e.index})"))
+        if _is_polling(i):
+            e.do("u.yielded = True")
+        _write_parts(e, parts, items, kind)
+
+
+def _write_parts(e: Emitter, parts: list[str], items: tuple[Operand, ...], kind: str) -> None:
+    each = SIZES[kind]
+    raw = f"u{8 * each}"
+    if len(items) == 1:
+        # Loads sign-extend or zero-extend into wider registers.
+        value = parts[0] if name_of(raw) == name_of(kind) else f"{parts[0]}.view({name_of(kind)})"
+        e.write(items[0], value, kind)
+        return
+    per_part = len(items) // len(parts)
+    for number, part in enumerate(parts):
+        rows = e.assign(f"{e.use(take_apart)}({part}, {name_of(raw)}, {per_part})")
+        for position in range(per_part):
+            value = f"{rows}[{position}]"
+            value = value if name_of(raw) == name_of(kind) else f"{value}.view({name_of(kind)})"
+            e.write(items[number * per_part + position], value, kind)
+
+
+def take_apart(cells: Any, dtype: Any, count: int) -> Any:  # Any: lanes or a scalar
+    """The `count` elements of each cell, an array each."""
+    if np.ndim(cells) == 0:
+        return np.asarray(cells).reshape(1).view(dtype)
+    return np.ascontiguousarray(cells.view(dtype).reshape(-1, count).T)
+
+
+def _emit_param(e: Emitter, a: Address, items: tuple[Operand, ...], kind: str) -> None:
+    """Parameters are the same for all lanes: scalars."""
+    assert isinstance(a.base, Symbol)
+    if a.base.name not in e.symbols:
+        raise Unknown(f"parameter {a.base.name}")
+    offset = e.symbols[a.base.name][1] - PARAM_WINDOW + a.offset
+    if offset + SIZES[kind] * len(items) > e.kernel.param_bytes:
+        raise Unknown(f"parameter bytes {offset} and up, there are {e.kernel.param_bytes}")
+    for number, item in enumerate(items):
+        at = offset + number * SIZES[kind]
+        value = f"c.params[{at}:{at + SIZES[kind]}].view({name_of(kind)})[0]"
+        e.write(item, value, kind)
+
+
+@opcode("st", writes=0, counts_as="store", touches_memory=True)
+def emit_st(e: Emitter, i: Instruction) -> None:
+    """st{.space}{.vec}.type [a], b."""
+    space = space_of(i)
+    a, b = i.operands[:2]
+    items = _items(b)
+    raw = f"u{8 * SIZES[i.type]}"
+    n_bytes = SIZES[i.type] * len(items)
+    with e.active() as mask:
+        function = e.use(access.store)
+        address = e.address(a, space)
+        per_part = max(1, len(items) * min(n_bytes, 16) // n_bytes)
+        for number in range(0, len(items), per_part):
+            values = [e.read(item, raw) for item in items[number : number + per_part]]
+            value = (
+                values[0] if len(values) == 1 else f"{e.use(put_together)}(u, {', '.join(values)})"
+            )
+            offset = number * SIZES[i.type]
+            at = (
+                address
+                if not offset
+                else f"{address} + {name_of('u32' if space == 'shared' else 'u64')}({offset})"
+            )
+            e.do(
+                f"{function}(c, u, {mask}, {space!r}, {at}, {value}, {min(n_bytes, 16)}, {e.index})"
+            )
+
+
+def put_together(u: Any, *parts: Any) -> Any:  # Any: Unit, lanes or scalars
+    """Elements of each lane as one cell of 2, 4, 8 or 16 bytes."""
+    lanes = 32 * u.pairs
+    out = np.empty((lanes, len(parts)), parts[0].dtype)
+    for number, part in enumerate(parts):
+        out[:, number] = part
+    return out.view(access.UINT[out.itemsize * len(parts)])[:, 0]

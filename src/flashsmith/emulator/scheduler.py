@@ -1,0 +1,168 @@
+"""Which unit runs next; what happens at branches, waits, stalls and the end of warps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from flashsmith.emulator.segments import EXIT, FORKED
+from flashsmith.emulator.unit import Unit, merge
+
+if TYPE_CHECKING:
+    from flashsmith.emulator.chunk import Chunk
+
+SegmentFunction = Callable[[Unit, list[Any], Any, "Chunk"], int]  # Any: registers, mask
+LIVELOCK_ROUNDS = 2000  # rounds in which every unit only spins
+
+
+class Scheduler:
+    """Runs the units of one chunk to their end."""
+
+    def __init__(
+        self, chunk: Chunk, functions: list[SegmentFunction], live_in: list[int], seed: int | None
+    ) -> None:
+        self.chunk = chunk
+        self.functions = functions
+        self.live_in = live_in
+        self.random = np.random.default_rng(seed) if seed is not None else None
+        self.units: list[Unit] = []
+        self.counts = [0] * len(functions)  # warps that ran each segment
+
+    def run(self, units: list[Unit]) -> None:
+        """Runs until every warp has ended; raises on deadlock."""
+        self.units = units
+        spins = 0
+        while self.units:
+            unit = self._next()
+            if unit is None:
+                self._unblock()
+                continue
+            spins = spins + 1 if unit.yielded else 0
+            if spins > LIVELOCK_ROUNDS * (1 + len(self.units)):
+                self.chunk.deadlock(self.units, "livelock")
+            unit.yielded = False
+            self._step(unit)
+            if self.chunk.flights:
+                self.chunk.land_some(self.random)
+
+    # -- choosing -----------------------------------------------------------------------------
+
+    def _next(self) -> Unit | None:
+        ready = [u for u in self.units if self._may_run(u)]
+        if not ready:
+            return None
+        eager = [u for u in ready if not u.yielded] or ready
+        if self.random is not None:
+            chosen = eager[int(self.random.integers(len(eager)))]
+            return self._joined(chosen, ready)
+        return self._joined(min(eager, key=lambda u: u.pc), ready)
+
+    def _may_run(self, unit: Unit) -> bool:
+        if unit.wait is None:
+            return True
+        if not unit.wait.ready().all():
+            return False
+        wait, unit.wait = unit.wait, None
+        wait.finish(unit)
+        return True
+
+    def _joined(self, unit: Unit, ready: list[Unit]) -> Unit:
+        """The unit, merged with all others that stand at the same place."""
+        same = [u for u in ready if u.pc == unit.pc]
+        if self.random is not None:
+            # Single warps keep their own order: only parts of the same warp come together.
+            same = [u for u in same if u.warp[0] == unit.warp[0]]
+        if len(same) < 2:
+            return unit
+        merged = merge(same, self.live_in[unit.pc])
+        self.units = [u for u in self.units if all(u is not s for s in same)]
+        self.units.append(merged)
+        return merged
+
+    # -- running ------------------------------------------------------------------------------
+
+    def _step(self, unit: Unit) -> None:
+        """Runs a unit until it waits, ends, forks, or another should go first."""
+        functions, counts, chunk, alone = self.functions, self.counts, self.chunk, len(self.units)
+        pc, registers, mask, pairs = unit.pc, unit.R, unit.mask, unit.pairs
+        limit = min((u.pc for u in self.units if u is not unit and u.wait is None), default=1 << 60)
+        once = self.random is not None
+        while True:
+            counts[pc] += pairs
+            unit.pc = pc
+            pc = functions[pc](unit, registers, mask, chunk)
+            if pc < 0:
+                self._ended(unit, pc)
+                return
+            if unit.wait is not None:
+                unit.pc = pc
+                if not unit.wait.ready().all():
+                    chunk.count_wait(unit)
+                    return
+                wait, unit.wait = unit.wait, None
+                wait.finish(unit)
+            if once or unit.yielded or (alone > 1 and pc >= limit) or chunk.flights:
+                unit.pc = pc
+                return
+
+    def _ended(self, unit: Unit, pc: int) -> None:
+        self.units = [u for u in self.units if u is not unit]
+        if pc == FORKED:
+            self.units.extend(self.chunk.forks)
+            self.chunk.forks = []
+        elif pc == EXIT:
+            self.chunk.exited(unit)
+
+    # -- stalls -------------------------------------------------------------------------------
+
+    def _unblock(self) -> None:
+        """Nobody can run: land copies, then let the ready part of a unit go; else it is a deadlock."""
+        if self.chunk.flights:
+            self.chunk.land_all()
+            return
+        for unit in self.units:
+            assert unit.wait is not None
+            ready = unit.wait.ready()
+            if ready.any():
+                self.units = [u for u in self.units if u is not unit]
+                for part in (np.flatnonzero(ready), np.flatnonzero(~ready)):
+                    self.units.append(split_pairs(unit, part))
+                return
+        self.chunk.deadlock(self.units, "deadlock")
+
+
+def split_pairs(unit: Unit, pairs: Any) -> Unit:  # Any: array of positions
+    """The unit of some pairs, which keeps waiting for what the whole unit waits for."""
+    if unit.mask is None:
+        return unit.select(pairs, None)
+    mask = unit.mask.reshape(-1, 32)[pairs].reshape(-1)
+    return unit.select(pairs, None if mask.all() else mask)
+
+
+def branch(unit: Unit, condition: Any, taken: int, fall: int, chunk: Chunk) -> int:
+    """The next segment after a conditional branch; divergent lanes become units of their own."""
+    if condition.ndim == 0:
+        return taken if condition else fall
+    mask = unit.mask
+    if mask is None:
+        if condition.all():
+            return taken
+        if not condition.any():
+            return fall
+        yes, no = condition, ~condition
+    else:
+        yes, no = condition & mask, ~condition & mask
+        if not no.any():
+            return taken
+        if not yes.any():
+            return fall
+    for active, pc in ((yes, taken), (no, fall)):
+        part = unit.fork(active, pc)
+        assert part is not None
+        if pc == EXIT:
+            chunk.exited(part)
+        else:
+            chunk.forks.append(part)
+    return FORKED

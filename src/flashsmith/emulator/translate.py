@@ -1,0 +1,90 @@
+"""A kernel's instructions → one compiled Python function a segment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from flashsmith.base.errors import EmulationError
+from flashsmith.emulator import ops
+from flashsmith.emulator.address_space import PARAM_WINDOW, SHARED_BASE
+from flashsmith.emulator.emit import Emitter
+from flashsmith.emulator.opcode import OPCODES, Unknown
+from flashsmith.emulator.ptx.module import Kernel
+from flashsmith.emulator.segments import Segment, cut
+from flashsmith.emulator.storage import storage_types
+
+assert ops.LOADED  # every family has registered its opcodes
+
+
+@dataclass(frozen=True, slots=True)
+class Translation:
+    """The compiled segments of a kernel."""
+
+    functions: list[Callable[..., int]]
+    segments: list[Segment]
+    live_in: list[int]
+    source: str
+    static_smem_bytes: int
+    local_bytes: int
+
+
+def translate(kernel: Kernel, *, fine: bool = False) -> Translation:
+    """Compiles a kernel; raises one EmulationError that lists all that is not emulated."""
+    _refuse_unknown(kernel, [])
+    symbols, static, local = _layout(kernel)
+    try:
+        segments = cut(kernel, fine=fine)
+    except Unknown as problem:
+        raise EmulationError("bad PTX", str(problem), kernel=kernel.name) from None
+    emitter = Emitter(kernel, storage_types(kernel), symbols)
+    for segment in segments:
+        emitter.emit(segment)
+    _refuse_unknown(kernel, emitter.unknown)
+    source = "\n".join(emitter.lines)
+    namespace: dict[str, Any] = emitter.namespace  # Any: what generated text refers to
+    exec(compile(source, f"<{kernel.name}>", "exec"), namespace)  # noqa: S102 - our own text
+    return Translation(
+        [namespace[f"s{segment.number}"] for segment in segments],
+        segments,
+        [segment.live_in for segment in segments],
+        source,
+        static,
+        local,
+    )
+
+
+def _refuse_unknown(kernel: Kernel, found: list[tuple[int, str]]) -> None:
+    problems = found or [
+        (instruction.line, f"{instruction.full}: unknown opcode")
+        for instruction in kernel.instructions
+        if instruction.opcode not in OPCODES
+    ]
+    if problems:
+        listed = "; ".join(f"line {line}: {what}" for line, what in sorted(set(problems)))
+        raise EmulationError(
+            "not emulated", listed, kernel=kernel.name, line=min(line for line, _ in problems)
+        )
+
+
+def _layout(kernel: Kernel) -> tuple[dict[str, tuple[str, int]], int, int]:
+    """Addresses of names in their spaces; bytes of static shared and of local memory."""
+    symbols = {p.name: ("param", PARAM_WINDOW + p.offset) for p in kernel.params}
+    shared, local = SHARED_BASE, 0
+    variables = kernel.variables.values()
+    for variable in (v for v in variables if v.space == "shared" and not v.is_extern):
+        shared = -(-shared // variable.align) * variable.align
+        symbols[variable.name] = ("shared", shared)
+        shared += variable.n_bytes
+    for variable in (v for v in variables if v.space == "shared" and v.is_extern):
+        # Dynamic shared memory begins after the static part, all its names at one place.
+        shared = -(-shared // max(variable.align, 16)) * max(variable.align, 16)
+        symbols[variable.name] = ("shared", shared)
+    for variable in (v for v in variables if v.space == "local"):
+        local = -(-local // variable.align) * variable.align
+        symbols[variable.name] = ("local", local)
+        local += variable.n_bytes
+    for variable in (v for v in variables if v.space in ("global", "const")):
+        symbols[variable.name] = (variable.space, 0)
+    return symbols, shared - SHARED_BASE, -(-local // 16) * 16
