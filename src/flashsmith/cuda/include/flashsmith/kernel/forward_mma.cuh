@@ -90,9 +90,10 @@ class ForwardTile {
     using Plan = typename Kernel::Plan;
     using KVStream = TileStream<typename Kernel::KVTile, Kernel::kThreads>;
 
-    static constexpr u32 kQ = __builtin_offsetof(Plan, q);
-    static constexpr u32 kK = __builtin_offsetof(Plan, k);
-    static constexpr u32 kV = __builtin_offsetof(Plan, v);
+    // In the order of the plan; NVRTC 13.0 knows no offsetof.
+    static constexpr u32 kQ = 0;
+    static constexpr u32 kK = kQ + sizeof(Plan::q);
+    static constexpr u32 kV = kK + sizeof(Plan::k);
 
     FS_DEVICE i64 kv_head() const {
         return static_cast<u32>(tile_.head) / static_cast<u32>(args_.heads / args_.kv_heads);
