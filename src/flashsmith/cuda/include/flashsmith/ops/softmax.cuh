@@ -42,15 +42,16 @@ struct RowState {
     }
 };
 
-// The largest logit of a row in this step; NaN is passed over here and caught by the exponential.
+// The largest logit of a row in this step, of this thread's columns; NaN is passed over here and
+// caught by the exponential.
 template <class Kernel>
-FS_DEVICE float row_max(const typename Kernel::S& s, int i, int half) {
+FS_DEVICE float thread_max(const typename Kernel::S& s, int i, int half) {
     float x = ptx::max(s.at[i][0][2 * half], s.at[i][0][2 * half + 1]);
     FS_UNROLL
     for (int n = 1; n < 2 * Kernel::kStepSpans; ++n) {
         x = ptx::max(x, ptx::max(s.at[i][n][2 * half], s.at[i][n][2 * half + 1]));
     }
-    return quad_max(x);
+    return x;
 }
 
 // Where masks can leave a row without any key, its shift counts as 0: -inf + inf would be NaN.
@@ -75,7 +76,7 @@ FS_DEVICE void rescale_row(RowState<Kernel>& rows, typename Kernel::O& o, float 
 }
 
 // Optimized: moves all rows of the warp to new shifts when one has outgrown its own, which is
-// seldom after the first block; else nothing changes.
+// seldom after the first block; else nothing changes, and lanes need not tell each other maxima.
 template <class Kernel, bool kMasked>
 FS_DEVICE void rescale_when_outgrown(RowState<Kernel>& rows, typename Kernel::O& o,
                                      const typename Kernel::S& s, float scale_log2) {
@@ -85,7 +86,7 @@ FS_DEVICE void rescale_when_outgrown(RowState<Kernel>& rows, typename Kernel::O&
     for (int i = 0; i < Kernel::kRowTiles; ++i) {
         FS_UNROLL
         for (int half = 0; half < 2; ++half) {
-            largest[i][half] = row_max<Kernel>(s, i, half);
+            largest[i][half] = thread_max<Kernel>(s, i, half);
             outgrown |=
                 ptx::fma_rn(largest[i][half], scale_log2, rows.shift[i][half]) > kRescaleThreshold;
         }
@@ -95,7 +96,7 @@ FS_DEVICE void rescale_when_outgrown(RowState<Kernel>& rows, typename Kernel::O&
     for (int i = 0; i < Kernel::kRowTiles; ++i) {
         FS_UNROLL
         for (int half = 0; half < 2; ++half) {
-            const float candidate = ptx::mul_rn(-largest[i][half], scale_log2);
+            const float candidate = ptx::mul_rn(-quad_max(largest[i][half]), scale_log2);
             rescale_row<Kernel, kMasked>(rows, o, ptx::min(rows.shift[i][half], candidate), i,
                                          half);
         }
@@ -115,7 +116,7 @@ FS_DEVICE void scale_and_rescale(RowState<Kernel>& rows, typename Kernel::O& o,
         }
         FS_UNROLL
         for (int half = 0; half < 2; ++half) {
-            const float candidate = -row_max<Kernel>(s, i, half);
+            const float candidate = -quad_max(thread_max<Kernel>(s, i, half));
             rescale_row<Kernel, kMasked>(rows, o, ptx::min(rows.shift[i][half], candidate), i,
                                          half);
         }

@@ -1,0 +1,38 @@
+"""Registers suffice: no spills where a warp owns 16 rows, next to none where it owns 32."""
+
+import pytest
+
+from flashsmith.compile.compiler import compile_kernel
+from flashsmith.config.parse import parse_config
+from flashsmith.config.traits import ForwardTraits
+
+NO_SPILLS = [
+    "(FP16, 128, 64, 64, 4): async+load_0_0_0_tiles",
+    "(FP16, 128, 64, 64, 4): async+eager+swizzled+load_0_2_2_tiles+opt_softmax",
+    "(BF16, 128, 64, 32, 4): async+eager+swizzled+load_2_2_2_tiles+buffer+opt_softmax",
+    "(BF16, 64, 64, 128, 4): async+eager+swizzled+load_0_0_0_tiles+opt_softmax",
+    "(BF16, 256, 64, 64, 4): async+eager+swizzled+load_2_2_2_tiles+buffer",
+]
+FEW_SPILLS = [
+    "(FP16, 128, 128, 128, 4): async+load_0_0_0_tiles",
+    "(FP16, 128, 128, 64, 4): async+eager+swizzled+load_2_2_2_tiles",
+    "(BF16, 128, 128, 64, 4): async+eager+swizzled+load_2_2_2_tiles+buffer+opt_softmax",
+    "(FP16, 128, 128, 32, 4): async+eager+swizzled+load_0_2_2_tiles+opt_softmax",
+]
+
+
+def spill_bytes(short_form, arch):
+    resources = compile_kernel(parse_config(short_form), ForwardTraits(), arch).resources
+    return resources.spill_store_bytes
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("short_form", NO_SPILLS)
+def test_a_warp_of_16_rows_spills_nothing(short_form, arch):
+    assert spill_bytes(short_form, arch) == 0
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("short_form", FEW_SPILLS)
+def test_a_warp_of_32_rows_spills_at_most_64_bytes(short_form, arch):
+    assert spill_bytes(short_form, arch) <= 64
