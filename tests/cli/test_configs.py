@@ -100,3 +100,10 @@ def test_space_gives_the_size_before_and_after_each_filter(configs):
 
 def test_page_is_the_reference_of_every_knob(configs):
     assert "| `n_warps` | in the parentheses | 4, 8 |" in configs("--page")
+
+
+def test_a_family_that_an_architecture_lacks_has_no_blocks_there(configs):
+    here = {row["limit"] for row in json.loads(configs("hopper", "--json", "--arch", "sm_80"))}
+    assert here == {"architecture"}
+    rows = json.loads(configs("hopper", "--json"))
+    assert all(row["blocks_per_sm"] >= 1 for row in rows)
