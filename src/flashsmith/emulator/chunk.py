@@ -230,7 +230,7 @@ class Chunk:
         lines: dict[str, list[str]] = {}
         for unit in units:
             for pair in range(unit.pairs):
-                what = unit.wait.describe(pair) if unit.wait else "spins"
+                what = unit.wait.describe(pair) if unit.wait else "spins or waits for other lanes"
                 who = f"block {self.block_index(int(unit.block[pair]))} warp {int(unit.warp[pair])}"
                 lines.setdefault(what, []).append(who)
         told = "; ".join(

@@ -6,7 +6,7 @@ one then begins with the count of `init`. `phase` counts the phases that have en
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,14 +32,15 @@ class MbarrierTable:
         self.pending = np.zeros((blocks, 0), np.int64)  # arrivals this phase still waits for
         self.tx = np.zeros((blocks, 0), np.int64)  # bytes expected less bytes that have come
         self.phase = np.zeros((blocks, 0), np.int64)  # phases that have ended
+        self.on_complete: Callable[[Ints, Ints], None] | None = None  # blocks, columns
 
     def init(self, block: Ints, address: Ints, count: Ints) -> Ints:
         """Makes barriers in phase 0 and returns their columns."""
-        self._check_place(block, address)
+        self._check_place(address)
         if bad := _first(~((count >= 1) & (count <= MAX_COUNT))):
             at, value = bad[0], int(count[bad[0]])
             message = f"init with count {value}, allowed are 1 to {MAX_COUNT}"
-            raise _fault("mbarrier count", message, block[at], address[at])
+            raise _fault("mbarrier count", message, at, address)
         for value in np.unique(address).tolist():
             if value not in self.column_of:
                 self._add_column(value)
@@ -56,14 +57,14 @@ class MbarrierTable:
 
     def find(self, block: Ints, address: Ints) -> Ints:
         """Columns of barriers; a fault when one was never initialised."""
-        self._check_place(block, address)
+        self._check_place(address)
         column = self._columns(address)
         valid = column >= 0
         valid[valid] = self.expected[block[valid], column[valid]] > 0
         if bad := _first(~valid):
             at = bad[0]
             message = "no mbarrier was initialised here (or not before this instruction)"
-            raise _fault("mbarrier not initialised", message, block[at], address[at])
+            raise _fault("mbarrier not initialised", message, at, address)
         return column
 
     def arrive(self, block: Ints, address: Ints, count: Ints, tx: Ints | None = None) -> Ints:
@@ -81,7 +82,7 @@ class MbarrierTable:
             extra = -int(self.pending[block[at], column[at]])
             had = int(self.expected[block[at], column[at]])
             message = f"{extra} more arrivals than the phase waits for (count {had})"
-            raise _fault("mbarrier over-arrival", message, block[at], address[at])
+            raise _fault("mbarrier over-arrival", message, at, address)
         self._finish(block, column)
         return token
 
@@ -103,7 +104,7 @@ class MbarrierTable:
         """Whether the phase of that parity has ended: true at once for parity 1 when fresh."""
         if bad := _first((parity < 0) | (parity > 1)):
             message = f"waits on parity {int(parity[bad[0]])}, parities are 0 and 1"
-            raise _fault("mbarrier parity", message, block[bad[0]], address[bad[0]])
+            raise _fault("mbarrier parity", message, bad[0], address)
         done: NDArray[np.bool_] = self.phase[block, self.find(block, address)] & 1 != parity
         return done
 
@@ -137,18 +138,18 @@ class MbarrierTable:
             return np.full(len(address), look(int(address[0]), -1), np.int64)
         return np.fromiter((look(a, -1) for a in address.tolist()), np.int64, len(address))
 
-    def _check_place(self, block: Ints, address: Ints) -> None:
+    def _check_place(self, address: Ints) -> None:
         outside = (address < 0) | (address > self.smem_bytes - OBJECT_BYTES)
         if bad := _first(outside | (address % OBJECT_BYTES != 0)):
             message = f"an mbarrier is 8 aligned bytes inside the block's {self.smem_bytes}"
-            raise _fault("mbarrier address", message, block[bad[0]], address[bad[0]])
+            raise _fault("mbarrier address", message, bad[0], address)
 
     def _add_tx(self, block: Ints, column: Ints, address: Ints, tx: Ints) -> None:
         np.add.at(self.tx, (block, column), tx)
         if bad := _first(np.abs(self.tx[block, column]) > MAX_COUNT):
             at = bad[0]
             message = f"tx-count {int(self.tx[block[at], column[at]])} is beyond {MAX_COUNT}"
-            raise _fault("mbarrier tx-count", message, block[at], address[at])
+            raise _fault("mbarrier tx-count", message, at, address)
 
     def _finish(self, block: Ints, column: Ints) -> None:
         over = (self.pending[block, column] == 0) & (self.tx[block, column] == 0)
@@ -156,6 +157,8 @@ class MbarrierTable:
             key = np.unique(np.stack([block[over], column[over]]), axis=1)
             self.phase[key[0], key[1]] += 1
             self.pending[key[0], key[1]] = self.expected[key[0], key[1]]
+            if self.on_complete is not None:
+                self.on_complete(key[0], key[1])
 
 
 def _first(bad: NDArray[np.bool_]) -> tuple[int, ...]:
@@ -163,6 +166,6 @@ def _first(bad: NDArray[np.bool_]) -> tuple[int, ...]:
     return (int(bad.argmax()),) if bad.any() else ()
 
 
-def _fault(kind: str, message: str, block: Any, address: Any) -> EmulationError:
-    """`block` is the linear index; whoever runs the instruction adds kernel, line and warp."""
-    return EmulationError(kind, message, block=(int(block), 0, 0), address=int(address))
+def _fault(kind: str, message: str, entry: int, address: Ints) -> EmulationError:
+    """`lane` is the entry of the arrays; whoever runs the instruction adds where it was."""
+    return EmulationError(kind, message, lane=entry, address=int(address[entry]))

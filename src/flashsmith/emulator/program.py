@@ -17,6 +17,7 @@ from flashsmith.emulator.options import EmulatorOptions, LaunchReport
 from flashsmith.emulator.ptx.module import Kernel
 from flashsmith.emulator.ptx.parse import parse_kernel
 from flashsmith.emulator.scheduler import Scheduler
+from flashsmith.emulator.segments import meeting_points
 from flashsmith.emulator.translate import Translation, translate
 
 MAX_GRID = (2**31 - 1, 65535, 65535)
@@ -91,7 +92,10 @@ class Program:
 
     def _run(self, chunk: Chunk, counters: Counters | None, options: EmulatorOptions) -> int:
         translation = self._translation(options)
-        scheduler = Scheduler(chunk, translation.functions, translation.live_in, options.seed)
+        scheduler = Scheduler(
+            chunk, translation.functions, translation.live_in, options.seed,
+            meeting_points(translation.segments),
+        )  # fmt: skip
         units = chunk.first_units(len(self.kernel.registers), options.seed is not None)
         scheduler.run(units)
         executed = 0

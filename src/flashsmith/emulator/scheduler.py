@@ -21,11 +21,17 @@ class Scheduler:
     """Runs the units of one chunk to their end."""
 
     def __init__(
-        self, chunk: Chunk, functions: list[SegmentFunction], live_in: list[int], seed: int | None
+        self,
+        chunk: Chunk,
+        functions: list[SegmentFunction],
+        live_in: list[int],
+        seed: int | None,
+        meeting_points: frozenset[int] = frozenset(),
     ) -> None:
         self.chunk = chunk
         self.functions = functions
         self.live_in = live_in
+        self.meeting_points = meeting_points  # parts of a warp wait here for each other
         self.random = np.random.default_rng(seed) if seed is not None else None
         self.units: list[Unit] = []
         self.counts = [0] * len(functions)  # warps that ran each segment
@@ -55,18 +61,28 @@ class Scheduler:
             return None
         eager = [u for u in ready if not u.yielded] or ready
         if self.random is not None:
-            chosen = eager[int(self.random.integers(len(eager)))]
+            warp = eager[int(self.random.integers(len(eager)))].warp[0]
+            # Parts of one warp come together again where they can: the one behind goes first.
+            chosen = min((u for u in eager if u.warp[0] == warp), key=lambda u: u.pc)
             return self._joined(chosen, ready)
         return self._joined(min(eager, key=lambda u: u.pc), ready)
 
     def _may_run(self, unit: Unit) -> bool:
-        if unit.wait is None:
-            return True
-        if not unit.wait.ready().all():
-            return False
-        wait, unit.wait = unit.wait, None
-        wait.finish(unit)
-        return True
+        if unit.wait is not None:
+            if not unit.wait.ready().all():
+                return False
+            wait, unit.wait = unit.wait, None
+            wait.finish(unit)
+        return unit.mask is None or unit.pc not in self.meeting_points or self._together(unit)
+
+    def _together(self, unit: Unit) -> bool:
+        """Whether all lanes of the unit's warps that have not ended stand at the same place."""
+        mine = unit.block * 64 + unit.warp
+        return not any(
+            np.isin(mine, other.block * 64 + other.warp).any()
+            for other in self.units
+            if other is not unit and (other.pc != unit.pc or other.wait is not None)
+        )
 
     def _joined(self, unit: Unit, ready: list[Unit]) -> Unit:
         """The unit, merged with all others that stand at the same place."""
@@ -103,7 +119,8 @@ class Scheduler:
                     return
                 wait, unit.wait = unit.wait, None
                 wait.finish(unit)
-            if once or unit.yielded or (alone > 1 and pc >= limit) or chunk.flights:
+            meets = mask is not None and pc in self.meeting_points
+            if once or meets or unit.yielded or (alone > 1 and pc >= limit) or chunk.flights:
                 unit.pc = pc
                 return
 
@@ -123,7 +140,8 @@ class Scheduler:
             self.chunk.land_all()
             return
         for unit in self.units:
-            assert unit.wait is not None
+            if unit.wait is None:
+                continue
             ready = unit.wait.ready()
             if ready.any():
                 self.units = [u for u in self.units if u is not unit]

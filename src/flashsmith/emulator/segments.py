@@ -58,6 +58,11 @@ def _starts(kernel: Kernel, fine: bool) -> set[int]:
     return starts
 
 
+def meeting_points(segments: list[Segment]) -> frozenset[int]:
+    """Segments that begin with a barrier: the lanes of a warp come to it together."""
+    return frozenset(s.number for s in segments if s.instructions[0].opcode in ("bar", "barrier"))
+
+
 def _segment_at(number_of: dict[int, int], position: int) -> int:
     return number_of.get(position, EXIT)
 

@@ -11,6 +11,7 @@ from flashsmith.emulator.copy_groups import Copy, CopyGroups
 from flashsmith.emulator.counting import count_global, count_shared
 from flashsmith.emulator.emit import Emitter
 from flashsmith.emulator.opcode import Unknown, opcode
+from flashsmith.emulator.ops import bulk_copy
 from flashsmith.emulator.ptx.instruction import Imm, Instruction
 from flashsmith.emulator.unit import Unit
 
@@ -18,12 +19,17 @@ if TYPE_CHECKING:
     from flashsmith.emulator.chunk import Chunk
 
 
-@opcode("cp", writes=0, counts_as="async copy", touches_memory=True)
+@opcode(
+    "cp", writes=0, counts_as="async copy", touches_memory=True,
+    cuts=lambda i: bulk_copy.cuts(i) if i.has("bulk") else "",
+)  # fmt: skip
 def emit_cp(e: Emitter, i: Instruction) -> None:
-    """cp.async, its commit_group and waits."""
-    if not i.has("async") or i.has("bulk"):
+    """cp.async, its commit_group and waits; bulk copies have a module of their own."""
+    if i.has("bulk"):
+        bulk_copy.translate(e, i)
+    elif not i.has("async"):
         raise Unknown("this form of cp")
-    if i.has("commit_group"):
+    elif i.has("commit_group"):
         with e.active() as mask:
             e.do(f"{e.use(commit)}(u, {mask})")
     elif i.has("wait_group") or i.has("wait_all"):

@@ -14,9 +14,7 @@ if TYPE_CHECKING:
 
 
 def _blocks(i: Instruction) -> str:
-    if i.has("cluster"):
-        return ""
-    return "" if i.has("warp") else "after"
+    return "before" if i.has("warp") else "both"
 
 
 @opcode("bar", writes=lambda i: (0,) if i.has("red") else (), counts_as="barrier",

@@ -1,0 +1,182 @@
+"""Clusters, register pools, elections and the fences of the asynchronous proxy."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flashsmith.emulator.async_state import RANK_SHIFT, AsyncState, Mask
+from flashsmith.emulator.opcode import Unknown, opcode
+from flashsmith.emulator.ptx.instruction import Imm, Instruction, Pair
+from flashsmith.emulator.unit import LANES
+
+if TYPE_CHECKING:
+    from flashsmith.emulator.chunk import Chunk
+    from flashsmith.emulator.emit import Emitter
+    from flashsmith.emulator.unit import Unit
+
+REGISTER_FILE = 65536
+MAX_REGISTERS = 256
+
+
+@opcode("mapa", counts_as="integer")
+def mapa(e: Emitter, i: Instruction) -> None:
+    """The address of a shared variable of another block of the cluster."""
+    if i.type != "u32":
+        raise Unknown("mapa of generic addresses")
+    address, rank = e.read(i.operands[1], "u32"), e.read(i.operands[2], "u32")
+    e.write(i.operands[0], f"({address} | ({rank} + U32(1) << U32({RANK_SHIFT})))", "u32")
+
+
+@opcode("elect", counts_as="other")
+def elect(e: Emitter, i: Instruction) -> None:
+    """The lowest active lane of the member mask is elected."""
+    pair = i.operands[0]
+    if not isinstance(pair, Pair):
+        raise Unknown("elect without a predicate")
+    leader = e.assign(f"{e.use(_leader)}(u, m, {e.read(i.operands[1], 'u32')})")
+    e.write(pair.first, leader, "u32")
+    e.write(pair.second, f"{e.use(_is_leader)}(u, {leader})", "pred")
+
+
+def _leader(u: Unit, m: Mask, members: Any) -> NDArray[np.uint32]:
+    chosen = (u.array(members).reshape(-1, 32)[:, :1] >> LANES.astype(np.uint32) & 1).astype(bool)
+    if m is not None:
+        chosen &= m.reshape(-1, 32)
+    return np.repeat(chosen.argmax(axis=1).astype(np.uint32), 32)
+
+
+def _is_leader(u: Unit, leader: NDArray[np.uint32]) -> NDArray[np.bool_]:
+    return np.asarray(np.tile(LANES, u.pairs) == leader)
+
+
+@opcode("griddepcontrol", "nanosleep", "prefetch", "applypriority", writes=0, counts_as="other")
+def nothing(e: Emitter, i: Instruction) -> None:
+    """Hints: they change when things happen, never what."""
+    if i.opcode == "nanosleep":
+        e.do("u.yielded = True")
+
+
+@opcode("fence", writes=0, counts_as="fence")
+def fence(e: Emitter, i: Instruction) -> None:
+    """fence.proxy.async and fence.mbarrier_init; memory is in program order without others."""
+    if i.has("mbarrier_init"):
+        e.do(f"{e.use(_fence_inits)}(c, u)")
+    elif i.has("proxy"):
+        if any(m.startswith("async") for m in i.modifiers):
+            e.do(f"{e.use(_fence_proxy)}(c, u)")
+        elif not any(m.startswith(("alias", "tensormap")) for m in i.modifiers):
+            raise Unknown("this proxy")
+
+
+def _fence_inits(c: Chunk, u: Unit) -> None:
+    AsyncState.of(c).fence_inits(u.block, u.warp)
+
+
+def _fence_proxy(c: Chunk, u: Unit) -> None:
+    """What the warp knows of generic writes, copies and wgmma issued from here on know too."""
+    AsyncState.of(c).fence_inits(u.block, u.warp)
+    rows = c.clock_rows(u)
+    fenced = slice(c.fenced_column, c.fenced_column + c.warps)
+    c.known[u.block, u.warp, fenced] = np.maximum(
+        c.known[u.block, u.warp, fenced], rows[:, : c.warps]
+    )
+
+
+# -- setmaxnreg -----------------------------------------------------------------------------------
+
+
+class RegisterPool:
+    """Registers of each block that no warp holds; `held` is a thread's count, by warp."""
+
+    def __init__(self, c: Chunk) -> None:
+        # What ptxas gives a kernel at its start: all that fits, but no more than it ever asks for.
+        asked = [_count(i) for i in c.kernel.instructions if i.opcode == "setmaxnreg"]
+        launch = min(REGISTER_FILE // c.threads // 8 * 8, max(asked, default=MAX_REGISTERS))
+        self.held = np.full((len(c.blocks), c.warps), launch, np.int64)
+        self.free = np.zeros(len(c.blocks), np.int64)
+
+    @staticmethod
+    def of(c: Chunk) -> RegisterPool:
+        """The pool of a chunk."""
+        found = c.state.setdefault("registers", None) or RegisterPool(c)
+        c.state["registers"] = found
+        assert isinstance(found, RegisterPool)
+        return found
+
+
+@opcode(
+    "setmaxnreg",
+    writes=0,
+    cuts=lambda i: "after" if i.has("inc") else "",
+    counts_as="other",
+)
+def setmaxnreg(e: Emitter, i: Instruction) -> None:
+    """Gives registers back, or waits until the block's pool has enough."""
+    count = _count(i)
+    if count % 8 or not 24 <= count <= MAX_REGISTERS:
+        raise Unknown("a count that is no multiple of 8 from 24 to 256")
+    name = e.use(_increase if i.has("inc") else _decrease)
+    e.do(f"{name}(c, u, {e.index}, {count})")
+
+
+def _count(i: Instruction) -> int:
+    count = i.operands[0]
+    return count.value if isinstance(count, Imm) else 0
+
+
+def _decrease(c: Chunk, u: Unit, index: int, count: int) -> None:
+    pool = RegisterPool.of(c)
+    held = pool.held[u.block, u.warp]
+    if (held < count).any():
+        pair = int((held < count).argmax())
+        message = f"dec to {count} registers, but the warp holds {int(held[pair])} a thread"
+        c.fault("setmaxnreg", message, index, u, lane=32 * pair)
+    np.add.at(pool.free, u.block, held - count)
+    pool.held[u.block, u.warp] = count
+
+
+def _increase(c: Chunk, u: Unit, index: int, count: int) -> None:
+    pool = RegisterPool.of(c)
+    held = pool.held[u.block, u.warp]
+    if (held > count).any():
+        pair = int((held > count).argmax())
+        message = f"inc to {count} registers, but the warp holds {int(held[pair])} a thread"
+        c.fault("setmaxnreg", message, index, u, lane=32 * pair)
+    u.wait = PoolWait(pool, u.block, u.warp, count)
+
+
+class PoolWait:
+    """Warps that wait until their block has enough free registers."""
+
+    def __init__(self, pool: RegisterPool, block: Any, warp: Any, count: int) -> None:
+        self.pool, self.block, self.warp, self.count = pool, block, warp, count
+
+    def ready(self) -> NDArray[np.bool_]:
+        """Hands out what there is, warp by warp."""
+        pool = self.pool
+        short = self.count - pool.held[self.block, self.warp]
+        for pair in np.flatnonzero(short > 0):
+            block = self.block[pair]
+            if pool.free[block] >= short[pair]:
+                pool.free[block] -= short[pair]
+                pool.held[block, self.warp[pair]] = self.count
+        return np.asarray(pool.held[self.block, self.warp] == self.count)
+
+    def finish(self, _: Unit) -> None:
+        """The registers were taken in `ready`."""
+
+    def describe(self, pair: int) -> str:
+        """How many registers are missing."""
+        block, warp = self.block[pair], self.warp[pair]
+        short = self.count - int(self.pool.held[block, warp])
+        return (
+            f"setmaxnreg.inc {self.count} needs {short} registers a thread more, the block's pool "
+            f"has {int(self.pool.free[block])}"
+        )
+
+    def select(self, pairs: NDArray[np.intp]) -> PoolWait:
+        """The same wait for some pairs."""
+        return PoolWait(self.pool, self.block[pairs], self.warp[pairs], self.count)

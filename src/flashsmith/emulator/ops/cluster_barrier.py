@@ -1,0 +1,121 @@
+"""barrier.cluster: arrive and wait of all warps of a cluster."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flashsmith.emulator.opcode import Unknown, opcode
+from flashsmith.emulator.ops.barrier import emit_barrier
+from flashsmith.emulator.ptx.instruction import Instruction
+
+if TYPE_CHECKING:
+    from flashsmith.emulator.chunk import Chunk
+    from flashsmith.emulator.emit import Emitter
+    from flashsmith.emulator.unit import Unit
+
+
+class ClusterBarrier:
+    """One barrier a cluster; `round` counts how often all its warps have arrived."""
+
+    def __init__(self, c: Chunk) -> None:
+        clusters = len(c.blocks) // c.cluster
+        self.chunk = c
+        self.round = np.zeros(clusters, np.int64)
+        self.missing = np.full(clusters, c.cluster * c.warps, np.int64)
+        self.alive = np.full(clusters, c.cluster * c.warps, np.int64)
+        self.arrived_in = np.full((len(c.blocks), c.warps), -1, np.int64)
+        self.clock = np.zeros((len(c.blocks), c.known.shape[2]), np.int64)
+        self.ended = np.zeros_like(self.clock)
+        c.on_exit.append(self._exited)
+
+    @staticmethod
+    def of(c: Chunk) -> ClusterBarrier:
+        """The barriers of a chunk."""
+        found = c.state.get("cluster barrier")
+        if found is None:
+            found = c.state["cluster barrier"] = ClusterBarrier(c)
+        assert isinstance(found, ClusterBarrier)
+        return found
+
+    def arrive(self, u: Unit, index: int) -> None:
+        """Warps arrive; the last one of a cluster ends the round."""
+        cluster = u.block // self.chunk.cluster
+        again = self.arrived_in[u.block, u.warp] == self.round[cluster]
+        if again.any():
+            lane = 32 * int(again.argmax())
+            message = "arrives twice in one round"
+            self.chunk.fault("barrier.cluster", message, index, u, lane=lane)
+        self.arrived_in[u.block, u.warp] = self.round[cluster]
+        np.maximum.at(self.clock, u.block, self.chunk.clock_rows(u))
+        np.subtract.at(self.missing, cluster, 1)
+        self._advance(np.unique(cluster))
+
+    def _advance(self, clusters: Any) -> None:
+        for cluster in clusters[self.missing[clusters] == 0]:
+            blocks = slice(cluster * self.chunk.cluster, (cluster + 1) * self.chunk.cluster)
+            self.round[cluster] += 1
+            self.missing[cluster] = self.alive[cluster]
+            self.ended[blocks] = self.clock[blocks]
+
+    def _exited(self, u: Unit) -> None:
+        cluster = u.block // self.chunk.cluster
+        waiting = self.arrived_in[u.block, u.warp] != self.round[cluster]
+        np.subtract.at(self.alive, cluster, 1)
+        np.subtract.at(self.missing, cluster[waiting], 1)
+        self._advance(np.unique(cluster[self.alive[cluster] > 0]))
+
+
+class ClusterWait:
+    """Warps that wait for the round they arrived in to end."""
+
+    def __init__(self, barrier: ClusterBarrier, block: Any, warp: Any) -> None:
+        self.barrier, self.block, self.warp = barrier, block, warp
+
+    def ready(self) -> NDArray[np.bool_]:
+        """Which pairs' rounds have ended."""
+        round_now = self.barrier.round[self.block // self.barrier.chunk.cluster]
+        return np.asarray(round_now > self.barrier.arrived_in[self.block, self.warp])
+
+    def finish(self, unit: Unit) -> None:
+        """Takes over what the warps of the own block knew when they arrived."""
+        self.barrier.chunk.join(unit, self.barrier.ended[unit.block])
+
+    def describe(self, pair: int) -> str:
+        """How many warps are missing."""
+        cluster = self.block[pair] // self.barrier.chunk.cluster
+        return f"barrier.cluster lacks {int(self.barrier.missing[cluster])} warps of the cluster"
+
+    def select(self, pairs: NDArray[np.intp]) -> ClusterWait:
+        """The same wait for some pairs."""
+        return ClusterWait(self.barrier, self.block[pairs], self.warp[pairs])
+
+
+def _cuts(i: Instruction) -> str:
+    return "before" if i.has("cluster") and i.has("arrive") else "both"
+
+
+@opcode("barrier", writes=0, cuts=_cuts, counts_as="barrier", touches_memory=True)
+def barrier(e: Emitter, i: Instruction) -> None:
+    """barrier.cluster.arrive and .wait, whatever their memory order; barrier.cta is `bar`."""
+    if not i.has("cluster"):
+        emit_barrier(e, i)
+    elif i.has("arrive"):
+        e.do(f"{e.use(_arrive)}(c, u, {e.index})")
+    elif i.has("wait"):
+        e.do(f"{e.use(_wait)}(c, u, {e.index})")
+    else:
+        raise Unknown("this form of barrier.cluster")
+
+
+def _arrive(c: Chunk, u: Unit, index: int) -> None:
+    ClusterBarrier.of(c).arrive(u, index)
+
+
+def _wait(c: Chunk, u: Unit, index: int) -> None:
+    barrier = ClusterBarrier.of(c)
+    if (barrier.arrived_in[u.block, u.warp] < 0).any():
+        c.fault("barrier.cluster", "waits, but never arrived", index, u)
+    u.wait = ClusterWait(barrier, u.block, u.warp)

@@ -1,0 +1,241 @@
+"""mbarrier: init, inval, arrivals, byte counts, and waits for a phase."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flashsmith.emulator.async_state import (
+    AsyncState,
+    Mask,
+    active_lanes,
+    at_lanes,
+    cluster_target,
+    told,
+)
+from flashsmith.emulator.mbarrier import Ints
+from flashsmith.emulator.opcode import Unknown, opcode
+from flashsmith.emulator.ptx.instruction import Address, Instruction
+
+if TYPE_CHECKING:
+    from flashsmith.emulator.chunk import Chunk
+    from flashsmith.emulator.emit import Emitter
+    from flashsmith.emulator.unit import Unit
+
+
+def _writes(i: Instruction) -> tuple[int, ...]:
+    return () if isinstance(i.operands[0], Address) else (0,)
+
+
+@opcode(
+    "mbarrier",
+    writes=_writes,
+    cuts=lambda i: "after" if i.has("try_wait") else "",
+    counts_as="barrier",
+    touches_memory=True,
+)
+def mbarrier(e: Emitter, i: Instruction) -> None:
+    """Translates every form of mbarrier."""
+    position = 0 if isinstance(i.operands[0], Address) else 1
+    address = e.address(i.operands[position], "shared")
+    rest = i.operands[position + 1 :]
+    if i.has("init") or i.has("inval"):
+        count = e.read(rest[0], "u32") if rest else "None"
+        name = e.use(_init if i.has("init") else _inval)
+        with e.active() as mask:
+            e.do(f"{name}(c, u, {mask}, {e.index}, {address}, {count})")
+    elif i.has("test_wait") or i.has("try_wait"):
+        _wait(e, i, address)
+    elif i.has("arrive") and not i.has("noComplete"):
+        tx = e.read(rest[0], "u32") if i.has("expect_tx") else "None"
+        count = e.read(rest[0], "u32") if rest and not i.has("expect_tx") else "1"
+        call = f"{e.use(_arrive)}(c, u, MASK, {e.index}, {address}, {count}, {tx})"
+        with e.active() as mask:
+            token = e.assign(call.replace("MASK", mask))
+            if position:
+                guard, e.guard = e.guard, None
+                e.write(i.operands[0], token, "u64")
+                e.guard = guard
+    elif i.has("expect_tx") or i.has("complete_tx"):
+        name = e.use(_expect if i.has("expect_tx") else _complete)
+        with e.active() as mask:
+            e.do(f"{name}(c, u, {mask}, {e.index}, {address}, {e.read(rest[0], 'u32')})")
+    else:
+        raise Unknown("this form of mbarrier")
+
+
+def _wait(e: Emitter, i: Instruction, address: str) -> None:
+    blocks = i.has("try_wait")
+    parity = i.has("parity")
+    phase = e.read(i.operands[2], "u32" if parity else "u64")
+    name = e.use(_try_wait if blocks else _test_wait)
+    if e.guard is not None and blocks:
+        raise Unknown("a guard on try_wait")
+    result = e.assign(f"{name}(c, u, m, {e.index}, {address}, {phase}, {parity})")
+    e.write(i.operands[0], result, "pred")
+
+
+def _place(c: Chunk, u: Unit, m: Mask, address: Any) -> tuple[NDArray[np.intp], Ints, Ints]:
+    lanes = active_lanes(u, m)
+    block, at = cluster_target(c, u.lane_block[lanes], at_lanes(address, lanes))
+    return lanes, block, at
+
+
+def find_barrier(
+    c: Chunk,
+    u: Unit,
+    index: int,
+    lanes: NDArray[np.intp],
+    block: Ints,
+    at: Ints,
+    *,
+    fenced: bool = False,
+) -> Ints:
+    """Columns of barriers whose initialisation the using warps know of."""
+    state = AsyncState.of(c)
+    column: Ints = told(c, u, index, lanes, state.barriers.find, block, at)
+    if c.options.checks:
+        source, warp = u.lane_block[lanes], u.lane_warp[lanes]
+        for entry in state.unseen(block, column, source, warp, fenced)[:1].tolist():
+            by = int(state.init_warp[block[entry], column[entry]])
+            missing = (
+                "no fence.mbarrier_init and barrier make its initialisation visible to copies"
+                if fenced
+                else "nothing orders its initialisation before this use"
+            )
+            c.fault(
+                "mbarrier initialisation race", missing, index, u, lane=int(lanes[entry]),
+                address=int(at[entry]), other=f"mbarrier.init by warp {by}",
+            )  # fmt: skip
+    return column
+
+
+def _init(c: Chunk, u: Unit, m: Mask, index: int, address: Any, count: Any) -> None:
+    lanes, block, at = _place(c, u, m, address)
+    state = AsyncState.of(c)
+    column = told(c, u, index, lanes, state.barriers.init, block, at, at_lanes(count, lanes))
+    state.initialised(block, column, u.lane_warp[lanes], index)
+
+
+def _inval(c: Chunk, u: Unit, m: Mask, index: int, address: Any, _: None) -> None:
+    lanes, block, at = _place(c, u, m, address)
+    told(c, u, index, lanes, AsyncState.of(c).barriers.inval, block, at)
+
+
+def _arrive(c: Chunk, u: Unit, m: Mask, index: int, address: Any, count: Any, tx: Any) -> Any:
+    lanes, block, at = _place(c, u, m, address)
+    state = AsyncState.of(c)
+    column = find_barrier(c, u, index, lanes, block, at)
+    state.release(block, column, u.lane_block[lanes], u.lane_warp[lanes])
+    bytes_ = None if tx is None else at_lanes(tx, lanes)
+    token = told(
+        c, u, index, lanes, state.barriers.arrive, block, at, at_lanes(count, lanes), bytes_
+    )
+    out = np.zeros(32 * u.pairs, np.uint64)
+    out[lanes] = token.astype(np.uint64)
+    return out
+
+
+def _expect(c: Chunk, u: Unit, m: Mask, index: int, address: Any, tx: Any) -> None:
+    lanes, block, at = _place(c, u, m, address)
+    told(c, u, index, lanes, AsyncState.of(c).barriers.expect_tx, block, at, at_lanes(tx, lanes))
+
+
+def _complete(c: Chunk, u: Unit, m: Mask, index: int, address: Any, tx: Any) -> None:
+    lanes, block, at = _place(c, u, m, address)
+    told(c, u, index, lanes, AsyncState.of(c).barriers.complete_tx, block, at, at_lanes(tx, lanes))
+
+
+def _done(state: AsyncState, block: Ints, at: Ints, phase: Ints, parity: bool) -> Any:
+    if parity:
+        return state.barriers.parity_done(block, at, phase)
+    return state.barriers.token_done(block, at, phase)
+
+
+def _test_wait(
+    c: Chunk, u: Unit, m: Mask, index: int, address: Any, phase: Any, parity: bool
+) -> Any:
+    lanes, block, at = _place(c, u, m, address)
+    state = AsyncState.of(c)
+    wanted = at_lanes(phase, lanes)
+    column = told(c, u, index, lanes, state.barriers.find, block, at)
+    done = told(c, u, index, lanes, _done, state, block, at, wanted, parity)
+    if done.any():
+        state.acquire(block[done], column[done], u.lane_warp[lanes][done])
+    out = np.zeros(32 * u.pairs, np.bool_)
+    out[lanes] = done
+    u.yielded = u.yielded or not done.all()
+    return out
+
+
+def _try_wait(
+    c: Chunk, u: Unit, m: Mask, index: int, address: Any, phase: Any, parity: bool
+) -> Any:
+    """Always true: the unit sleeps until it is."""
+    lanes, block, at = _place(c, u, m, address)
+    state = AsyncState.of(c)
+    find_barrier(c, u, index, lanes, block, at)
+    wanted = at_lanes(phase, lanes)
+    told(c, u, index, lanes, _done, state, block, at, wanted, parity)
+    u.wait = PhaseWait(state, block, at, wanted, parity, u.lane_warp[lanes], lanes // 32, u.pairs)
+    return np.bool_(True)
+
+
+class PhaseWait:
+    """Warps that wait for the end of a phase; entries are lanes, `pair` says whose."""
+
+    def __init__(
+        self,
+        state: AsyncState,
+        block: Ints,
+        address: Ints,
+        phase: Ints,
+        parity: bool,
+        warp: Ints,
+        pair: NDArray[np.intp],
+        pairs: int,
+    ) -> None:
+        key = np.stack([pair, block, address, phase, warp])
+        pair, block, address, phase, warp = np.unique(key, axis=1)
+        self.state, self.parity, self.pairs = state, parity, pairs
+        self.block, self.address, self.phase = block, address, phase
+        self.warp, self.pair = warp, pair
+
+    def ready(self) -> NDArray[np.bool_]:
+        """Which pairs have nothing left to wait for."""
+        done = _done(self.state, self.block, self.address, self.phase, self.parity)
+        out = np.ones(self.pairs, np.bool_)
+        np.logical_and.at(out, self.pair, done)
+        return out
+
+    def finish(self, _: Unit) -> None:
+        """Takes over what the arrivals knew."""
+        column = self.state.barriers.find(self.block, self.address)
+        self.state.acquire(self.block, column, self.warp)
+
+    def describe(self, pair: int) -> str:
+        """The barrier, its phase and what it lacks."""
+        done = _done(self.state, self.block, self.address, self.phase, self.parity)
+        mine = np.flatnonzero((self.pair == pair) & ~done)
+        at = int(mine[0]) if len(mine) else int(np.flatnonzero(self.pair == pair)[0])
+        which = f"parity {int(self.phase[at])}" if self.parity else f"phase {int(self.phase[at])}"
+        barrier = self.state.barriers.describe(int(self.block[at]), int(self.address[at]))
+        return f"wait for {which} of {barrier}"
+
+    def select(self, pairs: NDArray[np.intp]) -> PhaseWait:
+        """The same wait for some pairs."""
+        place = np.full(self.pairs, -1)
+        place[pairs] = np.arange(len(pairs))
+        kept = place[self.pair] >= 0
+        return PhaseWait(
+            self.state,
+            self.block[kept],
+            self.address[kept],
+            self.phase[kept],
+            self.parity,
+            self.warp[kept],
+            place[self.pair[kept]],
+            len(pairs),
+        )

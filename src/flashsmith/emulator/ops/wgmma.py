@@ -1,0 +1,233 @@
+"""wgmma: products of a warpgroup, each warp its own sixteen rows.
+
+The product is computed when the instruction is issued; what may not be touched before the wait is
+watched by wgmma_pipeline.py (registers) and async_shadow.py (shared memory). Products are summed
+in float32 by numpy: the order of additions is not the hardware's.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flashsmith.base.dtypes import DType, from_bits
+from flashsmith.emulator.async_shadow import Access, Readers, check_read
+from flashsmith.emulator.mbarrier import Ints
+from flashsmith.emulator.opcode import Unknown, opcode
+from flashsmith.emulator.ptx.instruction import Imm, Instruction, Vector
+from flashsmith.emulator.smem_layout import CHUNK_BYTES, MatrixDescriptor, operand_chunks
+
+if TYPE_CHECKING:
+    from flashsmith.emulator.chunk import Chunk
+    from flashsmith.emulator.emit import Emitter
+    from flashsmith.emulator.unit import Unit
+
+_SHAPE = re.compile(r"m64n(\d+)k16$")
+
+
+def _accumulators(i: Instruction) -> tuple[int, ...]:
+    return (0,) if i.has("mma_async") else ()
+
+
+@opcode(
+    "wgmma",
+    writes=_accumulators,
+    updates=_accumulators,
+    counts_as="matrix",
+    touches_memory=True,
+)
+def wgmma(e: Emitter, i: Instruction) -> None:
+    """Translates wgmma and its fence, commit and wait."""
+    if i.has("fence"):
+        return
+    if i.has("commit_group"):
+        e.do(f"{e.use(_commit)}(c, u)")
+    elif i.has("wait_group"):
+        count = i.operands[0]
+        assert isinstance(count, Imm)
+        e.do(f"{e.use(_wait)}(c, u, {count.value}, {e.index})")
+    elif i.has("mma_async"):
+        _product(e, i)
+    else:
+        raise Unknown("this form of wgmma")
+
+
+def _product(e: Emitter, i: Instruction) -> None:
+    shape = next((m for m in map(_SHAPE.match, i.modifiers) if m), None)
+    kinds = i.modifiers[-3:]
+    if shape is None or kinds[0] not in ("f32", "f16") or kinds[1] not in ("f16", "bf16"):
+        raise Unknown("only m64nNk16 of f16 or bf16 into f32 or f16")
+    n = int(shape[1])
+    d, a, b, scale_d = i.operands[:4]
+    flags = [o.value for o in i.operands[4:] if isinstance(o, Imm)]
+    in_registers = isinstance(a, Vector)
+    if n % 8 or not 8 <= n <= 256 or len(flags) != (3 if in_registers else 4):
+        raise Unknown("operands of this number and size")
+    assert isinstance(d, Vector)
+    if isinstance(a, Vector):
+        a_text = f"({', '.join(e.read(r, 'u32') for r in a.items)})"
+    else:
+        a_text = e.read(a, "u64")
+    dtype = DType.FP16 if kinds[1] == "f16" else DType.BF16
+    form = e.value(f"W{e.index}", _Form(n, dtype, kinds[0], tuple(flags), e.index))
+    kind = "f32" if kinds[0] == "f32" else "u32"
+    old = ", ".join(_or_none(e, r) for r in d.items)
+    result = e.assign(
+        f"{e.use(_multiply)}(c, u, m, {form}, ({old},), {a_text}, {e.read(b, 'u64')}, "
+        f"{e.read(scale_d, 'pred')})"
+    )
+    for number, register in enumerate(d.items):
+        e.write(register, f"{result}[{number}]", kind)
+
+
+def _or_none(e: Emitter, register: Any) -> str:
+    """The raw register: undefined accumulators are None and are not read when scale-d is false."""
+    return f"r{register.number}"
+
+
+class _Form:
+    """The constants of one wgmma in the program."""
+
+    def __init__(
+        self, n: int, dtype: DType, accumulator: str, flags: tuple[int, ...], index: int
+    ) -> None:
+        self.n, self.dtype, self.accumulator, self.index = n, dtype, accumulator, index
+        self.sign = flags[0] * flags[1]
+        self.a_mn_major = bool(flags[2]) if len(flags) == 4 else False
+        self.b_mn_major = bool(flags[-1])
+
+
+class WgmmaGroups:
+    """Groups of each warp: how many were committed, and what the open ones read."""
+
+    def __init__(self, chunk: Chunk) -> None:
+        self.committed = np.zeros((len(chunk.blocks), chunk.warps), np.int64)
+        self.readers = Readers(chunk)
+
+    @staticmethod
+    def of(chunk: Chunk) -> WgmmaGroups:
+        """The groups of a chunk."""
+        found = chunk.state.get("wgmma")
+        if found is None:
+            found = chunk.state["wgmma"] = WgmmaGroups(chunk)
+        assert isinstance(found, WgmmaGroups)
+        return found
+
+
+def _commit(c: Chunk, u: Unit) -> None:
+    WgmmaGroups.of(c).committed[u.block, u.warp] += 1
+
+
+def _wait(c: Chunk, u: Unit, count: int, index: int) -> None:
+    groups = WgmmaGroups.of(c)
+    if c.shadow is None or not groups.readers.pending:
+        return
+    ends = np.full(groups.committed.shape, -1, np.int64)  # groups below are over, by warp
+    ends[u.block, u.warp] = groups.committed[u.block, u.warp] - count
+    groups.readers.end(lambda block, warp, group: group < ends[block, warp], index)
+
+
+def _multiply(
+    c: Chunk,
+    u: Unit,
+    m: NDArray[np.bool_] | None,
+    form: _Form,
+    old: tuple[Any, ...],
+    a: Any,
+    b: Any,
+    scale_d: Any,
+) -> Any:  # a row a register
+    """The accumulators after one step of sixteen along K."""
+    if m is not None:
+        c.fault("divergence", "all 128 threads of the warpgroup must run it", form.index, u)
+    left = (
+        _from_registers(u, form, a)
+        if isinstance(a, tuple)
+        else _from_smem(c, u, form, a, 64, own_rows=True)
+    )
+    right = _from_smem(c, u, form, b, form.n, own_rows=False)
+    product = np.matmul(left, right) if form.sign > 0 else -np.matmul(left, right)
+    fragments = _fragments(product)
+    add = u.array(scale_d)[::32]
+    if add.any():
+        before = _stacked(u, form, old)
+        fragments = fragments + (before if add.all() else before * np.repeat(add, 32))
+    return fragments if form.accumulator == "f32" else _packed(fragments)
+
+
+def _from_registers(u: Unit, form: _Form, words: tuple[Any, ...]) -> NDArray[np.float32]:
+    """A from registers: word 0 row l/4, 1 row + 8, 2 and 3 the same with k + 8."""
+    bits = np.stack([u.array(word) for word in words]).view(np.uint16)
+    values = from_bits(bits, form.dtype).reshape(2, 2, u.pairs, 8, 4, 2)  # k half, row half
+    return np.ascontiguousarray(values.transpose(2, 1, 3, 0, 4, 5)).reshape(u.pairs, 16, 16)
+
+
+def _from_smem(
+    c: Chunk, u: Unit, form: _Form, descriptor: Any, extent: int, *, own_rows: bool
+) -> NDArray[np.float32]:
+    """An operand behind a descriptor: A as (pairs, 16, 16), B as (pairs, 16, N)."""
+    bits = u.array(descriptor)[::32]
+    mn_major = form.a_mn_major if own_rows else form.b_mn_major
+    first = u.warp % 4 * 16 if own_rows else np.zeros(u.pairs, np.int64)
+    rows = 16 if own_rows else extent
+    key = np.stack([bits.astype(np.uint64), first.astype(np.uint64)], axis=1)
+    kinds, which = np.unique(key, axis=0, return_inverse=True)
+    which = which.reshape(-1)
+    chunks = np.stack(
+        [operand_chunks(int(k[0]), rows, mn_major=mn_major, first=int(k[1])) for k in kinds]
+    )
+    _check_descriptors(c, u, form.index, kinds, which, chunks)
+    address = chunks[which].reshape(u.pairs, -1)
+    offsets = address + (u.block * c.pitch)[:, None]
+    if c.shadow is not None:
+        groups = WgmmaGroups.of(c)
+        access = Access(c, u, form.index, u.block, u.warp, 32 * np.arange(u.pairs), offsets)
+        grains = check_read(access)
+        groups.readers.begin(u.block, u.warp, groups.committed[u.block, u.warp], grains)
+    if c.counters is not None:
+        c.counters.bytes["wgmma operands"] += offsets.size * CHUNK_BYTES
+    raw = c.shared_views[CHUNK_BYTES].take(offsets // CHUNK_BYTES).view(np.uint16)
+    shape = (u.pairs, 16, rows) if mn_major else (u.pairs, rows, 16)
+    values = from_bits(raw, form.dtype).reshape(shape)
+    is_turned = mn_major == own_rows  # A wants rows first, B wants K first
+    return values.swapaxes(1, 2) if is_turned else values
+
+
+def _check_descriptors(
+    c: Chunk, u: Unit, index: int, kinds: NDArray[np.uint64], which: Ints, chunks: Ints
+) -> None:
+    for number, key in enumerate(kinds):
+        descriptor = MatrixDescriptor.decode(int(key[0]))
+        lane = 32 * int((which == number).argmax())
+        if descriptor.base_offset:
+            message = f"descriptor with base offset {descriptor.base_offset} is not emulated"
+            c.fault("descriptor", message, index, u, lane=lane, address=descriptor.start)
+        low, high = int(chunks[number].min()), int(chunks[number].max()) + CHUNK_BYTES
+        if low < 1024 or high > c.limit:
+            message = (
+                f"descriptor reaches {low:#x} to {high:#x}, shared memory ends at {c.limit:#x}"
+            )
+            c.fault("out of bounds", message, index, u, lane=lane, address=descriptor.start)
+
+
+def _fragments(product: NDArray[np.float32]) -> NDArray[np.float32]:
+    """(pairs, 16, N) as rows of registers: 4j + 2i + c is row l/4 + 8i, column 8j + 2(l%4) + c."""
+    pairs, _, n = product.shape
+    parts = product.reshape(pairs, 2, 8, n // 8, 4, 2)  # pair, i, l/4, j, l%4, c
+    return np.ascontiguousarray(parts.transpose(3, 1, 5, 0, 2, 4)).reshape(n // 2, pairs * 32)
+
+
+def _stacked(u: Unit, form: _Form, old: tuple[Any, ...]) -> NDArray[np.float32]:
+    rows = np.stack([u.array(value) for value in old])
+    if form.accumulator == "f32":
+        return rows.view(np.float32)
+    halves = rows.view(np.float16).reshape(len(old), -1, 2).astype(np.float32)
+    return np.ascontiguousarray(halves.transpose(0, 2, 1)).reshape(2 * len(old), -1)
+
+
+def _packed(fragments: NDArray[np.float32]) -> NDArray[np.uint32]:
+    halves = fragments.reshape(len(fragments) // 2, 2, -1).transpose(0, 2, 1).astype(np.float16)
+    return np.ascontiguousarray(halves).view(np.uint32).reshape(len(fragments) // 2, -1)
