@@ -83,32 +83,30 @@ def _record(row: SurveyRow, environment: dict[str, object]) -> Record:
 def _summary(rows: list[SurveyRow]) -> dict[str, object]:
     made = [row for row in rows if row.kernel is not None]
     seconds = [row.kernel.compile_seconds for row in made]
-    spills = {
-        row: row.kernel.resources.spill_store_bytes + row.kernel.resources.spill_load_bytes
-        for row in made
-    }
-    return {
+    summary: dict[str, object] = {
         "rows": len(rows),
         "compiled": len(made),
         "not_fitting": sum(row.kernel is None and not row.failed for row in rows),
         "failed": sum(row.failed for row in rows),
         "aliases": sum(row.same_as is not None for row in rows),
-        "spilling": sum(bytes_ > 0 for bytes_ in spills.values()),
-        "spilling_tile_q_64": _spilling(spills, lambda config: config.tile_q == 64),
-        "largest_spill_tile_q_128_4_warps": max(
-            (b for row, b in spills.items() if _is_128_by_4(row.config)), default=0
-        ),
         "cold_compile_s_median": round(statistics.median(seconds), 3),
         "cold_compile_s_max": round(max(seconds), 3),
     }
+    for arch in ARCHES:
+        here = [row for row in made if row.arch == arch]
+        few_rows = [row for row in here if _rows_per_warp(row.config) == 16]
+        many_rows = [row for row in here if _rows_per_warp(row.config) == 32]
+        summary[f"largest_spill_16_rows_a_warp_{arch.name}"] = _largest_spill(few_rows)
+        summary[f"largest_spill_32_rows_a_warp_{arch.name}"] = _largest_spill(many_rows)
+    return summary
 
 
-def _spilling(spills, chosen) -> int:
-    return sum(bytes_ > 0 for row, bytes_ in spills.items() if chosen(row.config))
+def _largest_spill(rows: list[SurveyRow]) -> int:
+    return max((row.kernel.resources.spill_store_bytes for row in rows), default=0)
 
 
-def _is_128_by_4(config: KernelConfig) -> bool:
-    return config.tile_q == 128 and config.threads == 128
+def _rows_per_warp(config: KernelConfig) -> int:
+    return config.tile_q * 32 // config.threads
 
 
 def _warm(rows: list[SurveyRow], cache: KernelCache) -> dict[str, object]:

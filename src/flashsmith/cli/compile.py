@@ -19,6 +19,7 @@ COLUMNS = (
     "arch",
     "registers",
     "spill_bytes",
+    "spill_load_bytes",
     "smem_bytes",
     "blocks_per_sm",
     "compile_s",
@@ -88,5 +89,5 @@ def parse_arches(text: str) -> list[arches.Arch]:
 
 def _used_columns(rows: list[SurveyRow]) -> list[str]:
     flat = [row.as_flat() for row in rows]
-    always = set(COLUMNS) - {"same_as", "note"}
+    always = set(COLUMNS) - {"spill_load_bytes", "same_as", "note"}
     return [name for name in COLUMNS if name in always or any(row[name] for row in flat)]
