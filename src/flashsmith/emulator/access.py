@@ -15,6 +15,7 @@ from flashsmith.emulator.address_space import (
     SHARED_WINDOW,
     WINDOW_BYTES,
 )
+from flashsmith.emulator.async_state import cluster_target
 from flashsmith.emulator.counting import count_global, count_shared
 from flashsmith.emulator.shadow import Lanes
 from flashsmith.emulator.unit import Unit
@@ -130,6 +131,40 @@ def _store_shared(
     if c.counters is not None:
         count_shared(c, u, lanes, address, n_bytes, index, "shared store")
     c.shared_views[n_bytes][offsets >> SHIFT[n_bytes]] = value
+
+
+# -- shared memory of the cluster -----------------------------------------------------------------
+
+
+def _cluster_offsets(
+    c: Chunk, u: Unit, lanes: Lanes, address: NDArray[Any], n_bytes: int, index: int
+) -> NDArray[np.int64]:
+    positions = np.arange(32 * u.pairs) if lanes is None else lanes
+    block, at = cluster_target(c, u.lane_block[positions], address.astype(np.int64))
+    check_shared_bounds(c, u, lanes, at, n_bytes, index)
+    return np.asarray(block * c.pitch + at)
+
+
+def _load_cluster(
+    c: Chunk, u: Unit, lanes: Lanes, address: NDArray[Any], n_bytes: int, index: int
+) -> NDArray[Any]:
+    offsets = _cluster_offsets(c, u, lanes, address, n_bytes, index)
+    return c.shared_views[n_bytes].take(offsets >> SHIFT[n_bytes])
+
+
+def _store_cluster(
+    c: Chunk,
+    u: Unit,
+    lanes: Lanes,
+    address: NDArray[Any],
+    value: NDArray[Any],
+    n_bytes: int,
+    index: int,
+) -> None:
+    offsets = _cluster_offsets(c, u, lanes, address, n_bytes, index)
+    c.shared_views[n_bytes][offsets >> SHIFT[n_bytes]] = value
+    if c.shadow is not None:  # clocks are a block's own: what a neighbour wrote counts as known
+        c.shadow.land(np.zeros(len(offsets), np.int64), offsets, n_bytes, 0)
 
 
 # -- global ---------------------------------------------------------------------------------------
@@ -318,9 +353,9 @@ def _store_generic(
 
 LOADS: dict[str, Any] = {
     "shared": _load_shared, "global": _load_global, "local": _load_local, "param": _load_param,
-    "const": _load_global, "generic": _load_generic,
+    "const": _load_global, "generic": _load_generic, "cluster": _load_cluster,
 }  # fmt: skip
 STORES: dict[str, Any] = {
     "shared": _store_shared, "global": _store_global, "local": _store_local,
-    "generic": _store_generic,
+    "generic": _store_generic, "cluster": _store_cluster,
 }  # fmt: skip

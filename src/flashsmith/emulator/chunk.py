@@ -80,6 +80,8 @@ class Chunk:
         self.known[:, np.arange(self.warps), np.arange(self.warps)] = ALWAYS
         self.known_version = 0
         self.history: list[int] = [0, 0]  # instruction that each moment belongs to
+        lanes = np.arange(self.warps * 32).reshape(self.warps, 32) < threads
+        self.alive = np.tile(lanes, (len(blocks), 1, 1))  # lanes that have not ended
         self.barriers = Barriers(self)
         self.shadow = Shadow(self) if options.checks else None
         self.counters = Counters() if options.counters else None
@@ -108,7 +110,12 @@ class Chunk:
         return units
 
     def exited(self, unit: Unit) -> None:
-        """Called when warps end."""
+        """Notes that the active lanes of a unit have ended."""
+        if unit.mask is None:
+            self.alive[unit.block, unit.warp] = False
+        else:
+            where = (unit.block, unit.warp)
+            self.alive[where] &= ~unit.mask.reshape(-1, 32)
         for action in self.on_exit:
             action(unit)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from flashsmith.emulator import address_space
+from flashsmith.emulator.convergence import is_apart, members_of
 from flashsmith.emulator.opcode import OPCODES, Unknown, read, written
 from flashsmith.emulator.ptx.instruction import (
     Address,
@@ -23,7 +23,7 @@ from flashsmith.emulator.ptx.instruction import (
 )
 from flashsmith.emulator.ptx.module import Kernel
 from flashsmith.emulator.ptx.parse import SIZES
-from flashsmith.emulator.segments import Segment
+from flashsmith.emulator.segments import CONTROL, Segment
 
 # The numpy type that holds a value of each PTX type, and its name in generated text.
 NUMPY: dict[str, Any] = {  # Any: numpy scalar classes
@@ -33,7 +33,6 @@ NUMPY: dict[str, Any] = {  # Any: numpy scalar classes
     "f16x2": np.uint32, "bf16x2": np.uint32,
     "b64": np.uint64, "u64": np.uint64, "s64": np.int64, "f64": np.float64,
 }  # fmt: skip
-_STORE = {1: "u16", 2: "u16", 4: "u32", 8: "u64"}
 
 
 def name_of(kind: str) -> str:
@@ -58,7 +57,6 @@ class Emitter:
         self.guard: Reg | None = None
         self._indent = " "
         self._constants: dict[tuple[str, int], str] = {}
-        self._names: dict[int, str] = {}
         self._temporaries = 0
         self.pending: list[Any] = []  # matrix products not yet written out (ops/matrix.py)
         self.flush: Callable[[Emitter], None] | None = None
@@ -123,7 +121,7 @@ class Emitter:
 
     def address(self, operand: Operand, space: str) -> str:
         """An expression for an address operand: 32 bits in shared memory, 64 elsewhere."""
-        kind = "u32" if space == "shared" else "u64"
+        kind = "u32" if space in ("shared", "cluster") else "u64"
         if not isinstance(operand, Address):
             raise Unknown(f"address {operand}")
         if operand.base is None:
@@ -199,47 +197,40 @@ class Emitter:
     # -- segments ---------------------------------------------------------------------------
 
     def emit(self, segment: Segment) -> None:
-        """Writes the function of one segment."""
+        """Writes the function of one segment: registers in, statements, registers out, next."""
         self.segment = segment
         self.lines.append(f"def s{segment.number}(u, R, m, c):")
-        header = len(self.lines)
-        touched: dict[int, None] = {}
-        for instruction in segment.instructions[:-1]:
-            self._instruction(instruction)
-        self._store_before_end(segment, header)
-        self.segment = None
-        del touched
-
-    def _store_before_end(self, segment: Segment, header: int) -> None:
+        self._require_convergence(segment)
+        for number in _numbers(segment.uses):
+            self.lines.append(f" r{number} = R[{number}]")
         last = segment.instructions[-1]
-        is_control = last.opcode in ("bra", "brx", "ret", "exit", "trap")
-        if not is_control:
-            self._instruction(last)
-        if self.flush is not None:
+        goes_on = last.opcode not in CONTROL
+        for instruction in segment.instructions if goes_on else segment.instructions[:-1]:
+            self._instruction(instruction)
+        if self.pending and self.flush is not None:
             self.flush(self)
-        outs: dict[int, None] = {}
-        reads = segment.uses
+        changed = 0
         for instruction in segment.instructions:
             for reg in written(instruction):
-                if segment.live_out >> reg.number & 1:
-                    outs[reg.number] = None
-        self.lines[header:header] = self._prologue(segment, reads)
-        for number in outs:
+                changed |= 1 << reg.number
+        for number in _numbers(changed & segment.live_out):
             self.lines.append(f" R[{number}] = r{number}")
-        if is_control:
-            self._instruction(last)
-        else:
+        if goes_on:
             self.lines.append(f" return {segment.successors[0]}")
+        else:
+            self._instruction(last)
+        self.segment = None
 
-    def _prologue(self, segment: Segment, reads: int) -> list[str]:
-        lines = []
-        number = 0
-        while reads:
-            step = (reads & -reads).bit_length() - 1
-            number = step
-            lines.append(f" r{number} = R[{number}]")
-            reads &= reads - 1
-        return lines
+    def _require_convergence(self, segment: Segment) -> None:
+        """Diverged lanes wait at the start of a segment that has an instruction of whole warps."""
+        members = {i.index: members_of(i) for i in segment.instructions}
+        together = 0
+        for mask in members.values():
+            together |= mask
+        if together:
+            index = next(index for index, mask in members.items() if mask)
+            condition = f"m is not None and {self.use(is_apart)}(c, u, m, {together}, {index})"
+            self.lines.append(f" if {condition}: return {segment.number}")
 
     def _instruction(self, instruction: Instruction) -> None:
         self.index = instruction.index
@@ -254,7 +245,7 @@ class Emitter:
             spec.translate(self, instruction)
         except Unknown as problem:
             self.unknown.append((instruction.line, f"{instruction.full}: {problem}"))
-        except (IndexError, KeyError, ValueError) as problem:
+        except (IndexError, KeyError, ValueError, StopIteration) as problem:
             self.unknown.append(
                 (instruction.line, f"{instruction.full}: operands not understood ({problem})")
             )
@@ -262,10 +253,16 @@ class Emitter:
     def _touches_pending(self, instruction: Instruction) -> bool:
         if instruction.opcode == "mma":
             return False
-        for product in self.pending:
-            if product.is_touched(read(instruction), written(instruction)):
-                return True
-        return False
+        reads, writes = read(instruction), written(instruction)
+        return any(product.is_touched(reads, writes) for product in self.pending)
+
+
+def _numbers(bits: int) -> Iterator[int]:
+    """The positions of the ones of a bit mask."""
+    while bits:
+        low = bits & -bits
+        yield low.bit_length() - 1
+        bits ^= low
 
 
 def _converted(expression: str, kind: str, have: str) -> str:

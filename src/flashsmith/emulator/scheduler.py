@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from flashsmith.emulator.convergence import Convergence
 from flashsmith.emulator.segments import EXIT, FORKED
 from flashsmith.emulator.unit import Unit, merge
 
@@ -56,6 +57,7 @@ class Scheduler:
     # -- choosing -----------------------------------------------------------------------------
 
     def _next(self) -> Unit | None:
+        self._converge()
         ready = [u for u in self.units if self._may_run(u)]
         if not ready:
             return None
@@ -90,12 +92,29 @@ class Scheduler:
         if self.random is not None:
             # Single warps keep their own order: only parts of the same warp come together.
             same = [u for u in same if u.warp[0] == unit.warp[0]]
-        if len(same) < 2:
-            return unit
-        merged = merge(same, self.live_in[unit.pc])
+        return self._merged(same) if len(same) > 1 else unit
+
+    def _merged(self, same: list[Unit]) -> Unit:
+        merged = merge(same, self.live_in[same[0].pc])
         self.units = [u for u in self.units if all(u is not s for s in same)]
         self.units.append(merged)
         return merged
+
+    def _converge(self) -> None:
+        """Lanes that wait for the rest of their warp are joined by those that have arrived."""
+        for waiting in [u for u in self.units if isinstance(u.wait, Convergence)]:
+            if not any(u is waiting for u in self.units):
+                continue
+            pairs = set(zip(waiting.block.tolist(), waiting.warp.tolist(), strict=True))
+            same = [
+                u
+                for u in self.units
+                if u.pc == waiting.pc
+                and (u.wait is None or isinstance(u.wait, Convergence))
+                and not pairs.isdisjoint(zip(u.block.tolist(), u.warp.tolist(), strict=True))
+            ]
+            if len(same) > 1:
+                self._merged(same)
 
     # -- running ------------------------------------------------------------------------------
 
@@ -114,6 +133,9 @@ class Scheduler:
                 return
             if unit.wait is not None:
                 unit.pc = pc
+                if isinstance(unit.wait, Convergence):
+                    counts[pc] -= pairs  # the segment runs again once the warp is together
+                    return
                 if not unit.wait.ready().all():
                     chunk.count_wait(unit)
                     return

@@ -10,7 +10,7 @@ from flashsmith.emulator.ptx.module import Kernel
 
 EXIT = -2  # the next segment of a warp that has ended
 FORKED = -1  # the unit's lanes go on in other units
-_ENDS = frozenset({"bra", "brx", "ret", "exit", "trap"})
+CONTROL = frozenset({"bra", "brx", "ret", "exit", "trap"})  # a segment ends with these
 
 
 @dataclass(slots=True)
@@ -30,7 +30,7 @@ class Segment:
 def cut(kernel: Kernel, *, fine: bool = False) -> list[Segment]:
     """The segments in program order; `fine` ends one after every access to memory as well."""
     starts = _starts(kernel, fine)
-    bounds = sorted(starts) + [len(kernel.instructions)]
+    bounds = [*sorted(starts), len(kernel.instructions)]
     number_of = {start: number for number, start in enumerate(bounds[:-1])}
     segments = [
         Segment(number, kernel.instructions[start : bounds[number + 1]])
@@ -52,7 +52,7 @@ def _starts(kernel: Kernel, fine: bool) -> set[int]:
         where = spec.cuts(instruction)
         if where in ("before", "both"):
             starts.add(position)
-        ends = instruction.opcode in _ENDS or where in ("after", "both")
+        ends = instruction.opcode in CONTROL or where in ("after", "both")
         if (ends or (fine and spec.touches_memory)) and position + 1 < len(kernel.instructions):
             starts.add(position + 1)
     return starts

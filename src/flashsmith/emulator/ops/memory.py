@@ -21,9 +21,7 @@ def space_of(i: Instruction) -> str:
     for modifier in i.modifiers:
         space = modifier.split("::")[0]
         if space in SPACES:
-            if modifier == "shared::cluster":
-                raise Unknown("shared::cluster")
-            return space
+            return "cluster" if modifier == "shared::cluster" else space
     return "generic"
 
 
@@ -57,7 +55,7 @@ def emit_ld(e: Emitter, i: Instruction) -> None:
             at = (
                 address
                 if not offset
-                else f"{address} + {name_of('u32' if space == 'shared' else 'u64')}({offset})"
+                else f"{address} + {name_of('u32' if space in ('shared', 'cluster') else 'u64')}({offset})"
             )
             parts.append(e.assign(f"{function}(c, u, {mask}, {space!r}, {at}, {size}, {e.index})"))
         if _is_polling(i):
@@ -124,7 +122,7 @@ def emit_st(e: Emitter, i: Instruction) -> None:
             at = (
                 address
                 if not offset
-                else f"{address} + {name_of('u32' if space == 'shared' else 'u64')}({offset})"
+                else f"{address} + {name_of('u32' if space in ('shared', 'cluster') else 'u64')}({offset})"
             )
             e.do(
                 f"{function}(c, u, {mask}, {space!r}, {at}, {value}, {min(n_bytes, 16)}, {e.index})"

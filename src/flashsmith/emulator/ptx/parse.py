@@ -126,6 +126,7 @@ def _bounds(kernel: Kernel, directives: str) -> None:
 
 def _module_variables(reader: _Reader, text: str) -> None:
     depth = 0
+    text = re.sub(r"\.(?:version|target|address_size)\b[^\n]*", "", text)  # they end without `;`
     for part in re.split(r"([{};])", text):
         depth += (part == "{") - (part == "}")
         # A table's initialiser holds braces too; it is joined again by _variable's own reading.
