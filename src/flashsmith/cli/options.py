@@ -42,6 +42,23 @@ DHeadOption = Annotated[
     int | None,
     typer.Option("--d-head", min=1, help="Head dimension; without it the configuration's."),
 ]
+SeqLensOption = Annotated[
+    str, typer.Option("--seq-lens", "--seq-len", help="Lengths, as in 1024,4096; Sq = Sk.")
+]
+DHeadsOption = Annotated[
+    str, typer.Option("--d-heads", "--d-head", help="Head dimensions, as in 64,128.")
+]
+DTypeOption = Annotated[str, typer.Option("--dtype", help="bf16 or fp16.")]
+BothMasksOption = Annotated[
+    bool, typer.Option("--both-masks", help="Every problem with the full and the causal mask.")
+]
+TOKENS, WIDTH = 16384, 2048  # batch x length and heads x d_head, where they are not given
+GridBatchOption = Annotated[
+    int | None, typer.Option("--batch", min=1, help=f"Sequences; else batch x length = {TOKENS}.")
+]
+GridHeadsOption = Annotated[
+    int | None, typer.Option("--heads", min=1, help=f"Query heads; else heads x d_head = {WIDTH}.")
+]
 CausalOption = Annotated[
     bool, typer.Option("--causal", help="Mask keys right of the diagonal (bottom-right aligned).")
 ]
@@ -98,3 +115,54 @@ def problem_of(
         diagonal=diagonal,
         scale=scale,
     )
+
+
+def problems_of(
+    *,
+    seq_lens: str,
+    d_heads: str,
+    batch: int | None,
+    heads: int | None,
+    kv_heads: int | None,
+    causal: bool,
+    both_masks: bool,
+    dtype: str,
+) -> list[AttentionProblem]:
+    """The grid of self-attention problems that the shared options describe."""
+    masks = (False, True) if both_masks else (causal,)
+    problems = []
+    for d_head in numbers_of("--d-heads", d_heads):
+        for length in numbers_of("--seq-lens", seq_lens):
+            for mask in masks:
+                n_heads = heads or max(WIDTH // d_head, 1)
+                problems.append(
+                    AttentionProblem(
+                        batch=batch or max(TOKENS // length, 1),
+                        heads=n_heads,
+                        kv_heads=kv_heads or n_heads,
+                        q_len=length,
+                        k_len=length,
+                        d_head=d_head,
+                        dtype=dtype_of(dtype),
+                        causal=mask,
+                    )
+                )
+    return problems
+
+
+def numbers_of(option: str, text: str) -> list[int]:
+    """The positive numbers of a list such as `1024,4096`."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdigit() and int(part) > 0 for part in parts):
+        raise ArgumentError(
+            f"{option} is {text!r}; it is a list of numbers above 0, such as 1024,4096."
+        )
+    return [int(part) for part in parts]
+
+
+def dtype_of(text: str) -> DType:
+    """The element type an option names."""
+    found = DType.__members__.get(text.upper())
+    if found is None:
+        raise ArgumentError(f"--dtype is {text!r}; it is bf16 or fp16.")
+    return found
