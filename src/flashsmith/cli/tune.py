@@ -1,0 +1,222 @@
+"""`flashsmith tune`: the best configuration of each problem; without a GPU, all but times."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flashsmith.arch import get as get_arch
+from flashsmith.arch import occupancy
+from flashsmith.base import settings
+from flashsmith.base.errors import ArgumentError, ConfigError
+from flashsmith.cli import options
+from flashsmith.cli.output import Row, note, show
+from flashsmith.cli.progress import progress_bar
+from flashsmith.cli.results import shape_text
+from flashsmith.compile.compiler import available_cores
+from flashsmith.config import KernelConfig, parse_config
+from flashsmith.problem.attention_problem import AttentionProblem
+from flashsmith.problem.cost import forward_cost
+from flashsmith.runtime.devices import default_device_name
+from flashsmith.tuner.candidates import Candidate, compiled_candidates
+from flashsmith.tuner.outcome import Timed, Verified, reason_of
+from flashsmith.tuner.store import ResultStore
+from flashsmith.tuner.target import Target, target_here
+from flashsmith.tuner.tune import Result, Tuner, bits_of, tune_problem
+from flashsmith.tuner.worker_pool import WorkerPool
+
+BudgetOption = Annotated[
+    str | None, typer.Option("--budget", help="Time to spend, as in 90s, 2m or 1h.")
+]
+SameBitsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--same-bits-as",
+        metavar="SHORT_FORM",
+        help="Choose only among configurations whose output has the same bits as this one's.",
+    ),
+]
+TuneArchOption = Annotated[
+    str | None, typer.Option("--arch", help="Without a GPU: the architecture to compile for.")
+]
+StoreOption = Annotated[
+    Path | None, typer.Option("--store", help="The results file; without it FLASHSMITH_RESULTS.")
+]
+_UNITS = {"s": 1, "m": 60, "h": 3600}
+
+
+def command(
+    key: options.KeyArgument = None,
+    device: options.DeviceOption = None,
+    arch: TuneArchOption = None,
+    seq_lens: options.SeqLensOption = "4096",
+    d_heads: options.DHeadsOption = "128",
+    batch: options.GridBatchOption = None,
+    heads: options.GridHeadsOption = None,
+    kv_heads: options.KvHeadsOption = None,
+    causal: options.CausalOption = False,
+    both_masks: options.BothMasksOption = False,
+    dtype: options.DTypeOption = "bf16",
+    budget: BudgetOption = None,
+    same_bits_as: SameBitsOption = None,
+    store: StoreOption = None,
+    json: options.JsonOption = False,
+    csv: options.CsvOption = False,
+) -> None:
+    """Find the best configuration for each problem; interrupted runs go on where they stopped.
+
+    Example: flashsmith tune tune --seq-lens 1024,4096 --both-masks --budget 2m
+    """
+    began = time.time()
+    configs = options.configs_of(key, "tune")
+    problems = options.problems_of(
+        seq_lens=seq_lens,
+        d_heads=d_heads,
+        batch=batch,
+        heads=heads,
+        kv_heads=kv_heads,
+        causal=causal,
+        both_masks=both_masks,
+        dtype=dtype,
+    )
+    target = _target(device, arch)
+    model = parse_config(same_bits_as) if same_bits_as else None
+    configs = _with_model(configs, model)
+    with progress_bar(f"compiling for {target.arch}") as progress:
+        candidates = compiled_candidates(configs, problems, target, progress=progress)
+    if not candidates:
+        raise ConfigError(
+            f"None of the {len(configs)} configurations is for {dtype} and d_head {d_heads}; "
+            f"choose another KEY, --dtype or --d-heads."
+        )
+    deadline = began + seconds_of(budget) if budget else None
+    path = store or settings.results_path()
+    with ResultStore(path) as opened, WorkerPool(_workers(target)) as pool:
+        results, measured = _run(opened, pool, target, candidates, deadline, model)
+    rows = [_row(result, target) for group in results.values() for result in group]
+    show(rows, json=json, csv=csv, title=_title(target))
+    _say_end(results, target, path, measured, time.time() - began)
+
+
+def seconds_of(text: str) -> float:
+    """The seconds of a time such as `90s`, `2m` or `1h`."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", text.strip())
+    if not found:
+        raise ArgumentError(f"--budget is {text!r}; it is a time such as 90s, 2m or 1h.")
+    return float(found[1]) * _UNITS[found[2]]
+
+
+def _target(device: str | None, arch: str | None) -> Target:
+    name = device or default_device_name()
+    if name == "cuda" and arch is not None:
+        raise ArgumentError(
+            f"--arch is {arch!r} on a machine with a GPU; it is for tuning without one; add "
+            f"--device emulator, or drop it."
+        )
+    target = target_here(name, arch)
+    if not target.can_time:
+        note(
+            f"No GPU is used: kernels are compiled for {target.arch} and verified in the emulator; "
+            f"nothing is timed."
+        )
+    return target
+
+
+def _with_model(configs: list[KernelConfig], model: KernelConfig | None) -> list[KernelConfig]:
+    return configs if model is None or model in configs else [model, *configs]
+
+
+def _workers(target: Target) -> int:
+    # Two processes that time on one GPU would time each other.
+    return 1 if target.can_time else available_cores()
+
+
+def _run(
+    store: ResultStore,
+    pool: WorkerPool,
+    target: Target,
+    candidates: Sequence[Candidate],
+    deadline: float | None,
+    model: KernelConfig | None,
+) -> tuple[dict[AttentionProblem, list[Result]], int]:
+    with progress_bar("screening" if target.can_time else "verifying") as bar:
+        tuner = Tuner(target, store, pool, lambda done, total, _: bar(done, total), deadline)
+        screened = tuner.screen(candidates)
+    results: dict[AttentionProblem, list[Result]] = {}
+    problems = dict.fromkeys(candidate.problem for candidate in candidates)
+    with progress_bar("racing") as bar:
+        for number, problem in enumerate(problems, start=1):
+            group = [c for c in candidates if c.problem == problem]
+            results[problem] = tune_problem(tuner, group, screened, model)
+            bar(number, len(problems))
+    return results, tuner.measured_now
+
+
+def _row(result: Result, target: Target) -> Row:
+    outcome, candidate = result.measurement.outcome, result.candidate
+    row: dict[str, object] = {
+        "config": candidate.config.short_form(),
+        "problem": shape_text(candidate.problem),
+        "outcome": type(outcome).__name__,
+    }
+    if target.can_time:
+        median_us = outcome.median_us if isinstance(outcome, Timed) else None
+        cost = forward_cost(candidate.problem)
+        row["winner"] = result.is_winner
+        row["median_us"] = round(median_us, 2) if median_us else None
+        row["tflops"] = round(cost.tflops(median_us / 1e6), 1) if median_us else None
+        row["protocol"] = result.measurement.key.protocol
+    row |= _facts(candidate)
+    row["bits"] = bits_of(result.measurement)[:8]
+    row["same_as"] = candidate.same_as.short_form() if candidate.same_as else None
+    row["note"] = result.passed_over or reason_of(outcome)
+    return row
+
+
+def _facts(candidate: Candidate) -> Row:
+    if candidate.kernel is None:
+        return {"registers": None, "spill_bytes": None, "blocks_per_sm": None}
+    used = candidate.kernel.resources
+    room = occupancy(
+        get_arch(candidate.kernel.arch),
+        threads=candidate.config.threads,
+        registers=used.registers,
+        smem_bytes=candidate.config.smem_bytes() + used.static_smem_bytes,
+    )
+    return {
+        "registers": used.registers,
+        "spill_bytes": used.spill_store_bytes + used.spill_load_bytes,
+        "blocks_per_sm": room.blocks,
+    }
+
+
+def _title(target: Target) -> str:
+    what = "measured on" if target.can_time else f"verified for {target.arch} in"
+    return f"{what} {target.gpu}"
+
+
+def _say_end(
+    results: dict[AttentionProblem, list[Result]],
+    target: Target,
+    path: Path,
+    measured: int,
+    seconds: float,
+) -> None:
+    everything = [result for group in results.values() for result in group]
+    sound = sum(isinstance(r.measurement.outcome, Timed | Verified) for r in everything)
+    note(
+        f"{len(everything)} candidates, {sound} right; {measured} measured now, the rest known "
+        f"from before; {seconds:.0f} s."
+    )
+    for problem, group in results.items():
+        winner = next((r for r in group if r.is_winner), None)
+        if winner is not None:
+            note(f"{shape_text(problem)}: {winner.candidate.config.short_form()}")
+    note(f"Kept in {path}. Again: flashsmith {shlex.join(sys.argv[1:])}")

@@ -1,0 +1,83 @@
+"""Which configurations compete on a problem, and which of them are the same kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from flashsmith.arch import Arch
+from flashsmith.arch import get as get_arch
+from flashsmith.base.errors import FlashsmithError
+from flashsmith.compile.artefact import CompiledKernel
+from flashsmith.compile.compiler import CompileJob, compile_many
+from flashsmith.compile.cubin import code_hash
+from flashsmith.config.kernel_config import KernelConfig
+from flashsmith.problem.attention_problem import AttentionProblem
+from flashsmith.runtime.launch import plan, require_computable
+from flashsmith.tuner.outcome import DidNotCompile, Refused
+from flashsmith.tuner.target import Target
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One configuration on one problem, compiled, or why not."""
+
+    config: KernelConfig
+    problem: AttentionProblem
+    kernel: CompiledKernel | None
+    obstacle: Refused | DidNotCompile | None = None
+    same_as: KernelConfig | None = None  # an earlier candidate with equal machine code
+
+
+def competes(config: KernelConfig, problem: AttentionProblem, widths: Sequence[int]) -> bool:
+    """Whether a configuration is meant for a problem: its dtype, and no wider than needed."""
+    fitting = [width for width in widths if width >= problem.d_head]
+    return config.dtype is problem.dtype and bool(fitting) and config.d_head == min(fitting)
+
+
+def compiled_candidates(
+    configs: Sequence[KernelConfig],
+    problems: Sequence[AttentionProblem],
+    target: Target,
+    *,
+    progress: Callable[[int, int], None] | None = None,
+) -> list[Candidate]:
+    """Every configuration on every problem it is meant for, all kernels compiled."""
+    widths = sorted({config.d_head for config in configs})
+    arch = get_arch(target.arch)
+    pairs = [(c, p) for p in problems for c in configs if competes(c, p, widths)]
+    jobs: dict[tuple[KernelConfig, AttentionProblem], CompileJob | Refused] = {
+        pair: _job(*pair, target, arch) for pair in pairs
+    }
+    wanted = list(dict.fromkeys(job for job in jobs.values() if isinstance(job, CompileJob)))
+    made = dict(zip(wanted, compile_many(wanted, progress=progress), strict=True))
+    first: dict[tuple[AttentionProblem, str], KernelConfig] = {}
+    return [_candidate(pair, jobs[pair], made, first) for pair in pairs]
+
+
+def _job(
+    config: KernelConfig, problem: AttentionProblem, target: Target, arch: Arch
+) -> CompileJob | Refused:
+    try:
+        require_computable(config, problem)
+        config.require_buildable(arch)
+        traits = plan(config, problem, lse=False, sm_count=target.sm_count).traits
+    except FlashsmithError as error:
+        return Refused(str(error))
+    return CompileJob(config, traits, target.arch)
+
+
+def _candidate(
+    pair: tuple[KernelConfig, AttentionProblem],
+    job: CompileJob | Refused,
+    made: dict[CompileJob, CompiledKernel | FlashsmithError],
+    first: dict[tuple[AttentionProblem, str], KernelConfig],
+) -> Candidate:
+    config, problem = pair
+    if isinstance(job, Refused):
+        return Candidate(config, problem, None, job)
+    kernel = made[job]
+    if isinstance(kernel, FlashsmithError):
+        return Candidate(config, problem, None, DidNotCompile(str(kernel)))
+    same = first.setdefault((problem, code_hash(kernel.cubin)), config)
+    return Candidate(config, problem, kernel, same_as=None if same == config else same)

@@ -1,0 +1,38 @@
+"""The bits of a configuration's output on fixed inputs: equal bits make a numeric class."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+
+from flashsmith.config.kernel_config import KernelConfig
+from flashsmith.measure.timed_configs import random_inputs
+from flashsmith.problem.attention_problem import AttentionProblem
+from flashsmith.runtime.device import Device
+from flashsmith.runtime.forward import forward_arrays
+
+# Lengths that no tile divides: masks, ragged edges and at least three key blocks take part.
+_QUERIES, _KEYS, _HEADS, _SEED = 197, 419, 3, 20261115
+
+
+def fingerprint_problem(problem: AttentionProblem) -> AttentionProblem:
+    """The fixed problem on which configurations for `problem` are told apart by their bits."""
+    return replace(
+        problem,
+        batch=1,
+        heads=_HEADS,
+        kv_heads=1,
+        q_len=_QUERIES,
+        k_len=_KEYS,
+        diagonal=None,
+        scale=None,
+        layout="bshd",
+    )
+
+
+def fingerprint_of(device: Device, config: KernelConfig, problem: AttentionProblem) -> str:
+    """A hash of the output's bits on the fixed problem."""
+    fixed = fingerprint_problem(problem)
+    inputs = random_inputs(fixed, _SEED)
+    o, _ = forward_arrays(device, config, fixed, inputs["q"], inputs["k"], inputs["v"])
+    return hashlib.sha256(o.tobytes()).hexdigest()[:16]

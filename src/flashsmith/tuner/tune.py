@@ -1,0 +1,303 @@
+"""A tuning run: screen every candidate in workers, race the best side by side, gate the winner."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+
+from flashsmith.compile.compiler import kernel_source_hash
+from flashsmith.config.kernel_config import KernelConfig
+from flashsmith.problem.attention_problem import AttentionProblem
+from flashsmith.runtime.launch import plan
+from flashsmith.tuner.candidates import Candidate
+from flashsmith.tuner.measurement import Measurement, MeasurementKey, problem_fields
+from flashsmith.tuner.outcome import (
+    DidNotRun,
+    Outcome,
+    Timed,
+    TimedOut,
+    Verified,
+    outcome_from_fields,
+)
+from flashsmith.tuner.store import ResultStore
+from flashsmith.tuner.target import Target
+from flashsmith.tuner.worker_pool import Answer, Died, Job, Late, Reply, WorkerPool
+
+JOB_SECONDS = 120.0  # a job still running then is hung: the slowest real one takes seconds
+RACERS = 8  # survivors of the screening that are measured side by side
+FINALISTS = 3
+RACE_ROUNDS, FINAL_ROUNDS = 15, 31
+SCREENING_SHARE = 0.6  # of a budget; the rest is for the races
+
+Progress = Callable[[int, int, str], None]  # done, total, the best so far in words
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What is known of one candidate at the end of a run."""
+
+    candidate: Candidate
+    measurement: Measurement
+    is_winner: bool = False
+    passed_over: str = ""  # why a sound candidate did not race: `other bits`
+
+
+@dataclass(slots=True)
+class Tuner:
+    """One run over candidates; everything it learns is in the store the moment it is known."""
+
+    target: Target
+    store: ResultStore
+    pool: WorkerPool
+    progress: Progress = lambda done, total, best: None
+    deadline: float | None = None
+    job_seconds: float = JOB_SECONDS
+    measured_now: int = field(default=0, init=False)
+
+    def screen(self, candidates: Sequence[Candidate]) -> dict[Candidate, Measurement]:
+        """The outcome of every candidate, from the store where it is there; aliases run once."""
+        found: dict[Candidate, Measurement] = {}
+        missing: list[Candidate] = []
+        for candidate in candidates:
+            known = self.store.get(self.key(candidate, "screen"))
+            if known is not None:
+                found[candidate] = known
+            elif candidate.obstacle is not None:
+                found[candidate] = self._keep(candidate, "screen", candidate.obstacle)
+            elif candidate.same_as is None:
+                missing.append(candidate)
+        self._run_screening(missing, found)
+        self._copy_to_aliases(candidates, found)
+        return found
+
+    def race(
+        self, racers: Sequence[Candidate], protocol: str, rounds: int
+    ) -> dict[Candidate, Measurement]:
+        """Candidates of one problem measured side by side; empty when the race itself failed."""
+        known = {c: self.store.get(self.key(c, protocol)) for c in racers}
+        if all(known.values()):
+            return {c: m for c, m in known.items() if m is not None}
+        job: Job = {
+            "kind": "race",
+            "configs": [c.config.short_form() for c in racers],
+            "rounds": rounds,
+            **self._where(racers[0].problem),
+        }
+        replies: dict[int, Reply] = {}
+        self.pool.run([job], self.job_seconds, replies.__setitem__)
+        reply = replies[0]
+        if not isinstance(reply, Answer) or reply.data["void"]:
+            return {}
+        return {
+            c: self._keep(c, protocol, Timed(**times))
+            for c, times in zip(racers, reply.data["timed"], strict=True)
+        }
+
+    def passes_gate(self, candidate: Candidate, protocol: str) -> bool:
+        """Whether a candidate is right on all of check/'s cases; then it may be chosen."""
+        key = self.key(candidate, protocol)
+        known = self.store.get(key)
+        if known is not None and known.gate:
+            return True
+        job: Job = {
+            "kind": "gate",
+            "config": candidate.config.short_form(),
+            **self._where(candidate.problem),
+        }
+        replies: dict[int, Reply] = {}
+        self.pool.run([job], self.job_seconds, replies.__setitem__)
+        sound = isinstance(outcome_of(replies[0], self.job_seconds), Verified)
+        if sound:
+            self.store.pass_gate(key)
+        return sound
+
+    def key(self, candidate: Candidate, protocol: str) -> MeasurementKey:
+        """What a measurement of `candidate` is kept under."""
+        target = self.target
+        return MeasurementKey(
+            gpu=target.gpu,
+            arch=target.arch,
+            driver=target.driver,
+            compiler=target.compiler,
+            source_hash=self._source_hash(candidate),
+            config=candidate.config.short_form(),
+            problem=candidate.problem,
+            protocol=protocol,
+        )
+
+    def _source_hash(self, candidate: Candidate) -> str:
+        if candidate.kernel is None:
+            return ""
+        laid_out = plan(
+            candidate.config, candidate.problem, lse=False, sm_count=self.target.sm_count
+        )
+        return kernel_source_hash(candidate.config, laid_out.traits)
+
+    def _run_screening(
+        self, missing: Sequence[Candidate], found: dict[Candidate, Measurement]
+    ) -> None:
+        best: dict[AttentionProblem, float] = {}
+        total = len(found) + len(missing)
+        ended_at = self._screening_end()
+
+        def on_reply(number: int, reply: Reply) -> None:
+            candidate = missing[number]
+            if isinstance(reply, Answer) and reply.data.get("skipped"):
+                return
+            measurement = self._keep(candidate, "screen", outcome_of(reply, self.job_seconds))
+            found[candidate] = measurement
+            self.progress(len(found), total, _best_text(best, measurement))
+
+        jobs: list[Job] = [
+            {
+                "kind": "screen",
+                "config": candidate.config.short_form(),
+                "until": ended_at,
+                **self._where(candidate.problem),
+            }
+            for candidate in missing
+        ]
+        self.pool.run(jobs, self.job_seconds, on_reply)
+
+    def _screening_end(self) -> float | None:
+        if self.deadline is None:
+            return None
+        now = time.time()
+        return now + SCREENING_SHARE * max(self.deadline - now, 0.0)
+
+    def _copy_to_aliases(
+        self, candidates: Sequence[Candidate], found: dict[Candidate, Measurement]
+    ) -> None:
+        by_config = {(c.problem, c.config): m for c, m in found.items()}
+        for candidate in candidates:
+            if candidate in found or candidate.same_as is None:
+                continue
+            original = by_config.get((candidate.problem, candidate.same_as))
+            if original is not None:
+                alias = {"alias_of": candidate.same_as.short_form()}
+                found[candidate] = self._keep(candidate, "screen", original.outcome, alias)
+
+    def _keep(
+        self,
+        candidate: Candidate,
+        protocol: str,
+        outcome: Outcome,
+        more: Mapping[str, object] | None = None,
+    ) -> Measurement:
+        environment = {**self.target.environment, **(more or {})}
+        when = datetime.now(UTC).isoformat(timespec="seconds")
+        measurement = Measurement(self.key(candidate, protocol), outcome, False, when, environment)
+        if self.store.add(measurement):
+            self.measured_now += 1
+            return measurement
+        # Another tuner on the same store was faster: its row is the one that counts.
+        return self.store.get(measurement.key) or measurement
+
+    def _where(self, problem: AttentionProblem) -> Job:
+        return {
+            "device": self.target.device,
+            "arch": self.target.arch,
+            "problem": problem_fields(problem),
+        }
+
+
+def tune_problem(
+    tuner: Tuner,
+    candidates: Sequence[Candidate],
+    screened: dict[Candidate, Measurement],
+    same_bits_as: KernelConfig | None = None,
+) -> list[Result]:
+    """Races the candidates of one problem; sound ones first, fastest first, then the others."""
+    wanted = class_of(candidates, screened, same_bits_as)
+    results = [
+        Result(
+            c, screened[c], passed_over="" if wanted in ("", bits_of(screened[c])) else "other bits"
+        )
+        for c in candidates
+        if c in screened
+    ]
+    sound = sorted(
+        (r for r in results if isinstance(r.measurement.outcome, Timed) and not r.passed_over),
+        key=_speed,
+    )
+    others = [r for r in results if r not in sound]
+    if not sound:
+        return sorted(others, key=lambda r: bool(r.passed_over))
+    ranked = _raced(tuner, sound)
+    return [*_gated(tuner, ranked), *others]
+
+
+def class_of(
+    candidates: Sequence[Candidate],
+    screened: dict[Candidate, Measurement],
+    same_bits_as: KernelConfig | None,
+) -> str:
+    """The fingerprint that candidates must share; empty when bits do not matter."""
+    if same_bits_as is None:
+        return ""
+    for candidate in candidates:
+        if candidate.config == same_bits_as and candidate in screened:
+            return bits_of(screened[candidate]) or "none"
+    return "none"
+
+
+def bits_of(measurement: Measurement) -> str:
+    """The fingerprint of an outcome that has one."""
+    outcome = measurement.outcome
+    return outcome.fingerprint if isinstance(outcome, Timed | Verified) else ""
+
+
+def outcome_of(reply: Reply, seconds: float) -> Outcome:
+    """What a worker's reply says of its job."""
+    if isinstance(reply, Late):
+        return TimedOut(seconds)
+    if isinstance(reply, Died):
+        return DidNotRun(reply.cause)
+    fields = {name: value for name, value in reply.data.items() if name != "retire"}
+    return outcome_from_fields(fields)
+
+
+def _raced(tuner: Tuner, sound: list[Result]) -> list[Result]:
+    """The sound results, the front of them in the order that the races gave."""
+    front = [r for r in sound if r.candidate.same_as is None][:RACERS]
+    rest: list[Result] = []
+    for protocol, rounds, keep in (
+        ("race", RACE_ROUNDS, FINALISTS),
+        ("final", FINAL_ROUNDS, FINALISTS),
+    ):
+        times = tuner.race([r.candidate for r in front], protocol, rounds)
+        if not times:
+            break
+        front = sorted((replace(r, measurement=times[r.candidate]) for r in front), key=_speed)
+        front, rest = front[:keep], [*front[keep:], *rest]
+    raced = {r.candidate for r in (*front, *rest)}
+    return [*front, *rest, *(r for r in sound if r.candidate not in raced)]
+
+
+def _gated(tuner: Tuner, ranked: list[Result]) -> list[Result]:
+    """The first that passes the gate is the winner; one that does not is said to be wrong."""
+    for place, result in enumerate(ranked):
+        if tuner.passes_gate(result.candidate, result.measurement.key.protocol):
+            winner = replace(
+                result, is_winner=True, measurement=replace(result.measurement, gate=True)
+            )
+            return [winner, *ranked[:place], *ranked[place + 1 :]]
+    return ranked
+
+
+def _speed(result: Result) -> tuple[float, str]:
+    outcome = result.measurement.outcome
+    assert isinstance(outcome, Timed)
+    # Equal medians are decided by the text: the same pick on every run.
+    return outcome.median_us, result.candidate.config.short_form()
+
+
+def _best_text(best: dict[AttentionProblem, float], measurement: Measurement) -> str:
+    outcome = measurement.outcome
+    if isinstance(outcome, Timed):
+        problem = measurement.key.problem
+        best[problem] = min(best.get(problem, outcome.median_us), outcome.median_us)
+        return f"best {best[problem]:.1f} µs at {problem.q_len} x {problem.k_len}"
+    return type(outcome).__name__
