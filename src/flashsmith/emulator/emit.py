@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from flashsmith.emulator.convergence import is_apart, members_of
-from flashsmith.emulator.opcode import OPCODES, Unknown, read, written
+from flashsmith.emulator.matrix_products import PendingProducts
+from flashsmith.emulator.opcode import OPCODES, Unknown
 from flashsmith.emulator.ptx.instruction import (
     Address,
     Imm,
@@ -35,10 +36,15 @@ NUMPY: dict[str, Any] = {  # Any: numpy scalar classes
 }  # fmt: skip
 
 
+_NAMES = {
+    kind: "B1" if kind == "pred" else f"{np.dtype(t).kind.upper()}{8 * np.dtype(t).itemsize}"
+    for kind, t in NUMPY.items()
+}
+
+
 def name_of(kind: str) -> str:
     """How generated text names the numpy type of a PTX type: `U32`, `F16`."""
-    dtype = np.dtype(NUMPY[kind])
-    return "B1" if dtype.kind == "b" else f"{dtype.kind.upper()}{8 * dtype.itemsize}"
+    return _NAMES[kind]
 
 
 class Emitter:
@@ -58,8 +64,7 @@ class Emitter:
         self._indent = " "
         self._constants: dict[tuple[str, int], str] = {}
         self._temporaries = 0
-        self.pending: list[Any] = []  # matrix products not yet written out (ops/matrix.py)
-        self.flush: Callable[[Emitter], None] | None = None
+        self.products = PendingProducts()
 
     # -- operands ---------------------------------------------------------------------------
 
@@ -205,14 +210,15 @@ class Emitter:
             self.lines.append(f" r{number} = R[{number}]")
         last = segment.instructions[-1]
         goes_on = last.opcode not in CONTROL
-        for instruction in segment.instructions if goes_on else segment.instructions[:-1]:
+        body = segment.instructions if goes_on else segment.instructions[:-1]
+        for instruction, (reads, writes) in zip(body, segment.effects, strict=False):
+            if instruction.opcode != "mma" and self.products.needed_by(reads, writes):
+                self.products.write_out(self)
             self._instruction(instruction)
-        if self.pending and self.flush is not None:
-            self.flush(self)
+        self.products.write_out(self)
         changed = 0
-        for instruction in segment.instructions:
-            for reg in written(instruction):
-                changed |= 1 << reg.number
+        for _, writes in segment.effects:
+            changed |= writes
         for number in _numbers(changed & segment.live_out):
             self.lines.append(f" R[{number}] = r{number}")
         if goes_on:
@@ -239,9 +245,6 @@ class Emitter:
         try:
             if spec is None:
                 raise Unknown("unknown opcode")
-            if self.pending and self._touches_pending(instruction):
-                assert self.flush is not None
-                self.flush(self)
             spec.translate(self, instruction)
         except Unknown as problem:
             self.unknown.append((instruction.line, f"{instruction.full}: {problem}"))
@@ -249,12 +252,6 @@ class Emitter:
             self.unknown.append(
                 (instruction.line, f"{instruction.full}: operands not understood ({problem})")
             )
-
-    def _touches_pending(self, instruction: Instruction) -> bool:
-        if instruction.opcode == "mma":
-            return False
-        reads, writes = read(instruction), written(instruction)
-        return any(product.is_touched(reads, writes) for product in self.pending)
 
 
 def _numbers(bits: int) -> Iterator[int]:
