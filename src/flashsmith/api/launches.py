@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from flashsmith.api.array_view import ALIGNED_ELEMENTS, ArrayView
 from flashsmith.api.notices import say_once
-from flashsmith.api.options import CallOptions
+from flashsmith.api.options import CallOptions, read_config
 from flashsmith.base.errors import ArgumentError, DeviceMissing
 from flashsmith.problem.attention_problem import AttentionProblem
 from flashsmith.runtime.device import Device
@@ -38,9 +38,10 @@ def launch_for(device: Device, problem: AttentionProblem, options: CallOptions) 
 
 
 def _prepare(device: Device, problem: AttentionProblem, options: CallOptions) -> Launch:
+    given = read_config(options.config)
     if is_empty(problem):
         return Launch(problem, NOTHING_TO_DO, None)
-    choice = choose(problem, device.arch, gpu=device.name, given=options.config)
+    choice = choose(problem, device.arch, gpu=device.name, given=given)
     assert choice.config is not None
     start = prepare_forward(device, choice.config, problem, lse=options.return_lse)
     return Launch(problem, choice, start)

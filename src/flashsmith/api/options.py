@@ -23,7 +23,7 @@ class CallOptions(NamedTuple):
     scale: float | None = None
     layout: str = "bshd"
     return_lse: bool = False
-    config: KernelConfig | None = None
+    config: KernelConfig | str | None = None  # a text is read when the kernel is prepared
     backend: str | None = None
     top_left: bool = False  # where the causal diagonal begins; False: it ends bottom-right
 
@@ -82,13 +82,16 @@ def checked_scale(name: str, value: Any) -> float | None:
     return number
 
 
-def checked_config(config: Any) -> KernelConfig | None:
-    """A configuration from an object or a short form."""
-    if config is None or isinstance(config, KernelConfig):
+def checked_config(config: Any) -> KernelConfig | str | None:
+    """A configuration, or a text that may name one."""
+    if config is None or isinstance(config, KernelConfig | str):
         return config
-    if isinstance(config, str):
-        return parse_config(config)
     raise ArgumentTypeError(
         f"config is of type {type(config).__name__}; it is a kernel configuration, its short form, "
         f"or None."
     )
+
+
+def read_config(config: KernelConfig | str | None) -> KernelConfig | None:
+    """The configuration that is meant; raises for a text that names none."""
+    return parse_config(config) if isinstance(config, str) else config

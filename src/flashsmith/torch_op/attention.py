@@ -24,10 +24,10 @@ def attend(
     q, k, v = arrays
     require_tensors(q, k, v, out)
     heads_first = options.layout == "bhsd"
-    config = "" if options.config is None else options.config.short_form()
+    config = options.config or ""
     wish = (
         *(options.scale, options.causal, options.top_left, heads_first),
-        *(config, options.backend or ""),
+        *(config if isinstance(config, str) else config.short_form(), options.backend or ""),
     )
     lse = None
     if out is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from flashsmith.api.options import CallOptions, checked_config, checked_scale
+from flashsmith.api.options import CallOptions, checked_scale
 from flashsmith.base.errors import ArgumentError
 
 
@@ -27,7 +27,7 @@ class Wish(NamedTuple):
             scale=checked_scale("scale", self.scale),
             layout="bhsd" if self.heads_first else "bshd",
             return_lse=return_lse,
-            config=checked_config(self.config or None),
+            config=self.config or None,
             backend=self.backend or None,
             top_left=self.top_left,
         )

@@ -1,0 +1,256 @@
+"""flash_attention is right for every shape, stride, layout, type, head ratio and mask."""
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from placed_arrays import Placement, place, placed_inputs, require_right
+
+from flashsmith import FlashsmithWarning, flash_attention
+from flashsmith.api import notices
+from flashsmith.base.dtypes import DType
+from flashsmith.check.cases import Case, inputs_of
+from flashsmith.problem.attention_problem import AttentionProblem
+
+EXAMPLES = 40
+PLACEMENTS = st.sampled_from(
+    [
+        Placement(),
+        Placement("bhsd"),
+        Placement("sbhd", start=8),
+        Placement(row_gap=16, skip=2),  # packed QKV views, every second row
+        Placement("bhsd", row_gap=8, start=24),
+        Placement("bsdh"),
+        Placement(row_gap=3),
+        Placement(start=5),
+    ]
+)
+
+
+@st.composite
+def cases(draw):
+    kv_heads = draw(st.sampled_from([1, 2]))
+    problem = AttentionProblem(
+        batch=draw(st.sampled_from([1, 2])),
+        heads=kv_heads * draw(st.sampled_from([1, 3])),
+        kv_heads=kv_heads,
+        q_len=draw(st.sampled_from([1, 17, 64, 130])),
+        k_len=draw(st.sampled_from([1, 64, 192, 203])),
+        d_head=draw(st.sampled_from([8, 40, 64, 64, 96, 128])),
+        dtype=draw(st.sampled_from(DType)),
+        causal=draw(st.booleans()),
+        scale=draw(st.sampled_from([None, 0.3])),
+    )
+    return Case("property", problem)
+
+
+def body(case, placement, layout, lse, to_array):
+    """Calls flash_attention on arrays that `to_array` makes, and holds the result to the truth."""
+    placed = placed_inputs(case, placement, layout)
+    before = [item.memory.copy() for item in placed]
+    arrays = [to_array(item, case.problem.dtype) for item in placed]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FlashsmithWarning)  # of copies, tested elsewhere
+        result = flash_attention(
+            *arrays,
+            causal=case.problem.causal,
+            scale=case.problem.scale,
+            layout=layout,
+            return_lse=lse,
+            backend=None if is_on_gpu(arrays[0]) else "emulator",
+        )
+    out, values = result if lse else (result, None)
+    assert type(out) is type(arrays[0])
+    assert out.dtype == arrays[0].dtype
+    assert out.shape == arrays[0].shape
+    require_right(case, layout, as_numpy(out), None if values is None else as_numpy(values))
+    for item, memory in zip(placed, before, strict=True):
+        assert np.array_equal(item.memory, memory), "an input was written"
+
+
+def is_on_gpu(array):
+    return isinstance(array, torch.Tensor) and array.is_cuda
+
+
+def as_numpy(array):
+    return array.float().cpu().numpy() if isinstance(array, torch.Tensor) else array
+
+
+SETTINGS = settings(
+    max_examples=EXAMPLES,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+GIVEN = given(
+    case=cases(), placement=PLACEMENTS, layout=st.sampled_from(["bshd", "bhsd"]), lse=st.booleans()
+)
+
+
+@SETTINGS
+@GIVEN
+def test_numpy_arrays_on_the_emulator(case, placement, layout, lse):
+    body(case, placement, layout, lse, lambda item, dtype: item.numpy(dtype))
+
+
+@settings(SETTINGS, max_examples=12)
+@GIVEN
+def test_torch_tensors_on_the_emulator(case, placement, layout, lse):
+    body(case, placement, layout, lse, lambda item, dtype: item.torch(dtype))
+
+
+@pytest.mark.gpu
+@settings(SETTINGS, max_examples=150)
+@GIVEN
+def test_torch_tensors_on_a_gpu(case, placement, layout, lse):
+    body(case, placement, layout, lse, lambda item, dtype: item.torch(dtype, "cuda"))
+
+
+@pytest.mark.gpu
+@settings(SETTINGS, max_examples=40)
+@GIVEN
+def test_numpy_arrays_on_a_gpu(case, placement, layout, lse):
+    placed = placed_inputs(case, placement, layout)
+    arrays = [item.numpy(case.problem.dtype) for item in placed]
+    out = flash_attention(
+        *arrays,
+        causal=case.problem.causal,
+        scale=case.problem.scale,
+        layout=layout,
+        return_lse=lse,
+        backend="cuda",
+    )
+    require_right(case, layout, *(out if lse else (out,)))
+
+
+RAGGED = Case("ragged", AttentionProblem(2, 3, 1, 70, 203, 64, DType.FP16, causal=True))
+
+
+def arrays_of(case, placement=None, layout="bshd"):
+    placed = placed_inputs(case, placement or Placement(), layout)
+    return [item.numpy(case.problem.dtype) for item in placed]
+
+
+def test_wide_heads_are_right():
+    case = Case("wide", AttentionProblem(1, 3, 1, 33, 203, 256, DType.BF16))
+    require_right(case, "bshd", flash_attention(*arrays_of(case), backend="emulator"))
+
+
+def test_out_is_written_and_returned():
+    arrays = arrays_of(RAGGED)
+    out = place(inputs_of(RAGGED)["q"], Placement("bhsd", row_gap=8), "bshd").numpy(DType.FP16)
+    assert flash_attention(*arrays, causal=True, out=out, backend="emulator") is out
+    require_right(RAGGED, "bshd", out)
+
+
+def test_packed_qkv_is_read_in_place():
+    problem = AttentionProblem(1, 3, 3, 70, 70, 64, DType.FP16)
+    case = Case("packed", problem)
+    packed = np.stack([b.view(np.float16) for b in inputs_of(case).values()], axis=2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        out = flash_attention(*(packed[:, :, i] for i in range(3)), backend="emulator")
+    require_right(case, "bshd", out)
+
+
+def test_a_batch_that_shares_keys_by_stride_0_is_right():
+    q, k, v = arrays_of(RAGGED)
+    k, v = (np.broadcast_to(x[:1], (2, *x.shape[1:])) for x in (k, v))
+    out = flash_attention(q, k, v, backend="emulator")
+    assert np.array_equal(out, flash_attention(q, k.copy(), v.copy(), backend="emulator"))
+
+
+def test_reversed_rows_are_right():
+    q, k, v = arrays_of(RAGGED)
+    out = flash_attention(q[:, ::-1], k[:, ::-1], v[:, ::-1], backend="emulator")
+    copies = [np.ascontiguousarray(x[:, ::-1]) for x in (q, k, v)]
+    assert np.array_equal(out, flash_attention(*copies, backend="emulator"))
+
+
+@pytest.mark.parametrize("shape", [(0, 70, 3, 64), (2, 0, 3, 64), (2, 70, 0, 64)])
+def test_no_output_elements_need_no_launch(shape):
+    q, k = np.zeros(shape, np.float16), np.zeros((shape[0], 9, shape[2], 64), np.float16)
+    out, lse = flash_attention(q, k, k, return_lse=True, backend="emulator")
+    assert out.shape == shape
+    assert lse.shape == (shape[0], shape[2], shape[1])
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_no_keys_give_0_and_minus_infinity(causal):
+    q, k = np.ones((2, 70, 3, 64), np.float16), np.ones((2, 0, 1, 64), np.float16)
+    out, lse, choice = flash_attention(
+        q, k, k, causal=causal, return_lse=True, explain=True, backend="emulator"
+    )
+    assert np.array_equal(out, np.zeros_like(q))
+    assert np.array_equal(lse, np.full((2, 3, 70), -np.inf, np.float32))
+    assert choice.config is None
+    assert choice.reason == "the output has no elements, or there are no keys"
+
+
+def test_rows_that_see_no_key_are_0():
+    case = Case("masked", AttentionProblem(1, 3, 3, 130, 64, 64, DType.BF16, causal=True))
+    out, lse = flash_attention(*arrays_of(case), causal=True, return_lse=True, backend="emulator")
+    require_right(case, "bshd", out, lse)
+    assert not out[:, :66].astype(np.float32).any()
+    assert np.isneginf(lse[:, :, :66]).all()
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("name", ["q", "k", "v"])
+def test_nan_and_infinity_come_out_as_from_torch(name, bad):
+    """The rows that torch makes NaN are NaN, and only those."""
+    case = Case("not finite", AttentionProblem(1, 3, 3, 70, 203, 64, DType.FP16))
+    arrays = dict(zip("qkv", (x.copy() for x in arrays_of(case)), strict=True))
+    arrays[name][0, 20, 1, 7] = bad
+    out = flash_attention(*arrays.values(), backend="emulator")
+    tensors = [torch.from_numpy(x).float().transpose(1, 2) for x in arrays.values()]
+    truth = torch.nn.functional.scaled_dot_product_attention(*tensors).transpose(1, 2).numpy()
+    assert np.array_equal(np.isnan(out), np.isnan(truth))
+    assert np.array_equal(np.isinf(out), np.isinf(truth))
+
+
+def test_the_emulator_is_said_once(monkeypatch):
+    monkeypatch.setenv("FLASHSMITH_DEVICE", "emulator")
+    notices.forget()
+    q = np.zeros((1, 5, 1, 8), np.float16)
+    with pytest.warns(FlashsmithWarning, match="runs its kernels in the emulator") as said:
+        [flash_attention(q, q, q) for _ in range(3)]
+    assert len(said) == 1
+    assert said[0].filename == __file__
+
+
+def test_a_configuration_given_is_used(monkeypatch):
+    short = "(FP16, 64, 64, 32, 4): async+swizzled+load_2_2_2_tiles"
+    out, choice = flash_attention(
+        *arrays_of(RAGGED), causal=True, config=short, explain=True, backend="emulator"
+    )
+    require_right(RAGGED, "bshd", out)
+    assert choice.config.short_form() == short
+    assert choice.source == "given"
+    assert str(choice) == f"{short}: given by the caller"
+
+
+def test_explain_names_what_was_passed_over():
+    _, lse, choice = flash_attention(
+        *arrays_of(RAGGED), causal=True, return_lse=True, explain=True, backend="emulator"
+    )
+    assert lse.shape == (2, 3, 70)
+    assert choice.source == "rule"
+    assert choice.config.dtype is DType.FP16
+    assert choice.rejected
+
+
+def test_a_warm_call_neither_compiles_nor_chooses(monkeypatch):
+    arrays = arrays_of(RAGGED)
+    first = flash_attention(*arrays, causal=True, backend="emulator")
+    for name in (
+        "flashsmith.api.launches.choose",
+        "flashsmith.api.launches.prepare_forward",
+        "flashsmith.runtime.forward.compile_kernel",
+    ):
+        monkeypatch.setattr(name, lambda *_, **__: pytest.fail("a warm call did cold work"))
+    assert np.array_equal(first, flash_attention(*arrays, causal=True, backend="emulator"))

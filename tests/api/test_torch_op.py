@@ -1,0 +1,252 @@
+"""The torch operator: compiled, exported, faked and captured like torch's own."""
+
+import threading
+
+import pytest
+import torch
+from placed_arrays import Placement, placed_inputs, require_right
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import flashsmith
+from flashsmith import flash_attention
+from flashsmith.base.dtypes import DType
+from flashsmith.base.errors import Unsupported
+from flashsmith.check.cases import Case
+from flashsmith.problem.attention_problem import AttentionProblem
+
+pytestmark = pytest.mark.filterwarnings("ignore::flashsmith.FlashsmithWarning")
+CASE = Case("operator", AttentionProblem(2, 6, 2, 70, 203, 64, DType.BF16, causal=True))
+SHORT = "(BF16, 64, 64, 32, 4): async+swizzled+load_2_2_2_tiles"
+WHERE = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+def tensors(device, layout="bshd", case=CASE, placement=None):
+    placed = placed_inputs(case, placement or Placement(), layout)
+    return [item.torch(case.problem.dtype, device) for item in placed]
+
+
+def heads_first(q, k, v):
+    return [t.transpose(1, 2) for t in (q, k, v)]
+
+
+CALLS = {
+    "plain": lambda q, k, v: flash_attention(q, k, v),
+    "causal": lambda q, k, v: flash_attention(q, k, v, causal=True),
+    "scale": lambda q, k, v: flash_attention(q, k, v, scale=0.3),
+    "lse": lambda q, k, v: flash_attention(q, k, v, return_lse=True),
+    "bhsd": lambda q, k, v: flash_attention(*heads_first(q, k, v), layout="bhsd"),
+    "out": lambda q, k, v: flash_attention(q, k, v, out=torch.empty_like(q)),
+    "flash_attn_func": lambda q, k, v: flashsmith.flash_attn_func(q, k, v, causal=True),
+    "sdpa": lambda q, k, v: flashsmith.scaled_dot_product_attention(
+        *heads_first(q, k, v), is_causal=True, enable_gqa=True
+    ),
+}
+
+
+def same(ours, theirs):
+    ours, theirs = (x if isinstance(x, tuple) else (x,) for x in (ours, theirs))
+    for a, b in zip(ours, theirs, strict=True):
+        assert torch.equal(a, b)
+        assert a.stride() == b.stride()
+
+
+@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", CALLS)
+def test_a_compiled_call_is_one_graph_with_the_same_bits(name, dynamic, where):
+    torch._dynamo.reset()
+    call = CALLS[name]
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager", dynamic=dynamic)
+    same(compiled(*tensors(where)), call(*tensors(where)))
+
+
+class Model(torch.nn.Module):
+    def forward(self, q, k, v):
+        return flash_attention(q, k, v, causal=True) + 1
+
+
+@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize("strict", [False, True])
+def test_an_exported_model_calls_the_operator(strict, where):
+    arrays = tensors(where)
+    exported = torch.export.export(Model(), tuple(arrays), strict=strict)
+    targets = [node.target for node in exported.graph.nodes if node.op == "call_function"]
+    assert torch.ops.flashsmith.forward.default in targets
+    same(exported.module()(*arrays), Model()(*arrays))
+
+
+def test_an_exported_model_takes_other_lengths():
+    batch, rows = torch.export.Dim("batch", max=64), torch.export.Dim("rows", min=2, max=4096)
+    arrays = tensors("cpu")
+    exported = torch.export.export(
+        Model(), tuple(arrays), dynamic_shapes=({0: batch, 1: rows}, {0: batch}, {0: batch})
+    )
+    shorter = [arrays[0][:1, :17], arrays[1][:1], arrays[2][:1]]
+    same(exported.module()(*shorter), Model()(*shorter))
+
+
+@pytest.mark.parametrize("placement", [Placement(), Placement("bhsd"), Placement("bsdh")])
+def test_fake_and_meta_tensors_have_the_real_shapes_and_strides(placement):
+    arrays = tensors("cpu", placement=placement)
+    real = flash_attention(*arrays, return_lse=True)
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        fake = flash_attention(*(mode.from_tensor(t) for t in arrays), return_lse=True)
+    meta = flash_attention(*(t.to("meta") for t in arrays), return_lse=True)
+    for made in (fake, meta):
+        for ours, theirs in zip(made, real, strict=True):
+            assert (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype)
+    assert [t.stride() for t in fake] == [t.stride() for t in real]
+
+
+def test_a_bad_call_is_refused_while_tracing():
+    with pytest.raises(ValueError, match="d_head is 60"):
+        flash_attention(*[torch.empty(1, 2, 3, 60, device="meta", dtype=torch.float16)] * 3)
+
+
+@pytest.mark.parametrize("where", WHERE)
+def test_torchs_own_checks_of_operators_pass(where):
+    q, k, v = tensors(where)
+    lse = torch.empty(2, 6, 70, device=where)
+    for operator, arguments in (
+        (torch.ops.flashsmith.forward.default, (q, k, v, None, True)),
+        (torch.ops.flashsmith.forward_lse.default, (q, k, v, 0.3)),
+        (torch.ops.flashsmith.forward_out.default, (q, k, v, torch.empty_like(q), lse)),
+    ):
+        torch.library.opcheck(operator, arguments)
+
+
+@pytest.mark.parametrize("where", WHERE)
+def test_inference_mode_and_no_grad_serve_weights_that_require_gradients(where):
+    q, k, v = tensors(where)
+    parameter = torch.nn.Parameter(q)
+    with torch.no_grad():
+        same(flash_attention(parameter, k, v), flash_attention(q, k, v))
+    with torch.inference_mode():
+        assert flash_attention(parameter, k, v).is_inference()
+    with pytest.raises(Unsupported, match="q requires a gradient"):
+        flash_attention(parameter, k, v)
+
+
+def test_the_output_lies_in_memory_as_q_does():
+    q, k, v = tensors("cpu", layout="bhsd", placement=Placement("bhsd"))
+    assert flash_attention(q, k, v, layout="bhsd").is_contiguous()
+    q, k, v = heads_first(*tensors("cpu"))
+    out = flash_attention(q, k, v, layout="bhsd")
+    assert out.transpose(1, 2).is_contiguous()
+
+
+def test_an_expanded_query_gets_an_output_of_its_own():
+    q, k, v = tensors("cpu")
+    out = flash_attention(q[:1].expand(2, -1, -1, -1), k, v)
+    assert 0 not in out.stride()
+    assert torch.equal(out[0], flash_attention(q[:1], k[:1], v[:1])[0])
+
+
+def test_no_keys_give_0_and_minus_infinity_on_the_cpu():
+    q = torch.ones(2, 70, 3, 64, dtype=torch.float16)
+    out, lse = flash_attention(q, q[:, :0], q[:, :0], return_lse=True)
+    assert not out.any()
+    assert torch.isneginf(lse).all()
+
+
+def test_torchs_attention_on_the_cpu_is_right_for_every_alignment():
+    out, lse = flash_attention(*tensors("cpu"), causal=True, return_lse=True)
+    require_right(CASE, "bshd", out.float().numpy(), lse.numpy())
+    masked = Case("masked rows", AttentionProblem(1, 3, 1, 203, 70, 64, DType.BF16, causal=True))
+    out, lse = flash_attention(*tensors("cpu", case=masked), causal=True, return_lse=True)
+    require_right(masked, "bshd", out.float().numpy(), lse.numpy())
+
+
+def test_the_emulator_runs_a_compiled_call_with_a_configuration():
+    torch._dynamo.reset()
+
+    def call(q, k, v):
+        return flash_attention(q, k, v, causal=True, config=SHORT, backend="emulator")
+
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    out = compiled(*tensors("cpu"))
+    require_right(CASE, "bshd", out.float().numpy())
+
+
+gpu = pytest.mark.gpu
+
+
+@gpu
+def test_the_inductor_compiles_a_call():
+    torch._dynamo.reset()
+    compiled = torch.compile(Model(), fullgraph=True)
+    same(compiled(*tensors("cuda")), Model()(*tensors("cuda")))
+
+
+@gpu
+@pytest.mark.parametrize("name", ["causal", "lse", "out"])
+def test_a_captured_call_replays_with_fresh_inputs(name):
+    call = CALLS[name]
+    arrays = tensors("cuda")
+    call(*arrays)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = call(*arrays)
+    for seed in range(3):
+        torch.manual_seed(seed)
+        for tensor in arrays:
+            tensor.normal_()
+        graph.replay()
+        torch.cuda.synchronize()
+        same(captured, call(*arrays))
+
+
+@gpu
+def test_streams_do_not_disturb_each_other():
+    arrays = [tensors("cuda", case=Case(f"stream {i}", CASE.problem)) for i in range(2)]
+    alone = [flash_attention(*inputs, causal=True) for inputs in arrays]
+    streams = [torch.cuda.Stream() for _ in arrays]
+    torch.cuda.synchronize()
+    outs = []
+    for _ in range(20):
+        for stream, inputs in zip(streams, arrays, strict=True):
+            with torch.cuda.stream(stream):
+                outs.append(flash_attention(*inputs, causal=True))
+    torch.cuda.synchronize()
+    for i, out in enumerate(outs):
+        assert torch.equal(out, alone[i % 2])
+
+
+@gpu
+def test_a_thread_without_a_context_can_make_the_first_call():
+    arrays = tensors("cuda", case=Case("threads", AttentionProblem(1, 5, 1, 33, 190, 40)))
+    torch.cuda.synchronize()
+    outs = [None] * 4
+
+    def work(i):
+        outs[i] = flash_attention(*arrays)
+        torch.cuda.synchronize()
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(len(outs))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(torch.equal(out, outs[0]) for out in outs)
+
+
+@gpu
+def test_more_than_2_to_the_31_elements_are_addressed():
+    rows, heads, d_head = 2**17 + 5, 130, 128
+    assert rows * heads * d_head > 2**31
+    q = torch.zeros(1, rows, heads, d_head, dtype=torch.bfloat16, device="cuda")
+    q[:, -70:].normal_()
+    k = torch.randn(1, 203, heads, d_head, dtype=torch.bfloat16, device="cuda")
+    v = torch.randn_like(k)
+    out = flash_attention(q, k, v)
+    assert torch.equal(out[:, -70:], flash_attention(q[:, -70:].contiguous(), k, v))
+
+
+@gpu
+def test_the_second_gpu_is_used_when_tensors_lie_there():
+    if torch.cuda.device_count() < 2:
+        pytest.skip("one GPU")
+    arrays = tensors("cuda:1")
+    out = flash_attention(*arrays, causal=True)
+    assert out.device == arrays[0].device
+    require_right(CASE, "bshd", out.float().cpu().numpy())

@@ -1,0 +1,187 @@
+"""The choice: given, measured or ruled; always one that fits, always with its reason."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flashsmith.arch import ARCHES
+from flashsmith.arch import get as get_arch
+from flashsmith.base.dtypes import DType
+from flashsmith.base.errors import ArgumentError, OutOfResources, Unsupported
+from flashsmith.config.parse import parse_config
+from flashsmith.problem.attention_problem import AttentionProblem
+from flashsmith.tuner.choose import choose
+from flashsmith.tuner.exchange import write_lines
+from flashsmith.tuner.measured import MeasuredTable, distance, known_measurements
+from flashsmith.tuner.measurement import Measurement, MeasurementKey
+from flashsmith.tuner.outcome import Timed, Wrong
+from flashsmith.tuner.store import ResultStore
+
+GPU = "NVIDIA Test"
+PROBLEM = AttentionProblem(2, 3, 1, 4096, 4096, 128, DType.BF16, causal=True)
+FAST = "(BF16, 128, 64, 64, 4): async+eager+swizzled+load_0_2_2_tiles+opt_softmax"
+SLOW = "(BF16, 128, 128, 32, 4): async+eager+swizzled+load_2_2_2_tiles+opt_softmax"
+TOO_LARGE = "(BF16, 256, 128, 128, 8): async+eager+swizzled+load_2_2_2_tiles+opt_softmax"
+
+
+def measured(config, median_us, problem=PROBLEM, *, gate=True, gpu=GPU, outcome=None):
+    key = MeasurementKey(gpu, "sm_90a", "580", "nvrtc", "", config, problem, "final")
+    timed = Timed(median_us, median_us, median_us, 15, "f")
+    return Measurement(key, outcome or timed, gate=gate)
+
+
+def table(*measurements, label="measured on this machine"):
+    return MeasuredTable(label, lambda: measurements)
+
+
+def chosen(problem, *tables, arch="sm_90a"):
+    return choose(problem, arch, gpu=GPU, measurements=tables)
+
+
+@given(
+    d_head=st.integers(1, 32).map(lambda n: 8 * n),
+    q_len=st.integers(1, 10**5),
+    dtype=st.sampled_from(DType),
+    causal=st.booleans(),
+    arch=st.sampled_from([arch.name for arch in ARCHES]),
+)
+def test_the_rule_finds_what_fits_for_every_problem(d_head, q_len, dtype, causal, arch):
+    problem = AttentionProblem(1, 3, 1, q_len, q_len, d_head, dtype, causal=causal)
+    choice = choose(problem, arch, measurements=())
+    assert choice.source == "rule"
+    assert choice.config.dtype is dtype
+    assert d_head <= choice.config.d_head
+    choice.config.require_buildable(get_arch(arch))
+
+
+def test_what_does_not_fit_is_rejected_with_its_numbers():
+    wide = replace(PROBLEM, d_head=256)
+    large = choose(wide, "sm_80", measurements=())
+    small = choose(wide, "sm_86", measurements=())
+    assert small.config != large.config
+    reasons = {item.what: item.reason for item in small.rejected}
+    assert (
+        "needs 131,072 bytes of shared memory a block on sm_86"
+        in reasons[large.config.short_form()]
+    )
+
+
+def test_short_queries_get_the_smallest_query_tile():
+    tiles = {
+        n: choose(replace(PROBLEM, q_len=n), "sm_80", measurements=()).config.tile_q
+        for n in (1, 4096)
+    }
+    assert tiles[1] < tiles[4096]
+
+
+def test_a_width_beyond_all_kernels_is_refused():
+    with pytest.raises(Unsupported, match=r"No configuration computes .* d_head 264"):
+        choose(replace(PROBLEM, d_head=264), "sm_80", measurements=())
+
+
+def test_the_fastest_measured_configuration_wins():
+    choice = chosen(PROBLEM, table(measured(SLOW, 20.0), measured(FAST, 10.0)))
+    assert choice.config == parse_config(FAST)
+    assert choice.source == "measured on this machine"
+    assert choice.reason == "measured on this machine: 10.0 µs on this shape, NVIDIA Test"
+    assert [(item.what, item.reason) for item in choice.rejected] == [
+        (SLOW, "20.0 µs against 10.0")
+    ]
+
+
+def test_the_users_measurements_come_before_the_shipped():
+    mine = table(measured(SLOW, 20.0))
+    shipped = table(measured(FAST, 10.0), label="shipped measurement")
+    assert chosen(PROBLEM, mine, shipped).config == parse_config(SLOW)
+    assert chosen(PROBLEM, shipped).source == "shipped measurement"
+
+
+def test_a_neighbours_measurement_is_taken_and_said():
+    choice = chosen(replace(PROBLEM, q_len=3000, k_len=3000), table(measured(FAST, 10.0)))
+    assert choice.config == parse_config(FAST)
+    assert "the nearest shape measured, batch 2, heads 3:1, 4096 x 4096" in choice.reason
+
+
+@pytest.mark.parametrize(
+    "far",
+    [
+        replace(PROBLEM, q_len=1024),
+        replace(PROBLEM, causal=False),
+        replace(PROBLEM, d_head=64),
+        replace(PROBLEM, q_len=3000, diagonal=0),
+    ],
+)
+def test_a_measurement_of_an_unlike_problem_is_not_taken(far):
+    assert chosen(far, table(measured(FAST, 10.0))).source == "rule"
+
+
+def test_layout_and_scale_do_not_matter():
+    assert distance(PROBLEM, replace(PROBLEM, layout="bhsd", scale=0.3)) == 0
+
+
+def test_a_measurement_in_the_other_type_serves():
+    choice = chosen(replace(PROBLEM, dtype=DType.FP16), table(measured(FAST, 10.0)))
+    assert choice.config == replace(parse_config(FAST), dtype=DType.FP16)
+
+
+@pytest.mark.parametrize(
+    "unusable",
+    [
+        measured(FAST, 10.0, gate=False),
+        measured(FAST, 10.0, gpu="NVIDIA Other"),
+        measured(FAST, 10.0, outcome=Wrong("off")),
+    ],
+)
+def test_what_did_not_pass_the_gate_is_not_chosen(unusable):
+    assert chosen(PROBLEM, table(unusable)).source == "rule"
+
+
+def test_a_measured_configuration_that_does_not_fit_is_passed_over():
+    wide = replace(PROBLEM, d_head=256)
+    fits = SLOW.replace("128, 128, 32", "256, 64, 32")
+    known = table(measured(TOO_LARGE, 5.0, wide), measured(fits, 9.0, wide))
+    choice = chosen(wide, known, arch="sm_86")
+    assert choice.config == parse_config(fits)
+    assert choice.rejected[0].what == TOO_LARGE
+    assert "bytes of shared memory" in choice.rejected[0].reason
+
+
+def test_a_given_configuration_is_used_or_refused():
+    config = parse_config(SLOW)
+    assert choose(PROBLEM, "sm_90a", given=config).config is config
+    with pytest.raises(ArgumentError, match="the problem is FP16"):
+        choose(replace(PROBLEM, dtype=DType.FP16), "sm_90a", given=config)
+    with pytest.raises(Unsupported, match="d_head is 192"):
+        choose(replace(PROBLEM, d_head=192), "sm_90a", given=config)
+    with pytest.raises(OutOfResources, match="bytes of shared memory"):
+        choose(replace(PROBLEM, d_head=256), "sm_86", given=parse_config(TOO_LARGE))
+
+
+def test_the_results_file_of_the_user_is_read_as_it_grows(tmp_path, monkeypatch):
+    path = tmp_path / "results.sqlite"
+    monkeypatch.setenv("FLASHSMITH_RESULTS", str(path))
+    assert choose(PROBLEM, "sm_90a", gpu=GPU).source == "rule"
+    with ResultStore(path) as store:
+        store.add(measured(SLOW, 20.0))
+        assert choose(PROBLEM, "sm_90a", gpu=GPU).config == parse_config(SLOW)
+        store.add(measured(FAST, 10.0))
+    assert choose(PROBLEM, "sm_90a", gpu=GPU).config == parse_config(FAST)
+
+
+def test_shipped_measurements_are_found_by_the_gpus_name(tmp_path, monkeypatch):
+    monkeypatch.setenv("FLASHSMITH_RESULTS", str(tmp_path / "none.sqlite"))
+    monkeypatch.setattr("flashsmith.tuner.measured.SHIPPED_FOLDER", tmp_path)
+    write_lines([measured(FAST, 10.0)], tmp_path / "nvidia_test.jsonl")
+    choice = choose(PROBLEM, "sm_90a", gpu=GPU)
+    assert choice.source == "shipped measurement"
+    assert choose(PROBLEM, "sm_90a", gpu="NVIDIA Other").source == "rule"
+
+
+def test_a_damaged_file_is_said_and_left_out(tmp_path, monkeypatch, caplog):
+    path = tmp_path / "results.sqlite"
+    path.write_text("no database")
+    monkeypatch.setenv("FLASHSMITH_RESULTS", str(path))
+    assert known_measurements(GPU)[0].of_gpu(GPU) == []
+    assert "its measurements are left out" in caplog.text
