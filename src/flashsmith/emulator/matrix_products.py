@@ -37,30 +37,61 @@ class Product:
         parts = [x.items if isinstance(x, Vector) else (x,) for x in i.operands]
         return Product(parts[0], parts[1], parts[2], parts[3], i.has("bf16"))
 
-    @property
-    def written(self) -> set[int]:
-        """Numbers of the registers it writes."""
-        return {r.number for r in self.d if isinstance(r, Reg)}
+    def clashes(self, written: int, read: int, ends: dict[tuple[Operand, ...], bool]) -> bool:
+        """Whether earlier products, by what they write and read, must be written out first.
 
-    @property
-    def read(self) -> set[int]:
-        """Numbers of the registers it reads."""
-        return {r.number for x in (self.a, self.b, self.c) for r in x if isinstance(r, Reg)}
+        Going on in the accumulator of an earlier one (`ends`, with its type) is fine.
+        """
+        own_read = _bits(*self.a, *self.b)
+        own_written = _bits(*self.d)
+        if ends.get(self.c) is self.bf16:
+            written &= ~_bits(*self.c)
+        else:
+            own_read |= _bits(*self.c)
+        return bool(written & (own_read | own_written) or own_written & read)
 
-    def is_touched(self, reads: list[Reg], writes: list[Reg]) -> bool:
-        """Whether another instruction needs the result, or changes an operand."""
-        own = self.written
-        if any(r.number in own for r in reads):
-            return True
-        both = own | self.read
-        return any(r.number in both for r in writes)
 
-    def clashes(self, earlier: Product) -> bool:
-        """Whether `earlier` must be written out first; going on in its accumulator is fine."""
-        if self.c == earlier.d and self.bf16 == earlier.bf16:
-            return bool(earlier.written & {r.number for x in (self.a, self.b) for r in x
-                                           if isinstance(r, Reg)})  # fmt: skip
-        return bool(earlier.written & (self.read | self.written) or self.written & earlier.read)
+def _bits(*operands: Operand) -> int:
+    bits = 0
+    for operand in operands:
+        if isinstance(operand, Reg):
+            bits |= 1 << operand.number
+    return bits
+
+
+class PendingProducts:
+    """The mma instructions of a segment whose results nothing has asked for yet."""
+
+    def __init__(self) -> None:
+        self.products: list[Product] = []
+        self.written = 0  # registers, as bits
+        self.read = 0
+        self.ends: dict[tuple[Operand, ...], bool] = {}  # open accumulators, and if they are bf16
+
+    def add(self, e: Emitter, product: Product) -> None:
+        """Takes one more product, after writing out those it cannot be put off with."""
+        if product.clashes(self.written, self.read, self.ends):
+            self.write_out(e)
+        self.ends.pop(product.c, None)
+        self.ends[product.d] = product.bf16
+        self.written |= _bits(*product.d)
+        self.read |= _bits(*product.a, *product.b, *product.c)
+        self.products.append(product)
+
+    def needed_by(self, reads: int, writes: int) -> bool:
+        """Whether an instruction reads a result, or changes a register of a product."""
+        return bool(reads & self.written or writes & (self.written | self.read))
+
+    def write_out(self, e: Emitter) -> None:
+        """Writes all of them, as few matrix products as possible."""
+        if not self.products:
+            return
+        products = self.products
+        self.products, self.ends, self.written, self.read = [], {}, 0, 0
+        guard, e.guard = e.guard, None
+        for group in _grouped(products):
+            _write_group(e, group)
+        e.guard = guard
 
 
 @dataclass(slots=True)
@@ -72,11 +103,11 @@ class _Chain:
     bf16: bool
 
 
-def flush_products(e: Emitter) -> None:
-    """Writes out all pending products, as few matrix products as possible."""
+def _grouped(products: list[Product]) -> list[list[_Chain]]:
+    """Chains through one accumulator, together with those that have the same A fragments."""
     chains: list[_Chain] = []
     open_ends: dict[tuple[Operand, ...], _Chain] = {}
-    for product in e.pending:
+    for product in products:
         chain = open_ends.pop(product.c, None)
         if chain is None:
             chain = _Chain(product.c, product.d, [], [], product.bf16)
@@ -85,14 +116,10 @@ def flush_products(e: Emitter) -> None:
         chain.b.append(product.b)
         chain.end = product.d
         open_ends[product.d] = chain
-    e.pending = []
     groups: dict[tuple[object, ...], list[_Chain]] = {}
     for chain in chains:
         groups.setdefault((chain.bf16, *chain.a), []).append(chain)
-    guard, e.guard = e.guard, None
-    for group in groups.values():
-        _write_group(e, group)
-    e.guard = guard
+    return list(groups.values())
 
 
 def _write_group(e: Emitter, group: list[_Chain]) -> None:

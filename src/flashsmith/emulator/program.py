@@ -14,11 +14,13 @@ from flashsmith.emulator.counters import Counters
 from flashsmith.emulator.memory import GlobalMemory
 from flashsmith.emulator.opcode import OPCODES
 from flashsmith.emulator.options import EmulatorOptions, LaunchReport
+from flashsmith.emulator.ptx.instruction import Symbol
 from flashsmith.emulator.ptx.module import Kernel
 from flashsmith.emulator.ptx.parse import parse_kernel
 from flashsmith.emulator.scheduler import Scheduler
 from flashsmith.emulator.segments import meeting_points
 from flashsmith.emulator.translate import Translation, translate
+from flashsmith.emulator.wgmma_pipeline import Problem, pipeline_problems
 
 MAX_GRID = (2**31 - 1, 65535, 65535)
 MAX_THREADS = 1024
@@ -37,6 +39,13 @@ class Program:
         self.kernel = kernel
         self.translation = translate(kernel)
         self._fine: Translation | None = None
+        self._wgmma_problems: list[Problem] | None = None
+        self._referenced = {
+            symbol.name
+            for instruction in kernel.instructions
+            for operand in instruction.operands
+            if isinstance(symbol := getattr(operand, "base", operand), Symbol)
+        }
 
     def launch(
         self,
@@ -54,6 +63,8 @@ class Program:
         started = time.perf_counter()
         buffer = self._param_buffer(params)
         self._check_geometry(grid, threads, smem_bytes, cluster)
+        if options.checks:
+            self._check_wgmma_registers()
         counters = Counters() if options.counters else None
         blocks = grid[0] * grid[1] * grid[2]
         symbols, held = self._module_variables(memory)
@@ -81,6 +92,19 @@ class Program:
         return LaunchReport(
             self.kernel.name, blocks, threads, time.perf_counter() - started, executed, counters
         )
+
+    def _check_wgmma_registers(self) -> None:
+        """Raises the first misuse of registers around wgmma; found once, without running."""
+        if self._wgmma_problems is None:
+            self._wgmma_problems = pipeline_problems(self.translation.segments)
+        for problem in self._wgmma_problems[:1]:
+            where = problem.instruction
+            raise EmulationError(
+                problem.kind,
+                f"{problem.message} in `{where.text[:100]}`",
+                kernel=self.kernel.name,
+                line=where.line,
+            )
 
     def _translation(self, options: EmulatorOptions) -> Translation:
         """Random schedules need segments that end after each access to memory."""
@@ -153,9 +177,7 @@ class Program:
         symbols: dict[str, Any] = {}
         held = []
         for variable in self.kernel.variables.values():
-            if variable.space not in ("global", "const"):
-                continue
-            if not any(variable.name in i.text for i in self.kernel.instructions):
+            if variable.space not in ("global", "const") or variable.name not in self._referenced:
                 continue
             address = memory.allocate(variable.n_bytes)
             held.append(address)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from flashsmith.emulator.opcode import OPCODES, Unknown, read, written
-from flashsmith.emulator.ptx.instruction import Instruction, Symbol
+from flashsmith.emulator.ptx.instruction import Instruction, Reg, Symbol
 from flashsmith.emulator.ptx.module import Kernel
 
 EXIT = -2  # the next segment of a warp that has ended
@@ -19,6 +19,7 @@ class Segment:
 
     number: int
     instructions: list[Instruction]
+    effects: list[tuple[int, int]] = field(default_factory=list)  # registers read, written by each
     successors: tuple[int, ...] = ()
     uses: int = 0  # read before written here
     defines: int = 0
@@ -89,14 +90,21 @@ def _connect(segment: Segment, targets: dict[str, int], kernel: Kernel, count: i
 
 def _summarise(segment: Segment) -> None:
     for instruction in segment.instructions:
-        for reg in read(instruction):
-            if not segment.defines >> reg.number & 1:
-                segment.uses |= 1 << reg.number
-        for reg in written(instruction):
-            if instruction.guard is None:
-                segment.defines |= 1 << reg.number
-            elif not segment.defines >> reg.number & 1:
-                segment.uses |= 1 << reg.number  # a guarded write keeps the old value elsewhere
+        reads, writes = _bits(read(instruction)), _bits(written(instruction))
+        segment.effects.append((reads, writes))
+        segment.uses |= reads & ~segment.defines
+        if instruction.guard is None:
+            segment.defines |= writes
+        else:
+            # A guarded write keeps the old value where the guard is false.
+            segment.uses |= writes & ~segment.defines
+
+
+def _bits(found: list[Reg]) -> int:
+    bits = 0
+    for reg in found:
+        bits |= 1 << reg.number
+    return bits
 
 
 def _spread_liveness(segments: list[Segment]) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 
 from flashsmith.emulator import access
 from flashsmith.emulator.emit import Emitter
-from flashsmith.emulator.matrix_products import Product, flush_products
+from flashsmith.emulator.matrix_products import Product
 from flashsmith.emulator.opcode import Unknown, opcode
 from flashsmith.emulator.ptx.instruction import Instruction, Vector
 from flashsmith.emulator.unit import Unit
@@ -66,8 +66,4 @@ def emit_mma(e: Emitter, i: Instruction) -> None:
         raise Unknown("only m16n8k16 with f16 or bf16 operands and f32 accumulators")
     if i.guard is not None:
         raise Unknown("a guarded mma")
-    product = Product.of(i)
-    if any(product.clashes(other) for other in e.pending):
-        flush_products(e)
-    e.pending.append(product)
-    e.flush = flush_products
+    e.products.add(e, Product.of(i))
