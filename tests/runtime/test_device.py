@@ -90,11 +90,12 @@ def test_fill_sets_rows_and_leaves_what_is_between_them(device):
     device.free(address)
 
 
-def test_a_workspace_is_zero_each_time_it_is_asked_for(device):
-    for _ in range(2):
-        address = device.workspace(64)
-        assert not device.download(address, 64).any()
-        device.upload(address, np.full(64, 7, np.uint8))
+def test_a_workspace_is_zero_at_first_and_shared_by_launches_of_a_stream(device):
+    address = device.workspace(64)
+    assert not device.download(address, 64).any()
+    assert device.workspace(8) == address
+    larger = device.workspace(4096)
+    assert not device.download(larger, 4096).any()
 
 
 def test_the_first_use_from_several_threads_loads_one_kernel(device):

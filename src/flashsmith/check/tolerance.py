@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from flashsmith.base.dtypes import DType, from_bits
 from flashsmith.check.cases import Case, inputs_of
 from flashsmith.check.same_precision import same_precision_attention
+from flashsmith.problem.attention_problem import AttentionProblem
 from flashsmith.problem.reference import reference_attention
 
 FACTOR = 2.0  # how many times the same-precision error is allowed
@@ -42,6 +43,7 @@ class Expectation:
 
     o: NDArray[np.float64]  # (batch, row, head, d)
     lse: NDArray[np.float64]  # (batch, head, row)
+    lse_scale: NDArray[np.float64]  # what its errors are relative to
     o_allowed: float
     lse_allowed: float
 
@@ -54,10 +56,12 @@ def expectation_of(case: Case) -> Expectation:
     truth = reference_attention(case.problem, q, k, v)
     near_o, near_lse = same_precision_attention(case.problem, q, k, v)
     o_error = _furthest(_errors(near_o, truth.o, _row_scale(truth.o)))[0]
-    lse_error = _furthest(_errors(near_lse, truth.lse, _lse_scale(truth.lse)))[0]
+    lse_scale = _lse_scale(case.problem, q, k)
+    lse_error = _furthest(_errors(near_lse, truth.lse, lse_scale))[0]
     return Expectation(
         truth.o,
         truth.lse,
+        lse_scale,
         FACTOR * max(o_error, UNIT_ROUNDOFF[dtype]),
         FACTOR * max(lse_error, LSE_ROUNDOFF),
     )
@@ -70,8 +74,8 @@ def o_distance(expected: Expectation, o: NDArray[np.float32]) -> Distance:
 
 
 def lse_distance(expected: Expectation, lse: NDArray[np.float32]) -> Distance:
-    """The LSE that is furthest off, relative to its size (absolute below 1)."""
-    worst, at = _furthest(_errors(lse, expected.lse, _lse_scale(expected.lse)))
+    """The LSE that is furthest off, relative to the sums its row's scores were made of."""
+    worst, at = _furthest(_errors(lse, expected.lse, expected.lse_scale))
     return Distance("lse", worst, expected.lse_allowed, _place("lse", at, lse, expected.lse))
 
 
@@ -92,8 +96,22 @@ def _row_scale(o: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.asarray(np.where(np.isfinite(o), np.abs(o), 0.0).max(axis=-1, keepdims=True))
 
 
-def _lse_scale(lse: NDArray[np.float64]) -> NDArray[np.float64]:
-    return np.where(np.isfinite(lse), np.maximum(np.abs(lse), 1.0), 1.0)
+def _lse_scale(
+    problem: AttentionProblem, q: NDArray[np.float32], k: NDArray[np.float32]
+) -> NDArray[np.float64]:
+    """The largest sum of magnitudes behind a score of each row, and 1 at least.
+
+    A score is a sum whose terms cancel: its rounding errors are as large as the terms, not as what
+    is left of them.
+    """
+    scale = np.ones((problem.batch, problem.heads, problem.q_len))
+    group = problem.heads // max(problem.kv_heads, 1)
+    for batch in range(problem.batch):
+        for head in range(problem.heads if problem.k_len else 0):
+            sums = np.abs(q[batch, :, head]) @ np.abs(k[batch, :, head // group]).T
+            largest = np.nan_to_num(sums, nan=0.0).max(axis=1)
+            scale[batch, head] = np.maximum(1.0, problem.softmax_scale * largest)
+    return scale
 
 
 def _furthest(errors: NDArray[np.float64]) -> tuple[float, tuple[int, ...]]:

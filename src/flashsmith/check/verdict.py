@@ -35,7 +35,7 @@ class Verdict:
 
     case: str
     ok: bool
-    worst: float = 0.0  # relative to the largest output of the row
+    worst: float = 0.0  # of the tensor that uses most of what it is allowed
     allowed: float = 0.0
     where: str = ""
     reason: str = ""  # empty when right
@@ -76,10 +76,9 @@ def judge(case: Case, places: Mapping[str, Place], before: Buffers, after: Buffe
 
 
 def _verdict(case: Case, distances: list[Distance]) -> Verdict:
-    wrong = next((distance for distance in distances if not distance.ok), None)
-    shown = wrong or distances[0]
-    reason = f"{shown.tensor} is too far from the truth" if wrong else ""
-    return Verdict(case.name, wrong is None, shown.worst, shown.allowed, shown.where, reason)
+    shown = max(distances, key=lambda distance: distance.worst / distance.allowed)
+    reason = "" if shown.ok else f"{shown.tensor} is too far from the truth"
+    return Verdict(case.name, shown.ok, shown.worst, shown.allowed, shown.where, reason)
 
 
 def run_case(

@@ -27,6 +27,7 @@ _MAX_DYNAMIC_SMEM = 8
 _ELF_MAGIC = b"\x7fELF"
 _CAPTURE_NONE = 0  # CUstreamCaptureStatus
 _CAPTURE_RELAXED = 2  # CUstreamCaptureMode
+_NON_BLOCKING = 1  # CUstream_flags: not ordered against the default stream
 
 
 class CudaDevice:
@@ -98,7 +99,7 @@ class CudaDevice:
     def allocate(self, n_bytes: int) -> int:
         """The address of new memory, aligned to 256 bytes."""
         with self._set_up():
-            return self.driver.pointer("cuMemAlloc_v2", max(n_bytes, 1))
+            return self.driver.pointer("cuMemAlloc_v2", max(n_bytes, 4))
 
     def free(self, address: int) -> None:
         """Gives memory back."""
@@ -142,17 +143,28 @@ class CudaDevice:
                     )
 
     def workspace(self, n_bytes: int, stream: int = 0) -> int:
-        """Zeroed memory for one launch on `stream`; a later launch there may get it again.
+        """Memory for one launch on `stream`, zero at first; kernels leave it zero behind them.
 
-        A launch that is being captured gets memory of its own, because the graph may run at the
-        same time as any other launch.
+        Launches of a stream follow each other and share it. A launch that is being captured gets
+        its own, because the graph may run at the same time as anything else.
         """
         with self._lock:
+            if self.is_capturing(stream):
+                return self._zeroed(n_bytes)
             address, size = self._workspaces.get(stream, (0, 0))
-            if size < n_bytes or self.is_capturing(stream):
-                address, size = self.allocate(n_bytes), n_bytes
-                self._workspaces[stream] = (address, size)
-        self.fill(address, 0, -(-n_bytes // 4), stream=stream)
+            if size < n_bytes:
+                address = self._zeroed(n_bytes)
+                self._workspaces[stream] = (address, n_bytes)
+            return address
+
+    def _zeroed(self, n_bytes: int) -> int:
+        """New memory, zeroed on a stream of its own: a capture would take a fill as its node."""
+        address = self.allocate(n_bytes)
+        with self._set_up():
+            stream = self.driver.pointer("cuStreamCreate", _NON_BLOCKING)
+            self.fill(address, 0, -(-n_bytes // 4), stream=stream)
+            self.driver.call("cuStreamSynchronize", stream)
+            self.driver.call("cuStreamDestroy_v2", stream)
         return address
 
     def is_capturing(self, stream: int) -> bool:

@@ -84,7 +84,7 @@ class Device(Protocol):
         """Sets `words` 32-bit words to `word`, in each of `rows` rows that begin a pitch apart."""
 
     def workspace(self, n_bytes: int, stream: int = 0) -> int:
-        """Zeroed memory for one launch on `stream`; a later launch there may get it again."""
+        """Memory for one launch on `stream`, zero at first; kernels leave it zero behind them."""
 
     def tensor_map(self, spec: TensorMapSpec) -> bytes:
         """The 128 bytes that a kernel takes as a tensor map on this device."""

@@ -95,12 +95,12 @@ class EmulatedDevice:
             self.memory.write(address + row * pitch_bytes, values)
 
     def workspace(self, n_bytes: int, stream: int = 0) -> int:
-        """Zeroed memory for one launch."""
+        """Memory for one launch, zero at first; kernels leave it zero behind them."""
         address, size = self._workspace
         if size < n_bytes:
-            address, size = self.allocate(n_bytes), n_bytes
-            self._workspace = (address, size)
-        self.upload(address, np.zeros(size, np.uint8))
+            address = self.allocate(n_bytes)
+            self.upload(address, np.zeros(n_bytes, np.uint8))
+            self._workspace = (address, n_bytes)
         return address
 
     def tensor_map(self, spec: TensorMapSpec) -> bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -41,7 +41,7 @@ class PreparedForward:
         """Starts the kernel on tensors whose strides `require_aligned` accepted."""
         if self.plan.workspace_bytes:
             workspace = self.device.workspace(self.plan.workspace_bytes, stream)
-            call = replace(call, workspace=workspace)
+            call = ForwardCall(call.q, call.k, call.v, call.o, call.lse, workspace)
         self.launcher(self.plan.params(self.device, call), stream)
 
 

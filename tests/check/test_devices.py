@@ -1,0 +1,112 @@
+"""The checker on devices: the smoke set is right, and a broken kernel is not."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from flashsmith.base.dtypes import DType
+from flashsmith.base.errors import EmulationError, LaunchError
+from flashsmith.check.agreement import output_of, ulps_apart
+from flashsmith.check.cases import Case, full_cases, quick_cases
+from flashsmith.check.survey import check_on_device, check_one, compile_jobs
+from flashsmith.check.verdict import check_case
+from flashsmith.config import parse_config, resolve_key
+from flashsmith.problem.attention_problem import AttentionProblem
+from flashsmith.runtime.devices import open_device
+from flashsmith.runtime.forward import prepare_forward
+
+SMALL = parse_config("(BF16, 64, 64, 32, 4): async+swizzled+load_2_2_2_tiles")
+UNBUILDABLE = parse_config("(FP16, 64, 64, 32, 8): load_0_0_0_tiles")
+
+
+@pytest.mark.parametrize("config", resolve_key("smoke"), ids=lambda config: config.short_form())
+def test_the_smoke_set_is_right_on_the_quick_cases(device, config):
+    for case in quick_cases(config):
+        verdict = check_case(device, config, case)
+        assert verdict.ok, verdict
+
+
+@pytest.mark.parametrize("case", full_cases(SMALL), ids=lambda case: case.name)
+def test_one_small_configuration_is_right_on_every_case(device, case):
+    verdict = check_case(device, SMALL, case)
+    assert verdict.ok, verdict
+
+
+def test_nan_in_the_inputs_comes_out_where_it_belongs(device):
+    case = Case("nan", AttentionProblem(1, 3, 1, 70, 101, 64, DType.BF16), nan=True)
+    verdict = check_case(device, SMALL, case)
+    assert verdict.ok, verdict
+
+
+def test_a_kernel_that_is_told_a_wrong_length_is_found(device):
+    """The output then misses keys, and nothing else is off: only the truth can tell."""
+    case = quick_cases(SMALL)[0]
+    fewer = replace(case.problem, k_len=case.problem.k_len - 1)
+    wrong = prepare_forward(device, SMALL, fewer, lse=True)
+    right = prepare_forward(device, SMALL, case.problem, lse=True)
+    device.prepared[(SMALL, case.problem, True)] = wrong
+    verdict = check_case(device, SMALL, case)
+    device.prepared[(SMALL, case.problem, True)] = right
+    assert not verdict.ok
+    assert "too far from the truth" in verdict.reason
+
+
+@pytest.mark.parametrize(
+    "fault", [EmulationError("data race", "two warps"), LaunchError("cuLaunchKernel", "NO")]
+)
+def test_a_fault_of_the_kernel_is_a_verdict(fault):
+    device = open_device("emulator")
+    case = quick_cases(SMALL)[0]
+    prepared = prepare_forward(device, SMALL, case.problem, lse=True)
+
+    def broken(params, stream):
+        raise fault
+
+    device.prepared[(SMALL, case.problem, True)] = replace(prepared, launcher=broken)
+    verdict = check_case(device, SMALL, case)
+    assert not verdict.ok
+    assert verdict.reason == str(fault)
+
+
+def test_a_configuration_that_cannot_run_is_a_row_with_its_reason():
+    device = open_device("emulator")
+    checked = check_one(device, UNBUILDABLE, quick_cases(UNBUILDABLE)[0])
+    assert not checked.wrong
+    assert checked.verdict is None
+    assert "mma.sync works on 16 rows" in checked.refusal
+
+
+def test_a_survey_reports_progress_and_keeps_the_order():
+    seen = []
+    checked = check_on_device(
+        open_device("emulator"),
+        [SMALL],
+        "quick",
+        progress=lambda done, total: seen.append((done, total)),
+    )
+    assert seen == [(1, 2), (2, 2)]
+    assert [one.case for one in checked] == ["ragged", "causal gqa"]
+    assert not any(one.wrong for one in checked)
+
+
+def test_every_full_case_of_a_configuration_needs_five_kernels():
+    device = open_device("emulator")
+    jobs = compile_jobs(device, [(SMALL, case) for case in full_cases(SMALL)])
+    assert len(jobs) == 5
+
+
+def test_a_device_agrees_with_itself():
+    device = open_device("emulator")
+    case = quick_cases(SMALL)[0]
+    first, second = (output_of(device, SMALL, case) for _ in range(2))
+    assert ulps_apart(first, second, DType.BF16) == 0
+
+
+def test_distance_counts_ulps_of_the_rows_largest_output():
+    row = np.array([[0x3F80, 0x3C00]], np.uint16)  # 1.0 and 2^-7 as bfloat16
+    one_up = np.array([[0x3F81, 0x3C00]], np.uint16)
+    assert ulps_apart(row, one_up, DType.BF16) == 1
+    small_moved = np.array([[0x3F80, 0x3C80]], np.uint16)  # 2^-7 became 2^-6: 2^-7 apart
+    assert ulps_apart(row, small_moved, DType.BF16) == 1
+    assert ulps_apart(row, np.array([[0x7FC0, 0x3C00]], np.uint16), DType.BF16) == np.inf

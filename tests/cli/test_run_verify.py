@@ -1,0 +1,132 @@
+"""`flashsmith run` and `flashsmith verify`: rows, options and exit codes."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from flashsmith.check import survey
+from flashsmith.check.verdict import Verdict
+from flashsmith.cli.main import app
+
+SMALL = "(BF16, 64, 64, 32, 4): async+swizzled+load_2_2_2_tiles"
+PLAIN = "(BF16, 64, 64, 32, 4): async+load_2_2_2_tiles"
+UNBUILDABLE = "(FP16, 64, 64, 32, 8): load_0_0_0_tiles"
+
+
+@pytest.fixture(autouse=True)
+def emulated(monkeypatch):
+    monkeypatch.setenv("FLASHSMITH_DEVICE", "emulator")
+    monkeypatch.delenv("KERNELS", raising=False)
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def rows(done):
+    assert done.exit_code == 0, done.output
+    return json.loads(done.stdout)
+
+
+def test_verify_checks_two_cases_a_configuration():
+    found = rows(run("verify", SMALL, "--workers", 1, "--json"))
+    assert [row["case"] for row in found] == ["ragged", "causal gqa"]
+    for row in found:
+        assert (row["config"], row["result"]) == (SMALL, "right")
+        assert 0 < row["error"] <= row["allowed"]
+        assert row["of_allowed"] == pytest.approx(row["error"] / row["allowed"], abs=1e-3)
+
+
+def test_verify_takes_the_full_cases():
+    assert len(rows(run("verify", SMALL, "--cases", "full", "--workers", 1, "--json"))) == 12
+
+
+def test_verify_in_two_processes_gives_the_same_rows():
+    alone, both = (rows(run("verify", SMALL, "--workers", workers, "--json")) for workers in (1, 2))
+    for row in (*alone, *both):
+        del row["seconds"]
+    assert alone == both
+
+
+def test_verify_prints_a_table_and_a_count():
+    done = run("verify", SMALL, "--workers", 1)
+    assert done.exit_code == 0
+    assert "verified on emulator" in done.stdout
+    assert "2 right, 0 wrong, 0 cannot run here." in done.stderr
+
+
+def test_verify_writes_csv():
+    lines = run("verify", SMALL, "--workers", 1, "--csv").stdout.splitlines()
+    assert lines[0].startswith("config,case,result,error,allowed")
+    assert len(lines) == 3
+
+
+def test_a_wrong_configuration_is_exit_code_1(monkeypatch):
+    def wrong(device, config, case):
+        return Verdict(case.name, False, 0.5, 0.01, "o[batch 0]", "o is too far from the truth")
+
+    monkeypatch.setattr(survey, "check_case", wrong)
+    done = run("verify", SMALL, "--workers", 1)
+    assert done.exit_code == 1
+    assert "0 right, 2 wrong" in done.stderr
+    assert "o is too far" in done.stdout
+    done = run("run", SMALL, "--json")
+    assert done.exit_code == 1
+    assert json.loads(done.stdout)[0]["result"] == "wrong"
+
+
+def test_what_cannot_run_is_listed_with_its_reason_and_is_not_wrong():
+    (row, _) = rows(run("verify", UNBUILDABLE, "--workers", 1, "--json"))
+    assert row["result"] == "cannot run"
+    assert "mma.sync works on 16 rows" in row["reason"]
+    (row,) = rows(run("run", UNBUILDABLE, "--json"))
+    assert row["result"] == "cannot run"
+
+
+def test_a_kind_of_cases_that_does_not_exist_is_refused():
+    done = run("verify", SMALL, "--cases", "some")
+    assert "--cases is 'some'; it is one of quick, full" in str(done.exception)
+
+
+def test_run_checks_the_problem_that_is_given():
+    options = ("--batch", 2, "--heads", 4, "--kv-heads", 2, "--q-len", 33, "--k-len", 99)
+    (row,) = rows(run("run", SMALL, *options, "--d-head", 40, "--causal", "--lse", "--json"))
+    assert (row["config"], row["checked_on"], row["result"]) == (SMALL, "problem", "right")
+    assert "median_us" not in row
+
+
+def test_run_says_which_problem_it_ran():
+    done = run("run", SMALL, "--heads", 4, "--kv-heads", 2, "--q-len", 33, "--causal")
+    assert "batch 1, heads 4/2, 33 x 33, causal, on emulator" in done.stdout
+
+
+def test_a_large_problem_is_checked_on_the_quick_cases():
+    (row,) = rows(run("run", SMALL, "--q-len", 8192, "--json"))
+    assert row["checked_on"] == "2 quick cases"
+
+
+def test_counters_show_that_swizzling_removes_bank_conflicts():
+    found = [
+        rows(run("run", config, "--q-len", 64, "--k-len", 96, "--counters", "--json"))[0]
+        for config in (SMALL, PLAIN)
+    ]
+    swizzled, plain = (row["bank_conflicts"] for row in found)
+    assert swizzled == 0
+    assert plain > 0
+    assert found[0]["warp_instructions"] > 0
+
+
+def test_a_seed_gives_another_schedule_and_the_same_answer():
+    (row,) = rows(run("run", SMALL, "--q-len", 64, "--k-len", 96, "--seed", 3, "--json"))
+    assert row["result"] == "right"
+
+
+def test_counters_without_the_emulator_are_refused():
+    done = run("run", SMALL, "--device", "cuda", "--counters")
+    assert "only the emulator has them" in str(done.exception)
+
+
+def test_a_device_that_does_not_exist_is_refused():
+    done = run("run", SMALL, "--device", "tpu")
+    assert "device is 'tpu'; it is 'cuda' or 'emulator'" in str(done.exception)
