@@ -1,0 +1,137 @@
+"""transformers: a decoder model runs on flashsmith, and what flashsmith cannot do is refused."""
+
+import copy
+
+import pytest
+import torch
+
+from flashsmith.base.errors import Unsupported
+from flashsmith.integrations import transformers as integration
+
+pytestmark = pytest.mark.filterwarnings("ignore::flashsmith.FlashsmithWarning")
+WHERE = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+def tensors(q_len=70, k_len=70, heads=6, kv_heads=2):
+    torch.manual_seed(0)
+    shapes = [(2, heads, q_len, 64), (2, kv_heads, k_len, 64), (2, kv_heads, k_len, 64)]
+    return [torch.randn(shape, dtype=torch.bfloat16) for shape in shapes]
+
+
+def expected(q, k, v, *, is_causal):
+    out = torch.nn.functional.scaled_dot_product_attention(
+        q, k, v, is_causal=is_causal, enable_gqa=True
+    )
+    return out.transpose(1, 2)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "asked", "is_causal"),
+    [
+        ((70, 70), None, True),  # prefill of a decoder
+        ((70, 90), None, True),  # prefill into a cache that is longer
+        ((1, 90), None, False),  # decoding: one query behind all keys
+        ((70, 70), False, False),  # an encoder
+    ],
+)
+def test_a_model_gets_what_torchs_attention_gives(lengths, asked, is_causal):
+    q, k, v = tensors(*lengths)
+    out, weights = integration.attention_forward(
+        torch.nn.Module(), q, k, v, None, is_causal=asked, sliding_window=None
+    )
+    assert weights is None
+    assert out.is_contiguous()
+    assert torch.allclose(out, expected(q, k, v, is_causal=is_causal), atol=2e-2)
+
+
+def test_the_module_says_whether_it_is_causal():
+    module = torch.nn.Module()
+    module.is_causal = False
+    q, k, v = tensors()
+    out, _ = integration.attention_forward(module, q, k, v, None)
+    assert torch.allclose(out, expected(q, k, v, is_causal=False), atol=2e-2)
+
+
+def test_the_scale_of_the_model_is_used():
+    q, k, v = tensors()
+    out, _ = integration.attention_forward(torch.nn.Module(), q, k, v, None, scaling=0.25)
+    assert torch.allclose(out, expected(q * 2, k, v, is_causal=True), atol=2e-2)
+
+
+@pytest.mark.parametrize(
+    ("argument", "value", "says"),
+    [
+        ("attention_mask", torch.ones(2, 1, 70, 70), "the model made a mask of shape"),
+        ("dropout", 0.1, "attention dropout is 0.1"),
+        ("softcap", 30.0, "softcap is given; flashsmith does not do capping of scores"),
+        ("s_aux", torch.ones(6), "s_aux is given; flashsmith does not do attention sinks"),
+        ("position_bias", torch.ones(1), "position_bias is given"),
+        ("cu_seq_lens_q", torch.ones(3), "flashsmith does not do packed sequences"),
+        ("cache", object(), "flashsmith does not do a paged cache"),
+    ],
+)
+def test_what_would_change_the_result_is_refused_by_name(argument, value, says):
+    arguments = {"attention_mask": None, argument: value}
+    with pytest.raises(Unsupported, match=says) as caught:
+        integration.attention_forward(torch.nn.Module(), *tensors(), **arguments)
+    assert str(caught.value).endswith('use attn_implementation="sdpa".')
+
+
+def models(device):
+    transformers = pytest.importorskip("transformers", minversion="4.53")
+    integration.register()
+    config = transformers.LlamaConfig(
+        hidden_size=384,
+        intermediate_size=512,
+        num_hidden_layers=3,
+        num_attention_heads=6,
+        num_key_value_heads=2,
+        vocab_size=500,
+    )
+    made = []
+    for name in ("sdpa", "flashsmith"):
+        torch.manual_seed(0)
+        model = transformers.AutoModelForCausalLM.from_config(
+            copy.deepcopy(config), attn_implementation=name
+        )
+        made.append(model.to(device, torch.bfloat16).eval())
+    return made
+
+
+@pytest.mark.parametrize("where", WHERE)
+def test_the_logits_of_a_llama_are_those_of_sdpa(where):
+    theirs, ours = models(where)
+    tokens = torch.randint(1, 500, (2, 333), device=where)
+    with torch.no_grad():
+        full = theirs.float()(tokens).logits
+        near = (theirs.bfloat16()(tokens).logits - full).abs().max()
+        off = (ours(tokens, attention_mask=torch.ones_like(tokens)).logits - full).abs().max()
+    assert off <= 2 * near
+
+
+@pytest.mark.parametrize("where", WHERE)
+def test_a_llama_generates_the_same_tokens(where):
+    theirs, ours = models(where)
+    tokens = torch.randint(1, 500, (2, 77), device=where)
+    options = {"max_new_tokens": 4, "do_sample": False, "pad_token_id": 0}
+    with torch.no_grad():
+        assert torch.equal(theirs.generate(tokens, **options), ours.generate(tokens, **options))
+
+
+def test_a_padded_batch_is_refused():
+    _, ours = models("cpu")
+    tokens = torch.randint(1, 500, (2, 77))
+    mask = torch.ones_like(tokens)
+    mask[0, :5] = 0
+    with torch.no_grad(), pytest.raises(Unsupported, match="pass inputs without padding"):
+        ours(tokens, attention_mask=mask)
+
+
+@pytest.mark.parametrize("where", WHERE)
+def test_a_llama_compiles_to_one_graph(where):
+    _, ours = models(where)
+    torch._dynamo.reset()
+    tokens = torch.randint(1, 500, (2, 77), device=where)
+    with torch.no_grad():
+        compiled = torch.compile(ours, fullgraph=True, backend="aot_eager")
+        assert torch.equal(compiled(tokens).logits, ours(tokens).logits)
