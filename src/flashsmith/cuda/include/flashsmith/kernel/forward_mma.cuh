@@ -8,7 +8,6 @@
 #pragma once
 
 #include "flashsmith/base/args.cuh"
-#include "flashsmith/base/traits.cuh"
 #include "flashsmith/kernel/static_config.cuh"
 #include "flashsmith/kernel/tile_order.cuh"
 #include "flashsmith/ops/gmem_to_smem.cuh"
@@ -20,8 +19,10 @@
 namespace flashsmith {
 
 // One block of threads at work on one tile of Q.
-template <class Kernel, ForwardTraits kTraits>
+template <class Kernel>
 class ForwardTile {
+    static constexpr ForwardTraits kTraits = Kernel::kTraits;
+
   public:
     FS_DEVICE ForwardTile(const ForwardArgs& args, const TilePosition& tile, SmemAddr smem,
                           int n_blocks)
@@ -73,7 +74,7 @@ class ForwardTile {
             if (active) {
                 multiply_qk<Kernel>(s, held_q_, q_reader_, of_step(k_reader_, step));
                 if constexpr (kMasked) {
-                    mask_step<Kernel, kTraits>(s, args_, tile_.first_row + warp_row_, first_key);
+                    mask_step<Kernel>(s, args_, tile_.first_row + warp_row_, first_key);
                 }
             }
             between_products<kMasked>(block, step);
@@ -84,7 +85,7 @@ class ForwardTile {
         }
     }
 
-    FS_DEVICE void end() { store_output<Kernel, kTraits>(o_, rows_, smem_ + kQ, args_, tile_); }
+    FS_DEVICE void end() { store_output<Kernel>(o_, rows_, smem_ + kQ, args_, tile_); }
 
   private:
     using Plan = typename Kernel::Plan;
@@ -176,12 +177,13 @@ struct BlockRange {
     int unmasked;
 };
 
-template <class Kernel, ForwardTraits kTraits>
+template <class Kernel>
 FS_DEVICE BlockRange block_range(const ForwardArgs& args, int first_row) {
+    constexpr ForwardTraits kTraits = Kernel::kTraits;
     int last_row = first_row + Kernel::kBr - 1;
     if (kTraits.ragged_q && last_row >= args.q_len) last_row = args.q_len - 1;
-    const int seen_by_last = visible_keys<kTraits>(args, last_row);
-    const int seen_by_first = visible_keys<kTraits>(args, first_row);
+    const int seen_by_last = visible_keys<Kernel>(args, last_row);
+    const int seen_by_first = visible_keys<Kernel>(args, first_row);
     if (kTraits.causal && seen_by_last <= 0) return {0, 0};
     return {(seen_by_last + Kernel::kBc - 1) / Kernel::kBc,
             seen_by_first > 0 ? seen_by_first / Kernel::kBc : 0};
@@ -189,14 +191,14 @@ FS_DEVICE BlockRange block_range(const ForwardArgs& args, int first_row) {
 
 template <FlashForwardKernelConfig kConfig, ForwardTraits kTraits>
 FS_DEVICE void forward_mma(const ForwardArgs& args) {
-    using Kernel = StaticForwardKernelConfig<kConfig>;
+    using Kernel = ForwardKernel<kConfig, kTraits>;
     static_assert(Kernel::valid_config());
     extern __shared__ __align__(1024) unsigned char smem[];
 
-    const TilePosition position = tile_of_block<Kernel, kTraits>(args);
-    const BlockRange range = block_range<Kernel, kTraits>(args, position.first_row);
+    const TilePosition position = tile_of_block<Kernel>(args);
+    const BlockRange range = block_range<Kernel>(args, position.first_row);
     const SmemAddr start{static_cast<u32>(__cvta_generic_to_shared(smem))};
-    ForwardTile<Kernel, kTraits> tile(args, position, start, range.blocks);
+    ForwardTile<Kernel> tile(args, position, start, range.blocks);
 
     int block = range.blocks - 1;
     if (block >= 0) tile.begin(range.blocks);

@@ -2,7 +2,6 @@
 #pragma once
 
 #include "flashsmith/base/args.cuh"
-#include "flashsmith/base/traits.cuh"
 #include "flashsmith/ops/store_output.cuh"
 
 namespace flashsmith {
@@ -14,13 +13,13 @@ inline constexpr u32 kSectionBytes = 32u << 20;
 // Full mask: all tiles of a head, then the next head, so that few heads share L2.
 // Causal: in sections of heads, the lowest tiles of all heads first: they see the most keys, and
 // what starts last should end soon.
-template <class Kernel, ForwardTraits kTraits>
+template <class Kernel>
 FS_DEVICE TilePosition tile_of_block(const ForwardArgs& args) {
     const u32 tiles = (args.q_len + Kernel::kBr - 1) / Kernel::kBr;
     const u32 heads = args.batch * args.heads;
     u32 head;
     u32 tile;
-    if constexpr (kTraits.causal) {
+    if constexpr (Kernel::kTraits.causal) {
         const u32 head_kib = (static_cast<u32>(args.k_len) * (args.d_head / 8) >> 5) + 1;
         const u32 group = args.heads / args.kv_heads;  // heads that share K and V
         const u32 wanted = ((kSectionBytes >> 10) / head_kib + 1) * group;

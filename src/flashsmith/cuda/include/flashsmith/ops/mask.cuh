@@ -2,15 +2,14 @@
 #pragma once
 
 #include "flashsmith/base/args.cuh"
-#include "flashsmith/base/traits.cuh"
 #include "flashsmith/kernel/static_config.cuh"
 
 namespace flashsmith {
 
 // How many keys, from the first, row `row` sees.
-template <ForwardTraits kTraits>
+template <class Kernel>
 FS_DEVICE int visible_keys(const ForwardArgs& args, int row) {
-    if constexpr (kTraits.causal) {
+    if constexpr (Kernel::kTraits.causal) {
         const int seen = row + args.diagonal + 1;
         return seen < args.k_len ? seen : args.k_len;
     } else {
@@ -19,7 +18,7 @@ FS_DEVICE int visible_keys(const ForwardArgs& args, int row) {
 }
 
 // `first_row` is the warp's, `first_key` the step's first.
-template <class Kernel, ForwardTraits kTraits>
+template <class Kernel>
 FS_DEVICE void mask_step(typename Kernel::S& s, const ForwardArgs& args, int first_row,
                          int first_key) {
     const int lane = threadIdx.x % kWarpLanes;
@@ -29,7 +28,7 @@ FS_DEVICE void mask_step(typename Kernel::S& s, const ForwardArgs& args, int fir
         for (int half = 0; half < 2; ++half) {
             const int row = first_row + i * kMatrixSpan + half * 8 + lane / 4;
             // Counted from this thread's first column, so that what follows compares constants.
-            const int visible = visible_keys<kTraits>(args, row) - first_key - lane % 4 * 2;
+            const int visible = visible_keys<Kernel>(args, row) - first_key - lane % 4 * 2;
             FS_UNROLL
             for (int n = 0; n < 2 * Kernel::kStepSpans; ++n) {
                 FS_UNROLL

@@ -47,6 +47,24 @@ FS_DEVICE void multiply_pv_group(typename Kernel::O& o,
     }
 }
 
+// Row sums as P times a matrix of ones: every column of the result is the sum.
+template <class Kernel>
+FS_DEVICE void add_row_sums(RowState<Kernel>& rows,
+                            const Fragments<Kernel::kRowTiles> (&p)[Kernel::kStepSpans],
+                            int group) {
+    constexpr int kSpans = Kernel::PVGroups::kGroupSpans;
+    constexpr u32 kOnes = Kernel::kDType == DType::kFP16 ? 0x3c003c00u : 0x3f803f80u;
+    const u32 ones[2] = {kOnes, kOnes};
+    FS_UNROLL
+    for (int span = 0; span < kSpans; ++span) {
+        FS_UNROLL
+        for (int i = 0; i < Kernel::kRowTiles; ++i) {
+            const auto& a = p[group * kSpans + span].at[i];
+            ptx::mma_m16n8k16<Kernel::kDType>(rows.sum[i], a, ones, rows.sum[i]);
+        }
+    }
+}
+
 // Optimized, the exponentials of a group are computed beside the products of the group before, so
 // that the special-function units and the tensor cores work at the same time.
 template <class Kernel, bool kMasked>
@@ -64,7 +82,7 @@ FS_DEVICE void softmax_and_multiply_pv(typename Kernel::O& o, RowState<Kernel>& 
         }
     } else {
         scale_and_rescale<Kernel, kMasked>(rows, o, s, scale_log2);
-        float sum[Kernel::kRowTiles][2] = {};
+        float sum[Kernel::kRowTiles][4] = {};
         FS_UNROLL
         for (int span = 0; span < Kernel::kStepSpans; ++span) {
             exponentiate<Kernel, kMasked>(p[span], sum, rows, s, scale_log2, span);
@@ -72,8 +90,8 @@ FS_DEVICE void softmax_and_multiply_pv(typename Kernel::O& o, RowState<Kernel>& 
         FS_UNROLL
         for (int i = 0; i < Kernel::kRowTiles; ++i) {
             FS_UNROLL
-            for (int half = 0; half < 2; ++half) {
-                rows.sum[i][half] = ptx::add_rn(rows.sum[i][half], quad_sum(sum[i][half]));
+            for (int e = 0; e < 4; ++e) {
+                rows.sum[i][e] = ptx::add_rn(rows.sum[i][e], quad_sum(sum[i][e]));
             }
         }
     }
@@ -90,6 +108,7 @@ FS_DEVICE void softmax_and_multiply_pv(typename Kernel::O& o, RowState<Kernel>& 
                 exponentiate<Kernel, kMasked>(p[span], rows.sum, rows, s, scale_log2, span);
             }
         }
+        if constexpr (Kernel::kSumByMma) add_row_sums<Kernel>(rows, p, group);
         multiply_pv_group<Kernel>(o, p, operands[group % Groups::kStages], group);
         if (more) ptx::bar_warp_sync();
         if (Groups::kStages == 1 && more) operands[0].read(v_reader, group + 1);

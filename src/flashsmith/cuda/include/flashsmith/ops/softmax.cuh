@@ -30,15 +30,23 @@ template <class Kernel>
 struct RowState {
     // -c m: what is added in the exponent. +inf for a row that has seen no key.
     float shift[Kernel::kRowTiles][2];
-    // Of P: over this thread's columns when the softmax is optimized, over the row when not.
-    float sum[Kernel::kRowTiles][2];
+    // Parts of the row sums of P, two a row, laid out as a result of mma; see total().
+    float sum[Kernel::kRowTiles][4];
 
     FS_DEVICE void clear() {
         FS_UNROLL
         for (int i = 0; i < Kernel::kRowTiles; ++i) {
             shift[i][0] = shift[i][1] = -kNegativeInfinity;
-            sum[i][0] = sum[i][1] = 0.0f;
+            FS_UNROLL
+            for (int e = 0; e < 4; ++e) sum[i][e] = 0.0f;
         }
+    }
+
+    // The sum of a row, once all of its blocks are in.
+    FS_DEVICE float total(int i, int half) const {
+        if constexpr (Kernel::kSumByMma) return sum[i][2 * half];
+        const float part = ptx::add_rn(sum[i][2 * half], sum[i][2 * half + 1]);
+        return Kernel::kOptimizedSoftmax ? quad_sum(part) : part;
     }
 };
 
@@ -67,7 +75,8 @@ FS_DEVICE void rescale_row(RowState<Kernel>& rows, typename Kernel::O& o, float 
     const float change = ptx::sub_rn(finite_shift<kMasked>(new_shift), rows.shift[i][half]);
     const float factor = ptx::ex2(change);
     rows.shift[i][half] = new_shift;
-    rows.sum[i][half] = ptx::mul_rn(rows.sum[i][half], factor);
+    rows.sum[i][2 * half] = ptx::mul_rn(rows.sum[i][2 * half], factor);
+    rows.sum[i][2 * half + 1] = ptx::mul_rn(rows.sum[i][2 * half + 1], factor);
     FS_UNROLL
     for (int n = 0; n < 2 * Kernel::kDSpans; ++n) {
         o.at[i][n][2 * half] = ptx::mul_rn(o.at[i][n][2 * half], factor);
@@ -123,9 +132,9 @@ FS_DEVICE void scale_and_rescale(RowState<Kernel>& rows, typename Kernel::O& o,
     }
 }
 
-// P of one span of 16 columns, as operand A of mma; adds it to `sum`.
+// P of one span of 16 columns, as operand A of mma; adds it to `sum` unless mma does.
 template <class Kernel, bool kMasked>
-FS_DEVICE void exponentiate(Fragments<Kernel::kRowTiles>& p, float (&sum)[Kernel::kRowTiles][2],
+FS_DEVICE void exponentiate(Fragments<Kernel::kRowTiles>& p, float (&sum)[Kernel::kRowTiles][4],
                             const RowState<Kernel>& rows, const typename Kernel::S& s,
                             float scale_log2, int span) {
     FS_UNROLL
@@ -142,7 +151,9 @@ FS_DEVICE void exponentiate(Fragments<Kernel::kRowTiles>& p, float (&sum)[Kernel
                     value[e] =
                         ptx::ex2(Kernel::kOptimizedSoftmax ? ptx::fma_rn(x, scale_log2, shift)
                                                            : ptx::add_rn(x, shift));
-                    sum[i][half] = ptx::add_rn(sum[i][half], value[e]);
+                    if constexpr (!Kernel::kSumByMma) {
+                        sum[i][2 * half + e] = ptx::add_rn(sum[i][2 * half + e], value[e]);
+                    }
                 }
                 p.at[i][2 * n + half] = ptx::pack2<Kernel::kDType>(value[0], value[1]);
             }

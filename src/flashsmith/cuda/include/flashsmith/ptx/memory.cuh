@@ -23,8 +23,22 @@ FS_DEVICE void st_global_16b(u64 dst, const Chunk& c) {
                  : "memory");
 }
 
-FS_DEVICE void st_global_f32(float* dst, float value) {
-    asm volatile("st.global.f32 [%0], %1;" : : "l"(dst), "f"(value) : "memory");
+// The same where `valid`; a predicate instead of a branch keeps the lanes of a warp together.
+FS_DEVICE void st_global_16b_if(u64 dst, const Chunk& c, bool valid) {
+    asm volatile(
+        "{\n\t.reg .pred p;\n\tsetp.ne.u32 p, %5, 0;\n\t"
+        "@p st.global.v4.b32 [%0], {%1, %2, %3, %4};\n\t}"
+        :
+        : "l"(dst), "r"(c.word[0]), "r"(c.word[1]), "r"(c.word[2]), "r"(c.word[3]),
+          "r"(static_cast<u32>(valid))
+        : "memory");
+}
+
+FS_DEVICE void st_global_f32_if(float* dst, float value, bool valid) {
+    asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.u32 p, %2, 0;\n\t@p st.global.f32 [%0], %1;\n\t}"
+                 :
+                 : "l"(dst), "f"(value), "r"(static_cast<u32>(valid))
+                 : "memory");
 }
 
 FS_DEVICE Chunk ld_shared_16b(SmemAddr src) {
