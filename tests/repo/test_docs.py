@@ -79,3 +79,16 @@ def test_every_verb_of_the_command_line_is_in_the_readme():
 
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert not [verb for verb in VERBS if f"flashsmith {verb}" not in text]
+
+
+def test_every_file_that_the_map_from_the_documents_names_is_there():
+    page = ROOT / "docs" / "from_the_documents.md"
+    package = ROOT / "src" / "flashsmith"
+    missing = []
+    for line in page.read_text(encoding="utf-8").splitlines():
+        ours = line.split("|")[2] if line.count("|") == 3 else ""
+        for name in re.findall(r"`([\w./]+/[\w./]*)`", ours):
+            places = (ROOT / name, package / name, package / "cuda/include/flashsmith" / name)
+            if not any(place.exists() for place in places):
+                missing.append(name)
+    assert not missing

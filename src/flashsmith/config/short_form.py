@@ -18,8 +18,15 @@ _INITIALISER = re.compile(r"(?:\.(?P<name>\w+)\s*=)?\s*(?:\([\w:\s]+\))?\s*(?P<v
 
 def form_text(family: type[Knobs]) -> str:
     """How a short form of the family is written, with the fields' names."""
-    words = "+".join(word.form.format(*(name[0] for name in word.names)) for word in family.words())
+    words = "+".join(word.form.format(*_placeholders(word)) for word in family.words())
     return f"{family.PREFIX}({', '.join(family.head())}): {words}"
+
+
+def _placeholders(word: Word) -> list[str]:
+    """What stands for a word's values: initials where there are many, else what kind it is."""
+    if len(word.names) > 1:
+        return [name[0].upper() for name in word.names]
+    return ["NAME" if isinstance(what.values[0], Enum) else "N" for what in word.knobs]
 
 
 def parse_short_form(text: str, family: type[C]) -> C:
