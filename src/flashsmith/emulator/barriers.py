@@ -32,11 +32,13 @@ class Barriers:
         chunk = self.chunk
         if chunk.counters is not None:
             chunk.counters.barrier_arrivals += unit.pairs
+        threads = chunk.warps * 32
+        if count is not None and np.ndim(count) == 0 and int(count) == threads:
+            count = None
         if count is None and waits and np.ndim(ident) == 0 and self._is_whole(unit, int(ident)):
             chunk.join_whole_blocks(unit)
             return
         idents = self._per_pair(unit, ident)
-        threads = chunk.warps * 32
         counts = self._per_pair(unit, threads if count is None else count)
         self._check(unit, idents, counts, index)
         where = (unit.block, idents)
@@ -63,7 +65,7 @@ class Barriers:
         """Whether all warps of every block of the unit arrive here at once, and are the first."""
         warps = self.chunk.warps
         whole = unit.cached("whole", lambda: bool(unit.pairs == warps * len(np.unique(unit.block))))
-        return bool(whole) and not self.arrived[unit.block, ident].any()
+        return bool(whole) and ident < COUNT and not self.arrived[unit.block, ident].any()
 
     def _per_pair(self, unit: Unit, value: Any) -> NDArray[np.int64]:
         value = np.asarray(value)

@@ -15,7 +15,7 @@ from flashsmith.emulator.counters import Counters
 from flashsmith.emulator.memory import GlobalMemory
 from flashsmith.emulator.options import EmulatorOptions
 from flashsmith.emulator.ptx.module import Kernel
-from flashsmith.emulator.shadow import Shadow
+from flashsmith.emulator.shadow import Shadow, shadow_grain
 from flashsmith.emulator.special_registers import TIMERS, special_value
 from flashsmith.emulator.unit import LANES, Unit
 
@@ -72,18 +72,22 @@ class Chunk:
         self.async_agents = min(ASYNC_AGENTS, 62 - self.warps) if has_async else 1
         self.async_used = 0  # asynchronous agents that have a barrier
         self.fenced_column = self.warps + self.async_agents
-        self.agents = self.fenced_column + self.warps
+        # Last, the warps of the other blocks of the cluster, those of the next rank first.
+        self.peer_column = self.fenced_column + self.warps
+        self.agents = self.peer_column + (cluster - 1) * self.warps
         self.time = 1
         # known[block, warp, agent]: the agent's events up to this time happened before the warp's
         # next one. A warp knows all of its own.
         self.known = np.zeros((len(blocks), self.warps, self.agents), np.int64)
         self.known[:, np.arange(self.warps), np.arange(self.warps)] = ALWAYS
+        # together[block, warp]: when the lanes of the warp last met at a barrier
+        self.together = np.zeros((len(blocks), self.warps), np.int64)
         self.known_version = 0
         self.history: list[int] = [0, 0]  # instruction that each moment belongs to
         lanes = np.arange(self.warps * 32).reshape(self.warps, 32) < threads
         self.alive = np.tile(lanes, (len(blocks), 1, 1))  # lanes that have not ended
         self.barriers = Barriers(self)
-        self.shadow = Shadow(self) if options.checks else None
+        self.shadow = Shadow(self, shadow_grain(kernel)) if options.checks else None
         self.counters = Counters() if options.counters else None
         self.flights: list[Any] = []  # Any: objects with land(chunk) (asynchronous copies)
         self.forks: list[Unit] = []
@@ -137,7 +141,7 @@ class Chunk:
         """The pairs of a unit learn what `clocks` (a row a pair) know."""
         where = (unit.block, unit.warp)
         self.known[where] = np.maximum(self.known[where], clocks)
-        self.known_version += 1
+        self.meet(unit)
 
     def join_whole_blocks(self, unit: Unit) -> None:
         """All warps of the unit's blocks learn all that any of them knows or did."""
@@ -148,13 +152,19 @@ class Chunk:
         rows[:, :, self.warps :] = others
         rows[:, np.arange(self.warps), np.arange(self.warps)] = ALWAYS
         self.known[blocks] = rows
+        self.meet(unit)
+
+    def meet(self, unit: Unit) -> None:
+        """The lanes of each warp of the unit have seen what the others of their warp did."""
+        self.together[unit.block, unit.warp] = self.time
         self.known_version += 1
 
     def safe_time(self, unit: Unit) -> int:
         """Up to here, the events of every agent happened before every pair of the unit."""
         version, value = unit.safe
         if version != self.known_version:
-            value = int(self.known[unit.block, unit.warp, : self.warps + self.async_used].min())
+            known = self.known[unit.block, unit.warp, : self.warps + self.async_used]
+            value = min(int(known.min()), int(self.together[unit.block, unit.warp].min()))
             unit.safe = (self.known_version, value)
         return value
 
@@ -176,7 +186,8 @@ class Chunk:
         if not self.options.delayed_landing:
             self.land_all()
             return
-        landing, flying = [], []
+        landing: list[Any] = []  # Any: as flights
+        flying: list[Any] = []
         for flight in self.flights:
             late = random is None or random.random() > 0.15
             (flying if late else landing).append(flight)

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from flashsmith.emulator.ptx.instruction import Vector
+from flashsmith.emulator.ptx.module import Kernel
 from flashsmith.emulator.unit import Unit
 
 if TYPE_CHECKING:
@@ -21,6 +23,17 @@ LATEST = IN_FLIGHT >> AGENT_BITS  # first time that a tag cannot hold
 Lanes = NDArray[np.intp] | None  # positions in the unit of the lanes that access, None for all
 
 
+def shadow_grain(kernel: Kernel) -> int:
+    """Bytes a tag stands for: a word, or a byte if the kernel accesses less than a word."""
+    small = ("b8", "u8", "s8", "b16", "u16", "s16")
+    for i in kernel.instructions:
+        is_vector = any(isinstance(operand, Vector) for operand in i.operands)
+        elsewhere = i.has("global") or i.has("param") or i.has("local") or i.has("const")
+        if i.opcode in ("ld", "st", "atom") and i.type in small and not elsewhere | is_vector:
+            return 1
+    return 4
+
+
 class Shadow:
     """A tag (time and agent of the last write) and read times by agent, for each grain of memory.
 
@@ -33,6 +46,7 @@ class Shadow:
         self.grain = grain
         count = chunk.smem.size // grain
         self.tags = np.full(count, NEVER, np.uint32)
+        self.lanes = np.zeros(count, np.uint32)  # lane of the last write
         self.reads = np.zeros((chunk.warps, count), np.uint32)
 
     # -- accesses -------------------------------------------------------------------------------
@@ -101,6 +115,10 @@ class Shadow:
     def _lane(self, unit: Unit, lanes: Lanes, key: str, values: NDArray[Any]) -> NDArray[Any]:
         return values if lanes is None else values[lanes]
 
+    def _lane_numbers(self, unit: Unit, lanes: Lanes) -> NDArray[np.uint32]:
+        positions = np.arange(32 * unit.pairs) if lanes is None else lanes
+        return (positions % 32).astype(np.uint32)
+
     def _mark(
         self,
         unit: Unit,
@@ -113,6 +131,7 @@ class Shadow:
         agents = self._lane(unit, lanes, "warp", unit.lane_warp).astype(np.uint32)
         tags = agents | np.uint32(stamp)
         self._put(self.tags, offsets, n_bytes, tags)
+        self._put(self.lanes, offsets, n_bytes, self._lane_numbers(unit, lanes))
         # Two warps of one unit may have written the same word in this very instruction.
         width = max(n_bytes // self.grain, 1)
         kept = self._take(self.tags, offsets, n_bytes).reshape(-1, width)
@@ -160,7 +179,7 @@ class Shadow:
                 "in flight", "reads shared memory that a copy has not reached yet",
                 f"the copy of {self._agent(int(tags[at]) & AGENT_MASK)}, not waited for",
             )  # fmt: skip
-        self._check_order(unit, lanes, offsets, width, tags, index, "reads what another wrote")
+        self._check_order(unit, lanes, offsets, width, tags, index, "reads what another")
 
     def _agent(self, agent: int) -> str:
         return f"warp {agent}" if agent < self.chunk.warps else "the asynchronous proxy"
@@ -182,8 +201,35 @@ class Shadow:
             at = int(np.flatnonzero(early)[0])
             self._fault(
                 unit, lanes, offsets, at // width, index,
-                "race", f"{deed} with no barrier between them",
+                "race", f"{deed} warp wrote with no barrier between them",
                 f"written by {self.chunk.party(int(agents[at]), int(times[at]))}",
+            )  # fmt: skip
+        self._check_lanes(unit, lanes, offsets, width, (agents, times), index, deed)
+
+    def _check_lanes(
+        self,
+        unit: Unit,
+        lanes: Lanes,
+        offsets: NDArray[np.int64],
+        width: int,
+        events: tuple[NDArray[np.int64], NDArray[np.int64]],
+        index: int,
+        deed: str,
+    ) -> None:
+        """Lanes of one warp are ordered by bar.warp.sync only (and by barriers of the block)."""
+        agents, times = events
+        block = np.repeat(self._lane(unit, lanes, "block", unit.lane_block), width)
+        warp = np.repeat(self._lane(unit, lanes, "warp", unit.lane_warp), width)
+        writer = self._take(self.lanes, offsets, width * self.grain)
+        own = np.repeat(self._lane_numbers(unit, lanes), width)
+        early = (agents == warp) & (times > self.chunk.together[block, warp]) & (writer != own)
+        if early.any():
+            at = int(np.flatnonzero(early)[0])
+            self._fault(
+                unit, lanes, offsets, at // width, index,
+                "race", f"{deed} lane of the warp wrote with no bar.warp.sync between them",
+                f"written by lane {int(writer[at])} of "
+                f"{self.chunk.party(int(agents[at]), int(times[at]))}",
             )  # fmt: skip
 
     def _check_write(
@@ -203,7 +249,7 @@ class Shadow:
                 )  # fmt: skip
             written = np.where(tags == NEVER, 0, tags).astype(np.uint32)
             self._check_order(
-                unit, lanes, offsets, width, written, index, "overwrites what another wrote"
+                unit, lanes, offsets, width, written, index, "overwrites what another"
             )
         for agent in range(self.chunk.warps):
             times = self._take(self.reads[agent], offsets, n_bytes)
@@ -214,7 +260,7 @@ class Shadow:
                 at = int(np.flatnonzero(early)[0])
                 self._fault(
                     unit, lanes, offsets, at // width, index,
-                    "race", "overwrites what another reads with no barrier between them",
+                    "race", "overwrites what another warp reads with no barrier between them",
                     f"read by {self.chunk.party(agent, int(times[at]))}",
                 )  # fmt: skip
 

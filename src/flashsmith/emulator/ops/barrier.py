@@ -27,6 +27,8 @@ def emit_bar(e: Emitter, i: Instruction) -> None:
 def emit_barrier(e: Emitter, i: Instruction) -> None:
     """The barrier of a block, also under its name `barrier{.cta}`."""
     if i.has("warp"):
+        with e.active():
+            e.do("c.meet(u)")
         return
     if i.has("red"):
         raise Unknown("bar.red")
