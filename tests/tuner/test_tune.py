@@ -1,0 +1,65 @@
+"""A tuning run: it ends whatever its kernels do, resumes, and stays in a numeric class."""
+
+from pathlib import Path
+
+import pytest
+from planted import CONFIGS, FAULTS
+
+from flashsmith.base.dtypes import DType
+from flashsmith.problem.attention_problem import AttentionProblem
+from flashsmith.tuner.candidates import compiled_candidates
+from flashsmith.tuner.outcome import DidNotRun, Timed, TimedOut, Verified, Wrong
+from flashsmith.tuner.store import ResultStore
+from flashsmith.tuner.target import target_here
+from flashsmith.tuner.tune import Tuner, tune_problem
+from flashsmith.tuner.worker_pool import WorkerPool
+
+PROBLEM = AttentionProblem(1, 3, 3, 512, 512, 128, DType.BF16)
+HERE = {"PYTHONPATH": str(Path(__file__).parent)}
+HANG_SECONDS = 30.0  # far above what a sound kernel takes, on a busy machine too
+
+
+@pytest.fixture
+def target(device):
+    return target_here("cuda" if device.name != "emulator" else "emulator")
+
+
+def run(target, path, configs, evaluator="planted:evaluate", seconds=HANG_SECONDS, model=None):
+    candidates = compiled_candidates(configs, [PROBLEM], target)
+    workers = 1 if target.can_time else 2
+    with ResultStore(path) as store, WorkerPool(workers, evaluator, [HERE] * workers) as pool:
+        tuner = Tuner(target, store, pool, job_seconds=seconds)
+        screened = tuner.screen(candidates)
+        return tuner, tune_problem(tuner, candidates, screened, model)
+
+
+def test_five_planted_faults_are_labelled_and_all_others_measured(target, tmp_path):
+    tuner, results = run(target, tmp_path / "r.sqlite", CONFIGS)
+    outcomes = {r.candidate.config: r.measurement.outcome for r in results}
+    assert set(outcomes) == set(CONFIGS)
+    expected = {
+        "trap": DidNotRun,
+        "hang": TimedOut,
+        "out of bounds": DidNotRun,
+        "wrong": Wrong,
+        "crash": DidNotRun,
+    }
+    for config, fault in FAULTS.items():
+        assert isinstance(outcomes[config], expected[fault]), (fault, outcomes[config])
+    sound = [outcomes[c] for c in CONFIGS if c not in FAULTS]
+    assert all(isinstance(o, Timed if target.can_time else Verified) for o in sound)
+    by_fault = {fault: outcomes[config] for config, fault in FAULTS.items()}
+    assert "SIGABRT" in by_fault["crash"].reason
+    # The second run finds everything in the store.
+    tuner, again = run(target, tmp_path / "r.sqlite", CONFIGS, evaluator="planted:missing")
+    assert tuner.measured_now == 0
+    assert {r.candidate.config: r.measurement.outcome for r in again} == outcomes
+
+
+def test_a_same_bits_run_passes_over_other_classes(target, tmp_path):
+    sound = [config for config in CONFIGS if config not in FAULTS]
+    other = sound[0].replace(optimized_softmax=not sound[0].optimized_softmax)
+    _, results = run(target, tmp_path / "r.sqlite", [*sound, other], model=sound[0])
+    over = {r.candidate.config: r.passed_over for r in results}
+    assert over[sound[0]] == ""
+    assert over[other] == "other bits"
