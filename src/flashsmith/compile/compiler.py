@@ -66,7 +66,12 @@ def compile_kernel(
         )
     source = unit_source(config, traits)
     name = config.kernel_name(traits)
-    return _compile(_Unit(source, name, config.short_form(), arch, options), cache)
+    kernel = _compile(_Unit(source, name, config.short_form(), arch, options), cache)
+    made = kernel.resources
+    refusal = None if options.debug else config.refused_build(made.spill_store_bytes, made.warnings)
+    if refusal is not None:
+        raise Unsupported(f"{config.short_form()}: {refusal}.")
+    return kernel
 
 
 def compile_text(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -10,7 +11,7 @@ from typing import ClassVar
 from flashsmith.base.dtypes import DType
 from flashsmith.config.kernel_config import KernelConfig
 from flashsmith.config.knob import flag, knob
-from flashsmith.config.rules import Rule
+from flashsmith.config.rules import Refusal, Rule
 
 WARPGROUP_ROWS = 64  # of the A operand of wgmma m64nNk16
 WARPGROUP_THREADS = 128
@@ -25,6 +26,8 @@ REGISTERS_PER_SM = 65_536
 # 212 of 240 with two warpgroups, 128 of 160 with three; 192 and 120 without overlap).
 SPARE_REGISTERS = {1: 28, 2: 28, 3: 32}
 SPARE_REGISTERS_NO_OVERLAP = 40
+# What ptxas calls a potential performance loss: wgmma instructions are serialized due to …
+SERIALISED = re.compile(r"\(C751[0-5]\)")
 
 
 class Statistics(IntEnum):
@@ -32,7 +35,8 @@ class Statistics(IntEnum):
 
     MAX = 0  # over the whole row: shuffles in every block
     VOTE = 1  # over a thread's part; the warp votes whether any row outgrew its threshold
-    SUM = 2  # not at all: exponentials first, and a vote whether their sums outgrew the threshold
+    BITS = 2  # as VOTE, three bit patterns an instruction: exact wherever a row's maximum matters
+    SUM = 3  # not at all: exponentials first, and a vote whether their sums outgrew the threshold
 
 
 class Scheduler(IntEnum):
@@ -79,6 +83,9 @@ class HopperForwardKernelConfig(KernelConfig):
         "powers of two that a row may outgrow its maximum before O is rescaled; 0: always rescale",
         "lazy_{}",
         absent=0,
+    )
+    early_exps: bool = flag(
+        "early_exps", "all exponentials come before the wait for P V; else ptxas interleaves them"
     )
     p_in_smem: bool = flag("p_smem", "P goes to the second product through shared memory")
     cluster: int = knob((1, 2), "blocks that share K and V by multicast", "cluster_{}", absent=1)
@@ -141,6 +148,15 @@ class HopperForwardKernelConfig(KernelConfig):
         """Registers a thread at launch, times warpgroups: what setmaxnreg may redistribute."""
         at_launch = REGISTERS_PER_SM // self.threads // 8 * 8
         return min(at_launch, 255 // 8 * 8 + 8) * (self.n_warpgroups + 1)
+
+    def refused_build(self, spill_bytes: int, remarks: Sequence[str]) -> Refusal | None:
+        """Spills, or products that ptxas runs one after the other, cost a third of the speed."""
+        serialised = next((remark for remark in remarks if SERIALISED.search(remark)), None)
+        if serialised is not None:
+            return Refusal("wgmma_serialised", f"ptxas says {serialised!r}", "lower B_c")
+        if spill_bytes:
+            return Refusal("spills", f"ptxas spills {spill_bytes} bytes", "lower B_c")
+        return None
 
     @classmethod
     def runs_on(cls, arch_name: str) -> bool:
@@ -205,16 +221,16 @@ HopperForwardKernelConfig.BUILD_RULES = (
         "add lazy_8 or use MAX",
     ),
     Rule(
+        "early_exps_need_maxima",
+        lambda c: c.early_exps and (c.statistics == Statistics.SUM or not c.overlap),
+        "with SUM, or without overlap, no exponential can come before the wait for P V",
+        "drop early_exps, or use overlap and other statistics",
+    ),
+    Rule(
         "sections_need_order",
         lambda c: c.l2_sections and c.scheduler == Scheduler.STATIC,
         "a static round-robin undoes the order of the sections",
         "use DYNAMIC or SINGLE, or drop sections",
-    ),
-    Rule(
-        "multicast_halves",
-        lambda c: c.B_c % (8 * c.cluster) != 0,
-        "a block of the cluster loads its share of B_c in groups of 8 rows",
-        "choose B_c divisible by 16",
     ),
 )
 HopperForwardKernelConfig.AUTOTUNE_RULES = (

@@ -80,6 +80,10 @@ class KernelConfig(Knobs):
         """Why this configuration is not worth measuring, or None."""
         return first_refusal(self.AUTOTUNE_RULES, self)
 
+    def refused_build(self, spill_bytes: int, remarks: Sequence[str]) -> Refusal | None:
+        """Why what the compiler made of this configuration must not be used, or None."""
+        return None
+
     def require_buildable(self, arch: Arch | None = None) -> None:
         """Raises unless the configuration can be built, and fits a block of `arch` if given."""
         refusal = self.refusal()

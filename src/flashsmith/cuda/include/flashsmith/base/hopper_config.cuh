@@ -6,7 +6,7 @@
 
 namespace flashsmith {
 
-enum class Statistics : int { kMAX = 0, kVOTE = 1, kSUM = 2 };
+enum class Statistics : int { kMAX = 0, kVOTE = 1, kBITS = 2, kSUM = 3 };
 enum class Scheduler : int { kSINGLE = 0, kSTATIC = 1, kDYNAMIC = 2 };
 
 inline constexpr int kWarpgroupThreads = 128;
@@ -32,6 +32,7 @@ struct HopperForwardKernelConfig {
     bool early_rescale = required<bool>();
     Statistics statistics = required<Statistics>();
     int rescale_threshold = required<int>();  // powers of two; 0: rescale in every block
+    bool early_exps = required<bool>();
     bool p_in_smem = required<bool>();
     int cluster = required<int>();
     Scheduler scheduler = required<Scheduler>();

@@ -205,6 +205,9 @@ struct HopperOverlappedLoop : HopperConsumer<kConfig, kTraits> {
             if constexpr (kGeneral) this->mask(s, row, n);
             this->softmax.update_maximum(s, this->scale);
             this->softmax.exponentials(s, this->scale);
+            if constexpr (kConfig.early_exps) {
+                ptx::require_computed(this->softmax.l[0] + this->softmax.l[1], this->smem.base);
+            }
             end_pv();
             this->softmax.pack(this->p, s);
         }

@@ -5,6 +5,9 @@
 //   MAX   the row's maximum, by shuffles
 //   VOTE  the maximum of a thread's part; only if a row outgrew m by 2^threshold does the warp
 //         shuffle, take the new maximum and rescale O
+//   BITS  as VOTE, but the patterns of the numbers are compared as integers: positive numbers keep
+//         their order, and one instruction takes three of them. Where m is below -2^threshold's
+//         exponent a negative maximum would matter, and the exact way is taken
 //   SUM   no maximum: exponentials are positive, so a thread's sum bounds every one of them. If a
 //         sum is above 2^threshold the block is done again with its maximum
 #pragma once
@@ -13,6 +16,7 @@
 #include "flashsmith/ptx/convert.cuh"
 #include "flashsmith/ptx/math.cuh"
 #include "flashsmith/ptx/warp.cuh"
+#include "flashsmith/ptx/warpgroup.cuh"
 
 namespace flashsmith {
 
@@ -51,13 +55,12 @@ struct LazySoftmax {
 
     // Sees to it that m is near enough to this block's maximum; sets grown and correction.
     FS_DEVICE void update_maximum(const S& s, float scale) {
-        float a[4] = {s[0], s[1], s[2], s[3]};
-        FS_UNROLL
-        for (int i = 4; i < kBc / 2; i += 4) {
-            FS_UNROLL
-            for (int j = 0; j < 4; ++j) a[j] = ptx::max(a[j], s[i + j]);
+        if constexpr (kConfig.statistics == Statistics::kBITS) {
+            grown = outgrew_bits(s, scale);
+            if (!grown) return;
         }
-        float low = ptx::max(a[0], a[1]), high = ptx::max(a[2], a[3]);
+        float low, high;
+        over_thread(low, high, s);
         if constexpr (kConfig.statistics == Statistics::kMAX) {
             over_quad(low, high);
             if constexpr (kLazy) {
@@ -66,8 +69,10 @@ struct LazySoftmax {
             }
             grown = true;
         } else {
-            grown = outgrew(low, high, scale);
-            if (!grown) return;
+            if constexpr (kConfig.statistics != Statistics::kBITS) {
+                grown = outgrew(low, high, scale);
+                if (!grown) return;
+            }
             over_quad(low, high);
         }
         take_maximum(low, high, scale);
@@ -98,12 +103,8 @@ struct LazySoftmax {
         // A NaN compares false: the block is done again and stays NaN.
         grown = ptx::vote_any(!(sum[0] <= kSumLimit && sum[1] <= kSumLimit));
         if (grown) {
-            float low = s[0], high = s[2];
-            FS_UNROLL
-            for (int i = 0; i < kBc / 2; i += 4) {
-                low = ptx::max(low, ptx::max(s[i], s[i + 1]));
-                high = ptx::max(high, ptx::max(s[i + 2], s[i + 3]));
-            }
+            float low, high;
+            over_thread(low, high, s);
             over_quad(low, high);
             take_maximum(low, high, scale);
             packed_exponentials(p, sum, s, scale);
@@ -135,6 +136,39 @@ struct LazySoftmax {
     }
 
   private:
+    static FS_DEVICE void over_thread(float& low, float& high, const S& s) {
+        float a[4] = {s[0], s[1], s[2], s[3]};
+        FS_UNROLL
+        for (int i = 4; i < kBc / 2; i += 4) {
+            FS_UNROLL
+            for (int j = 0; j < 4; ++j) a[j] = ptx::max(a[j], s[i + j]);
+        }
+        low = ptx::max(a[0], a[1]);
+        high = ptx::max(a[2], a[3]);
+    }
+
+    // Whether any row outgrew m. Among negative numbers the patterns' order is reversed, so `most`
+    // is too low where a row has no positive score; with m >= -threshold such a row has not grown.
+    FS_DEVICE bool outgrew_bits(const S& s, float scale) const {
+        i32 most[2] = {ptx::bits(s[0]), ptx::bits(s[2])};
+        most[0] = max(most[0], ptx::bits(s[1]));
+        most[1] = max(most[1], ptx::bits(s[3]));
+        FS_UNROLL
+        for (int i = 4; i < kBc / 2; i += 4) {
+            FS_UNROLL
+            for (int j = 0; j < 2; ++j) {
+                most[j] = max(max(most[j], ptx::bits(s[i + 2 * j])), ptx::bits(s[i + 2 * j + 1]));
+            }
+        }
+        bool any = false;
+        FS_UNROLL
+        for (int j = 0; j < 2; ++j) {
+            any |= ptx::fma_rn(ptx::number(most[j]), scale, -m[j]) > kThreshold;
+            any |= m[j] < -kThreshold;
+        }
+        return ptx::vote_any(any);
+    }
+
     static FS_DEVICE void over_quad(float& low, float& high) {
         low = ptx::max(low, ptx::shfl_bfly(low, 1));
         high = ptx::max(high, ptx::shfl_bfly(high, 1));

@@ -116,9 +116,10 @@ struct KvRing {
             full.value = 2 * first_full + kBarrierBytes - full.value;
             parity ^= full.value == first_full;
         } else {
-            const bool wraps = full.value == first_full + (kStages - 1) * kBarrierBytes;
-            matrix.low = wraps ? first_low : matrix.low + kStageStep;
-            full.value = wraps ? first_full : full.value + kBarrierBytes;
+            const u32 next = full.value + kBarrierBytes;
+            const bool wraps = next == first_full + kStages * kBarrierBytes;
+            full.value = wraps ? first_full : next;
+            matrix.low = first_low + (full.value - first_full) / kBarrierBytes * kStageStep;
             parity ^= wraps;
         }
     }
