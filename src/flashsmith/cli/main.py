@@ -33,6 +33,7 @@ VERBS: dict[str, Verb] = {
     "run": Verb("flashsmith.cli.run", "Run configurations on a problem: check, time, count."),
     "verify": Verb("flashsmith.cli.verify", "Check every configuration of a set."),
     "cache": Verb("flashsmith.cli.cache", "Look at the kernel cache, or clean it."),
+    "inspect": Verb("flashsmith.cli.inspect", "Count a kernel's instructions; compare two."),
     "generate": Verb("flashsmith.cli.generate", "Write a set's static registry as C++ files."),
     "build": Verb("flashsmith.cli.build", "Build a set ahead of time: C library or bundle."),
 }
