@@ -9,7 +9,8 @@ import time
 
 import pytest
 
-from flashsmith.compile import cache_upkeep, compiler, nvrtc
+from flashsmith.base.errors import ArgumentError
+from flashsmith.compile import cache_upkeep, compiler, kernel_cache, nvrtc
 from flashsmith.compile.compiler import compile_text
 from flashsmith.compile.kernel_cache import KernelCache
 
@@ -59,6 +60,18 @@ def test_every_folder_is_private_to_the_user(cache):
     compile_one(cache)
     folders = [cache.root, *(path for path in cache.root.rglob("*") if path.is_dir())]
     assert {path.stat().st_mode & 0o777 for path in folders} == {0o700}
+
+
+@pytest.mark.parametrize("action", ["read", "write"])
+def test_a_folder_of_another_user_is_not_used(cache, monkeypatch, action):
+    if action == "read":
+        compile_one(cache)
+    else:
+        cache.root.mkdir()
+    other = cache.root.stat().st_uid + 1
+    monkeypatch.setattr(kernel_cache.os, "getuid", lambda: other)
+    with pytest.raises(ArgumentError, match=r"belongs to user .* set FLASHSMITH_CACHE_DIR"):
+        compile_one(KernelCache(cache.root, cache.limit_bytes))
 
 
 @pytest.mark.parametrize("name", ["kernel.cubin", "kernel.ptx", "artefact.json"])

@@ -5,6 +5,7 @@ import pytest
 from flashsmith import arch as arches
 from flashsmith.base.errors import CompilerMissing
 from flashsmith.compile import survey as survey_module
+from flashsmith.compile.registry import GENERAL
 from flashsmith.compile.survey import survey
 from flashsmith.config.traits import ForwardTraits
 
@@ -76,3 +77,10 @@ def test_progress_counts_what_is_compiled(cache, small, large):
         cache=cache,
     )
     assert seen == [(1, 1)]
+
+
+@pytest.mark.parametrize("traits", [PLAIN, GENERAL], ids=["plain", "general"])
+def test_a_kernel_compiles_for_every_architecture(cache, small, traits):
+    rows = survey([small], traits, arches.ARCHES, cache=cache)
+    assert [row.kernel.arch for row in rows] == [arch.name for arch in arches.ARCHES]
+    assert all(row.kernel.resources.spill_store_bytes == 0 for row in rows)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -79,7 +81,8 @@ def clean(root: Path) -> tuple[int, int]:
 
 
 def remove(entry: CacheEntry) -> None:
-    """Removes one entry; a reader that has begun sees a miss, never half of it as whole."""
-    # The facts go first: without them the folder is no entry.
-    (entry.folder / "artefact.json").unlink(missing_ok=True)
-    shutil.rmtree(entry.folder, ignore_errors=True)
+    """Removes one entry; a reader sees it whole or not at all."""
+    gone = entry.folder.with_name(f".{entry.folder.name}-gone-{os.getpid()}")
+    with suppress(FileNotFoundError):  # another process was first
+        entry.folder.rename(gone)
+        shutil.rmtree(gone, ignore_errors=True)

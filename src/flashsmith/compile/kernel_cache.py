@@ -40,11 +40,13 @@ class KernelCache:
     def __init__(self, root: Path, limit_bytes: int) -> None:
         self.root = root
         self.limit_bytes = limit_bytes
+        self._is_own = False
         self._counted_bytes: int | None = None
         self._since_count = 0
 
     def get(self, key: str) -> CompiledKernel | None:
         """The kernel of `key`, or None; a damaged entry is moved aside, said, and None."""
+        self._require_own()
         folder = self.root / "kernels" / key
         try:
             kernel = _read_entry(folder, key)
@@ -118,14 +120,21 @@ class KernelCache:
         if folder.is_dir():
             return
         self.root.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
-        owner = self.root.stat().st_uid
-        if owner != os.getuid() and os.getuid() != 0:
+        self._require_own()
+        self.root.chmod(PRIVATE)
+        folder.mkdir(mode=PRIVATE, exist_ok=True)
+
+    def _require_own(self) -> None:
+        """Raises where the folder is another user's: what lies in it would run as this one."""
+        if self._is_own or not self.root.exists():
+            return
+        owner, user = self.root.stat().st_uid, os.getuid()
+        if user not in (owner, 0):
             raise ArgumentError(
                 f"the cache folder {self.root} belongs to user {owner}; machine code is only read "
                 f"from a folder of one's own; set {settings.CACHE_DIR} to another one."
             )
-        self.root.chmod(PRIVATE)
-        folder.mkdir(mode=PRIVATE, exist_ok=True)
+        self._is_own = True
 
     def _move_aside(self, folder: Path, reason: str) -> None:
         place = self.root / "damaged" / f"{folder.name}-{os.getpid()}-{next(_serial)}"
