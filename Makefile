@@ -21,10 +21,12 @@ lint: $(VENV)/.test
 	$(BIN)/clang-format --dry-run -Werror $(SOURCES)
 	$(BIN)/codespell
 
+# Formats, and writes the page that follows from the knobs.
 format: $(VENV)/.test
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(SOURCES)
+	$(BIN)/flashsmith configs --page > docs/configuration.md
 
 # The machine's own Python and packages: nothing is installed.
 test-gpu:
