@@ -8,14 +8,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashsmith.emulator.address_space import (
-    GLOBAL_BASE,
     LOCAL_WINDOW,
     PARAM_WINDOW,
-    SHARED_BASE,
     SHARED_WINDOW,
     WINDOW_BYTES,
 )
 from flashsmith.emulator.async_state import cluster_target
+from flashsmith.emulator.bounds import (
+    SHIFT,
+    check_shared_bounds,
+    global_cells,
+    refuse_misaligned,
+    shared_offsets,
+)
 from flashsmith.emulator.counting import count_global, count_shared
 from flashsmith.emulator.shadow import Lanes
 from flashsmith.emulator.unit import Unit
@@ -26,7 +31,6 @@ if TYPE_CHECKING:
 UINT: dict[int, Any] = {
     1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128,
 }  # fmt: skip
-SHIFT = {1: 0, 2: 1, 4: 2, 8: 3, 16: 4}
 Mask = NDArray[np.bool_] | None
 
 
@@ -58,51 +62,6 @@ def store(
 
 
 # -- shared ---------------------------------------------------------------------------------------
-
-
-def shared_offsets(
-    c: Chunk, u: Unit, lanes: Lanes, address: NDArray[Any], n_bytes: int, index: int
-) -> NDArray[np.int64]:
-    """Byte offsets into the chunk's shared memory, after the checks of bounds and alignment."""
-    if c.options.checks:
-        check_shared_bounds(c, u, lanes, address, n_bytes, index)
-    base: NDArray[np.int64] = u.cached("sbase", lambda: u.lane_block * c.pitch)
-    offsets: NDArray[np.int64] = (base if lanes is None else base[lanes]) + address
-    return offsets
-
-
-def check_shared_bounds(
-    c: Chunk, u: Unit, lanes: Lanes, address: NDArray[Any], n_bytes: int, index: int
-) -> None:
-    """Faults on an address outside the block's shared memory, or not a multiple of the size."""
-    if int(np.bitwise_or.reduce(address, initial=0)) & (n_bytes - 1):
-        _misaligned(c, u, lanes, address, n_bytes, index)
-    if int(address.max(initial=0)) + n_bytes > c.limit or int(address.min()) < SHARED_BASE:
-        bad = (address < SHARED_BASE) | (address.astype(np.int64) + n_bytes > c.limit)
-        position = int(np.flatnonzero(bad)[0])
-        c.fault(
-            "out of bounds",
-            f"{n_bytes} bytes outside shared memory, which is {SHARED_BASE:#x} to {c.limit:#x}",
-            index,
-            u,
-            lane=position if lanes is None else int(lanes[position]),
-            address=int(address[position]),
-        )
-
-
-def _misaligned(
-    c: Chunk, u: Unit, lanes: Lanes, address: NDArray[Any], n_bytes: int, index: int
-) -> None:
-    bad = (address.astype(np.uint64) & np.uint64(n_bytes - 1)) != 0
-    position = int(np.flatnonzero(bad)[0])
-    c.fault(
-        "misaligned",
-        f"the address is not a multiple of {n_bytes}",
-        index,
-        u,
-        lane=position if lanes is None else int(lanes[position]),
-        address=int(address[position]),
-    )
 
 
 def _load_shared(
@@ -170,37 +129,6 @@ def _store_cluster(
 # -- global ---------------------------------------------------------------------------------------
 
 
-def check_global_bounds(
-    c: Chunk, u: Unit, lanes: Lanes, address: NDArray[Any], n_bytes: int, index: int
-) -> None:
-    """Faults on an address outside all buffers, or not a multiple of the size."""
-    if int(np.bitwise_or.reduce(address, initial=0)) & (n_bytes - 1):
-        _misaligned(c, u, lanes, address, n_bytes, index)
-    if not address.size or c.memory.holds(int(address.min()), int(address.max()) + n_bytes):
-        return
-    bad = c.memory.outside(address, n_bytes)
-    if bad.any():
-        position = int(np.flatnonzero(bad)[0])
-        at = int(address[position])
-        c.fault(
-            "out of bounds",
-            f"{n_bytes} bytes outside {c.memory.nearest(at)}",
-            index,
-            u,
-            lane=position if lanes is None else int(lanes[position]),
-            address=at,
-        )
-
-
-def global_cells(
-    c: Chunk, u: Unit, lanes: Lanes, address: NDArray[Any], n_bytes: int, index: int
-) -> NDArray[np.int64]:
-    """Positions in the arena's view of `n_bytes` cells, after the checks."""
-    if c.options.checks:
-        check_global_bounds(c, u, lanes, address, n_bytes, index)
-    return (address.view(np.int64) - GLOBAL_BASE) >> SHIFT[n_bytes]
-
-
 def _load_uniform(c: Chunk, u: Unit, address: Any, n_bytes: int, index: int) -> Any:
     cells = global_cells(c, u, None, np.asarray(address).reshape(1), n_bytes, index)
     if c.counters is not None:
@@ -241,7 +169,7 @@ def _local_cells(
     size = c.local.shape[1]
     if c.options.checks:
         if int(np.bitwise_or.reduce(address, initial=0)) & (n_bytes - 1):
-            _misaligned(c, u, lanes, address, n_bytes, index)
+            refuse_misaligned(c, u, lanes, address, n_bytes, index)
         if address.size and int(address.max()) + n_bytes > size:
             position = int(address.argmax())
             c.fault(
@@ -262,7 +190,7 @@ def _load_local(
 ) -> NDArray[Any]:
     cells = _local_cells(c, u, lanes, address, n_bytes, index)
     _count_bytes(c, "local load", address.size * n_bytes)
-    return c.local.reshape(-1).view(UINT[n_bytes]).take(cells)
+    return np.asarray(c.local.reshape(-1).view(UINT[n_bytes]).take(cells))
 
 
 def _store_local(
@@ -298,7 +226,7 @@ def _load_param(
             address=int(offsets.max()),
         )
     rows = offsets.astype(np.int64)[:, None] + np.arange(n_bytes)
-    return np.ascontiguousarray(c.params[rows]).view(UINT[n_bytes]).reshape(-1)
+    return np.asarray(np.ascontiguousarray(c.params[rows]).view(UINT[n_bytes]).reshape(-1))
 
 
 # -- generic --------------------------------------------------------------------------------------

@@ -73,9 +73,9 @@ class Barriers:
             return np.full(unit.pairs, int(value), np.int64)
         rows = value.reshape(-1, 32)
         if unit.mask is None:
-            return rows[:, 0].astype(np.int64)
+            return np.asarray(rows[:, 0], np.int64)
         first = unit.mask.reshape(-1, 32).argmax(axis=1)
-        return rows[np.arange(unit.pairs), first].astype(np.int64)
+        return np.asarray(rows[np.arange(unit.pairs), first], np.int64)
 
     def _check(
         self, unit: Unit, idents: NDArray[np.int64], counts: NDArray[np.int64], index: int

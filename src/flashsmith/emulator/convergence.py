@@ -23,9 +23,8 @@ def members_of(instruction: Instruction) -> int:
         return 0
     if not (instruction.has("sync") or instruction.has("aligned")):
         return 0
-    if instruction.has("aligned") or instruction.opcode in ("bar", "barrier", "mma", "ldmatrix"):
-        if not instruction.has("warp"):
-            return ALL_LANES
+    if not instruction.has("warp") and (instruction.has("aligned") or instruction.opcode == "bar"):
+        return ALL_LANES
     members = instruction.operands[-1] if instruction.operands else None
     return members.value & ALL_LANES if isinstance(members, Imm) else 0
 
@@ -65,8 +64,7 @@ class Convergence:
 
     def ready(self) -> NDArray[np.bool_]:
         """Which warps are together."""
-        ready: NDArray[np.bool_] = ~self._missing().any(axis=1)
-        return ready
+        return ~np.asarray(self._missing().any(axis=1))
 
     def finish(self, unit: Unit) -> None:
         """Nothing is learnt by coming together."""

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from flashsmith.emulator.convergence import is_apart, members_of
+from flashsmith.emulator.definedness import defined_by, require_defined
 from flashsmith.emulator.matrix_products import PendingProducts
 from flashsmith.emulator.opcode import OPCODES, Unknown
 from flashsmith.emulator.ptx.instruction import (
@@ -65,6 +66,8 @@ class Emitter:
         self._constants: dict[tuple[str, int], str] = {}
         self._temporaries = 0
         self.products = PendingProducts()
+        self.companions: dict[int, int] = {}  # of registers that may be read unwritten
+        self._doubtful = 0  # those of them, as bits, not looked at yet in this segment
 
     # -- operands ---------------------------------------------------------------------------
 
@@ -160,6 +163,31 @@ class Emitter:
         if self.guard is not None:
             expression = f"{self.use(pick)}({self.guard_text}, {expression}, {name})"
         self.lines.append(f"{self._indent}{name} = {expression}")
+        if operand.number in self.companions:
+            self._note_written(operand.number)
+
+    def _note_written(self, number: int) -> None:
+        name = f"r{self.companions[number]}"
+        if self.guard is None:
+            self.do(f"{name} = {self.value('K_pred_1', np.True_)}")
+            self._doubtful &= ~(1 << number)
+        else:
+            self.do(f"{name} = {self.use(defined_by)}({self.guard_text}, {name})")
+
+    def _require_written(self, instruction: Instruction, reads: int) -> None:
+        """Looks once a segment; copying what is not needed later is harmless."""
+        doubtful = reads & self._doubtful if instruction.opcode != "mov" else 0
+        for number in _numbers(doubtful):
+            companion = f"r{self.companions[number]}"
+            mask = f"{self.use(both)}(m, {self.guard_text})" if self.guard else "m"
+            name = self.kernel.registers[number].name
+            self.do(f"if {companion} is not {self.value('K_pred_1', np.True_)}:")
+            self.do(
+                f" {self.use(require_defined)}(c, u, {mask}, {companion}, {name!r}, "
+                f"{instruction.index})"
+            )
+        if self.guard is None:
+            self._doubtful &= ~doubtful
 
     def assign(self, expression: str) -> str:
         """Puts an expression into a fresh local and returns its name."""
@@ -206,6 +234,7 @@ class Emitter:
         self.segment = segment
         self.lines.append(f"def s{segment.number}(u, R, m, c):")
         self._require_convergence(segment)
+        self._doubtful = sum(1 << number for number in self.companions)
         for number in _numbers(segment.uses):
             self.lines.append(f" r{number} = R[{number}]")
         last = segment.instructions[-1]
@@ -214,7 +243,7 @@ class Emitter:
         for instruction, (reads, writes) in zip(body, segment.effects, strict=False):
             if instruction.opcode != "mma" and self.products.needed_by(reads, writes):
                 self.products.write_out(self)
-            self._instruction(instruction)
+            self._instruction(instruction, reads)
         self.products.write_out(self)
         changed = 0
         for _, writes in segment.effects:
@@ -224,7 +253,7 @@ class Emitter:
         if goes_on:
             self.lines.append(f" return {segment.successors[0]}")
         else:
-            self._instruction(last)
+            self._instruction(last, segment.effects[-1][0])
         self.segment = None
 
     def _require_convergence(self, segment: Segment) -> None:
@@ -238,9 +267,11 @@ class Emitter:
             condition = f"m is not None and {self.use(is_apart)}(c, u, m, {together}, {index})"
             self.lines.append(f" if {condition}: return {segment.number}")
 
-    def _instruction(self, instruction: Instruction) -> None:
+    def _instruction(self, instruction: Instruction, reads: int) -> None:
         self.index = instruction.index
         self.guard = instruction.guard
+        if self.companions:
+            self._require_written(instruction, reads)
         spec = OPCODES.get(instruction.opcode)
         try:
             if spec is None:

@@ -72,7 +72,7 @@ def _unpair(x: NDArray[Any]) -> Any:
     return out[0] if out.size == 1 else out
 
 
-# -- min and max ------------------------------------------------------------------------------------
+# -- min and max -------------------------------------------------------------------------------
 
 
 def minimum(a: Any, b: Any) -> Any:
@@ -112,7 +112,7 @@ def extreme_xorsign(operation: str, keep_nan: bool, a: Any, b: Any) -> Any:
     return np.where(negative, -out, out)[()]
 
 
-# -- special functions --------------------------------------------------------------------------------
+# -- special functions -------------------------------------------------------------------------
 
 
 def _by_f64(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -147,7 +147,7 @@ FUNCTIONS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-# -- 16-bit formats -----------------------------------------------------------------------------------
+# -- 16-bit formats ----------------------------------------------------------------------------
 
 
 def from_half(bits: Any, bf16: bool) -> Any:

@@ -43,11 +43,17 @@ def opcode(
     counts_as: str,
     touches_memory: bool = False,
 ) -> Callable[[Translate], Translate]:
-    """Registers the translation of opcodes; `writes` is a count of leading destinations or a rule."""
+    """Registers the translation of opcodes; `writes` counts leading destinations, or is a rule."""
+
+    def leading(_: Instruction) -> tuple[int, ...]:
+        return tuple(range(writes)) if isinstance(writes, int) else ()
+
+    def always(_: Instruction) -> str:
+        return cuts if isinstance(cuts, str) else ""
 
     def register(translate: Translate) -> Translate:
-        positions: Positions = writes if callable(writes) else (lambda _, n=writes: tuple(range(n)))
-        cut = cuts if callable(cuts) else (lambda _, where=cuts: where)
+        positions = writes if callable(writes) else leading
+        cut = cuts if callable(cuts) else always
         for name in names:
             OPCODES[name] = Opcode(
                 name,

@@ -120,7 +120,7 @@ class Program:
             chunk, translation.functions, translation.live_in, options.seed,
             meeting_points(translation.segments),
         )  # fmt: skip
-        units = chunk.first_units(len(self.kernel.registers), options.seed is not None)
+        units = chunk.first_units(translation.registers, options.seed is not None)
         scheduler.run(units)
         executed = 0
         for segment, count in zip(translation.segments, scheduler.counts, strict=True):

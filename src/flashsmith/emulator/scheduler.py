@@ -157,7 +157,7 @@ class Scheduler:
     # -- stalls -------------------------------------------------------------------------------
 
     def _unblock(self) -> None:
-        """Nobody can run: land copies, then let the ready part of a unit go; else it is a deadlock."""
+        """Nobody can run: copies land, or the ready part of a unit goes on; else: deadlock."""
         if self.chunk.flights:
             self.chunk.land_all()
             return

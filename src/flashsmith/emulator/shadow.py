@@ -152,7 +152,8 @@ class Shadow:
     ) -> NDArray[np.int64]:
         block = np.repeat(self._lane(unit, lanes, "block", unit.lane_block), width)
         warp = np.repeat(self._lane(unit, lanes, "warp", unit.lane_warp), width)
-        return self.chunk.known[block, warp, np.minimum(agents, self.chunk.agents - 1)]
+        known = self.chunk.known[block, warp, np.minimum(agents, self.chunk.agents - 1)]
+        return np.asarray(known)
 
     def _check_read(
         self,

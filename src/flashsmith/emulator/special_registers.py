@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,7 +15,9 @@ if TYPE_CHECKING:
 
 _U32 = np.uint32
 SMS = 132  # %nsmid: as many as an H200 has; %smid follows from the block number
-TIMERS = frozenset("%clock %clock_hi %clock64 %globaltimer %globaltimer_lo %globaltimer_hi".split())
+TIMERS = frozenset(
+    {"%clock", "%clock_hi", "%clock64", "%globaltimer", "%globaltimer_lo", "%globaltimer_hi"}
+)
 
 
 def special_value(c: Chunk, u: Unit, name: str) -> Any:  # Any: numpy scalar, or lanes
@@ -35,7 +38,7 @@ def special_value(c: Chunk, u: Unit, name: str) -> Any:  # Any: numpy scalar, or
         return _timer(c, name)
     if base.startswith("lanemask_"):
         return _lane_mask(u, base.removeprefix("lanemask_"))
-    simple = {
+    simple: dict[str, Callable[[], Any]] = {
         "laneid": lambda: _lane(u).astype(_U32),
         "warpid": lambda: u.lane_warp.astype(_U32),
         "nwarpid": lambda: _U32(c.warps),

@@ -9,6 +9,7 @@ from typing import Any
 from flashsmith.base.errors import EmulationError
 from flashsmith.emulator import ops
 from flashsmith.emulator.address_space import PARAM_WINDOW, SHARED_BASE
+from flashsmith.emulator.definedness import add_companions
 from flashsmith.emulator.emit import Emitter
 from flashsmith.emulator.opcode import OPCODES, Unknown
 from flashsmith.emulator.ptx.module import Kernel
@@ -25,6 +26,7 @@ class Translation:
     functions: list[Callable[..., int]]
     segments: list[Segment]
     live_in: list[int]
+    registers: int  # with companions
     source: str
     static_smem_bytes: int
     local_bytes: int
@@ -39,6 +41,7 @@ def translate(kernel: Kernel, *, fine: bool = False) -> Translation:
     except Unknown as problem:
         raise EmulationError("bad PTX", str(problem), kernel=kernel.name) from None
     emitter = Emitter(kernel, storage_types(kernel), symbols)
+    emitter.companions = add_companions(segments, len(kernel.registers))
     for segment in segments:
         emitter.emit(segment)
     _refuse_unknown(kernel, emitter.unknown)
@@ -49,6 +52,7 @@ def translate(kernel: Kernel, *, fine: bool = False) -> Translation:
         [namespace[f"s{segment.number}"] for segment in segments],
         segments,
         [segment.live_in for segment in segments],
+        len(kernel.registers) + len(emitter.companions),
         source,
         static,
         local,

@@ -95,7 +95,7 @@ class Unit:
         lanes = (pairs[:, None] * 32 + LANES).reshape(-1)
         if not whole:
             for number, value in enumerate(registers):
-                if value is not None and getattr(value, "ndim", 0):
+                if value is not None and value.ndim:
                     registers[number] = value.reshape(-1, 32)[pairs].reshape(-1)
         part = Unit(self.block[pairs], self.warp[pairs], mask, registers, self.pc)
         part.state = {key: state.select(lanes, mask) for key, state in self.state.items()}
@@ -151,7 +151,7 @@ def _merged_register(
     if not defined:
         return None
     first = defined[0]
-    if all(v is first for v in values) and not getattr(first, "ndim", 0):
+    if all(v is first for v in values) and first.ndim == 0:
         return first
     if all(v is not None and v.ndim == 0 for v in values) and all(
         v.tobytes() == first.tobytes() for v in values

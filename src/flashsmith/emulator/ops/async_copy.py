@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from flashsmith.emulator.access import SHIFT, UINT, global_cells, shared_offsets
+from flashsmith.emulator.access import UINT
+from flashsmith.emulator.bounds import SHIFT, global_cells, shared_offsets
 from flashsmith.emulator.copy_groups import Copy, CopyGroups
 from flashsmith.emulator.counting import count_global, count_shared
 from flashsmith.emulator.emit import Emitter
@@ -48,7 +49,7 @@ def _emit_copy(e: Emitter, i: Instruction) -> None:
     destination, source, size = i.operands[:3]
     if not isinstance(size, Imm) or size.value not in (4, 8, 16):
         raise Unknown("a copy of other than 4, 8 or 16 bytes")
-    extra = [x for x in i.operands[3:]]
+    extra = list(i.operands[3:])
     if i.has("L2::cache_hint"):
         extra.pop()
     real = e.read(extra[0], "u32") if extra else "None"

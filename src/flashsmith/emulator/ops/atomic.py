@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flashsmith.emulator.access import SHIFT, global_cells, shared_offsets
 from flashsmith.emulator.address_space import SHARED_WINDOW, WINDOW_BYTES
 from flashsmith.emulator.async_state import Mask, active_lanes
+from flashsmith.emulator.bounds import SHIFT, global_cells, shared_offsets
 from flashsmith.emulator.emit import Emitter
 from flashsmith.emulator.opcode import Unknown, opcode
 from flashsmith.emulator.ops.memory import space_of

@@ -41,10 +41,8 @@ def emit_cvt(e: Emitter, i: Instruction) -> None:
 
 
 def _emit_pack(e: Emitter, i: Instruction, to: str, source: str) -> None:
-    if source != "f32" or not i.has("rn") and not i.has("rz"):
-        raise Unknown("packing from this type or rounding")
-    if i.has("rz"):
-        raise Unknown("rounding .rz of a packed conversion")
+    if source != "f32" or not i.has("rn"):
+        raise Unknown("packing from this type, or with a rounding other than .rn")
     d, high, low = i.operands
     x, y = e.read(high, "f32"), e.read(low, "f32")
     if i.has("ftz"):
@@ -70,11 +68,11 @@ def _emit_float_to_float(e: Emitter, i: Instruction, to: str, source: str) -> No
 
 
 def _write_float(e: Emitter, i: Instruction, value: str, to: str, source: str) -> None:
-    if (i.has("rz") or i.has("rm") or i.has("rp")) and (SIZES[to], source) != (4, "f64"):
-        if to in ("f16", "bf16", "f32") and source not in ("f16", "bf16"):
-            mode = next(m for m in ("rz", "rm", "rp") if i.has(m))
-            e.write(i.operands[0], f"{e.use(directed)}({value}, {to!r}, {mode!r})", to)
-            return
+    mode = next((m for m in ("rz", "rm", "rp") if i.has(m)), None)
+    if mode is not None and to != "f64" and source not in ("f16", "bf16"):
+        kind = "u16" if to in ("f16", "bf16") else to
+        e.write(i.operands[0], f"{e.use(directed)}({value}, {to!r}, {mode!r})", kind)
+        return
     if i.has("relu"):
         value = f"np.fmax({value}, F32(0))"
     if i.has("sat"):

@@ -116,10 +116,8 @@ def emit_sign(e: Emitter, i: Instruction) -> None:
     sign = {"u16": 1 << 15, "u64": 1 << 63, "u32": 1 << 31}[kind]
     if i.type.endswith("x2"):
         sign = 0x80008000
-    if i.type == "f32" and i.has("ftz"):
-        value = f"{_source(e, i, a)}.view(U32)"
-    else:
-        value = e.read(a, kind)
+    flushed = i.type == "f32" and i.has("ftz")
+    value = f"{_source(e, i, a)}.view(U32)" if flushed else e.read(a, kind)
     operator = (
         f"& {e.constant(Imm(~sign), kind)}"
         if i.opcode == "abs"
@@ -137,7 +135,7 @@ def emit_copysign(e: Emitter, i: Instruction) -> None:
 
 @opcode("ex2", "lg2", "rcp", "sqrt", "rsqrt", "sin", "cos", "tanh", counts_as="special function")
 def emit_function(e: Emitter, i: Instruction) -> None:
-    """Special functions: correctly rounded where the ISA says .rn, within a step of it otherwise."""
+    """Special functions: rounded correctly for .rn, within a step of that for .approx."""
     d, a = i.operands
     _check_rounding(i)
     if i.type not in ("f32", "f64"):
@@ -157,7 +155,8 @@ def emit_testp(e: Emitter, i: Instruction) -> None:
     """testp: the class of a number."""
     d, a = i.operands
     value = e.assign(e.read(a, i.type))
-    tiny = f"{name_of(i.type)}({'1.1754943508222875e-38' if i.type == 'f32' else '2.2250738585072014e-308'})"
+    least = "1.1754943508222875e-38" if i.type == "f32" else "2.2250738585072014e-308"
+    tiny = f"{name_of(i.type)}({least})"
     tests = {
         "finite": f"np.isfinite({value})",
         "infinite": f"np.isinf({value})",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -190,7 +191,7 @@ def emit_prmt(e: Emitter, i: Instruction) -> None:
 def permute(a: Any, b: Any, selector: Any) -> Any:  # Any: lanes or scalars
     """Bytes of `b:a` chosen by nibbles; the top bit of a nibble spreads the byte's sign."""
     both = a.astype(np.uint64) | (b.astype(np.uint64) << np.uint64(32))
-    out = np.uint32(0)
+    out: Any = np.uint32(0)
     for byte in range(4):
         nibble = (selector >> np.uint32(4 * byte)).astype(np.uint64)
         value = (both >> (np.uint64(8) * (nibble & np.uint64(7)))) & np.uint64(255)
@@ -207,7 +208,10 @@ def emit_count(e: Emitter, i: Instruction) -> None:
     if i.opcode == "fns":
         raise Unknown("fns")
     kind = i.type if i.opcode == "bfind" else _bits(i.type)
-    function = {"popc": popc, "clz": clz, "brev": brev, "bfind": bfind}[i.opcode]
+    functions: dict[str, Callable[..., Any]] = {
+        "popc": popc, "clz": clz, "brev": brev, "bfind": bfind,
+    }  # fmt: skip
+    function = functions[i.opcode]
     extra = f", {i.has('shiftamt')}" if i.opcode == "bfind" else ""
     result = kind if i.opcode == "brev" else "u32"
     e.write(d, f"{e.use(function)}({e.read(a, kind)}{extra})", result)

@@ -29,6 +29,10 @@ def _items(operand: Operand) -> tuple[Operand, ...]:
     return operand.items if isinstance(operand, Vector) else (operand,)
 
 
+def _address_word(space: str) -> str:
+    return name_of("u32" if space in ("shared", "cluster") else "u64")
+
+
 def _is_polling(i: Instruction) -> bool:
     return any(m in ("volatile", "acquire", "relaxed", "mmio") for m in i.modifiers)
 
@@ -49,14 +53,11 @@ def emit_ld(e: Emitter, i: Instruction) -> None:
     with e.active() as mask:
         function = e.use(access.load)
         address = e.address(a, space)
+        word = _address_word(space)
         size = min(n_bytes, 16)
         parts = []
         for offset in range(0, n_bytes, 16):
-            at = (
-                address
-                if not offset
-                else f"{address} + {name_of('u32' if space in ('shared', 'cluster') else 'u64')}({offset})"
-            )
+            at = f"{address} + {word}({offset})" if offset else address
             parts.append(e.assign(f"{function}(c, u, {mask}, {space!r}, {at}, {size}, {e.index})"))
         if _is_polling(i):
             e.do("u.yielded = True")
@@ -112,6 +113,7 @@ def emit_st(e: Emitter, i: Instruction) -> None:
     with e.active() as mask:
         function = e.use(access.store)
         address = e.address(a, space)
+        word = _address_word(space)
         per_part = max(1, len(items) * min(n_bytes, 16) // n_bytes)
         for number in range(0, len(items), per_part):
             values = [e.read(item, raw) for item in items[number : number + per_part]]
@@ -119,11 +121,7 @@ def emit_st(e: Emitter, i: Instruction) -> None:
                 values[0] if len(values) == 1 else f"{e.use(put_together)}(u, {', '.join(values)})"
             )
             offset = number * SIZES[i.type]
-            at = (
-                address
-                if not offset
-                else f"{address} + {name_of('u32' if space in ('shared', 'cluster') else 'u64')}({offset})"
-            )
+            at = f"{address} + {word}({offset})" if offset else address
             e.do(
                 f"{function}(c, u, {mask}, {space!r}, {at}, {value}, {min(n_bytes, 16)}, {e.index})"
             )

@@ -17,16 +17,15 @@ from flashsmith.emulator.ptx.instruction import (
     Vector,
 )
 
+_BY_AXIS = "tid ntid ctaid nctaid cluster_ctaid cluster_nctaid clusterid nclusterid"
+_SINGLE = (
+    "laneid warpid nwarpid smid nsmid gridid clock clock_hi clock64 globaltimer globaltimer_lo "
+    "globaltimer_hi lanemask_eq lanemask_le lanemask_lt lanemask_ge lanemask_gt cluster_ctarank "
+    "cluster_nctarank is_explicit_cluster dynamic_smem_size total_smem_size"
+)
 SPECIALS = frozenset(
-    f"{name}.{axis}"
-    for name in ("%tid", "%ntid", "%ctaid", "%nctaid", "%cluster_ctaid", "%cluster_nctaid")
-    for axis in "xyz"
-) | frozenset(
-    "%laneid %warpid %nwarpid %smid %nsmid %gridid %clock %clock_hi %clock64 %globaltimer "
-    "%globaltimer_lo %globaltimer_hi %lanemask_eq %lanemask_le %lanemask_lt %lanemask_ge "
-    "%lanemask_gt %cluster_ctarank %cluster_nctarank %is_explicit_cluster %dynamic_smem_size "
-    "%total_smem_size %clusterid.x %clusterid.y %clusterid.z %nclusterid.x %nclusterid.y "
-    "%nclusterid.z".split()
+    [f"%{name}.{axis}" for name in _BY_AXIS.split() for axis in "xyz"]
+    + [f"%{name}" for name in _SINGLE.split()]
 )
 
 _INTEGER = re.compile(r"(-?)(0[xX][0-9a-fA-F]+|0[bB][01]+|\d+)U?$")
