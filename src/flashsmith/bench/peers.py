@@ -1,0 +1,145 @@
+"""What people would use instead, as contenders on the same tensors: torch's backends and others."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from flashsmith.measure.interleaved import Contender
+from flashsmith.problem.attention_problem import AttentionProblem
+
+_log = logging.getLogger("flashsmith.bench")
+
+Call = Callable[[], Any]  # Any: a torch tensor
+# Any: q, k and v are torch tensors in (batch, row, head, d) order
+MakeCall = Callable[[AttentionProblem, Any, Any, Any], Call]
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """A name that tables show, and how to make a call for a problem."""
+
+    name: str
+    make: MakeCall
+
+
+def _sdpa(backend_name: str) -> MakeCall:
+    def make(problem: AttentionProblem, q: Any, k: Any, v: Any) -> Call:
+        import torch
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+
+        backend = getattr(SDPBackend, backend_name)
+        heads_first = [tensor.transpose(1, 2) for tensor in (q, k, v)]
+
+        def call() -> Any:
+            with sdpa_kernel(backend):
+                return torch.nn.functional.scaled_dot_product_attention(
+                    *heads_first,
+                    is_causal=problem.causal,
+                    scale=problem.softmax_scale,
+                    enable_gqa=problem.heads != problem.kv_heads,
+                )
+
+        return call
+
+    return make
+
+
+def _flex(problem: AttentionProblem, q: Any, k: Any, v: Any) -> Call:
+    import torch
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    compiled = torch.compile(flex_attention, dynamic=False)
+    heads_first = [tensor.transpose(1, 2) for tensor in (q, k, v)]
+    mask = None
+    if problem.causal:
+        mask = create_block_mask(
+            lambda b, h, row, key: row >= key, None, None, problem.q_len, problem.k_len, q.device
+        )
+    gqa = problem.heads != problem.kv_heads
+    return lambda: compiled(
+        *heads_first, block_mask=mask, scale=problem.softmax_scale, enable_gqa=gqa
+    )
+
+
+def _module(module: str) -> MakeCall:
+    """flash-attn's own function, from whichever package is installed."""
+
+    def make(problem: AttentionProblem, q: Any, k: Any, v: Any) -> Call:
+        function = importlib.import_module(module).flash_attn_func
+        return lambda: function(q, k, v, softmax_scale=problem.softmax_scale, causal=problem.causal)
+
+    return make
+
+
+PEERS = (
+    Peer("cuDNN", _sdpa("CUDNN_ATTENTION")),
+    Peer("FlashAttention-2 (torch)", _sdpa("FLASH_ATTENTION")),
+    Peer("efficient (torch)", _sdpa("EFFICIENT_ATTENTION")),
+    Peer("FlexAttention", _flex),
+    Peer("flash-attn 2", _module("flash_attn")),
+    Peer("flash-attn 3", _module("flash_attn_interface")),
+    Peer("flash-attn 4", _module("flash_attn.cute")),
+)
+
+
+def find_peers(names: list[str]) -> list[Peer]:
+    """The peers whose name contains one of `names`; all where none is given."""
+    return [
+        peer
+        for peer in PEERS
+        if not names or any(name.lower() in peer.name.lower() for name in names)
+    ]
+
+
+def contenders_of(
+    peers: list[Peer], problem: AttentionProblem, q: Any, k: Any, v: Any
+) -> Iterator[Contender]:
+    """Peers that run this problem, each captured in a CUDA graph; the others are said and left."""
+    for peer in peers:
+        try:
+            yield Contender(peer.name, _captured(peer.make(problem, q, k, v)), is_captured=True)
+        # What a foreign library raises for a shape it does not take is not known beforehand.
+        except Exception as error:  # noqa: BLE001
+            _log.info("%s does not run %s: %s", peer.name, problem, str(error).splitlines()[:1])
+
+
+def _captured(call: Call) -> Callable[[int], None]:
+    import torch
+
+    with torch.no_grad():
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            for _ in range(3):
+                call()
+        stream.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            call()
+
+    def replay(handle: int) -> None:
+        with torch.cuda.stream(torch.cuda.ExternalStream(handle)):
+            graph.replay()
+
+    return replay
+
+
+@contextmanager
+def torch_tensors(problem: AttentionProblem) -> Iterator[tuple[Any, Any, Any, Any]]:
+    """Normal q, k, v and an empty o on the GPU, in (batch, row, head, d) order."""
+    import torch
+
+    dtype = {"FP16": torch.float16, "BF16": torch.bfloat16}[problem.dtype.name]
+    torch.manual_seed(0)
+    p = problem
+    q = torch.randn(p.batch, p.q_len, p.heads, p.d_head, device="cuda", dtype=dtype)
+    k, v = (
+        torch.randn(p.batch, p.k_len, p.kv_heads, p.d_head, device="cuda", dtype=dtype)
+        for _ in range(2)
+    )
+    yield q, k, v, torch.empty_like(q)
+    torch.cuda.synchronize()

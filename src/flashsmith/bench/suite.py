@@ -1,0 +1,110 @@
+"""Suites: lists of problems in TOML files, shipped ones by name and others by path."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from flashsmith.base.dtypes import DType
+from flashsmith.base.errors import ArgumentError
+from flashsmith.problem.attention_problem import AttentionProblem
+
+FOLDER = Path(__file__).parent / "suites"
+_GRID = {"d_heads", "seq_lens", "masks", "tokens", "width"}
+_SHAPE = {"name", "batch", "heads", "kv_heads", "length", "d_head", "mask"}
+_MASKS = {"full": False, "causal": True}
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """One problem of a suite, and what people call it."""
+
+    name: str
+    problem: AttentionProblem
+
+
+@dataclass(frozen=True, slots=True)
+class Suite:
+    """A name, a sentence, and shapes."""
+
+    name: str
+    about: str
+    shapes: tuple[Shape, ...]
+
+
+def suite_names() -> list[str]:
+    """The suites that come with the package."""
+    return sorted(path.stem for path in FOLDER.glob("*.toml"))
+
+
+def read_suite(name: str, dtype: DType) -> Suite:
+    """A shipped suite by name, or the TOML file at a path."""
+    path = Path(name) if name.endswith(".toml") else FOLDER / f"{name}.toml"
+    if not path.is_file():
+        near = get_close_matches(name, suite_names(), 1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise ArgumentError(
+            f"--suite is {name!r}; it is {', '.join(suite_names())} or a path to a .toml file{hint}"
+        )
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ArgumentError(f"{path} is no TOML file: {error}.") from error
+    shapes = [shape for table in data.get("grid", []) for shape in _grid(path, table, dtype)]
+    shapes += [_shape(path, table, dtype) for table in data.get("shape", [])]
+    if not shapes:
+        raise ArgumentError(f"{path} holds no shapes; add a [[grid]] or [[shape]] table.")
+    return Suite(path.stem, str(data.get("about", "")), tuple(shapes))
+
+
+def _grid(path: Path, table: Mapping[str, Any], dtype: DType) -> list[Shape]:  # Any: TOML values
+    _require_fields(path, "grid", table, _GRID)
+    shapes = []
+    for d_head in table["d_heads"]:
+        for mask in table["masks"]:
+            for length in table["seq_lens"]:
+                heads = max(table["width"] // d_head, 1)
+                batch = max(table["tokens"] // length, 1)
+                problem = _problem(path, batch, heads, heads, length, d_head, mask, dtype)
+                shapes.append(Shape(f"d{d_head} {mask} {length}", problem))
+    return shapes
+
+
+def _shape(path: Path, table: Mapping[str, Any], dtype: DType) -> Shape:  # Any: TOML values
+    _require_fields(path, "shape", table, _SHAPE)
+    t = table
+    problem = _problem(
+        path, t["batch"], t["heads"], t["kv_heads"], t["length"], t["d_head"], t["mask"], dtype
+    )
+    return Shape(str(t["name"]), problem)
+
+
+def _problem(
+    path: Path,
+    batch: int,
+    heads: int,
+    kv_heads: int,
+    length: int,
+    d_head: int,
+    mask: str,
+    dtype: DType,
+) -> AttentionProblem:
+    if mask not in _MASKS:
+        raise ArgumentError(f"{path}: mask is {mask!r}; it is full or causal.")
+    return AttentionProblem(
+        batch, heads, kv_heads, length, length, d_head, dtype, causal=_MASKS[mask]
+    )
+
+
+def _require_fields(path: Path, kind: str, table: Mapping[str, Any], known: set[str]) -> None:
+    # A misspelt field would otherwise be a default that nobody asked for.
+    if set(table) != known:
+        odd = sorted(set(table) ^ known)
+        raise ArgumentError(
+            f"{path}: [[{kind}]] has {', '.join(odd)} missing or unknown; its fields are "
+            f"{', '.join(sorted(known))}."
+        )

@@ -1,0 +1,83 @@
+"""Our choice beside its peers on one problem, interleaved, with a GEMM as the ceiling."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from flashsmith.bench.peers import Peer, contenders_of, torch_tensors
+from flashsmith.bench.suite import Shape
+from flashsmith.measure.interleaved import Comparison, Contender, Regime, Timed, compare
+from flashsmith.measure.statistics import Summary, ratio_by_round
+from flashsmith.measure.timed_configs import contender_of
+from flashsmith.problem.attention_problem import AttentionProblem
+from flashsmith.runtime.cuda_device import CudaDevice
+from flashsmith.runtime.launch.plan import ForwardCall, TensorArg
+from flashsmith.tuner.choose import Choice, choose
+
+OURS = "flashsmith"
+GEMM = "GEMM"
+GEMM_SIZE = 8192
+GEMM_FLOPS = 2.0 * GEMM_SIZE**3
+
+
+@dataclass(frozen=True, slots=True)
+class Versus:
+    """One problem: what we chose, and how every contender did in the same rounds."""
+
+    shape: Shape
+    choice: Choice
+    comparison: Comparison
+
+    @property
+    def ours(self) -> Timed:
+        """Our choice; it is the baseline of the comparison."""
+        return self.comparison.timed[0]
+
+    @property
+    def peers(self) -> tuple[Timed, ...]:
+        """Everyone else but the GEMM."""
+        return tuple(t for t in self.comparison.timed[1:] if t.name != GEMM)
+
+    def times_as_fast(self, peer: Timed) -> Summary:
+        """Our speed over a peer's, round by round; above 1 we are faster."""
+        return ratio_by_round(peer.times_us, self.ours.times_us)
+
+    def gemm_tflops(self) -> float | None:
+        """The rate of a large matrix product in the same rounds."""
+        found = next((t for t in self.comparison.timed if t.name == GEMM), None)
+        return GEMM_FLOPS / found.time_us.median / 1e6 if found else None
+
+
+def versus(
+    device: CudaDevice, shape: Shape, peers: list[Peer], *, rounds: int, regime: Regime
+) -> Versus:
+    """Runs one shape."""
+    problem = shape.problem
+    choice = choose(problem, device.arch, gpu=device.name)
+    assert choice.config is not None
+    with torch_tensors(problem) as (q, k, v, o):
+        call = ForwardCall(_arg(q), _arg(k), _arg(v), _arg(o))
+        ours = contender_of(device, choice.config, problem, call)
+        contenders = [
+            Contender(OURS, ours.launch),
+            *contenders_of(peers, problem, q, k, v),
+            *_gemm(problem),
+        ]
+        return Versus(shape, choice, compare(device, contenders, rounds=rounds, regime=regime))
+
+
+def _gemm(problem: AttentionProblem) -> Iterator[Contender]:
+    import torch
+
+    dtype = {"FP16": torch.float16, "BF16": torch.bfloat16}[problem.dtype.name]
+    a, b = (torch.randn(GEMM_SIZE, GEMM_SIZE, device="cuda", dtype=dtype) for _ in range(2))
+    c = torch.empty_like(a)
+    product = Peer(GEMM, lambda *_: lambda: torch.mm(a, b, out=c))
+    return contenders_of([product], problem, None, None, None)
+
+
+def _arg(tensor: Any) -> TensorArg:  # Any: a torch tensor
+    batch, seq, head, _ = tensor.stride()
+    return TensorArg(tensor.data_ptr(), batch, seq, head)

@@ -1,0 +1,52 @@
+"""Suites: every shipped one reads, and a wrong one says what is wrong."""
+
+import pytest
+
+from flashsmith.base.dtypes import DType
+from flashsmith.base.errors import ArgumentError
+from flashsmith.bench.suite import read_suite, suite_names
+
+
+def test_the_papers_grid_is_36_problems_of_16k_tokens():
+    suite = read_suite("paper", DType.BF16)
+    assert len(suite.shapes) == 36
+    for shape in suite.shapes:
+        problem = shape.problem
+        assert problem.batch * problem.q_len == 16384
+        assert problem.heads * problem.d_head == 2048
+
+
+@pytest.mark.parametrize("name", suite_names())
+def test_every_shipped_suite_reads_in_both_dtypes(name):
+    for dtype in DType:
+        suite = read_suite(name, dtype)
+        assert suite.about
+        assert {shape.problem.dtype for shape in suite.shapes} == {dtype}
+
+
+def test_models_have_grouped_heads():
+    assert any(s.problem.heads != s.problem.kv_heads for s in read_suite("llm", DType.BF16).shapes)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("nonsense = [", "is no TOML file"),
+        ("about = 'empty'", "holds no shapes"),
+        ("[[grid]]\nd_heads = [64]", "masks, seq_lens, tokens, width missing or unknown"),
+        (
+            "[[shape]]\nname='x'\nbatch=1\nheads=3\nkv_heads=1\nlength=9\nd_head=64\nmask='band'",
+            "mask is 'band'; it is full or causal",
+        ),
+    ],
+)
+def test_a_wrong_file_is_refused_by_what_is_wrong(tmp_path, text, says):
+    path = tmp_path / "mine.toml"
+    path.write_text(text)
+    with pytest.raises(ArgumentError, match=says):
+        read_suite(str(path), DType.BF16)
+
+
+def test_an_unknown_suite_names_the_known_and_the_nearest():
+    with pytest.raises(ArgumentError, match=r"llm, paper, quick .*did you mean paper"):
+        read_suite("papper", DType.BF16)
