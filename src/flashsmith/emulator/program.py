@@ -11,9 +11,11 @@ import numpy as np
 from flashsmith.base.errors import EmulationError
 from flashsmith.emulator.chunk import Chunk
 from flashsmith.emulator.counters import Counters
+from flashsmith.emulator.launch_checks import check_geometry, param_buffer
 from flashsmith.emulator.memory import GlobalMemory
 from flashsmith.emulator.opcode import OPCODES
 from flashsmith.emulator.options import EmulatorOptions, LaunchReport
+from flashsmith.emulator.processes import process_count, run_all
 from flashsmith.emulator.ptx.instruction import Symbol
 from flashsmith.emulator.ptx.module import Kernel
 from flashsmith.emulator.ptx.parse import parse_kernel
@@ -21,9 +23,6 @@ from flashsmith.emulator.scheduler import Scheduler
 from flashsmith.emulator.segments import meeting_points
 from flashsmith.emulator.translate import Translation, translate
 from flashsmith.emulator.wgmma_pipeline import Problem, pipeline_problems
-
-MAX_GRID = (2**31 - 1, 65535, 65535)
-MAX_THREADS = 1024
 
 
 @lru_cache(maxsize=64)
@@ -57,38 +56,56 @@ class Program:
         *,
         cluster: int = 1,
         options: EmulatorOptions | None = None,
+        registers: int | None = None,
     ) -> LaunchReport:
-        """Runs the kernel on every block of the grid; faults are raised as EmulationError."""
+        """Runs the kernel on every block of the grid; faults are raised as EmulationError.
+
+        `registers` is what the compiled kernel uses a thread, where that is known.
+        """
         options = options or EmulatorOptions()
         started = time.perf_counter()
-        buffer = self._param_buffer(params)
-        self._check_geometry(grid, threads, smem_bytes, cluster)
+        translation = self._translation(options)
+        buffer = param_buffer(self.kernel, params)
+        check_geometry(
+            self.kernel, grid, threads, smem_bytes,
+            static_bytes=translation.static_smem_bytes, cluster=cluster, registers=registers,
+        )  # fmt: skip
         if options.checks:
             self._check_wgmma_registers()
-        counters = Counters() if options.counters else None
         blocks = grid[0] * grid[1] * grid[2]
-        symbols, held = self._module_variables(memory)
         step = max(1, options.chunk_lanes // (32 * -(-threads // 32)) // cluster) * cluster
-        executed = 0
-        with np.errstate(all="ignore"):
-            for first in range(0, blocks, step):
-                chunk = Chunk(
-                    self.kernel,
-                    blocks=np.arange(first, min(first + step, blocks)),
-                    grid=grid,
-                    threads=threads,
-                    smem_bytes=self._translation(options).static_smem_bytes + smem_bytes,
-                    dynamic_bytes=smem_bytes,
-                    params=buffer,
-                    memory=memory,
-                    symbols=symbols,
-                    local_bytes=self._translation(options).local_bytes,
-                    options=options,
-                    cluster=cluster,
-                )
-                executed += self._run(chunk, counters, options)
-        for address in held:
-            memory.free(address)
+        symbols, held = self._module_variables(memory)
+
+        def run(first: int) -> tuple[int, Counters | None]:
+            chunk = Chunk(
+                self.kernel,
+                blocks=np.arange(first, min(first + step, blocks)),
+                grid=grid,
+                threads=threads,
+                smem_bytes=translation.static_smem_bytes + smem_bytes,
+                dynamic_bytes=smem_bytes,
+                params=buffer,
+                memory=memory,
+                symbols=symbols,
+                local_bytes=translation.local_bytes,
+                options=options,
+                cluster=cluster,
+            )
+            return self._run(chunk, options), chunk.counters
+
+        firsts = range(0, blocks, step)
+        try:
+            with np.errstate(all="ignore"):
+                processes = process_count(self.kernel, len(firsts), options.processes)
+                results = run_all(run, firsts, processes)
+        finally:
+            for address in held:
+                memory.free(address)
+        counters = Counters() if options.counters else None
+        for _, part in results:
+            if counters is not None and part is not None:
+                counters.add(part)
+        executed = sum(count for count, _ in results)
         return LaunchReport(
             self.kernel.name, blocks, threads, time.perf_counter() - started, executed, counters
         )
@@ -114,7 +131,8 @@ class Program:
             self._fine = translate(self.kernel, fine=True)
         return self._fine
 
-    def _run(self, chunk: Chunk, counters: Counters | None, options: EmulatorOptions) -> int:
+    def _run(self, chunk: Chunk, options: EmulatorOptions) -> int:
+        """Runs the blocks of a chunk to their end; returns how many warp instructions that took."""
         translation = self._translation(options)
         scheduler = Scheduler(
             chunk, translation.functions, translation.live_in, options.seed,
@@ -125,52 +143,10 @@ class Program:
         executed = 0
         for segment, count in zip(translation.segments, scheduler.counts, strict=True):
             executed += count * len(segment.instructions)
-            if counters is not None and count:
+            if chunk.counters is not None and count:
                 for instruction in segment.instructions:
-                    counters.instructions[OPCODES[instruction.opcode].counts_as] += count
-        if counters is not None and chunk.counters is not None:
-            counters.add(chunk.counters)
+                    chunk.counters.instructions[OPCODES[instruction.opcode].counts_as] += count
         return executed
-
-    def _param_buffer(self, params: tuple[bytes, ...]) -> bytes:
-        kernel = self.kernel
-        if len(params) != len(kernel.params):
-            raise EmulationError(
-                "wrong parameters",
-                f"{len(params)} parameters given, the kernel takes {len(kernel.params)}",
-                kernel=kernel.name,
-                line=kernel.line,
-            )
-        buffer = bytearray(kernel.param_bytes)
-        for number, (given, param) in enumerate(zip(params, kernel.params, strict=True)):
-            if len(given) != param.n_bytes:
-                raise EmulationError(
-                    "wrong parameters",
-                    f"parameter {number} has {len(given)} bytes, the kernel takes {param.n_bytes}",
-                    kernel=kernel.name,
-                    line=kernel.line,
-                )
-            buffer[param.offset : param.offset + param.n_bytes] = given
-        return bytes(buffer)
-
-    def _check_geometry(
-        self, grid: tuple[int, int, int], threads: int, smem_bytes: int, cluster: int
-    ) -> None:
-        kernel = self.kernel
-        problem = ""
-        for size, limit, axis in zip(grid, MAX_GRID, "xyz", strict=True):
-            if not 1 <= size <= limit:
-                problem = f"a grid of {size:,} blocks along {axis}; 1 to {limit:,} are possible"
-        if not 1 <= threads <= MAX_THREADS:
-            problem = f"{threads} threads a block; 1 to {MAX_THREADS} are possible"
-        elif kernel.max_threads and threads > kernel.max_threads:
-            problem = f"{threads} threads a block; .maxntid of the kernel is {kernel.max_threads}"
-        elif smem_bytes < 0:
-            problem = f"{smem_bytes} bytes of dynamic shared memory; 0 or more are possible"
-        elif grid[0] % cluster:
-            problem = f"a grid of {grid[0]} blocks along x for clusters of {cluster}"
-        if problem:
-            raise EmulationError("bad launch", problem, kernel=kernel.name, line=kernel.line)
 
     def _module_variables(self, memory: GlobalMemory) -> tuple[dict[str, Any], list[int]]:
         """Addresses of .global and .const variables for one launch."""
