@@ -11,6 +11,7 @@ THREADS = 128
 # letter of an operand: asm constraint, C type, how 64 bits of input become it
 OPERANDS = {
     "r": ("r", "u32", "(u32){}"),
+    "d": ("r", "u32", "(u32){}"),
     "s": ("r", "u32", "(u32){}"),
     "l": ("l", "u64", "{}"),
     "h": ("h", "u16", "(u16){}"),
@@ -29,6 +30,8 @@ def _operand(kind: str, rng: np.random.Generator) -> np.ndarray:
     n = THREADS
     if kind == "s":
         return rng.integers(0, 40, n, dtype=np.uint64)
+    if kind == "d":  # divisors: dividing by 0 gives what the machine likes
+        return rng.integers(2, 2**31, n, dtype=np.uint64)
     if kind == "l":
         return rng.integers(0, 2**64, n, dtype=np.uint64)
     if kind == "h":
@@ -155,7 +158,7 @@ def cases() -> list[Case]:
         *(_line(f"mad.wide.{t}", "l", "rrl") for t in ("s32", "u32")),
         *(_line(f"{op}.{t}64", "l", "ll") for op in ("add", "sub", "mul.lo", "min", "max") for t in "su"),
         *(_line(f"{op}.s32", "r", "r") for op in ("neg", "abs")),
-        *(_line(f"{op}.{t}", "r", "rr") for op in ("div", "rem") for t in ("s32", "u32")),
+        *(_line(f"{op}.{t}", "r", "rd") for op in ("div", "rem") for t in ("s32", "u32")),
     ]  # fmt: skip
     bits = [
         *(_line(f"{op}.b32", "r", "rr") for op in ("and", "or", "xor")),

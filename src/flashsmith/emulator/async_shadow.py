@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
+from flashsmith.emulator.async_state import seen_from
 from flashsmith.emulator.mbarrier import Ints
 from flashsmith.emulator.shadow import AGENT_BITS, AGENT_MASK, IN_FLIGHT, NEVER
 from flashsmith.emulator.smem_layout import CHUNK_BYTES
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from flashsmith.emulator.chunk import Chunk
     from flashsmith.emulator.unit import Unit
 
+ALWAYS = 1 << 40  # later than any time
 BEING_READ = 0xFFFFFFFF  # read time of what an operation in flight still reads
 
 
@@ -35,6 +37,12 @@ class Access:
     warp: Ints
     lane: Ints
     offsets: Ints  # (entries, 16-byte chunks)
+
+    @property
+    def target(self) -> Ints:
+        """The block whose memory each entry touches."""
+        touched: Ints = self.offsets[:, 0] // self.chunk.pitch
+        return touched
 
     def grains(self) -> Ints:
         """Positions in the shadow arrays: (entries, grains)."""
@@ -57,6 +65,11 @@ class Access:
     def known(self, agents: Ints) -> Ints:
         """Up to when the entries' warps know the events of `agents` (one a grain)."""
         rows = self.chunk.known[self.block, self.warp]
+        away = self.target != self.block
+        if away.any():
+            turned = seen_from(self.chunk, rows[away], self.block[away], self.target[away])
+            turned[:, self.chunk.warps : self.chunk.peer_column] = ALWAYS  # not known, not judged
+            rows[away] = turned
         picked: Ints = np.take_along_axis(rows, agents, axis=1)
         return picked
 

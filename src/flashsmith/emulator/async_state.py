@@ -36,6 +36,7 @@ class AsyncState:
         self.init_warp = np.zeros((blocks, 0), np.int64)
         self.init_time = np.zeros((blocks, 0), np.int64)
         self.init_fence = np.zeros((blocks, 0), np.int64)
+        self.lifetimes = Lifetimes(chunk)
 
     @staticmethod
     def of(chunk: Chunk) -> AsyncState:
@@ -95,7 +96,10 @@ class AsyncState:
         """An arrival of `warp` of block `source` carries all that this warp knows."""
         row = self.chunk.known[source, warp].copy()
         row[np.arange(len(warp)), warp] = self.chunk.time
-        row[source != block] = 0  # clocks are a block's own
+        away = source != block
+        if away.any():
+            row[away] = seen_from(self.chunk, row[away], source[away], block[away])
+            self.lifetimes.touch(block[away], source[away], warp[away])
         np.maximum.at(self.arrived, (block, column), row)
 
     def acquire(self, block: Ints, column: Ints, warp: Ints) -> None:
@@ -106,6 +110,63 @@ class AsyncState:
 
     def _snapshot(self, block: Ints, column: Ints) -> None:
         self.ended[block, column] = self.arrived[block, column]
+
+
+def seen_from(chunk: Chunk, rows: Ints, source: Ints, target: Ints) -> Ints:
+    """Clocks of warps of `source` blocks in the columns of `target` blocks of the same cluster.
+
+    Columns are a block's own: its warps first, then those of the next ranks. What copies and
+    fences of the source block did means nothing in the target block.
+    """
+    warps, size = chunk.warps, chunk.cluster
+    own = rows[:, :warps, None].swapaxes(1, 2)
+    peers = rows[:, chunk.peer_column :].reshape(len(rows), size - 1, warps)
+    ring = np.concatenate([own, peers], axis=1)  # by rank, counted from the source's
+    shift = (target - source) % size
+    order = (np.arange(size) + shift[:, None]) % size
+    turned = np.take_along_axis(ring, order[:, :, None], axis=1)
+    out = np.zeros_like(rows)
+    out[:, :warps] = turned[:, 0]
+    out[:, chunk.peer_column :] = turned[:, 1:].reshape(len(rows), -1)
+    return out
+
+
+class Lifetimes:
+    """Blocks that end, and accesses of their neighbours that must come before."""
+
+    def __init__(self, chunk: Chunk) -> None:
+        blocks = len(chunk.blocks)
+        self.chunk = chunk
+        self.alive = np.full(blocks, chunk.threads, np.int64)
+        self.known = np.zeros((blocks, chunk.agents), np.int64)  # by the warps that have ended
+        self.touched = np.zeros((blocks, chunk.agents), np.int64)  # last access, by peer
+        if chunk.cluster > 1:
+            chunk.on_exit.append(self._exited)
+
+    def touch(self, block: Ints, source: Ints, warp: Ints) -> None:
+        """Warps of `source` blocks reach into other blocks."""
+        gone = self.alive[block] == 0
+        if gone.any():
+            self._fault(int(block[gone.argmax()]), "an access of its neighbour comes later")
+        distance = (source - block) % self.chunk.cluster
+        column = self.chunk.peer_column + (distance - 1) * self.chunk.warps + warp
+        np.maximum.at(self.touched, (block, column), self.chunk.time)
+
+    def _exited(self, unit: Unit) -> None:
+        lanes = active_lanes(unit, unit.mask)
+        np.subtract.at(self.alive, unit.lane_block[lanes], 1)
+        np.maximum.at(self.known, unit.block, self.chunk.clock_rows(unit))
+        for block in np.unique(unit.block[self.alive[unit.block] == 0]).tolist():
+            if (self.touched[block] > self.known[block]).any() and self.chunk.options.checks:
+                self._fault(block, "nothing orders an access of its neighbour before that")
+
+    def _fault(self, block: int, message: str) -> None:
+        raise EmulationError(
+            "block of a cluster ended too early",
+            f"the block has ended, but {message}",
+            kernel=self.chunk.kernel.name,
+            block=self.chunk.block_index(block),
+        )
 
 
 def active_lanes(unit: Unit, mask: Mask) -> NDArray[np.intp]:

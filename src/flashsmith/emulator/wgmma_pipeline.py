@@ -155,14 +155,19 @@ def _problems(instruction: Instruction, state: _State) -> list[Problem]:
     if instruction.opcode == "wgmma":
         if not instruction.has("mma_async"):
             return []
-        taken = [r for operand in instruction.operands[:2] for r in registers(operand)]
+        accumulators, sources = _wgmma_registers(instruction)
+        taken = [
+            reg
+            for operand in instruction.operands[:2]
+            for reg in registers(operand)
+            if (accumulators | sources) >> reg.number & 1
+        ]
         report(
             "missing wgmma.fence",
             "no wgmma.fence stands between this and the last access to {} by another instruction",
             state.unfenced,
             taken,
         )
-        _, sources = _wgmma_registers(instruction)
         report(
             "accumulator not waited for",
             "A register {} is an accumulator of a wgmma that no wait_group has ended",

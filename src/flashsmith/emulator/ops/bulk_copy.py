@@ -230,8 +230,11 @@ def _start_load(
         grains = None
         if c.shadow is not None:
             access = Access(c, u, index, u.lane_block[mine], u.lane_warp[mine], mine, offsets)
-            local = block == u.lane_block[mine]
-            grains = check_write(access) if local.all() else access.grains()
+            grains = check_write(access)
+            away = block != u.lane_block[mine]
+            if away.any():
+                lifetimes = AsyncState.of(c).lifetimes
+                lifetimes.touch(block[away], u.lane_block[mine][away], u.lane_warp[mine][away])
             agent = AsyncState.of(c).agent(0)
             c.tick(index)
             c.shadow.tags[grains] = IN_FLIGHT | agent

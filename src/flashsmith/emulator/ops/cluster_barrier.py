@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from flashsmith.emulator.async_state import AsyncState, seen_from
 from flashsmith.emulator.opcode import Unknown, opcode
 from flashsmith.emulator.ops.barrier import emit_barrier
 from flashsmith.emulator.ptx.instruction import Instruction
@@ -27,6 +28,7 @@ class ClusterBarrier:
         self.missing = np.full(clusters, c.cluster * c.warps, np.int64)
         self.alive = np.full(clusters, c.cluster * c.warps, np.int64)
         self.arrived_in = np.full((len(c.blocks), c.warps), -1, np.int64)
+        self.has_arrived = np.zeros((len(c.blocks), c.warps), np.bool_)
         self.clock = np.zeros((len(c.blocks), c.known.shape[2]), np.int64)
         self.ended = np.zeros_like(self.clock)
         c.on_exit.append(self._exited)
@@ -43,12 +45,13 @@ class ClusterBarrier:
     def arrive(self, u: Unit, index: int) -> None:
         """Warps arrive; the last one of a cluster ends the round."""
         cluster = u.block // self.chunk.cluster
-        again = self.arrived_in[u.block, u.warp] == self.round[cluster]
+        again = self.has_arrived[u.block, u.warp]
         if again.any():
             lane = 32 * int(again.argmax())
-            message = "arrives twice in one round"
+            message = "arrives twice, with no wait between"
             self.chunk.fault("barrier.cluster", message, index, u, lane=lane)
         self.arrived_in[u.block, u.warp] = self.round[cluster]
+        self.has_arrived[u.block, u.warp] = True
         np.maximum.at(self.clock, u.block, self.chunk.clock_rows(u))
         np.subtract.at(self.missing, cluster, 1)
         self._advance(np.unique(cluster))
@@ -58,7 +61,17 @@ class ClusterBarrier:
             blocks = slice(cluster * self.chunk.cluster, (cluster + 1) * self.chunk.cluster)
             self.round[cluster] += 1
             self.missing[cluster] = self.alive[cluster]
-            self.ended[blocks] = self.clock[blocks]
+            self.ended[blocks] = self._met(np.arange(blocks.start, blocks.stop))
+
+    def _met(self, blocks: Any) -> Any:  # Any: arrays of blocks and of their clocks
+        """What all warps of a cluster knew, in each block's own columns."""
+        rows = self.clock[blocks]
+        met = rows.copy()
+        for turn in range(1, len(blocks)):
+            others = np.roll(np.arange(len(blocks)), turn)
+            heard = seen_from(self.chunk, rows[others], blocks[others], blocks)
+            met = np.maximum(met, heard)
+        return met
 
     def _exited(self, u: Unit) -> None:
         cluster = u.block // self.chunk.cluster
@@ -116,6 +129,8 @@ def _arrive(c: Chunk, u: Unit, index: int) -> None:
 
 def _wait(c: Chunk, u: Unit, index: int) -> None:
     barrier = ClusterBarrier.of(c)
-    if (barrier.arrived_in[u.block, u.warp] < 0).any():
-        c.fault("barrier.cluster", "waits, but never arrived", index, u)
+    AsyncState.of(c)  # watches the lives of blocks from here on
+    if not barrier.has_arrived[u.block, u.warp].all():
+        c.fault("barrier.cluster", "waits, but has not arrived", index, u)
+    barrier.has_arrived[u.block, u.warp] = False
     u.wait = ClusterWait(barrier, u.block, u.warp)

@@ -153,6 +153,8 @@ def _multiply(
     fragments = _fragments(product)
     add = u.array(scale_d)[::32]
     if add.any():
+        if any(value is None for value in old):
+            c.fault("uninitialised", "adds to accumulators that nothing wrote", form.index, u)
         before = _stacked(u, form, old)
         fragments = fragments + (before if add.all() else before * np.repeat(add, 32))
     return fragments if form.accumulator == "f32" else _packed(fragments)
