@@ -1,0 +1,62 @@
+"""Interleaved timing on a GPU: rounds, regimes, captures; no time is asserted."""
+
+import numpy as np
+import pytest
+
+from flashsmith.base.dtypes import DType
+from flashsmith.base.errors import ArgumentError
+from flashsmith.config import resolve_key
+from flashsmith.measure.interleaved import Contender, compare
+from flashsmith.measure.timed_configs import random_inputs, time_configs
+from flashsmith.problem.attention_problem import AttentionProblem
+from flashsmith.runtime.devices import default_device
+from flashsmith.runtime.tensors import tensor_shapes
+
+PROBLEM = AttentionProblem(1, 3, 3, 200, 200, 128, DType.FP16)
+
+
+def test_random_inputs_have_the_problems_shapes_and_repeat_by_seed():
+    inputs = random_inputs(PROBLEM, seed=4)
+    shapes = tensor_shapes(PROBLEM)
+    assert {name: array.shape for name, array in inputs.items()} == {
+        name: shapes[name] for name in ("q", "k", "v")
+    }
+    np.testing.assert_array_equal(inputs["q"], random_inputs(PROBLEM, seed=4)["q"])
+    assert not np.array_equal(inputs["q"], inputs["k"])
+
+
+def test_too_few_rounds_or_no_contender_are_refused():
+    for contenders, rounds in (((), 21), ((Contender("a", print),), 14)):
+        with pytest.raises(ArgumentError, match="at least 1 and 15 are needed"):
+            compare(None, contenders, rounds=rounds)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("regime", ["burst", "sustained"])
+def test_configurations_are_timed_side_by_side(regime):
+    configs = [c for c in resolve_key("smoke") if (c.dtype, c.d_head) == (DType.FP16, 128)]
+    run = time_configs(default_device("cuda"), configs, PROBLEM, rounds=15, regime=regime)
+    assert [timed.name for timed in run.timed] == [config.short_form() for config in configs]
+    assert run.timed[0].ratio.median == 1
+    assert all(timed.time_us.rounds == 15 for timed in run.timed)
+    assert all(timed.time_us.median > 0 for timed in run.timed)
+    assert len(run.states) == 16
+
+
+@pytest.mark.gpu
+def test_a_contender_that_replays_its_own_graph_is_not_captured_again():
+    device = default_device("cuda")
+    address = device.allocate(1 << 20)
+    calls = []
+
+    def launch(stream):
+        calls.append(stream)
+        device.fill(address, 1, 1 << 18, stream=stream)
+
+    captured = Contender("own graph", launch, is_captured=True)
+    compare(device, [captured], rounds=15)
+    direct = len(calls)
+    calls.clear()
+    compare(device, [Contender("captured", launch)], rounds=15)
+    assert direct >= 2 * 15 > len(calls)
+    device.free(address)
