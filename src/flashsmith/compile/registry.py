@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import astuple, dataclass, fields, replace
 from pathlib import Path
 
 from flashsmith.base.errors import ArgumentError, Unsupported
@@ -16,9 +16,15 @@ from flashsmith.config.traits import ForwardTraits
 HOST_ROOT = INCLUDE_ROOT.parent / "host"
 HOST_FILES = ("flashsmith.h", "flashsmith.cu", "forward_kernel.cuh")
 GENERAL = ForwardTraits(**{field.name: True for field in fields(ForwardTraits)})
-# Three kernels a configuration: the two that are asked for most, bare, and one that computes every
-# problem. The first that covers a problem runs it.
-REGISTERED_TRAITS = (ForwardTraits(), ForwardTraits(causal=True), GENERAL)
+# Four kernels a configuration: the two that are asked for most, bare, and two that compute every
+# problem. The log-sum-exp divides these because it changes how a kernel adds up its rows: each
+# problem gets the bits of the kernel made for it. The first that covers a problem runs it.
+REGISTERED_TRAITS = (
+    ForwardTraits(),
+    ForwardTraits(causal=True),
+    replace(GENERAL, lse=False),
+    GENERAL,
+)
 
 
 @dataclass(frozen=True, slots=True)
