@@ -22,6 +22,7 @@ from flashsmith.emulator.ptx.instruction import (
     Sink,
     Special,
     Symbol,
+    registers,
 )
 from flashsmith.emulator.ptx.module import Kernel
 from flashsmith.emulator.ptx.parse import SIZES
@@ -177,6 +178,10 @@ class Emitter:
     def _require_written(self, instruction: Instruction, reads: int) -> None:
         """Looks once a segment; copying what is not needed later is harmless."""
         doubtful = reads & self._doubtful if instruction.opcode != "mov" else 0
+        # What an instruction only adds to if it is told so, it looks at itself.
+        for position in OPCODES[instruction.opcode].updates(instruction):
+            for reg in registers(instruction.operands[position]):
+                doubtful &= ~(1 << reg.number)
         for number in _numbers(doubtful):
             companion = f"r{self.companions[number]}"
             mask = f"{self.use(both)}(m, {self.guard_text})" if self.guard else "m"
