@@ -49,9 +49,10 @@ def register(name: str = NAME) -> None:
 
 def _is_plain_prefill(asked: dict[str, Any], causal_mask_function: Any) -> bool:
     """Whether a mask is wanted that `is_causal` states in full: every query at its own key."""
+    # Versions 4 give the positions of the queries in place of their number.
+    q_length = asked["q_length"] if "q_length" in asked else asked["cache_position"].shape[0]
     return (
-        asked.get("q_length") is not None
-        and asked["q_length"] == asked.get("kv_length")
+        q_length == asked["kv_length"]
         and asked.get("attention_mask") is None
         and asked.get("local_size") is None
         and asked.get("mask_function") is causal_mask_function
