@@ -91,9 +91,7 @@ class ClusterPair:
         _, raw = _map(memory, self.words, (64, 8), 0)
         out = memory.allocate(self.blocks * 512)
         params = (raw, struct.pack("<Q", out), struct.pack("<i", self.tiles))
-        load(ptx).launch(
-            (self.blocks, 1, 1), 160, 0, params, memory, cluster=2, options=options
-        )
+        load(ptx).launch((self.blocks, 1, 1), 160, 0, params, memory, cluster=2, options=options)
         return memory.read(out, self.blocks * 512).view(np.uint32).reshape(self.blocks, 128)
 
     def is_right(self, out: np.ndarray) -> bool:
