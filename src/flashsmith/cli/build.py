@@ -35,7 +35,11 @@ def command(
     json: options.JsonOption = False,
     csv: options.CsvOption = False,
 ) -> None:
-    """Build a set ahead of time; prints what was made, its size and its time."""
+    """Build a set ahead of time; prints what was made, its size and its time.
+
+    A bundle is loaded where FLASHSMITH_BUNDLE names it; a library is used through flashsmith.h.
+    Example: flashsmith build all --arch sm_80,sm_90a --bundle kernels.bundle
+    """
     if library is None and bundle is None:
         raise ArgumentError(
             "neither --library nor --bundle is given; build makes a C library in a folder, a "

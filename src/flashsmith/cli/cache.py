@@ -25,7 +25,10 @@ def command(
     json: options.JsonOption = False,
     csv: options.CsvOption = False,
 ) -> None:
-    """Look at the kernel cache, or clean it."""
+    """Look at the kernel cache, or clean it.
+
+    Example: flashsmith cache --list --csv
+    """
     root = settings.cache_dir()
     if clean:
         count, n_bytes = cache_upkeep.clean(root)

@@ -57,7 +57,11 @@ def command(
     json: options.JsonOption = False,
     csv: options.CsvOption = False,
 ) -> None:
-    """Compile a set: one row a configuration and architecture, no GPU needed."""
+    """Compile a set: one row a configuration and architecture, no GPU needed.
+
+    The kernel is the one for a full mask and whole tiles unless options ask for more.
+    Example: flashsmith compile prog --arch sm_80,sm_90a --causal
+    """
     configs = options.configs_of(key, "tune")
     chosen = parse_arches(arch)
     traits = ForwardTraits(

@@ -17,7 +17,10 @@ FolderOption = Annotated[
 
 
 def command(output: FolderOption, key: options.KeyArgument = None) -> None:
-    """Write flash_kernels.cuh, one unit a configuration, and the host file around them."""
+    """Write flash_kernels.cuh, one unit a configuration, and the host file around them.
+
+    Example: flashsmith generate all -o build/registry
+    """
     written = write_registry(options.configs_of(key, "all"), output)
     count = len(written.units)
     say(f"{written.folder}/flash_kernels.cuh: {count} configurations, one unit each in kernels/")

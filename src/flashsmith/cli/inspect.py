@@ -44,7 +44,10 @@ def command(
     json: options.JsonOption = False,
     csv: options.CsvOption = False,
 ) -> None:
-    """Count the instructions of a kernel, print its PTX or SASS, or compare two kernels."""
+    """Count the instructions of a kernel, print its PTX or SASS, or compare two kernels.
+
+    Example: flashsmith inspect "(FP16, 128, 64, 64, 4): async+load_2_2_2_tiles" --sass
+    """
     if ptx and sass:
         raise ArgumentError("--ptx and --sass are both given; print one listing at a time.")
     traits = ForwardTraits(
