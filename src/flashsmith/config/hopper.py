@@ -75,6 +75,9 @@ class HopperForwardKernelConfig(KernelConfig):
     overlap: bool = flag("overlap", "Q Kᵀ of the next block runs while this one's softmax does")
     pingpong: bool = flag("pingpong", "warpgroups take turns on the tensor cores")
     early_rescale: bool = flag("early_rescale", "O is rescaled behind the next Q Kᵀ, not after P V")
+    early_tests: bool = flag(
+        "early_tests", "barriers of the next K and V are tested before they are waited for"
+    )
     statistics: Statistics = knob(
         tuple(Statistics), "how row maxima are found", "stats_{}", absent=Statistics.MAX
     )
@@ -83,6 +86,9 @@ class HopperForwardKernelConfig(KernelConfig):
         "powers of two that a row may outgrow its maximum before O is rescaled; 0: always rescale",
         "lazy_{}",
         absent=0,
+    )
+    fma_exps: int = knob(
+        (0, 1, 2, 4), "of 16 exponentials, how many multiply-adds compute", "fma_{}", absent=0
     )
     early_exps: bool = flag(
         "early_exps", "all exponentials come before the wait for P V; else ptxas interleaves them"
@@ -210,9 +216,9 @@ HopperForwardKernelConfig.BUILD_RULES = (
     ),
     Rule(
         "placement_needs_overlap",
-        lambda c: (c.early_rescale or c.late_store) and not c.overlap,
+        lambda c: (c.early_rescale or c.late_store or c.early_tests) and not c.overlap,
         "without overlap nothing runs behind a Q Kᵀ",
-        "add overlap or drop early_rescale and late_store",
+        "add overlap or drop early_rescale, early_tests and late_store",
     ),
     Rule(
         "lazy_needs_threshold",

@@ -170,14 +170,17 @@ def tile_order(
         heads *= 2
     q_tiles = -(-problem.q_len // (config.tile_q * config.cluster))
     short = 0
-    if problem.k_len > 512:
+    if problem.k_len > (1024 if 64 < problem.d_head <= 128 else 512):
         short = math.ceil(math.sqrt(sm_count * q_tiles / batch_heads))
     return TileOrder(heads, min(short, q_tiles - 1))
 
 
 def _section_megabytes(problem: AttentionProblem) -> int:
+    """K and V of a section: small where tiles are short and Q and O pass through L2 as well."""
     if problem.k_len <= 512:
-        return 32 if problem.d_head > 128 else 8
+        return 8 if problem.d_head <= 64 else 16 if problem.d_head <= 128 else 32
+    if problem.k_len <= 1024:
+        return 32 if 64 < problem.d_head <= 128 else 16
     return 16 if problem.k_len <= 2048 else 32 if problem.k_len <= 4096 else 64
 
 

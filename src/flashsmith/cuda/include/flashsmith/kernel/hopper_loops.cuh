@@ -160,6 +160,7 @@ struct HopperOverlappedLoop : HopperConsumer<kConfig, kTraits> {
         if constexpr (kGeneral) this->use_q();
         --n;
         typename Products::S s;
+        if constexpr (!kGeneral) this->v.test();
         this->k.wait();
         this->take_turn();
         Products::issue_qk(s, this->q_matrix, this->k.matrix);
@@ -200,10 +201,12 @@ struct HopperOverlappedLoop : HopperConsumer<kConfig, kTraits> {
     FS_DEVICE void softmax_of(typename Products::S& s) {
         if constexpr (kSum && !kGeneral) {
             end_pv();
+            this->k.test();
             this->softmax.exponentials_checked(this->p, s, this->scale);
         } else {
             if constexpr (kGeneral) this->mask(s, row, n);
             this->softmax.update_maximum(s, this->scale);
+            this->k.test();
             this->softmax.exponentials(s, this->scale);
             if constexpr (kConfig.early_exps) {
                 ptx::require_computed(this->softmax.l[0] + this->softmax.l[1], this->smem.base);

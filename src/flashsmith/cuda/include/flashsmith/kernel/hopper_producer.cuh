@@ -88,12 +88,12 @@ struct HopperProducer {
             for (u32 peer = 1; peer < kCluster; ++peer) {
                 ptx::mbarrier_wait_cluster(smem.draw_empty(), draw_parity ^ 1);
                 ptx::st_shared_cluster_b32(mailbox, peer, static_cast<u32>(next));
-                ptx::mbarrier_arrive_remote_if(true, smem.draw_full(), peer);
+                ptx::mbarrier_arrive_release_cluster(smem.draw_full(), peer);
             }
         } else {
             ptx::mbarrier_wait_cluster(smem.draw_full(), draw_parity);
             next = static_cast<i32>(ptx::ld_shared_16b(mailbox).word[0]);
-            ptx::mbarrier_arrive_remote_if(true, smem.draw_empty(), 0);
+            ptx::mbarrier_arrive_release_cluster(smem.draw_empty(), 0);
         }
         draw_parity ^= 1;
         return next;
@@ -145,12 +145,7 @@ struct HopperProducer {
 
     FS_DEVICE void load_block(const TensorMap& map, i32 n, const Source& at, SmemAddr dst,
                               SmemAddr full, SmemAddr empty, Place& place) {
-        // Every reader, of all blocks of the cluster, has left the stage.
-        if constexpr (kCluster > 1) {
-            ptx::mbarrier_wait_cluster(empty, place.parity);
-        } else {
-            ptx::mbarrier_wait(empty, place.parity);
-        }
+        ptx::mbarrier_wait(empty, place.parity);  // every reader, of all blocks, has left the stage
         ptx::mbarrier_arrive_expect_tx(full, kConfig.kv_bytes());
         const i32 share = static_cast<i32>(rank) * kShare;
         FS_UNROLL

@@ -84,7 +84,7 @@ struct LazySoftmax {
         for (int i = 0; i < kBc / 2; i += 4) {
             FS_UNROLL
             for (int j = 0; j < 4; ++j) {
-                s[i + j] = ptx::ex2(ptx::fma_rn(s[i + j], scale, j < 2 ? -m[0] : -m[1]));
+                s[i + j] = exponential(i + j, ptx::fma_rn(s[i + j], scale, j < 2 ? -m[0] : -m[1]));
             }
             l[0] += s[i] + s[i + 1];
             l[1] += s[i + 2] + s[i + 3];
@@ -136,6 +136,16 @@ struct LazySoftmax {
     }
 
   private:
+    // Element `index` of a thread's scores: most by the special-function unit, some by
+    // multiply-adds.
+    static FS_DEVICE float exponential(int index, float x) {
+        constexpr int kOf = 16;
+        if constexpr (kConfig.fma_exps > 0) {
+            if (index % (kOf / kConfig.fma_exps) == 0) return ptx::ex2_by_fma(x);
+        }
+        return ptx::ex2(x);
+    }
+
     static FS_DEVICE void over_thread(float& low, float& high, const S& s) {
         float a[4] = {s[0], s[1], s[2], s[3]};
         FS_UNROLL
@@ -199,7 +209,7 @@ struct LazySoftmax {
             float e[4];
             FS_UNROLL
             for (int j = 0; j < 4; ++j) {
-                e[j] = ptx::ex2(ptx::fma_rn(s[i + j], scale, j < 2 ? -m[0] : -m[1]));
+                e[j] = exponential(i + j, ptx::fma_rn(s[i + j], scale, j < 2 ? -m[0] : -m[1]));
             }
             sum[0] += e[0] + e[1];
             sum[1] += e[2] + e[3];

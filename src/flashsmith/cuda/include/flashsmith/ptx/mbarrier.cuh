@@ -50,10 +50,32 @@ FS_DEVICE void mbarrier_arrive_remote_if(bool condition, SmemAddr barrier, u32 r
     asm volatile(
         "{\n\t.reg .pred p;\n\t.reg .b32 remote;\n\tsetp.ne.b32 p, %2, 0;\n\t"
         "mapa.shared::cluster.u32 remote, %0, %1;\n\t"
-        "@p mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote];\n\t}"
+        "@p mbarrier.arrive.shared::cluster.b64 _, [remote];\n\t}"
         :
         : "r"(barrier.value), "r"(rank), "r"(static_cast<u32>(condition))
         : "memory");
+}
+
+// The same, for a block that then reads what this thread wrote to its shared memory.
+FS_DEVICE void mbarrier_arrive_release_cluster(SmemAddr barrier, u32 rank) {
+    asm volatile(
+        "{\n\t.reg .b32 remote;\n\tmapa.shared::cluster.u32 remote, %0, %1;\n\t"
+        "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote];\n\t}"
+        :
+        : "r"(barrier.value), "r"(rank)
+        : "memory");
+}
+
+// Whether the phase of `parity` has ended, without waiting for it.
+FS_DEVICE bool mbarrier_test(SmemAddr barrier, u32 parity) {
+    u32 done;
+    asm volatile(
+        "{\n\t.reg .pred p;\n\tmbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n\t"
+        "selp.u32 %0, 1, 0, p;\n\t}"
+        : "=r"(done)
+        : "r"(barrier.value), "r"(parity)
+        : "memory");
+    return done != 0;
 }
 
 // Returns once the phase of `parity` has ended; what its arrivals released is visible then.
