@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-HEAVY = ("torch", "cuda", "rich", "typer", "nvidia", "ray", "optuna", "plotly")
+HEAVY = ("numpy", "torch", "cuda", "rich", "typer", "nvidia", "ray", "optuna", "plotly")
 
 
 @pytest.fixture(scope="module")

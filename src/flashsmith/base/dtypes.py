@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.typing import NDArray
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+# numpy is imported where bits are made: configurations and the command line start without it.
 
 
 class DType(IntEnum):
@@ -29,6 +32,8 @@ class DType(IntEnum):
 
 def to_bits(values: NDArray[Any], dtype: DType) -> NDArray[np.uint16]:
     """Rounds numbers to `dtype` (to nearest even) and returns their 16-bit patterns."""
+    import numpy as np
+
     if dtype is DType.FP16:
         with np.errstate(over="ignore"):
             return np.ascontiguousarray(values, dtype=np.float16).view(np.uint16)
@@ -40,6 +45,8 @@ def to_bits(values: NDArray[Any], dtype: DType) -> NDArray[np.uint16]:
 
 def from_bits(bits: NDArray[np.uint16], dtype: DType) -> NDArray[np.float32]:
     """The numbers that 16-bit patterns of `dtype` stand for."""
+    import numpy as np
+
     if dtype is DType.FP16:
         return np.ascontiguousarray(bits).view(np.float16).astype(np.float32)
     return (np.ascontiguousarray(bits).astype(np.uint32) << np.uint32(16)).view(np.float32)
