@@ -62,9 +62,10 @@ def translate(e: Emitter, i: Instruction) -> None:
             e.do(f"{e.use(_commit)}(c, u, {mask})")
     elif i.has("wait_group"):
         count = i.operands[0]
-        if not isinstance(count, Imm) or e.guard is not None:
-            raise Unknown("a wait that is guarded or of no constant count")
-        e.do(f"{e.use(_wait)}(c, u, m, {count.value}, {e.index})")
+        if not isinstance(count, Imm):
+            raise Unknown("a wait of no constant count")
+        with e.active() as mask:
+            e.do(f"{e.use(_wait)}(c, u, {mask}, {count.value}, {e.index})")
     elif any(m.startswith("mbarrier::") for m in i.modifiers):
         _load(e, i)
     elif i.has("bulk_group"):

@@ -119,7 +119,8 @@ def setmaxnreg(e: Emitter, i: Instruction) -> None:
     if count % 8 or not 24 <= count <= MAX_REGISTERS:
         raise Unknown("a count that is no multiple of 8 from 24 to 256")
     name = e.use(_increase if i.has("inc") else _decrease)
-    e.do(f"{name}(c, u, {e.index}, {count})")
+    with e.active() as mask:
+        e.do(f"{name}(c, u, {mask}, {e.index}, {count})")
 
 
 def _count(i: Instruction) -> int:
@@ -127,7 +128,13 @@ def _count(i: Instruction) -> int:
     return count.value if isinstance(count, Imm) else 0
 
 
-def _decrease(c: Chunk, u: Unit, index: int, count: int) -> None:
+def _require_whole(c: Chunk, u: Unit, m: Mask, index: int) -> None:
+    if m is not None:
+        c.fault("divergence", "all threads of the warpgroup must run it", index, u)
+
+
+def _decrease(c: Chunk, u: Unit, m: Mask, index: int, count: int) -> None:
+    _require_whole(c, u, m, index)
     pool = RegisterPool.of(c)
     held = pool.held[u.block, u.warp]
     if (held < count).any():
@@ -138,7 +145,8 @@ def _decrease(c: Chunk, u: Unit, index: int, count: int) -> None:
     pool.held[u.block, u.warp] = count
 
 
-def _increase(c: Chunk, u: Unit, index: int, count: int) -> None:
+def _increase(c: Chunk, u: Unit, m: Mask, index: int, count: int) -> None:
+    _require_whole(c, u, m, index)
     pool = RegisterPool.of(c)
     held = pool.held[u.block, u.warp]
     if (held > count).any():

@@ -71,10 +71,9 @@ def _wait(e: Emitter, i: Instruction, address: str) -> None:
     parity = i.has("parity")
     phase = e.read(i.operands[2], "u32" if parity else "u64")
     name = e.use(_try_wait if blocks else _test_wait)
-    if e.guard is not None and blocks:
-        raise Unknown("a guard on try_wait")
-    result = e.assign(f"{name}(c, u, m, {e.index}, {address}, {phase}, {parity})")
-    e.write(i.operands[0], result, "pred")
+    with e.active() as mask:
+        result = e.assign(f"{name}(c, u, {mask}, {e.index}, {address}, {phase}, {parity})")
+        e.write(i.operands[0], result, "pred")
 
 
 def _place(c: Chunk, u: Unit, m: Mask, address: Any) -> tuple[NDArray[np.intp], Ints, Ints]:
