@@ -356,7 +356,7 @@ def test_there_are_many_bad_calls():
 
 def test_a_misspelt_configuration_names_the_flag():
     with pytest.raises(ConfigError, match="swizled"):
-        call(config=SMALL.replace("swizzled", "swizled"))
+        call(config=SMALL.replace("swizzled", "swizled"), backend="emulator")
 
 
 @pytest.mark.skipif(has_cuda(), reason="this machine has a GPU")

@@ -12,8 +12,10 @@ from placed_arrays import Placement, place, placed_inputs, require_right
 from flashsmith import FlashsmithWarning, flash_attention
 from flashsmith.api import notices
 from flashsmith.base.dtypes import DType
+from flashsmith.base.errors import Unsupported
 from flashsmith.check.cases import Case, inputs_of
 from flashsmith.problem.attention_problem import AttentionProblem
+from flashsmith.tuner.choose import Rejected
 
 EXAMPLES = 40
 PLACEMENTS = st.sampled_from(
@@ -242,6 +244,24 @@ def test_explain_names_what_was_passed_over():
     assert choice.source == "rule"
     assert choice.config.dtype is DType.FP16
     assert choice.rejected
+
+
+def test_a_kernel_that_cannot_read_the_strides_is_passed_over(monkeypatch):
+    """Or refused, where it was given."""
+    arrays = arrays_of(Case("unreadable", AttentionProblem(1, 3, 1, 40, 203, 64, DType.FP16)))
+    refused = flash_attention(*arrays, explain=True, backend="emulator")[1].config
+    arrays = [x[:, 1:] for x in arrays]
+
+    def require_readable(device, config, problem, strides):
+        if config == refused:
+            raise Unsupported(f"{config.short_form()}: not these strides.")
+
+    monkeypatch.setattr("flashsmith.api.launches._require_readable", require_readable)
+    _, choice = flash_attention(*arrays, explain=True, backend="emulator")
+    assert choice.config != refused
+    assert Rejected(refused.short_form(), "not these strides.") in choice.rejected
+    with pytest.raises(Unsupported, match="not these strides"):
+        flash_attention(*arrays, config=refused, backend="emulator")
 
 
 def test_a_warm_call_neither_compiles_nor_chooses(monkeypatch):

@@ -148,6 +148,17 @@ def test_a_measured_configuration_that_does_not_fit_is_passed_over():
     assert "bytes of shared memory" in choice.rejected[0].reason
 
 
+def test_a_configuration_that_something_else_rules_out_is_passed_over():
+    first = choose(PROBLEM, "sm_80", measurements=()).config
+    ruled_out = choose(PROBLEM, "sm_80", measurements=(), unusable={first: "its strides"})
+    assert ruled_out.config != first
+    assert (first.short_form(), "its strides") in [(r.what, r.reason) for r in ruled_out.rejected]
+    known = (table(measured(FAST, 10.0), measured(SLOW, 20.0)),)
+    unusable = {parse_config(FAST): "its strides"}
+    choice = choose(PROBLEM, "sm_90a", gpu=GPU, measurements=known, unusable=unusable)
+    assert choice.config == parse_config(SLOW)
+
+
 def test_a_given_configuration_is_used_or_refused():
     config = parse_config(SLOW)
     assert choose(PROBLEM, "sm_90a", given=config).config is config

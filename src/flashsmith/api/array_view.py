@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 ALIGNED_ELEMENTS = 8  # the kernels move 16 bytes at a time
 ALIGNED_BYTES = 16
@@ -28,14 +28,7 @@ class ArrayView:
         """The same memory with its dimensions in the order batch, sequence, heads, d_head."""
         if layout == "bshd":
             return self
-        return ArrayView(
-            name=self.name,
-            shape=_swapped(self.shape),
-            strides=_swapped(self.strides),
-            dtype=self.dtype,
-            address=self.address,
-            device=self.device,
-        )
+        return replace(self, shape=_swapped(self.shape), strides=_swapped(self.strides))
 
     def obstacle(self) -> str:
         """Why a kernel cannot read this memory in place, or an empty text."""
@@ -52,12 +45,24 @@ class ArrayView:
             return "it does not begin at a multiple of 16 bytes"
         return ""
 
+    def readable(self) -> ArrayView:
+        """The view itself, or that of the contiguous copy which its `obstacle` makes necessary."""
+        return replace(self, address=0, strides=compact(self.shape)) if self.obstacle() else self
+
     @property
     def span(self) -> int:
         """Elements from the first to one past the last, gaps included; for strides from 0 up."""
         if self.is_empty:
             return 0
         return 1 + sum((n - 1) * s for n, s in zip(self.shape, self.strides, strict=True))
+
+
+def compact(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The strides of a contiguous array."""
+    strides = [1]
+    for extent in reversed(shape[1:]):
+        strides.insert(0, strides[0] * extent)
+    return tuple(strides[: len(shape)])
 
 
 def _swapped(four: tuple[int, ...]) -> tuple[int, ...]:

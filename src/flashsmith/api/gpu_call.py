@@ -26,7 +26,7 @@ def attend(
     else:
         require_out_fits(gpu.view("out", out), views)
     device = gpu_device(views[0], options.backend)
-    launch = launch_for(device, problem, options)
+    launch = launch_for(device, problem, options, views)
     # Copies must live until the launch is done; freeing them in stream order is the library's work.
     kept = [_readable(gpu, array, view) for array, view in zip(arrays, views, strict=True)]
     lse_shape = (problem.batch, problem.heads, problem.q_len)

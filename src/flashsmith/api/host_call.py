@@ -45,7 +45,8 @@ def attend_bits(
     device: Device, problem: AttentionProblem, inputs: list[Bits], options: CallOptions
 ) -> tuple[Bits, NDArray[np.float32] | None, Choice]:
     """The same on 16-bit patterns of any strides, in the problem's layout."""
-    launch = launch_for(device, problem, options)
+    inputs = [_compacted(bits) for bits in inputs]
+    launch = launch_for(device, problem, options, [_view(bits) for bits in inputs])
     lse_shape = (problem.batch, problem.heads, problem.q_len)
     if launch.start is None:
         o = np.zeros(inputs[0].shape, np.uint16)

@@ -8,14 +8,18 @@ from dataclasses import dataclass
 from flashsmith.api.array_view import ALIGNED_ELEMENTS, ArrayView
 from flashsmith.api.notices import say_once
 from flashsmith.api.options import CallOptions, read_config
-from flashsmith.base.errors import ArgumentError, DeviceMissing
+from flashsmith.base.errors import ArgumentError, DeviceMissing, Unsupported
+from flashsmith.config.kernel_config import KernelConfig
 from flashsmith.problem.attention_problem import AttentionProblem
 from flashsmith.runtime.device import Device
 from flashsmith.runtime.devices import default_device, default_device_name, has_cuda
 from flashsmith.runtime.forward import PreparedForward, is_empty, prepare_forward
+from flashsmith.runtime.launch import plan
 from flashsmith.runtime.launch.plan import ForwardCall, TensorArg
 from flashsmith.tuner.choose import Choice, choose
 
+_SOMEWHERE = 1 << 20  # an aligned address for a launch that does not happen
+_Strides = tuple[tuple[int, int, int], ...]  # of q, k and v: batch, sequence, heads
 NOTHING_TO_DO = Choice(None, "none", "the output has no elements, or there are no keys")
 
 
@@ -28,23 +32,52 @@ class Launch:
     start: PreparedForward | None
 
 
-def launch_for(device: Device, problem: AttentionProblem, options: CallOptions) -> Launch:
-    """The launch of `problem` on `device`; chosen, compiled and loaded on first use."""
-    key = ("api", problem, options.config, options.return_lse)
+def launch_for(
+    device: Device, problem: AttentionProblem, options: CallOptions, inputs: Sequence[ArrayView]
+) -> Launch:
+    """The launch of `problem` on `device`; chosen, compiled and loaded on first use.
+
+    Of `inputs` the strides count: a family may be unable to read some in place.
+    """
+    readable = [tensor_arg(view.readable(), options.layout) for view in inputs]
+    strides = tuple((arg.batch_stride, arg.seq_stride, arg.head_stride) for arg in readable)
+    key = ("api", problem, options.config, options.return_lse, strides)
     found: Launch | None = device.prepared.get(key)
     if found is None:
-        found = device.prepared[key] = _prepare(device, problem, options)
+        found = device.prepared[key] = _prepare(device, problem, options, strides)
     return found
 
 
-def _prepare(device: Device, problem: AttentionProblem, options: CallOptions) -> Launch:
+def _prepare(
+    device: Device, problem: AttentionProblem, options: CallOptions, strides: _Strides
+) -> Launch:
     given = read_config(options.config)
     if is_empty(problem):
         return Launch(problem, NOTHING_TO_DO, None)
-    choice = choose(problem, device.arch, gpu=device.name, given=given)
-    assert choice.config is not None
+    unusable: dict[KernelConfig, str] = {}
+    while True:
+        choice = choose(problem, device.arch, gpu=device.name, given=given, unusable=unusable)
+        assert choice.config is not None
+        try:
+            _require_readable(device, choice.config, problem, strides)
+            break
+        except Unsupported as error:
+            if given is not None:
+                raise
+            unusable[choice.config] = str(error).removeprefix(f"{choice.config.short_form()}: ")
     start = prepare_forward(device, choice.config, problem, lse=options.return_lse)
     return Launch(problem, choice, start)
+
+
+def _require_readable(
+    device: Device, config: KernelConfig, problem: AttentionProblem, strides: _Strides
+) -> None:
+    """Raises `Unsupported` if a kernel of `config` cannot read tensors of these strides."""
+    q, k, v = (TensorArg(_SOMEWHERE, *of_tensor) for of_tensor in strides)
+    d_head, heads = problem.d_head, problem.heads
+    o = TensorArg(_SOMEWHERE, problem.q_len * heads * d_head, heads * d_head, d_head)
+    launch_plan = plan(config, problem, lse=False, sm_count=device.sm_count)
+    launch_plan.params(device, ForwardCall(q, k, v, o, workspace=_SOMEWHERE))
 
 
 def host_device(backend: str | None) -> Device:

@@ -47,4 +47,4 @@ def _choice(q: Tensor, k: Tensor, v: Tensor, options: CallOptions) -> Choice:
         return TORCH_RUNS
     on_cpu = q.device.type == "cpu"
     device = host_device("emulator") if on_cpu else gpu_device(views[0], options.backend)
-    return launch_for(device, problem_of(views, options), options).choice
+    return launch_for(device, problem_of(views, options), options, views).choice

@@ -89,7 +89,7 @@ def _make_plan(q: Tensor, k: Tensor, v: Tensor, wish: Wish, lse: bool) -> _Plan:
     views = [tensor_view(name, tensor) for name, tensor in zip("qkv", (q, k, v), strict=True)]
     problem = problem_of(views, options)
     device = gpu_device(views[0], options.backend)
-    launch = launch_for(device, problem, options)
+    launch = launch_for(device, problem, options, views)
     return _Plan(
         device=device,
         launch=launch,

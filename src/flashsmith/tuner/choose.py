@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,6 +16,8 @@ from flashsmith.config.parse import parse_config
 from flashsmith.problem.attention_problem import AttentionProblem
 from flashsmith.runtime.launch import require_computable
 from flashsmith.tuner.measured import Candidate, MeasuredTable, distance, known_measurements
+
+_NOTHING: Mapping[KernelConfig, str] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,37 +51,60 @@ def choose(
     gpu: str = "",
     given: KernelConfig | None = None,
     measurements: Sequence[MeasuredTable] | None = None,
+    unusable: Mapping[KernelConfig, str] = _NOTHING,
 ) -> Choice:
     """The configuration for `problem` on `arch`: given, measured, or by the rule that always fits.
 
-    `gpu` is the name by which measurements are looked up. A given configuration is used or refused,
-    never replaced.
+    `gpu` is the name by which measurements are looked up; `unusable` are configurations that
+    something beside problem and architecture rules out, with the reason. A given configuration is
+    used or refused, never replaced.
     """
-    limits = get_arch(arch)
+    question = _Question(problem, get_arch(arch), gpu, unusable)
     if given is not None:
         require_computable(given, problem)
-        given.require_buildable(limits)
+        given.require_buildable(question.arch)
         return Choice(given, "given", "given by the caller")
-    tables = known_measurements(gpu) if measurements is None else measurements
     passed: list[Rejected] = []
-    for table in tables:
-        choice = _measured_choice(table, gpu, problem, limits, passed)
+    for table in known_measurements(gpu) if measurements is None else measurements:
+        choice = _measured_choice(question, table, passed)
         if choice is not None:
             return choice
-    return _ruled_choice(problem, limits, passed)
+    return _ruled_choice(question, passed)
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """What a configuration is wanted for."""
+
+    problem: AttentionProblem
+    arch: Arch
+    gpu: str
+    unusable: Mapping[KernelConfig, str]
+
+    def obstacle(self, config: KernelConfig) -> str:
+        """Why `config` cannot be the answer, or an empty text."""
+        if config in self.unusable:
+            return self.unusable[config]
+        try:
+            require_computable(config, self.problem)
+            config.require_buildable(self.arch)
+        except FlashsmithError as error:
+            return str(error).removeprefix(f"{config.short_form()}: ").rstrip(".")
+        return ""
 
 
 def _measured_choice(
-    table: MeasuredTable, gpu: str, problem: AttentionProblem, arch: Arch, passed: list[Rejected]
+    question: _Question, table: MeasuredTable, passed: list[Rejected]
 ) -> Choice | None:
     """The fastest configuration of the nearest measured problem, or None."""
-    near = [(distance(problem, item.problem), item) for item in table.of_gpu(gpu)]
-    least = min((d for d, _ in near), default=float("inf"))
-    if least == float("inf"):
+    measured = table.of_gpu(question.gpu)
+    near = [(distance(question.problem, item.problem), item) for item in measured]
+    least = min((d for d, _ in near), default=math.inf)
+    if least == math.inf:
         return None
     ranked = sorted((item for d, item in near if d == least), key=lambda item: item.median_us)
     for place, item in enumerate(ranked):
-        config, obstacle = _usable(item, problem, arch)
+        config, obstacle = _usable(question, item)
         if config is None:
             passed.append(Rejected(item.config, obstacle))
             continue
@@ -89,56 +115,45 @@ def _measured_choice(
         where = (
             "this shape" if least == 0 else f"the nearest shape measured, {_shape(item.problem)}"
         )
-        reason = f"{table.label}: {item.median_us:.1f} µs on {where}, {gpu}"
+        reason = f"{table.label}: {item.median_us:.1f} µs on {where}, {question.gpu}"
         return Choice(config, table.label, reason, (*passed, *slower))
     return None
 
 
-def _usable(
-    item: Candidate, problem: AttentionProblem, arch: Arch
-) -> tuple[KernelConfig | None, str]:
+def _usable(question: _Question, item: Candidate) -> tuple[KernelConfig | None, str]:
+    """The measured configuration in the problem's element type, or why it is none."""
     try:
         config = parse_config(item.config)
     except ConfigError as error:
         return None, str(error)
-    fields: dict[str, Any] = {"dtype": problem.dtype}  # Any: replace() takes a field of each family
+    fields: dict[str, Any] = {"dtype": question.problem.dtype}  # Any: a field of each family
     config = replace(config, **fields)
-    obstacle = _obstacle(config, problem, arch)
+    obstacle = question.obstacle(config)
     return (config, "") if not obstacle else (None, obstacle)
 
 
-def _ruled_choice(problem: AttentionProblem, arch: Arch, passed: list[Rejected]) -> Choice:
+def _ruled_choice(question: _Question, passed: list[Rejected]) -> Choice:
     """The first candidate that fits; the families of newer GPUs are asked first."""
     chosen: KernelConfig | None = None
     for family in reversed(FAMILIES):
-        if not family.runs_on(arch.name):
-            passed.append(Rejected(f"the {family.FAMILY} family", f"no kernels for {arch.name}"))
+        if not family.runs_on(question.arch.name):
+            reason = f"no kernels for {question.arch.name}"
+            passed.append(Rejected(f"the {family.FAMILY} family", reason))
             continue
-        for config in family.candidates(problem, arch):
-            obstacle = _obstacle(config, problem, arch)
+        for config in family.candidates(question.problem, question.arch):
+            obstacle = question.obstacle(config)
             if not obstacle and chosen is None:
                 chosen = config
             else:
-                passed.append(
-                    Rejected(config.short_form(), obstacle or "the rule ranks it lower here")
-                )
+                reason = obstacle or "the rule ranks it lower here"
+                passed.append(Rejected(config.short_form(), reason))
     if chosen is None:
         raise Unsupported(
-            f"No configuration computes {_shape(problem)} on {arch.name}; flash_attention takes "
-            f"d_head up to 256 in FP16 and BF16."
+            f"No configuration computes {_shape(question.problem)} on {question.arch.name}; "
+            f"flash_attention takes d_head up to 256 in FP16 and BF16."
         )
     reason = "nothing was measured near this shape; the first of the rule's list that fits"
     return Choice(chosen, "rule", reason, tuple(passed))
-
-
-def _obstacle(config: KernelConfig, problem: AttentionProblem, arch: Arch) -> str:
-    """Why `config` cannot compute `problem` on `arch`, or an empty text."""
-    try:
-        require_computable(config, problem)
-        config.require_buildable(arch)
-    except FlashsmithError as error:
-        return str(error).removeprefix(f"{config.short_form()}: ").rstrip(".")
-    return ""
 
 
 def _shape(problem: AttentionProblem) -> str:

@@ -6,7 +6,7 @@ import ctypes
 from ctypes import POINTER, c_char_p, c_int32, c_int64, c_uint8, c_uint16, c_uint64, c_void_p
 from typing import Any
 
-from flashsmith.api.array_view import ArrayView
+from flashsmith.api.array_view import ArrayView, compact
 from flashsmith.base.errors import ArgumentError
 
 # DLDeviceType and DLDataTypeCode of dlpack.h
@@ -54,16 +54,8 @@ def dlpack_view(name: str, capsule: Any) -> ArrayView:  # Any: a PyCapsule has n
     return ArrayView(
         name=name,
         shape=shape,
-        strides=tuple(tensor.strides[: tensor.ndim]) if tensor.strides else _compact(shape),
+        strides=tuple(tensor.strides[: tensor.ndim]) if tensor.strides else compact(shape),
         dtype=_DTYPES.get((code, bits), f"{_CODES.get(code, 'type ')}{bits}"),
         address=(tensor.data or 0) + tensor.byte_offset,
         device=device if device == "cpu" else f"{device}:{tensor.device_id}",
     )
-
-
-def _compact(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The strides of a contiguous array."""
-    strides = [1]
-    for extent in reversed(shape[1:]):
-        strides.insert(0, strides[0] * extent)
-    return tuple(strides[: len(shape)])
