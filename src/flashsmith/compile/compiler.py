@@ -167,6 +167,10 @@ def _compile(unit: _Unit, cache: KernelCache | None) -> CompiledKernel:
 def _build(unit: _Unit, key: str, cache: KernelCache | None) -> CompiledKernel:
     library = find_nvrtc()
     flags = [*OPTIONS, *unit.options.flags(), f"--gpu-architecture={unit.arch}"]
+    if (library.cuda_major or 0) >= 13:
+        # Beside a driver NVRTC 13 keeps machine code of its own, and what it finds there comes
+        # without the compiler's figures.
+        flags.append("--no-cache")
     started = time.perf_counter()
     try:
         output = nvrtc.compile_program(
