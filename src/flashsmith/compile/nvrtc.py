@@ -63,6 +63,11 @@ def compile_program(
 @functools.lru_cache(maxsize=8)
 def _load(path: Path) -> Any:  # Any: ctypes makes its functions by name
     try:
+        # NVRTC opens its builtins by name alone, and not every wheel tells the loader where they
+        # lie (13.0 does not); one that is loaded already is found by its name.
+        for builtins in {file.resolve() for file in path.parent.glob("libnvrtc-builtins*.so*")}:
+            if ".alt." not in builtins.name:
+                ctypes.CDLL(str(builtins))
         return ctypes.CDLL(str(path))
     except OSError as error:
         raise CompilerMissing(
