@@ -18,7 +18,7 @@ TILE = 8  # elements along the contraction that a tile of the `..._tiles` fields
 LANES = 32
 SPAN = 16  # elements of the contraction that one mma.sync takes
 MAX_O_REGISTERS = 128  # a thread's part of O: more leaves no room for S and fragments
-STEP_REGISTERS = 240  # what O, Q, S and fragments may take together before S is taken in steps
+STEP_REGISTERS = 224  # what O, Q, S and fragments may take together before S is taken in steps
 
 _D_TILES = (0, 2, 4, 8, 16, 32)  # of d_head, 256 / 8 at most
 _C_TILES = (0, 2, 4, 8, 16)  # of B_c, 128 / 8 at most
@@ -138,9 +138,8 @@ class FlashForwardKernelConfig(KernelConfig):
     def _step_registers(self, columns: int) -> int:
         q_held = 0 if self.Q_mma_load_K_tiles else self.rows_per_warp * self.d_head // 64
         q_span = self.rows_per_warp // 4 if self.Q_mma_load_K_tiles else 0
-        stages = 2 if self.mma_double_buffer_loads else 1
         o_and_s = self.rows_per_warp * (self.d_head + columns) // LANES
-        return o_and_s + q_held + stages * (q_span + columns // 4)
+        return o_and_s + q_held + q_span + columns // 4
 
     def fragments(self) -> dict[str, FragmentPlan]:
         """How Q, K and V fragments are read: steps, stages and registers."""

@@ -52,17 +52,22 @@ struct FlashForwardKernelConfig {
     // held Q, and one span of fragments; at least the 16 of one span.
     constexpr int step_cols() const {
         int cols = B_c;
-        while (cols > 16 && step_registers(cols) > 240) cols /= 2;
+        while (cols > 16 && step_registers(cols) > 224) cols /= 2;
         return cols;
     }
     constexpr int step_registers(int cols) const {
         const int q_span = Q_mma_load_K_tiles ? rows_per_warp() / 4 : 0;
-        return O_registers() + Q_registers() + rows_per_warp() * cols / 32 +
-               mma_load_stages() * (q_span + cols / 4);
+        return O_registers() + Q_registers() + rows_per_warp() * cols / 32 + q_span + cols / 4;
     }
 
-    // Blocks an SM should hold: what ptxas keeps registers low for.
-    constexpr int min_blocks() const { return 1; }
+    // Blocks that an SM's 65,536 registers hold, up to 16 warps: ptxas stays below the register
+    // count that follows. 28 more than a step needs suffice without spills (NVRTC 13.4).
+    constexpr int min_blocks() const {
+        const int registers = (step_registers(step_cols()) + 28 + 7) / 8 * 8;
+        const int blocks = 65536 / (threads() * registers);
+        const int most = 512 / threads();
+        return blocks < 1 ? 1 : blocks < most ? blocks : most;
+    }
 
     // Field by field in the order above: the order of a registry's map.
     constexpr bool operator<(const FlashForwardKernelConfig& other) const {

@@ -15,6 +15,7 @@
 #include "flashsmith/ops/pv.cuh"
 #include "flashsmith/ops/qk.cuh"
 #include "flashsmith/ops/store_output.cuh"
+#include "flashsmith/ptx/special_register.cuh"
 
 namespace flashsmith {
 
@@ -85,7 +86,11 @@ class ForwardTile {
         }
     }
 
-    FS_DEVICE void end() { store_output<Kernel>(o_, rows_, smem_ + kQ, args_, tile_); }
+    // Works the position out again: registers are short in the loop, and this comes once.
+    FS_DEVICE void end() {
+        const TilePosition tile = tile_of_block<Kernel>(args_, ptx::ctaid_x());
+        store_output<Kernel>(o_, rows_, smem_ + kQ, args_, tile);
+    }
 
   private:
     using Plan = typename Kernel::Plan;
@@ -195,12 +200,13 @@ FS_DEVICE void forward_mma(const ForwardArgs& args) {
     static_assert(Kernel::valid_config());
     extern __shared__ __align__(1024) unsigned char smem[];
 
-    const TilePosition position = tile_of_block<Kernel>(args);
+    const TilePosition position = tile_of_block<Kernel>(args, ptx::ctaid_x());
     const BlockRange range = block_range<Kernel>(args, position.first_row);
     const SmemAddr start{static_cast<u32>(__cvta_generic_to_shared(smem))};
     ForwardTile<Kernel> tile(args, position, start, range.blocks);
 
     int block = range.blocks - 1;
+    if constexpr (!kTraits.causal) __builtin_assume(block >= 0);  // no launch without a key
     if (block >= 0) tile.begin(range.blocks);
     if constexpr (kTraits.causal || kTraits.ragged_k) {
         _Pragma("unroll 1") for (; block >= range.unmasked; --block) {

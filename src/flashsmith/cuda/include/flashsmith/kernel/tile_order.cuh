@@ -14,7 +14,7 @@ inline constexpr u32 kSectionBytes = 32u << 20;
 // Causal: in sections of heads, the lowest tiles of all heads first: they see the most keys, and
 // what starts last should end soon.
 template <class Kernel>
-FS_DEVICE TilePosition tile_of_block(const ForwardArgs& args) {
+FS_DEVICE TilePosition tile_of_block(const ForwardArgs& args, u32 block) {
     const u32 tiles = (args.q_len + Kernel::kBr - 1) / Kernel::kBr;
     const u32 heads = args.batch * args.heads;
     u32 head;
@@ -24,15 +24,15 @@ FS_DEVICE TilePosition tile_of_block(const ForwardArgs& args) {
         const u32 group = args.heads / args.kv_heads;  // heads that share K and V
         const u32 wanted = ((kSectionBytes >> 10) / head_kib + 1) * group;
         const u32 section_heads = wanted < heads ? wanted : heads;
-        const u32 section = blockIdx.x / (section_heads * tiles);
-        const u32 rest = blockIdx.x - section * section_heads * tiles;
+        const u32 section = block / (section_heads * tiles);
+        const u32 rest = block - section * section_heads * tiles;
         const u32 left = heads - section * section_heads;
         const u32 here = left < section_heads ? left : section_heads;
         head = section * section_heads + rest % here;
         tile = tiles - 1 - rest / here;
     } else {
-        head = blockIdx.x / tiles;
-        tile = blockIdx.x - head * tiles;
+        head = block / tiles;
+        tile = block - head * tiles;
     }
     const u32 batch = head / args.heads;
     return {static_cast<int>(batch), static_cast<int>(head - batch * args.heads),

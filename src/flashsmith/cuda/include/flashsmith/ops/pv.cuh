@@ -65,6 +65,38 @@ FS_DEVICE void add_row_sums(RowState<Kernel>& rows,
     }
 }
 
+// P of all spans of a group, all row tiles.
+template <class Kernel, bool kMasked>
+FS_DEVICE void exponentiate_group(Fragments<Kernel::kRowTiles> (&p)[Kernel::kStepSpans],
+                                  RowState<Kernel>& rows, const typename Kernel::S& s,
+                                  float scale_log2, int group) {
+    constexpr int kSpans = Kernel::PVGroups::kGroupSpans;
+    FS_UNROLL
+    for (int span = group * kSpans; span < (group + 1) * kSpans; ++span) {
+        FS_UNROLL
+        for (int i = 0; i < Kernel::kRowTiles; ++i) {
+            exponentiate<Kernel, kMasked>(p[span].at[i], rows.sum[i], rows, s, scale_log2, i, span);
+        }
+    }
+}
+
+// Plain: all of P at once, and its sums completed across the lanes of a row in every step.
+template <class Kernel, bool kMasked>
+FS_DEVICE void exponentiate_step(Fragments<Kernel::kRowTiles> (&p)[Kernel::kStepSpans],
+                                 RowState<Kernel>& rows, const typename Kernel::S& s,
+                                 float scale_log2) {
+    FS_UNROLL
+    for (int i = 0; i < Kernel::kRowTiles; ++i) {
+        float sum[2] = {};
+        FS_UNROLL
+        for (int span = 0; span < Kernel::kStepSpans; ++span) {
+            exponentiate<Kernel, kMasked>(p[span].at[i], sum, rows, s, scale_log2, i, span);
+        }
+        rows.sum[i][0] = ptx::add_rn(rows.sum[i][0], quad_sum(sum[0]));
+        rows.sum[i][1] = ptx::add_rn(rows.sum[i][1], quad_sum(sum[1]));
+    }
+}
+
 // Optimized, the exponentials of a group are computed beside the products of the group before, so
 // that the special-function units and the tensor cores work at the same time.
 template <class Kernel, bool kMasked>
@@ -72,28 +104,13 @@ FS_DEVICE void softmax_and_multiply_pv(typename Kernel::O& o, RowState<Kernel>& 
                                        typename Kernel::S& s, const VReader<Kernel>& v_reader,
                                        float scale_log2) {
     using Groups = typename Kernel::PVGroups;
-    constexpr int kSpans = Groups::kGroupSpans;
     Fragments<Kernel::kRowTiles> p[Kernel::kStepSpans];
     if constexpr (Kernel::kOptimizedSoftmax) {
         rescale_when_outgrown<Kernel, kMasked>(rows, o, s, scale_log2);
-        FS_UNROLL
-        for (int span = 0; span < kSpans; ++span) {
-            exponentiate<Kernel, kMasked>(p[span], rows.sum, rows, s, scale_log2, span);
-        }
+        exponentiate_group<Kernel, kMasked>(p, rows, s, scale_log2, 0);
     } else {
         scale_and_rescale<Kernel, kMasked>(rows, o, s, scale_log2);
-        float sum[Kernel::kRowTiles][4] = {};
-        FS_UNROLL
-        for (int span = 0; span < Kernel::kStepSpans; ++span) {
-            exponentiate<Kernel, kMasked>(p[span], sum, rows, s, scale_log2, span);
-        }
-        FS_UNROLL
-        for (int i = 0; i < Kernel::kRowTiles; ++i) {
-            FS_UNROLL
-            for (int e = 0; e < 4; ++e) {
-                rows.sum[i][e] = ptx::add_rn(rows.sum[i][e], quad_sum(sum[i][e]));
-            }
-        }
+        exponentiate_step<Kernel, kMasked>(p, rows, s, scale_log2);
     }
     VOperands<Kernel> operands[Groups::kStages];
     operands[0].read(v_reader, 0);
@@ -101,12 +118,8 @@ FS_DEVICE void softmax_and_multiply_pv(typename Kernel::O& o, RowState<Kernel>& 
     for (int group = 0; group < Groups::kGroups; ++group) {
         const bool more = group + 1 < Groups::kGroups;
         if (Groups::kStages == 2 && more) operands[(group + 1) % 2].read(v_reader, group + 1);
-        if (Kernel::kOptimizedSoftmax && more) {
-            FS_UNROLL
-            for (int i = 0; i < kSpans; ++i) {
-                const int span = (group + 1) * kSpans + i;
-                exponentiate<Kernel, kMasked>(p[span], rows.sum, rows, s, scale_log2, span);
-            }
+        if constexpr (Kernel::kOptimizedSoftmax) {
+            if (more) exponentiate_group<Kernel, kMasked>(p, rows, s, scale_log2, group + 1);
         }
         if constexpr (Kernel::kSumByMma) add_row_sums<Kernel>(rows, p, group);
         multiply_pv_group<Kernel>(o, p, operands[group % Groups::kStages], group);

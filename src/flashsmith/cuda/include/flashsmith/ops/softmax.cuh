@@ -30,23 +30,24 @@ template <class Kernel>
 struct RowState {
     // -c m: what is added in the exponent. +inf for a row that has seen no key.
     float shift[Kernel::kRowTiles][2];
-    // Parts of the row sums of P, two a row, laid out as a result of mma; see total().
-    float sum[Kernel::kRowTiles][4];
+    // Of P. By mma: the row's sum, twice a row, as mma lays results out. Else one a row: over this
+    // thread's columns if optimized, over all if not.
+    static constexpr int kSums = Kernel::kSumByMma ? 4 : 2;
+    float sum[Kernel::kRowTiles][kSums];
 
     FS_DEVICE void clear() {
         FS_UNROLL
         for (int i = 0; i < Kernel::kRowTiles; ++i) {
             shift[i][0] = shift[i][1] = -kNegativeInfinity;
             FS_UNROLL
-            for (int e = 0; e < 4; ++e) sum[i][e] = 0.0f;
+            for (int e = 0; e < kSums; ++e) sum[i][e] = 0.0f;
         }
     }
 
     // The sum of a row, once all of its blocks are in.
     FS_DEVICE float total(int i, int half) const {
         if constexpr (Kernel::kSumByMma) return sum[i][2 * half];
-        const float part = ptx::add_rn(sum[i][2 * half], sum[i][2 * half + 1]);
-        return Kernel::kOptimizedSoftmax ? quad_sum(part) : part;
+        return Kernel::kOptimizedSoftmax ? quad_sum(sum[i][half]) : sum[i][half];
     }
 };
 
@@ -75,8 +76,11 @@ FS_DEVICE void rescale_row(RowState<Kernel>& rows, typename Kernel::O& o, float 
     const float change = ptx::sub_rn(finite_shift<kMasked>(new_shift), rows.shift[i][half]);
     const float factor = ptx::ex2(change);
     rows.shift[i][half] = new_shift;
-    rows.sum[i][2 * half] = ptx::mul_rn(rows.sum[i][2 * half], factor);
-    rows.sum[i][2 * half + 1] = ptx::mul_rn(rows.sum[i][2 * half + 1], factor);
+    constexpr int kSums = RowState<Kernel>::kSums;
+    FS_UNROLL
+    for (int e = half * kSums / 2; e < (half + 1) * kSums / 2; ++e) {
+        rows.sum[i][e] = ptx::mul_rn(rows.sum[i][e], factor);
+    }
     FS_UNROLL
     for (int n = 0; n < 2 * Kernel::kDSpans; ++n) {
         o.at[i][n][2 * half] = ptx::mul_rn(o.at[i][n][2 * half], factor);
@@ -132,31 +136,26 @@ FS_DEVICE void scale_and_rescale(RowState<Kernel>& rows, typename Kernel::O& o,
     }
 }
 
-// P of one span of 16 columns, as operand A of mma; adds it to `sum` unless mma does.
+// P of row tile `i` and the 16 columns of a span, as operand A of mma; adds it to the sums of the
+// two rows unless mma does.
 template <class Kernel, bool kMasked>
-FS_DEVICE void exponentiate(Fragments<Kernel::kRowTiles>& p, float (&sum)[Kernel::kRowTiles][4],
+FS_DEVICE void exponentiate(u32 (&p)[4], float (&sum)[RowState<Kernel>::kSums],
                             const RowState<Kernel>& rows, const typename Kernel::S& s,
-                            float scale_log2, int span) {
+                            float scale_log2, int i, int span) {
     FS_UNROLL
-    for (int i = 0; i < Kernel::kRowTiles; ++i) {
+    for (int half = 0; half < 2; ++half) {
+        const float shift = finite_shift<kMasked>(rows.shift[i][half]);
         FS_UNROLL
-        for (int half = 0; half < 2; ++half) {
-            const float shift = finite_shift<kMasked>(rows.shift[i][half]);
+        for (int n = 0; n < 2; ++n) {
+            float value[2];
             FS_UNROLL
-            for (int n = 0; n < 2; ++n) {
-                float value[2];
-                FS_UNROLL
-                for (int e = 0; e < 2; ++e) {
-                    const float x = s.at[i][2 * span + n][2 * half + e];
-                    value[e] =
-                        ptx::ex2(Kernel::kOptimizedSoftmax ? ptx::fma_rn(x, scale_log2, shift)
-                                                           : ptx::add_rn(x, shift));
-                    if constexpr (!Kernel::kSumByMma) {
-                        sum[i][2 * half + e] = ptx::add_rn(sum[i][2 * half + e], value[e]);
-                    }
-                }
-                p.at[i][2 * n + half] = ptx::pack2<Kernel::kDType>(value[0], value[1]);
+            for (int e = 0; e < 2; ++e) {
+                const float x = s.at[i][2 * span + n][2 * half + e];
+                value[e] = ptx::ex2(Kernel::kOptimizedSoftmax ? ptx::fma_rn(x, scale_log2, shift)
+                                                              : ptx::add_rn(x, shift));
+                if constexpr (!Kernel::kSumByMma) sum[half] = ptx::add_rn(sum[half], value[e]);
             }
+            p[2 * n + half] = ptx::pack2<Kernel::kDType>(value[0], value[1]);
         }
     }
 }

@@ -1,0 +1,18 @@
+// Special registers, read anew at every call.
+//
+// PTX ISA "Special Registers". Being volatile, a second read is not merged with the first: what is
+// derived from it need not stay in a register in between.
+#pragma once
+
+#include "flashsmith/base/types.cuh"
+
+namespace flashsmith::ptx {
+
+// The number of this block of threads.
+FS_DEVICE u32 ctaid_x() {
+    u32 index;
+    asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(index));
+    return index;
+}
+
+}  // namespace flashsmith::ptx
