@@ -76,13 +76,22 @@ def _unpair(x: NDArray[Any]) -> Any:
 
 
 def minimum(a: Any, b: Any) -> Any:
-    """The number if the other is NaN."""
-    return np.fmin(a, b)
+    """The number if the other is NaN; -0 is less than +0."""
+    out = np.fmin(a, b)
+    return out if np.all(out) else _with_zero_sign(out, a, b, np.logical_or)
 
 
 def maximum(a: Any, b: Any) -> Any:
-    """The number if the other is NaN."""
-    return np.fmax(a, b)
+    """The number if the other is NaN; -0 is less than +0."""
+    out = np.fmax(a, b)
+    return out if np.all(out) else _with_zero_sign(out, a, b, np.logical_and)
+
+
+def _with_zero_sign(out: Any, a: Any, b: Any, combine: Any) -> Any:
+    """Where both are zero: minus if either is (min), or both are (max)."""
+    minus = combine(np.signbit(a), np.signbit(b))
+    zero = np.where(minus, out.dtype.type(-0.0), out.dtype.type(0.0))
+    return np.where((a == 0) & (b == 0), zero, out)[()]
 
 
 def minimum_nan(a: Any, b: Any) -> Any:

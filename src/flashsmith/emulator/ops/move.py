@@ -38,6 +38,9 @@ def emit_mov(e: Emitter, i: Instruction) -> None:
         e.write(d, " | ".join(terms), wide)
         return
     kind = "pred" if i.type == "pred" else _held_kind(e, i, d)
+    if isinstance(a, Imm) and kind in ("f32", "f64") and not a.float_bits:
+        bits = 8 * SIZES[kind]  # an integer's bits, not its value, go into a register kept as float
+        a = Imm(a.value & (1 << bits) - 1, bits)
     e.write(d, e.read(a, kind), kind)
 
 
