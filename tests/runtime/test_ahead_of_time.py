@@ -11,7 +11,7 @@ from flashsmith.base.dtypes import to_bits
 from flashsmith.compile import nvcc
 from flashsmith.compile.ahead_of_time import build_bundle
 from flashsmith.compile.library import build_library
-from flashsmith.config import parse_config
+from flashsmith.config import parse_config, resolve_key
 from flashsmith.problem.attention_problem import AttentionProblem
 from flashsmith.runtime.devices import default_device, has_cuda
 from flashsmith.runtime.forward import forward_arrays
@@ -19,6 +19,7 @@ from flashsmith.runtime.forward import forward_arrays
 CLIENT = Path(__file__).parents[1] / "compile" / "c" / "forward_client.c"
 CONFIG = parse_config("(BF16, 64, 64, 32, 4): async+eager+swizzled+load_2_2_2_tiles+opt_softmax")
 OTHER = parse_config("(FP16, 128, 64, 64, 4): async+eager+swizzled+load_0_2_2_tiles+opt_softmax")
+HOPPER = next(config for config in resolve_key("hopper") if config.d_head == 64)
 # Even and full (the plain kernel), even and causal, and what only the general kernel covers: ragged
 # lengths, a narrow d_head, a diagonal, and each of them with and without a mask.
 SHAPES = {
@@ -44,28 +45,31 @@ def inputs_of(problem):
 
 @pytest.fixture(scope="module")
 def bundle_for(tmp_path_factory):
-    """A function that gives the bundle of an architecture, built once."""
+    """A function that gives the bundle of a configuration and architecture, built once."""
     made = {}
 
-    def get(arch):
-        if arch not in made:
+    def get(config, arch):
+        if (config, arch) not in made:
             path = tmp_path_factory.mktemp("bundle") / "k.bundle"
-            made[arch] = build_bundle([CONFIG], [arches.get(arch)], path).path
-        return made[arch]
+            made[config, arch] = build_bundle([config], [arches.get(arch)], path).path
+        return made[config, arch]
 
     return get
 
 
 @pytest.mark.parametrize("lse", [False, True], ids=["o", "o and lse"])
 @pytest.mark.parametrize("name", SHAPES)
-def test_a_bundle_gives_the_bits_of_a_compile(device, bundle_for, monkeypatch, name, lse):
-    problem = problem_of(name, CONFIG)
+@pytest.mark.parametrize("config", [CONFIG, HOPPER], ids=lambda config: config.FAMILY)
+def test_a_bundle_gives_the_bits_of_a_compile(device, bundle_for, monkeypatch, config, name, lse):
+    if not config.runs_on(device.arch):
+        pytest.skip(f"the {config.FAMILY} family has no kernels for {device.arch}")
+    problem = problem_of(name, config)
     inputs = list(inputs_of(problem))
-    compiled = forward_arrays(device, CONFIG, problem, *inputs, lse=lse)
-    monkeypatch.setenv("FLASHSMITH_BUNDLE", str(bundle_for(device.arch)))
+    compiled = forward_arrays(device, config, problem, *inputs, lse=lse)
+    monkeypatch.setenv("FLASHSMITH_BUNDLE", str(bundle_for(config, device.arch)))
     monkeypatch.setenv("FLASHSMITH_NVRTC", "/nowhere")  # no compiler from here on
     device.prepared.clear()
-    bundled = forward_arrays(device, CONFIG, problem, *inputs, lse=lse)
+    bundled = forward_arrays(device, config, problem, *inputs, lse=lse)
     np.testing.assert_array_equal(bundled[0], compiled[0])
     if lse:
         np.testing.assert_array_equal(bundled[1], compiled[1])
