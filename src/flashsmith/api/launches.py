@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from flashsmith.api.array_view import ALIGNED_ELEMENTS, ArrayView
 from flashsmith.api.notices import say_once
 from flashsmith.api.options import CallOptions, read_config
-from flashsmith.base.errors import ArgumentError, DeviceMissing, Unsupported
+from flashsmith.base.errors import ArgumentError, DeviceMissing, OutOfResources, Unsupported
 from flashsmith.config.kernel_config import KernelConfig
 from flashsmith.problem.attention_problem import AttentionProblem
 from flashsmith.runtime.device import Device
 from flashsmith.runtime.devices import default_device, default_device_name, has_cuda
-from flashsmith.runtime.forward import PreparedForward, is_empty, prepare_forward
+from flashsmith.runtime.forward import PreparedForward, is_empty, prepare_forward, remember
 from flashsmith.runtime.launch import plan
 from flashsmith.runtime.launch.plan import ForwardCall, TensorArg
 from flashsmith.tuner.choose import Choice, choose
@@ -44,7 +44,8 @@ def launch_for(
     key = ("api", problem, options.config, options.return_lse, strides)
     found: Launch | None = device.prepared.get(key)
     if found is None:
-        found = device.prepared[key] = _prepare(device, problem, options, strides)
+        found = _prepare(device, problem, options, strides)
+        remember(device, key, found)
     return found
 
 
@@ -60,13 +61,12 @@ def _prepare(
         assert choice.config is not None
         try:
             _require_readable(device, choice.config, problem, strides)
-            break
-        except Unsupported as error:
+            start = prepare_forward(device, choice.config, problem, lse=options.return_lse)
+            return Launch(problem, choice, start)
+        except (Unsupported, OutOfResources) as error:  # strides, spills or registers
             if given is not None:
                 raise
             unusable[choice.config] = str(error).removeprefix(f"{choice.config.short_form()}: ")
-    start = prepare_forward(device, choice.config, problem, lse=options.return_lse)
-    return Launch(problem, choice, start)
 
 
 def _require_readable(

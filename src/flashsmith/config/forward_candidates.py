@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 
 from flashsmith.arch import Arch
+from flashsmith.base.dtypes import DType
 from flashsmith.config.forward import FlashForwardKernelConfig
 from flashsmith.config.short_form import parse_short_form
 from flashsmith.problem.attention_problem import AttentionProblem
@@ -12,9 +14,9 @@ from flashsmith.problem.attention_problem import AttentionProblem
 WIDTHS = (64, 128, 256)  # the d_head that kernels are built for
 SHORT_QUERIES = 64  # rows that one small block covers: a large one would compute mostly padding
 
-# B_r, B_c, n_warps and the words of the short form, best first: by width of the kernel. The order at
-# 64 and 128 is that of an H200 (2026-11: full and causal, lengths 1k, 4k and 16k). The last line of
-# each needs at most 64 KB of shared memory, which every architecture gives a block.
+# B_r, B_c, n_warps and the words of the short form, best first: by width of the kernel. The order
+# at 64 and 128 is that of an H200 (2026-11: full and causal, lengths 1k, 4k and 16k). The last line
+# of each needs at most 64 KB of shared memory, which every architecture gives a block.
 _LARGE_FIRST = {
     64: (
         (128, 128, 4, "load_0_2_2_tiles+buffer+opt_softmax"),
@@ -39,13 +41,18 @@ def candidates(problem: AttentionProblem, arch: Arch) -> Sequence[FlashForwardKe
     width = next((w for w in WIDTHS if w >= problem.d_head), None)
     if width is None:
         return ()
+    return _ranked(problem.dtype, width, problem.q_len <= SHORT_QUERIES)
+
+
+@cache
+def _ranked(dtype: DType, width: int, is_short: bool) -> Sequence[FlashForwardKernelConfig]:
     configs = [
         parse_short_form(
-            f"({problem.dtype.name}, {width}, {b_r}, {b_c}, {warps}): async+eager+swizzled+{words}",
+            f"({dtype.name}, {width}, {b_r}, {b_c}, {warps}): async+eager+swizzled+{words}",
             FlashForwardKernelConfig,
         )
         for b_r, b_c, warps, words in _LARGE_FIRST[width]
     ]
-    if problem.q_len <= SHORT_QUERIES:
+    if is_short:
         configs.sort(key=lambda config: config.B_r)  # stable: the order within a B_r stays
-    return configs
+    return tuple(configs)

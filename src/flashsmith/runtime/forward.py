@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,7 @@ from flashsmith.runtime.limits import require_fits
 from flashsmith.runtime.tensors import lse_shape, tensor_shapes, tensors_on
 
 Compile = Callable[[KernelConfig, ForwardTraits, str], CompiledKernel]
+KEPT_PREPARED = 8192  # shapes; a server meets new lengths for as long as it runs
 STRIDE_STEP = 8  # elements of one 16-byte access
 MINUS_INFINITY = 0xFF800000  # float32
 
@@ -60,11 +61,21 @@ def prepare_forward(
         arch = get_arch(device.arch)
         config.require_buildable(arch)
         plan = make_plan(config, problem, lse=lse, sm_count=device.sm_count)
-        kernel = compile_with(config, plan.traits, device.arch)
+        # A new shape mostly runs a kernel that another shape has loaded: no look at the disk then.
+        code = (config, plan.traits, compile_with)
+        kernel = device.prepared.get(code) or compile_with(config, plan.traits, device.arch)
         require_fits(config.short_form(), kernel, plan.geometry, arch)
         found = PreparedForward(device, kernel, plan, device.prepare(kernel, plan.geometry))
-        device.prepared[key] = found
+        remember(device, code, kernel)
+        remember(device, key, found)
     return found
+
+
+def remember(device: Device, key: Hashable, value: object) -> None:
+    """Keeps what was prepared for a device; everything is forgotten once it becomes too much."""
+    if len(device.prepared) >= KEPT_PREPARED:
+        device.prepared.clear()
+    device.prepared[key] = value
 
 
 def forward(

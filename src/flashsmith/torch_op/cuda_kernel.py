@@ -23,6 +23,7 @@ from flashsmith.torch_op.tensor_view import refuse_gradients, tensor_view
 from flashsmith.torch_op.wish import Wish
 
 _UNALIGNED = 15  # the bits of an address that are 0 at a multiple of 16 bytes
+_KEPT_PLANS = 4096  # shapes; a server meets new lengths for as long as it runs
 _KEPT_PARAMS = 1024  # of one plan; a model of many layers calls with other addresses in each
 
 
@@ -80,6 +81,8 @@ def _plan_of(q: Tensor, k: Tensor, v: Tensor, lse: bool, wish: tuple[Any, ...]) 
         refuse_gradients({"q": q, "k": k, "v": v})
     plan = _plans.get(key)
     if plan is None:
+        if len(_plans) >= _KEPT_PLANS:
+            _plans.clear()
         plan = _plans[key] = _make_plan(q, k, v, Wish(*wish), lse)
     return plan
 
