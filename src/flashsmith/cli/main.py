@@ -30,6 +30,7 @@ VERBS: dict[str, Verb] = {
     "compile": Verb("flashsmith.cli.compile", "Compile a set: registers, spills, blocks per SM."),
     "tune": Verb("flashsmith.cli.tune", "Find the best configuration for each problem."),
     "bench": Verb("flashsmith.cli.bench", "Time our choices against peers, side by side."),
+    "progression": Verb("flashsmith.cli.progression", "Show what each optimisation brings."),
     "results": Verb("flashsmith.cli.results", "Look at, compare and exchange measurements."),
     "run": Verb("flashsmith.cli.run", "Run configurations on a problem: check, time, count."),
     "verify": Verb("flashsmith.cli.verify", "Check every configuration of a set."),

@@ -1,0 +1,93 @@
+"""Why a configuration is fast or slow: resources, and events that the emulator counts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from flashsmith.arch import get as get_arch
+from flashsmith.arch import occupancy
+from flashsmith.base.errors import FlashsmithError
+from flashsmith.compile.compiler import compile_kernel
+from flashsmith.config.kernel_config import KernelConfig
+from flashsmith.emulator.options import EmulatorOptions
+from flashsmith.measure.timed_configs import random_inputs
+from flashsmith.problem.attention_problem import AttentionProblem
+from flashsmith.runtime.emulated_device import EmulatedDevice
+from flashsmith.runtime.forward import forward_arrays
+from flashsmith.runtime.launch import plan
+
+_BLOCKS = 4  # of keys that the counted kernel walks
+_TENSOR_CLASSES = ("mma", "matrix")  # mma.sync, wgmma
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What is true of a kernel wherever it runs; counts are of a small problem, per score block."""
+
+    registers: int
+    spill_bytes: int
+    smem_bytes: int
+    blocks_per_sm: int
+    limit: str  # what bounds blocks_per_sm
+    instructions: float | None  # of all warps of a block, for one block of scores
+    tensor_share: float | None  # of the instructions
+    conflicts_a_phase: float | None  # extra shared-memory cycles for each that is needed
+    sectors_a_request: float | None
+
+
+def facts_of(config: KernelConfig, arch: str, *, causal: bool = False) -> Facts:
+    """Compiles, and runs a small problem in the emulator with its counters on."""
+    problem = small_problem(config, causal=causal)
+    device = EmulatedDevice(arch, options=EmulatorOptions(checks=False, counters=True))
+    traits = plan(config, problem, lse=False, sm_count=device.sm_count).traits
+    used = compile_kernel(config, traits, arch).resources
+    room = occupancy(
+        get_arch(arch),
+        threads=config.threads,
+        registers=used.registers,
+        smem_bytes=config.smem_bytes() + used.static_smem_bytes,
+    )
+    return Facts(
+        used.registers,
+        used.spill_store_bytes + used.spill_load_bytes,
+        config.smem_bytes(),
+        room.blocks,
+        room.limit,
+        *_events(device, config, problem),
+    )
+
+
+def small_problem(config: KernelConfig, *, causal: bool = False) -> AttentionProblem:
+    """Even lengths, so that boundary code does not count; one tile of queries, four of keys."""
+    return AttentionProblem(
+        batch=1,
+        heads=1,
+        kv_heads=1,
+        q_len=config.tile_q,
+        k_len=_BLOCKS * config.tile_k,
+        d_head=config.d_head,
+        dtype=config.dtype,
+        causal=causal,
+    )
+
+
+def _events(
+    device: EmulatedDevice, config: KernelConfig, problem: AttentionProblem
+) -> tuple[float | None, float | None, float | None, float | None]:
+    inputs = random_inputs(problem)
+    try:
+        forward_arrays(device, config, problem, inputs["q"], inputs["k"], inputs["v"])
+    except FlashsmithError:
+        # A kernel the emulator cannot run still has resources; what was not counted is left out.
+        return None, None, None, None
+    report = device.last_report
+    assert report is not None
+    assert report.counters is not None
+    counts = report.counters
+    total = sum(counts.instructions.values())
+    return (
+        round(total / _BLOCKS, 1),
+        round(sum(counts.instructions[name] for name in _TENSOR_CLASSES) / max(total, 1), 4),
+        round(counts.bank_conflicts / max(counts.shared_phases, 1), 3),
+        round(counts.sectors_a_request, 2),
+    )

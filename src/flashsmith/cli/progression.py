@@ -1,0 +1,166 @@
+"""`flashsmith progression`: what each step of the ladder, or one knob, brings on this GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flashsmith.arch import get as get_arch
+from flashsmith.bench.facts import facts_of
+from flashsmith.bench.ladder import Step, ablation, steps_of
+from flashsmith.cli import options
+from flashsmith.cli.output import Row, note, show
+from flashsmith.cli.progress import progress_bar
+from flashsmith.cli.results import shape_text
+from flashsmith.config import KernelConfig, get_kernel_configs, parse_config
+from flashsmith.measure.interleaved import Comparison, Regime
+from flashsmith.problem.attention_problem import AttentionProblem
+from flashsmith.problem.cost import forward_cost
+from flashsmith.runtime.devices import default_device, default_device_name
+
+LadderArgument = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[LADDER]",
+        help="A ladder by its set (prog, or hopper for hopper-prog); with --knob a short form.",
+    ),
+]
+KnobOption = Annotated[
+    str | None, typer.Option("--knob", help="Move one knob through its values instead.")
+]
+SustainedOption = Annotated[
+    bool, typer.Option("--sustained", help="0.3 s of load before each run instead of rest.")
+]
+RoundsOption = Annotated[int, typer.Option("--rounds", min=15, help="Rounds of timing.")]
+OutputOption = Annotated[
+    Path | None, typer.Option("-o", help="Append records to this JSON lines file.")
+]
+
+# A terminal has room for what a step adds and why it pays; --json and --csv hold all columns.
+TABLE = (
+    *("adds", "length", "median_us", "tflops", "times_as_fast", "p20", "p80", "since_start"),
+    *("registers", "spill_bytes", "blocks_per_sm", "instructions", "conflicts_a_phase"),
+)
+
+
+def command(
+    ladder: LadderArgument = None,
+    knob: KnobOption = None,
+    device: options.DeviceOption = None,
+    arch: options.ArchOption = "sm_90a",
+    seq_lens: options.SeqLensOption = "4096",
+    batch: options.GridBatchOption = None,
+    heads: options.GridHeadsOption = None,
+    kv_heads: options.KvHeadsOption = None,
+    causal: options.CausalOption = False,
+    rounds: RoundsOption = 21,
+    sustained: SustainedOption = False,
+    output: OutputOption = None,
+    json: options.JsonOption = False,
+    csv: options.CsvOption = False,
+) -> None:
+    """Time the ladder step by step, each against the one before, with reasons in counters.
+
+    Examples: flashsmith progression; flashsmith progression --knob eager_load_blocks
+    --seq-lens 1024,4096,16384
+    """
+    configs = _configs(ladder, knob)
+    name = device or default_device_name()
+    can_time = name == "cuda"
+    arch_name = default_device("cuda").arch if can_time else get_arch(arch).name
+    if not can_time:
+        note(f"No GPU is used: resources for {arch_name} and the emulator's counters, no times.")
+    with progress_bar("counting events") as progress:
+        facts = []
+        for number, config in enumerate(configs, start=1):
+            facts.append(facts_of(config, arch_name, causal=causal))
+            progress(number, len(configs))
+    rows: list[Row] = []
+    for length in options.numbers_of("--seq-lens", seq_lens):
+        problem = _problem(configs[0], length, batch, heads, kv_heads, causal)
+        regime: Regime = "sustained" if sustained else "burst"
+        run = _time(configs, problem, rounds, regime, output) if can_time else None
+        steps = steps_of(configs, facts, run, against_first=knob is not None)
+        rows += [_row(step, problem, run) for step in steps]
+        if not can_time:
+            break  # facts do not depend on the length
+    what = f"knob {knob}" if knob else "the ladder"
+    columns = None if json or csv else [name for name in TABLE if name in rows[0]]
+    title = f"{what} on {'this GPU' if can_time else arch_name}, from {configs[0].short_form()}"
+    show(rows, json=json, csv=csv, columns=columns, title=title)
+
+
+def _configs(ladder: str | None, knob: str | None) -> list[KernelConfig]:
+    if knob is not None and ladder is not None and "(" in ladder:
+        return ablation(parse_config(ladder), knob)
+    steps = get_kernel_configs(_set_name(ladder or "prog"))
+    return ablation(steps[-1], knob) if knob is not None else list(steps)
+
+
+def _set_name(text: str) -> str:
+    # `progression hopper` means that family's ladder, not its tuning set.
+    return text if text.endswith("prog") or text.startswith("prog") else f"{text}-prog"
+
+
+def _problem(
+    config: KernelConfig,
+    length: int,
+    batch: int | None,
+    heads: int | None,
+    kv_heads: int | None,
+    causal: bool,
+) -> AttentionProblem:
+    return options.problems_of(
+        seq_lens=str(length),
+        d_heads=str(config.d_head),
+        batch=batch,
+        heads=heads,
+        kv_heads=kv_heads,
+        causal=causal,
+        both_masks=False,
+        dtype=config.dtype.name,
+    )[0]
+
+
+def _time(
+    configs: Sequence[KernelConfig],
+    problem: AttentionProblem,
+    rounds: int,
+    regime: Regime,
+    output: Path | None,
+) -> Comparison:
+    from flashsmith.compile.nvrtc_library import find_nvrtc
+    from flashsmith.measure.environment import environment_of
+    from flashsmith.measure.record import append_records, records_of
+    from flashsmith.measure.timed_configs import time_configs
+    from flashsmith.runtime.cuda_device import CudaDevice
+
+    gpu = default_device("cuda")
+    assert isinstance(gpu, CudaDevice)
+    run = time_configs(gpu, configs, problem, rounds=rounds, regime=regime)
+    if run.is_void:
+        note(f"void, the control is {run.control.median:.4f}: {shape_text(problem)}")
+    if output is not None:
+        environment = environment_of(gpu, compiler=find_nvrtc().compiler)
+        flops = forward_cost(problem).flops
+        records = records_of(run, problem, environment, suite="progression", flops=flops)
+        append_records(output, records)
+    return run
+
+
+def _row(step: Step, problem: AttentionProblem, run: Comparison | None) -> Row:
+    row: dict[str, object] = {"config": step.config.short_form(), "adds": step.adds}
+    if run is not None and step.timed is not None:
+        cost = forward_cost(problem)
+        row["length"] = problem.q_len
+        row["median_us"] = round(step.timed.time_us.median, 2)
+        row["tflops"] = round(cost.tflops(step.timed.time_us.median / 1e6), 1)
+        gain = step.gain
+        row["times_as_fast"] = round(gain.median, 3) if gain else None
+        row["p20"], row["p80"] = (round(gain.p20, 3), round(gain.p80, 3)) if gain else (None, None)
+        row["since_start"] = round(step.timed.ratio.median, 3)
+    return row | asdict(step.facts)
