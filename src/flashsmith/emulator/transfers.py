@@ -55,6 +55,12 @@ class Place:
         exists = inside[:, :, None] & columns[:, None, :]
         return at.reshape(len(rows), -1), exists.reshape(len(rows), -1), dtype
 
+    def chunks_inside(self) -> NDArray[np.bool_]:
+        """Which 16-byte chunks of the box hold elements of the tensor: (transfers, chunks)."""
+        _, exists, dtype = self.elements()
+        parts = exists.reshape(len(exists), -1, CHUNK_BYTES // dtype.itemsize)
+        return np.asarray(parts.any(axis=2))
+
     def select(self, entries: Any) -> Place:
         """Some of the transfers."""
         return Place(self.n_bytes, self.tensor, self.start[entries])

@@ -307,9 +307,14 @@ def _start_store(
         thread = _threads(c, u, mine)
         group = groups.committed[thread]
         if c.shadow is not None:
-            grains = check_read(Access(c, u, index, block, warp, mine, offsets))
+            # What lies outside the tensor is not stored: its place need not hold anything.
+            inside = place.chunks_inside()
+            first = np.take_along_axis(offsets, inside.argmax(axis=1)[:, None], axis=1)
+            read, some = np.where(inside, offsets, first), inside.any(axis=1)
+            access = Access(c, u, index, block[some], warp[some], mine[some], read[some])
             # The key of a reader holds its lane: groups are a thread's own.
-            groups.readers.begin(block, warp, group * 32 + mine % 32, grains)
+            key = (group * 32 + mine % 32)[some]
+            groups.readers.begin(block[some], warp[some], key, check_read(access))
         element = kind or (place.tensor.element_type if place.tensor else "")
         flight = StoreFlight(index, place, thread, group, offsets, operation, element)
         groups.flights.append(flight)
