@@ -54,6 +54,13 @@ CANDIDATES = {
         f"(BF16, 128, 128, 128, 4): {FLAGS}+load_2_2_2_tiles+buffer+opt_softmax",
         f"(BF16, 128, 64, 64, 4): {FLAGS}+load_0_2_2_tiles+opt_softmax",
     ],
+    256: [
+        f"(BF16, 256, 64, 64, 4): {FLAGS}+load_2_2_2_tiles+buffer+opt_softmax",
+        f"(BF16, 256, 64, 32, 4): {FLAGS}+load_2_2_2_tiles+opt_softmax",
+        f"(BF16, 256, 128, 64, 8): {FLAGS}+load_2_2_2_tiles+buffer+opt_softmax",
+        f"(BF16, 256, 128, 64, 8): {FLAGS}+load_4_4_2_tiles+opt_softmax",
+        f"(BF16, 256, 128, 32, 8): {FLAGS}+load_0_2_2_tiles+opt_softmax",
+    ],
 }
 
 
@@ -98,7 +105,7 @@ def main():
     options = parser.parse_args()
     device = default_device("cuda")
     environment = environment_of(device, commit=options.commit)
-    ratios = []
+    ratios = {d_head: [] for d_head in CANDIDATES}
     for d_head, texts in CANDIDATES.items():
         configs = right(device, texts)
         for causal, length in itertools.product((False, True), LENGTHS):
@@ -115,7 +122,7 @@ def main():
             records = records_of(comparison, problem, environment, suite="mma_h200", flops=flops)
             append_records(options.out, records)
             best = max(comparison.timed[1:], key=lambda timed: timed.ratio.median)
-            ratios.append(best.ratio.median)
+            ratios[d_head].append(best.ratio.median)
             rates = [flops / timed.time_us.median / 1e6 for timed in (comparison.timed[0], best)]
             print(
                 f"d{d_head} {'causal' if causal else 'full':6} {length:5}  "
@@ -124,7 +131,11 @@ def main():
                 f"control {comparison.control.median:.4f}  {best.name}",
                 flush=True,
             )
-    print(f"geometric mean {geometric_mean(ratios):.3f} over {len(ratios)} shapes")
+    for d_heads in ((64, 128), (64,), (128,), (256,)):
+        values = [ratio for d_head in d_heads for ratio in ratios[d_head]]
+        print(
+            f"d_head {d_heads}: geometric mean {geometric_mean(values):.3f}, {len(values)} shapes"
+        )
 
 
 if __name__ == "__main__":
