@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 from ctypes import c_char, c_char_p, c_int, c_uint, c_void_p
+from functools import cache
 
 from flashsmith.runtime.device import Launcher, LaunchGeometry
 from flashsmith.runtime.driver import Driver
@@ -49,13 +50,13 @@ def make_launcher(
     """
     start = _start_clustered if geometry.cluster > 1 else _start_plain
     start_kernel = start(driver, function, geometry)
-    get_current = driver.function("cuCtxGetCurrent")
+    get_current = driver.bare("cuCtxGetCurrent")
     byref = ctypes.byref
 
     def launch(params: tuple[bytes, ...], stream: int = 0) -> None:
         current = c_void_p()
         get_current(byref(current))
-        pointers = (c_char_p * len(params))(*params)
+        pointers = _pointers_type(len(params))(*params)
         if current.value == context:
             start_kernel(pointers, stream)
             return
@@ -69,12 +70,13 @@ def make_launcher(
 
 
 def _start_plain(driver: Driver, function: int, geometry: LaunchGeometry) -> _Start:
-    launch_kernel = driver.function("cuLaunchKernel")
-    x, y, z = geometry.grid
-    threads, smem_bytes = geometry.threads, geometry.smem_bytes
+    launch_kernel = driver.bare("cuLaunchKernel")
+    # Made once: converting eleven Python numbers takes as long as the call itself.
+    shape = (*geometry.grid, geometry.threads, 1, 1, geometry.smem_bytes)
+    fixed = (c_void_p(function), *(c_uint(number) for number in shape))
 
     def start(pointers: ctypes.Array[c_char_p], stream: int) -> None:
-        code = launch_kernel(function, x, y, z, threads, 1, 1, smem_bytes, stream, pointers, None)
+        code = launch_kernel(*fixed, c_void_p(stream), pointers, None)
         if code:
             raise driver.error("cuLaunchKernel", code)
 
@@ -82,17 +84,23 @@ def _start_plain(driver: Driver, function: int, geometry: LaunchGeometry) -> _St
 
 
 def _start_clustered(driver: Driver, function: int, geometry: LaunchGeometry) -> _Start:
-    launch_kernel = driver.function("cuLaunchKernelEx")
+    launch_kernel = driver.bare("cuLaunchKernelEx")
     attribute = _ClusterAttribute(id=_CLUSTER_DIMENSION, x=geometry.cluster, y=1, z=1)
     grid = (c_uint * 3)(*geometry.grid)
     block = (c_uint * 3)(geometry.threads, 1, 1)
     attributes = ctypes.addressof(attribute)
+    handle = c_void_p(function)
 
     def start(pointers: ctypes.Array[c_char_p], stream: int) -> None:
         config = _LaunchConfig(grid, block, geometry.smem_bytes, stream, attributes, 1)
-        code = launch_kernel(ctypes.byref(config), function, pointers, None)
+        code = launch_kernel(ctypes.byref(config), handle, pointers, None)
         if code:
             raise driver.error("cuLaunchKernelEx", code)
 
     start.keeps = attribute  # type: ignore[attr-defined]  # the configuration points to it
     return start
+
+
+@cache
+def _pointers_type(count: int) -> type[ctypes.Array[c_char_p]]:
+    return c_char_p * count

@@ -81,7 +81,7 @@ class Driver:
         self._functions: dict[str, Any] = {}
 
     def function(self, name: str) -> Any:
-        """The bare function `name`, which returns a result code; for calls that must be fast."""
+        """The function `name`, which returns a result code."""
         found = self._functions.get(name)
         if found is None:
             try:
@@ -93,6 +93,13 @@ class Driver:
             found.argtypes = _PROTOTYPES[name]
             found.restype = c_int
             self._functions[name] = found
+        return found
+
+    def bare(self, name: str) -> Any:
+        """A copy of the function `name` that converts no argument: all must be ctypes values."""
+        self.function(name)  # said where the driver lacks it
+        found = self._library[name]
+        found.restype = c_int
         return found
 
     def call(self, name: str, *arguments: Any) -> None:
