@@ -90,6 +90,23 @@ def test_a_survey_reports_progress_and_keeps_the_order():
     assert not any(one.wrong for one in checked)
 
 
+def test_what_comes_after_a_gpu_stopped_is_not_called_wrong(monkeypatch):
+    device = open_device("emulator")
+    case = quick_cases(SMALL)[0]
+    prepared = prepare_forward(device, SMALL, case.problem, lse=True)
+
+    def broken(*_):
+        raise LaunchError("cuCtxSynchronize", "CUDA_ERROR_ILLEGAL_ADDRESS")
+
+    device.prepared[(SMALL, case.problem, True)] = replace(prepared, launcher=broken)
+    first, second = check_on_device(device, [SMALL])
+    assert (first.wrong, second.verdict.ok) == (True, True)  # a device that still answers goes on
+    monkeypatch.setattr(device, "synchronize", broken)
+    first, second = check_on_device(device, [SMALL])
+    assert (first.wrong, second.wrong) == (True, False)
+    assert second.refusal == f"Not run: the GPU stopped at {SMALL.short_form()} on 'ragged'."
+
+
 def test_every_full_case_of_a_configuration_needs_five_kernels():
     device = open_device("emulator")
     jobs = compile_jobs(device, [(SMALL, case) for case in full_cases(SMALL)])

@@ -9,7 +9,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from functools import cache
 
-from flashsmith.base.errors import FlashsmithError, OutOfResources, Unsupported
+from flashsmith.base.errors import FlashsmithError, LaunchError, OutOfResources, Unsupported
 from flashsmith.check.cases import Case, full_cases, quick_cases
 from flashsmith.check.verdict import Verdict, check_case
 from flashsmith.compile.compiler import CompileJob, available_cores, compile_many
@@ -105,12 +105,28 @@ def compile_jobs(device: Device, work: Sequence[tuple[KernelConfig, Case]]) -> l
 def _serially(
     device: Device, work: Sequence[tuple[KernelConfig, Case]], progress: Progress | None
 ) -> list[Checked]:
-    checked = []
+    checked: list[Checked] = []
+    stopped = ""
     for config, case in work:
-        checked.append(check_one(device, config, case))
+        if stopped:
+            checked.append(Checked(config, case.name, None, stopped, 0.0))
+        else:
+            checked.append(check_one(device, config, case))
+            verdict = checked[-1].verdict
+            if verdict is not None and verdict.fault and not _is_alive(device):
+                stopped = f"Not run: the GPU stopped at {config.short_form()} on {case.name!r}."
         if progress is not None:
             progress(len(checked), len(work))
     return checked
+
+
+def _is_alive(device: Device) -> bool:
+    """Whether a device still answers: after an illegal access a CUDA context does nothing more."""
+    try:
+        device.synchronize()
+    except LaunchError:
+        return False
+    return True
 
 
 @cache
