@@ -70,7 +70,7 @@ def _mbarrier() -> Case:
 def _tma_shape(rank: int, swizzle: int) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
     """Dims, strides in bytes and box, 16-bit elements; the innermost box row fills the swizzle."""
     inner = (swizzle or 48) // 2
-    dims = (inner + 40, 11, 5, 3, 2)[:rank]
+    dims = (inner + 43, 11, 5, 3, 2)[:rank]
     strides, step = [], (dims[0] * 2 + 15) // 16 * 16 + 16
     for extent in dims[1:]:
         strides.append(step)
@@ -88,7 +88,9 @@ def _corners(rank: int, dims: tuple[int, ...], box: tuple[int, ...]) -> np.ndarr
     corners += [
         [int(rng.integers(a, b + 1)) for a, b in zip(low, high, strict=True)] for _ in range(5)
     ]
-    return np.array(corners, np.int32)
+    found = np.array(corners, np.int32)
+    found[:, 0] &= ~7  # the innermost coordinate is a multiple of 16 bytes
+    return found
 
 
 def _tma_load(rank: int, swizzle: int, offset: int = 0) -> Case:
@@ -125,10 +127,8 @@ def _tma_load(rank: int, swizzle: int, offset: int = 0) -> Case:
 def _tma_store(rank: int, swizzle: int, *, reduce: bool = False) -> Case:
     dims, strides, box = _tma_shape(rank, swizzle)
     corners = _corners(rank, dims, box)[:3]
-    corners[1] = [(d + b) // 2 for d, b in zip(dims, box, strict=True)]
-    corners[2] = [-(b // 2) for b in box]
     if not reduce:
-        corners = corners[2:]  # one box: stores of several blocks would race where they overlap
+        corners = corners[1:2]  # one box: stores of several blocks would race where they overlap
     size = 2 * prod(box)
     coordinates = ", ".join(f"%{2 + i}" for i in range(rank))
     values = ", ".join(f'"r"(at[{i}])' for i in range(rank))

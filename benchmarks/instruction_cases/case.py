@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -119,6 +120,22 @@ def relative_to_largest(dtype: type) -> Compare:
         return Distance(float(gap[at]) / largest, f"element {at}: emulator {a[at]}, CUDA {b[at]}")
 
     return compare
+
+
+def reals(accumulator: str) -> dict[str, Any]:
+    """How sums of products are compared whose order of additions is not the hardware's."""
+    wide = accumulator == "f32"
+    return {
+        "compare": relative_to_largest(np.float32 if wide else np.float16),
+        "unit": "of the largest",
+        "allowed": 2.0**-21 if wide else 2.0**-10,
+    }
+
+
+def small_integers_or_reals(rng: np.random.Generator, count: int, exact: bool) -> np.ndarray:
+    """Numbers whose sums of products are exact in any order, or ordinary ones."""
+    values = rng.integers(-4, 5, count) if exact else rng.standard_normal(count)
+    return values.astype(np.float32)
 
 
 def in_ulps(ours: np.ndarray, theirs: np.ndarray) -> Distance:

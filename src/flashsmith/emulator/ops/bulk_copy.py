@@ -159,6 +159,11 @@ def _places(
                 c.fault("tensor map", message, index, u, lane=lane, address=kind)
             corner = np.stack([at_lanes(x, lanes[entries]) for x in size], axis=1)
             place = Place(tensor.box_bytes, tensor, corner)
+            crooked = corner[:, 0] * tensor.element_bytes % CHUNK_BYTES != 0
+            if crooked.any():  # H200: an illegal instruction
+                entry = int(crooked.argmax())
+                message = f"innermost coordinate {int(corner[entry, 0])} is no multiple of 16 bytes"
+                c.fault("misaligned", message, index, u, lane=int(lanes[entries[entry]]))
         else:
             if kind % CHUNK_BYTES or kind <= 0:
                 message = f"{kind} bytes: a bulk copy moves a positive multiple of 16"

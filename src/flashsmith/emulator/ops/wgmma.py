@@ -149,7 +149,7 @@ def _multiply(
         else _from_smem(c, u, form, a, 64, own_rows=True)
     )
     right = _from_smem(c, u, form, b, form.n, own_rows=False)
-    product = np.matmul(left, right) if form.sign > 0 else -np.matmul(left, right)
+    product = np.matmul(left if form.sign > 0 else -left, right)
     fragments = _fragments(product)
     add = u.array(scale_d)[::32]
     if add.any():
