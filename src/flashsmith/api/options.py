@@ -10,6 +10,7 @@ from flashsmith.base.errors import ArgumentError, ArgumentTypeError
 from flashsmith.config.kernel_config import KernelConfig
 from flashsmith.config.parse import parse_config
 
+_CONFIGS = (KernelConfig, str)  # a tuple: torch.compile of torch 2.6 cannot trace a union
 LAYOUTS = {
     "bshd": "(batch, sequence, heads, d_head)",
     "bhsd": "(batch, heads, sequence, d_head)",
@@ -84,7 +85,7 @@ def checked_scale(name: str, value: Any) -> float | None:
 
 def checked_config(config: Any) -> KernelConfig | str | None:
     """A configuration, or a text that may name one."""
-    if config is None or isinstance(config, KernelConfig | str):
+    if config is None or isinstance(config, _CONFIGS):
         return config
     raise ArgumentTypeError(
         f"config is of type {type(config).__name__}; it is a kernel configuration, its short form, "
