@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from flashsmith.emulator.async_state import seen_from
 from flashsmith.emulator.mbarrier import Ints
-from flashsmith.emulator.shadow import AGENT_BITS, AGENT_MASK, IN_FLIGHT, NEVER
+from flashsmith.emulator.shadow import AGENT_BITS, AGENT_MASK, IN_FLIGHT, NEVER, Shadow
 from flashsmith.emulator.smem_layout import CHUNK_BYTES
 
 if TYPE_CHECKING:
@@ -44,13 +44,21 @@ class Access:
         touched: Ints = self.offsets[:, 0] // self.chunk.pitch
         return touched
 
-    def grains(self) -> Ints:
-        """Positions in the shadow arrays: (entries, grains)."""
-        shadow = self.chunk.shadow
-        assert shadow is not None
-        wide = CHUNK_BYTES // shadow.grain
-        at: Ints = (self.offsets[:, :, None] // shadow.grain) + np.arange(wide)
-        return at.reshape(len(self.block), -1)
+    @property
+    def places(self) -> Ints:
+        """The 16-byte chunks as rows of the shadow arrays: (entries, chunks)."""
+        return self.offsets // CHUNK_BYTES
+
+    @property
+    def clocks(self) -> Ints:
+        """What the entries' warps know, in the columns of the blocks they touch."""
+        rows = self.chunk.known[self.block, self.warp]
+        away = self.target != self.block
+        if away.any():
+            turned = seen_from(self.chunk, rows[away], self.block[away], self.target[away])
+            turned[:, self.chunk.warps : self.chunk.peer_column] = ALWAYS  # not known, not judged
+            rows[away] = turned
+        return rows
 
     def fault(self, at: int, wide: int, kind: str, message: str, other: str) -> NoReturn:
         """Raises a fault at a flat position of the grains."""
@@ -64,23 +72,35 @@ class Access:
 
     def known(self, agents: Ints) -> Ints:
         """Up to when the entries' warps know the events of `agents` (one a grain)."""
-        rows = self.chunk.known[self.block, self.warp]
-        away = self.target != self.block
-        if away.any():
-            turned = seen_from(self.chunk, rows[away], self.block[away], self.target[away])
-            turned[:, self.chunk.warps : self.chunk.peer_column] = ALWAYS  # not known, not judged
-            rows[away] = turned
-        picked: Ints = np.take_along_axis(rows, agents, axis=1)
+        picked: Ints = np.take_along_axis(self.clocks, agents, axis=1)
         return picked
 
 
+def rows_of(shadow: Shadow, array: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    """A shadow array with a row for each 16 bytes of shared memory."""
+    return array.reshape(-1, CHUNK_BYTES // shadow.grain)
+
+
+def _landed_together(access: Access, tags: NDArray[np.uint32]) -> bool:
+    """Whether every entry reads what one agent's copies wrote, and its warp knows of them all."""
+    agents = tags & np.uint32(AGENT_MASK)
+    agent = agents[:, 0].astype(np.int64)
+    if (agents != agents[:, :1]).any() or (agent < access.chunk.warps).any():
+        return False
+    latest = (tags.max(axis=1) >> np.uint32(AGENT_BITS)).astype(np.int64)
+    return bool((latest <= access.known(agent[:, None])[:, 0]).all())
+
+
 def check_read(access: Access) -> Ints:
-    """Checks what the asynchronous proxy is about to read; returns the grains."""
+    """Checks what the asynchronous proxy is about to read; returns its places."""
     chunk = access.chunk
     assert chunk.shadow is not None
-    grains = access.grains()
-    tags = chunk.shadow.tags[grains]
-    wide = grains.shape[1]
+    places = access.places
+    tags = rows_of(chunk.shadow, chunk.shadow.tags).take(places, axis=0)
+    tags = tags.reshape(len(places), -1)
+    if _landed_together(access, tags):
+        return places
+    wide = tags.shape[1]
     if int(tags.max(initial=0)) >= IN_FLIGHT:
         _check_flight(access, tags, wide)
     agents, times = _split(tags)
@@ -96,16 +116,17 @@ def check_read(access: Access) -> Ints:
             access, hidden, wide, agents, times,
             "missing proxy fence", "reads ordinary writes that no fence.proxy.async has published",
         )  # fmt: skip
-    return grains
+    return places
 
 
 def check_write(access: Access) -> Ints:
-    """Checks what a copy is about to overwrite; returns the grains."""
+    """Checks what a copy is about to overwrite; returns its places."""
     chunk = access.chunk
     assert chunk.shadow is not None
-    grains = access.grains()
-    wide = grains.shape[1]
-    tags = chunk.shadow.tags[grains]
+    places = access.places
+    tags = rows_of(chunk.shadow, chunk.shadow.tags).take(places, axis=0)
+    tags = tags.reshape(len(places), -1)
+    wide = tags.shape[1]
     flying = (tags >= IN_FLIGHT) & (tags != NEVER)
     if flying.any():
         at = int(flying.argmax())
@@ -115,12 +136,14 @@ def check_write(access: Access) -> Ints:
         access, times > access.known(agents), wide, agents, times,
         "race", "overwrites what another wrote, and nothing orders the two",
     )  # fmt: skip
+    clocks = access.clocks
     for reader in range(chunk.warps):
-        seen = chunk.shadow.reads[reader][grains]
-        late = seen > access.known(np.full((len(access.block), 1), reader))
+        seen = rows_of(chunk.shadow, chunk.shadow.reads[reader]).take(places, axis=0)
+        seen = seen.reshape(len(places), -1)
+        late = seen > clocks[:, reader : reader + 1]
         if late.any():
             _report_reader(access, reader, seen, late, wide)
-    return grains
+    return places
 
 
 def _report_reader(
@@ -167,33 +190,39 @@ def _raise_first(
 
 
 class Readers:
-    """Operations that still read shared memory; their grains are marked until the wait."""
+    """Operations that still read shared memory; its places are marked until the wait."""
 
     def __init__(self, chunk: Chunk) -> None:
         self.chunk = chunk
-        self.pending: list[tuple[Ints, Ints, Ints, Ints]] = []  # block, warp, group, grains
+        self.pending: list[tuple[Ints, Ints, Ints, Ints]] = []  # block, warp, group, places
 
-    def begin(self, block: Ints, warp: Ints, group: Ints, grains: Ints) -> None:
-        """Marks grains as being read by operations of a group."""
-        self.pending.append((block, warp, group, grains))
-        self._mark(warp, grains, BEING_READ)
+    def begin(self, block: Ints, warp: Ints, group: Ints, places: Ints) -> None:
+        """Marks places as being read by operations of a group."""
+        self.pending.append((block, warp, group, places))
+        self._mark(warp, places, BEING_READ)
 
     def end(self, is_over: Callable[[Ints, Ints, Ints], NDArray[np.bool_]], index: int) -> None:
         """Ends the operations that `is_over(block, warp, group)` names: read, as of now."""
         now = self.chunk.tick(index)
         kept = []
-        for block, warp, group, grains in self.pending:
+        for block, warp, group, places in self.pending:
             over = is_over(block, warp, group)
             if over.any():
-                self._mark(warp[over], grains[over], now)
+                self._mark(warp[over], places[over], now)
             if not over.all():
                 going = ~over
-                kept.append((block[going], warp[going], group[going], grains[going]))
+                kept.append((block[going], warp[going], group[going], places[going]))
         self.pending = kept
-        for _, warp, _, grains in kept:  # what is read twice stays read
-            self._mark(warp, grains, BEING_READ)
+        for _, warp, _, places in kept:  # what is read twice stays read
+            self._mark(warp, places, BEING_READ)
 
-    def _mark(self, warp: Ints, grains: Ints, time: int) -> None:
+    def _mark(self, warp: Ints, places: Ints, time: int) -> None:
         shadow = self.chunk.shadow
         assert shadow is not None
-        shadow.reads[warp[:, None], grains] = time
+        rows = rows_of(shadow, shadow.reads)
+        at = warp[:, None] * (len(rows) // len(shadow.reads)) + places
+        if rows.shape[1] == 4:  # four words as one: the bits count, not the number
+            whole = np.full(4, time, np.uint32).view(np.complex128)
+            rows.reshape(-1).view(np.complex128)[at] = whole[0]
+        else:
+            rows[at] = time

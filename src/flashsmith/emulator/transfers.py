@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashsmith.emulator.address_space import GLOBAL_BASE
+from flashsmith.emulator.async_shadow import rows_of
 from flashsmith.emulator.async_state import AsyncState
 from flashsmith.emulator.mbarrier import Ints
 from flashsmith.emulator.shadow import AGENT_BITS
@@ -83,7 +84,7 @@ class LoadFlight:
     block: Ints  # where each transfer goes
     offsets: Ints  # its 16-byte chunks there
     barrier: Ints  # address of the barrier, in the same block
-    grains: Ints | None  # its shadow, when checks are on
+    places: Ints | None  # its rows of the shadow, when checks are on
 
     def land(self, chunk: Chunk) -> None:
         """The bytes arrive, then the barrier hears of them."""
@@ -99,10 +100,9 @@ class LoadFlight:
         time = chunk.tick(self.index)
         agents = np.array([state.agent(int(c)) for c in column], np.int64)
         np.maximum.at(state.arrived, (self.block, column, agents), time)
-        if chunk.shadow is not None and self.grains is not None:
-            chunk.shadow.tags[self.grains] = (time << AGENT_BITS | agents[:, None]).astype(
-                np.uint32
-            )
+        if chunk.shadow is not None and self.places is not None:
+            tags = (time << AGENT_BITS | agents).astype(np.uint32)
+            rows_of(chunk.shadow, chunk.shadow.tags)[self.places] = tags[:, None, None]
         if chunk.counters is not None:
             chunk.counters.bytes["bulk load"] += self.place.n_bytes * len(self.block)
         sizes = np.full(len(self.block), self.place.n_bytes, np.int64)

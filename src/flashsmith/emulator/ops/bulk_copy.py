@@ -9,7 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashsmith.emulator.address_space import PARAM_WINDOW, SHARED_BASE
-from flashsmith.emulator.async_shadow import Access, Readers, check_read, check_write
+from flashsmith.emulator.async_shadow import (
+    Access,
+    Readers,
+    check_read,
+    check_write,
+    rows_of,
+)
 from flashsmith.emulator.async_state import (
     AsyncState,
     Mask,
@@ -233,18 +239,18 @@ def _start_load(
         if (owner != block).any():
             c.fault("cluster", "destination and barrier lie in different blocks", index, u)
         offsets = smem_chunks(c, block, address, place)
-        grains = None
+        places = None
         if c.shadow is not None:
             access = Access(c, u, index, u.lane_block[mine], u.lane_warp[mine], mine, offsets)
-            grains = check_write(access)
+            places = check_write(access)
             away = block != u.lane_block[mine]
             if away.any():
                 lifetimes = AsyncState.of(c).lifetimes
                 lifetimes.touch(block[away], u.lane_block[mine][away], u.lane_warp[mine][away])
             agent = AsyncState.of(c).agent(0)
             c.tick(index)
-            c.shadow.tags[grains] = IN_FLIGHT | agent
-        c.flights.append(LoadFlight(index, place, block, offsets, at, grains))
+            rows_of(c.shadow, c.shadow.tags)[places] = IN_FLIGHT | agent
+        c.flights.append(LoadFlight(index, place, block, offsets, at, places))
 
 
 def _targets(c: Chunk, u: Unit, lanes: Any, masks: Ints) -> tuple[NDArray[np.intp], Ints]:

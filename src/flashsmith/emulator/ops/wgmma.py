@@ -175,20 +175,26 @@ def _from_smem(
     mn_major = form.a_mn_major if own_rows else form.b_mn_major
     first = u.warp % 4 * 16 if own_rows else np.zeros(u.pairs, np.int64)
     rows = 16 if own_rows else extent
-    key = np.stack([bits.astype(np.uint64), first.astype(np.uint64)], axis=1)
-    kinds, which = np.unique(key, axis=0, return_inverse=True)
-    which = which.reshape(-1)
+    # One word a kind of operand: the descriptor, and the first row in its two unused bits.
+    key = bits & ~np.uint64(3 << 14) | (first // 16).astype(np.uint64) << np.uint64(14)
+    if (key == key[0]).all():
+        kinds, which = np.zeros(1, np.int64), np.zeros(u.pairs, np.int64)
+    else:
+        _, kinds, which = np.unique(key, return_index=True, return_inverse=True)
     chunks = np.stack(
-        [operand_chunks(int(k[0]), rows, mn_major=mn_major, first=int(k[1])) for k in kinds]
+        [
+            operand_chunks(int(bits[k]), rows, mn_major=mn_major, first=int(first[k]))
+            for k in kinds.tolist()
+        ]
     )
-    _check_descriptors(c, u, form.index, kinds, which, chunks)
+    _check_descriptors(c, u, form.index, bits[kinds], which, chunks)
     address = chunks[which].reshape(u.pairs, -1)
     offsets = address + (u.block * c.pitch)[:, None]
     if c.shadow is not None:
         groups = WgmmaGroups.of(c)
         access = Access(c, u, form.index, u.block, u.warp, 32 * np.arange(u.pairs), offsets)
-        grains = check_read(access)
-        groups.readers.begin(u.block, u.warp, groups.committed[u.block, u.warp], grains)
+        places = check_read(access)
+        groups.readers.begin(u.block, u.warp, groups.committed[u.block, u.warp], places)
     if c.counters is not None:
         c.counters.bytes["wgmma operands"] += offsets.size * CHUNK_BYTES
     raw = c.shared_views[CHUNK_BYTES].take(offsets // CHUNK_BYTES).view(np.uint16)
@@ -199,10 +205,10 @@ def _from_smem(
 
 
 def _check_descriptors(
-    c: Chunk, u: Unit, index: int, kinds: NDArray[np.uint64], which: Ints, chunks: Ints
+    c: Chunk, u: Unit, index: int, kinds: NDArray[Any], which: Ints, chunks: Ints
 ) -> None:
-    for number, key in enumerate(kinds):
-        descriptor = MatrixDescriptor.decode(int(key[0]))
+    for number, bits in enumerate(kinds.tolist()):
+        descriptor = MatrixDescriptor.decode(bits)
         lane = 32 * int((which == number).argmax())
         if descriptor.base_offset:
             message = f"descriptor with base offset {descriptor.base_offset} is not emulated"
