@@ -151,3 +151,10 @@ def test_random_configurations_are_the_same_for_the_same_seed():
     first, again = (list(space.random_configs(FAMILIES[0], 20, seed=7)) for _ in range(2))
     assert first == again
     assert len(set(first)) > 10
+
+
+def test_sets_are_joined_and_what_is_in_both_is_taken_once():
+    joined = resolve_key("all+tune+hopper")
+    assert joined == [*resolve_key("all"), *resolve_key("hopper")]
+    with pytest.raises(ConfigError, match="'tun' is no set"):
+        resolve_key("hopper+tun")

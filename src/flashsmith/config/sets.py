@@ -43,12 +43,16 @@ def get_kernel_configs(kernels_key: str = "") -> list[KernelConfig]:
 
 
 def resolve_key(key: str) -> list[KernelConfig]:
-    """The configurations a command's KEY means: a set, one configuration, or `@file` of lines."""
+    """The configurations a command's KEY means: a set, one configuration, or `@file` of lines.
+
+    Sets may be joined, as in `tune+hopper`; what is in several is taken once.
+    """
     if key.startswith("@"):
         return _from_file(Path(key[1:]))
     if looks_like_config(key):
         return [parse_config(key)]
-    return get_kernel_configs(key)
+    parts = [get_kernel_configs(part.strip()) for part in key.split("+")]
+    return list(dict.fromkeys(config for part in parts for config in part))
 
 
 def _with_blocks(key: str) -> list[FlashForwardKernelConfig]:

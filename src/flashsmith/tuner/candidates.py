@@ -29,10 +29,15 @@ class Candidate:
     same_as: KernelConfig | None = None  # an earlier candidate with equal machine code
 
 
-def competes(config: KernelConfig, problem: AttentionProblem, widths: Sequence[int]) -> bool:
-    """Whether a configuration is meant for a problem: its dtype, and no wider than needed."""
-    fitting = [width for width in widths if width >= problem.d_head]
-    return config.dtype is problem.dtype and bool(fitting) and config.d_head == min(fitting)
+def competes(
+    config: KernelConfig, problem: AttentionProblem, configs: Sequence[KernelConfig]
+) -> bool:
+    """Whether a configuration is meant for a problem: its dtype, and no wider than needed.
+
+    What is needed is the least width that its family has among `configs`.
+    """
+    widths = [c.d_head for c in configs if type(c) is type(config) and c.d_head >= problem.d_head]
+    return config.dtype is problem.dtype and bool(widths) and config.d_head == min(widths)
 
 
 def compiled_candidates(
@@ -43,9 +48,8 @@ def compiled_candidates(
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Candidate]:
     """Every configuration on every problem it is meant for, all kernels compiled."""
-    widths = sorted({config.d_head for config in configs})
     arch = get_arch(target.arch)
-    pairs = [(c, p) for p in problems for c in configs if competes(c, p, widths)]
+    pairs = [(c, p) for p in problems for c in configs if competes(c, p, configs)]
     jobs: dict[tuple[KernelConfig, AttentionProblem], CompileJob | Refused] = {
         pair: _job(*pair, target, arch) for pair in pairs
     }
