@@ -216,13 +216,26 @@ def test_nan_and_infinity_come_out_as_from_torch(name, bad):
 
 
 def test_the_emulator_is_said_once(monkeypatch):
-    monkeypatch.setenv("FLASHSMITH_DEVICE", "emulator")
+    monkeypatch.delenv("FLASHSMITH_DEVICE", raising=False)
+    monkeypatch.setattr("flashsmith.runtime.devices.has_cuda", lambda: False)
     notices.forget()
     q = np.zeros((1, 5, 1, 8), np.float16)
     with pytest.warns(FlashsmithWarning, match="runs its kernels in the emulator") as said:
         [flash_attention(q, q, q) for _ in range(3)]
     assert len(said) == 1
     assert said[0].filename == __file__
+
+
+@pytest.mark.parametrize("asked", ["argument", "setting"])
+def test_an_emulator_that_was_asked_for_is_not_said(monkeypatch, asked):
+    monkeypatch.setattr("flashsmith.runtime.devices.has_cuda", lambda: False)
+    if asked == "setting":
+        monkeypatch.setenv("FLASHSMITH_DEVICE", "emulator")
+    notices.forget()
+    q = np.zeros((1, 5, 1, 8), np.float16)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        flash_attention(q, q, q, backend="emulator" if asked == "argument" else None)
 
 
 def test_a_configuration_given_is_used(monkeypatch):

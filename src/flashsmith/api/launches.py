@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from flashsmith.api.array_view import ALIGNED_ELEMENTS, ArrayView
 from flashsmith.api.notices import say_once
 from flashsmith.api.options import CallOptions, read_config
+from flashsmith.base import settings
 from flashsmith.base.errors import ArgumentError, DeviceMissing, OutOfResources, Unsupported
 from flashsmith.config.kernel_config import KernelConfig
 from flashsmith.problem.attention_problem import AttentionProblem
@@ -87,11 +88,11 @@ def host_device(backend: str | None) -> Device:
             "backend is 'cuda' and this machine has no CUDA GPU; pass 'emulator' or None."
         )
     name = backend or default_device_name()
-    if name == "emulator" and backend is None:
+    if name == "emulator" and backend is None and settings.device_name() is None:
         say_once(
             "emulator",
             "flashsmith found no CUDA GPU and runs its kernels in the emulator, which is exact and "
-            "slow; backend='emulator' says that this is wanted.",
+            "slow; pass backend='emulator' if this is wanted.",
         )
     return default_device(name)
 
