@@ -149,113 +149,115 @@ def _vote(op: str, result_is_predicate: bool) -> tuple[str, str, str]:
     return head + f"{op} %0, p, 0xffffffff; }}", "r", "r"
 
 
+INTEGERS = [
+    *(_line(f"{op}.{t}", "r", "rr") for op in ("add", "sub", "min", "max") for t in ("s32", "u32")),
+    *(_line(f"mul.{part}.{t}", "r", "rr") for part in ("lo", "hi") for t in ("s32", "u32")),
+    *(_line(f"mad.lo.{t}", "r", "rrr") for t in ("s32", "u32")),
+    *(_line(f"mul.wide.{t}", "l", "rr") for t in ("s32", "u32")),
+    *(_line(f"mad.wide.{t}", "l", "rrl") for t in ("s32", "u32")),
+    *(_line(f"{op}.{t}64", "l", "ll") for op in ("add", "sub", "mul.lo", "min", "max") for t in "su"),
+    *(_line(f"{op}.s32", "r", "r") for op in ("neg", "abs")),
+    *(_line(f"{op}.{t}", "r", "rd") for op in ("div", "rem") for t in ("s32", "u32")),
+]  # fmt: skip
+BITS = [
+    *(_line(f"{op}.b32", "r", "rr") for op in ("and", "or", "xor")),
+    *(_line(f"{op}.b64", "l", "ll") for op in ("and", "or", "xor")),
+    _line("not.b32", "r", "r"),
+    *(_line(f"{op}", "r", "rs") for op in ("shl.b32", "shr.u32", "shr.s32")),
+    *(_line(f"{op}", "l", "ls") for op in ("shl.b64", "shr.u64", "shr.s64")),
+    *(_line(f"bfe.{t}32", "r", "rss") for t in "su"),
+    _line("bfi.b32", "r", "rrss"),
+    ("lop3.b32 %0, %1, %2, %3, 0x96;", "r", "rrr"),
+    ("lop3.b32 %0, %1, %2, %3, 0xe8;", "r", "rrr"),
+    ("prmt.b32 %0, %1, %2, 0x5410;", "r", "rr"),
+    _line("prmt.b32", "r", "rrr"),
+    *(_line(f"{op}.b32", "r", "r") for op in ("popc", "clz", "brev")),
+    _line("bfind.u32", "r", "r"),
+    _line("shf.l.wrap.b32", "r", "rrs"),
+    _line("shf.r.wrap.b32", "r", "rrs"),
+]
+PREDICATES = [
+    *(_setp(f"setp.{c}.{t}32", "rr") for c in ("eq", "ne", "lt", "le", "gt", "ge") for t in "su"),
+    *(_setp(f"setp.{c}.f32", "ff") for c in ("eq", "ne", "lt", "le", "gt", "ge", "neu", "ltu", "num")),
+    *(_setp(f"setp.{c}.s64", "ll") for c in ("lt", "ge")),
+]  # fmt: skip
+FLOATS = [
+    *(_line(f"{op}.rn{ftz}.f32", "f", "ff") for op in ("add", "sub", "mul") for ftz in ("", ".ftz")),
+    *(_line(f"fma.rn{ftz}.f32", "f", "fff") for ftz in ("", ".ftz")),
+    *(_line(f"{op}{ftz}.f32", "f", "ff") for op in ("min", "max") for ftz in ("", ".ftz")),
+    *(_line(f"{op}.f32", "f", "f") for op in ("neg", "abs")),
+    *(_line(f"{op}.rn.f32", "f", "ff") for op in ("div",)),
+    _line("sqrt.rn.f32", "f", "p"),
+    _line("rcp.rn.f32", "f", "f"),
+]  # fmt: skip
+HALVES = [
+    *(_line(f"{op}.f16x2", "x", "xx") for op in ("add", "sub", "mul", "min", "max")),
+    _line("fma.rn.f16x2", "x", "xxx"),
+    _line("fma.rn.bf16x2", "y", "yyy"),
+    *(_line(f"{op}.bf16x2", "y", "yy") for op in ("min", "max")),
+]
+CONVERTS = [
+    *(_line(f"cvt.rn.{t}x2.f32", "r", "ff") for t in ("f16", "bf16")),
+    *(_line(f"cvt.rn.{t}.f32", "h", "f") for t in ("f16", "bf16")),
+    _line("cvt.f32.f16", "f", "a"),
+    _line("cvt.f32.bf16", "f", "b"),
+    *(_line(f"cvt.rn.f32.{t}32", "f", "r") for t in "su"),
+    *(_line(f"cvt.{r}.{t}32.f32", "r", "f") for r in ("rzi", "rni") for t in "su"),
+    *(_line(f"cvt.{r}.f32.f32", "f", "f") for r in ("rmi", "rpi", "rzi", "rni")),
+]
+MOVES = [
+    *(_line(op, "r", "l") for op in ("cvt.u32.u64",)),
+    *(_line(op, "l", "r") for op in ("cvt.u64.u32", "cvt.s64.s32")),
+    *(_line(op, "r", "h") for op in ("cvt.u32.u16", "cvt.s32.s16")),
+    _line("cvt.u16.u32", "h", "r"),
+    _line("mov.b32", "r", "r"),
+    ("{ .reg .b16 a, b; mov.b32 {a, b}, %1; mov.b32 %0, {b, a}; }", "r", "r"),
+    ("{ .reg .b32 a, b; mov.b64 {a, b}, %1; mov.b64 %0, {b, a}; }", "l", "l"),
+    ("{ .reg .pred p; setp.lt.s32 p, %1, 0; selp.b32 %0, %2, %3, p; }", "r", "rrr"),
+]
+SHUFFLES = [
+    *_shfl("bfly", "1", "0x1f"),
+    *_shfl("bfly", "16", "0x1f"),
+    *_shfl("up", "3", "0x0"),
+    *_shfl("down", "5", "0x1f"),
+    *_shfl("idx", "7", "0x1f"),
+    *_shfl("idx", "2", "0x181f"),
+]
+VOTES = [
+    _vote("vote.sync.ballot.b32", False),
+    _vote("vote.sync.any.pred", True),
+    _vote("vote.sync.all.pred", True),
+    *((f"redux.sync.{op} %0, %1, 0xffffffff;", "r", "r") for op in ("add.s32", "min.s32", "max.u32", "or.b32")),
+    ("{ .reg .pred p; elect.sync _|p, 0xffffffff; selp.u32 %0, 1, 0, p; }", "r", "r"),
+    ("{ .reg .pred p; elect.sync %0|p, 0xffffffff; }", "r", "r"),
+    ("activemask.b32 %0;", "r", "r"),
+]  # fmt: skip
+SPECIALS = [
+    ("mov.u32 %0, %%laneid;", "r", "r"),
+    ("mov.u32 %0, %%tid.x;", "r", "r"),
+    ("mov.u32 %0, %%ntid.x;", "r", "r"),
+    ("mov.u32 %0, %%ctaid.x;", "r", "r"),
+    ("mov.u32 %0, %%nctaid.x;", "r", "r"),
+    ("mov.u32 %0, %%cluster_ctarank;", "r", "r"),
+    ("mov.u32 %0, %%cluster_nctarank;", "r", "r"),
+    ("mov.u32 %0, %%clusterid.x;", "r", "r"),
+]
+
+
 def cases() -> list[Case]:
-    integers = [
-        *(_line(f"{op}.{t}", "r", "rr") for op in ("add", "sub", "min", "max") for t in ("s32", "u32")),
-        *(_line(f"mul.{part}.{t}", "r", "rr") for part in ("lo", "hi") for t in ("s32", "u32")),
-        *(_line(f"mad.lo.{t}", "r", "rrr") for t in ("s32", "u32")),
-        *(_line(f"mul.wide.{t}", "l", "rr") for t in ("s32", "u32")),
-        *(_line(f"mad.wide.{t}", "l", "rrl") for t in ("s32", "u32")),
-        *(_line(f"{op}.{t}64", "l", "ll") for op in ("add", "sub", "mul.lo", "min", "max") for t in "su"),
-        *(_line(f"{op}.s32", "r", "r") for op in ("neg", "abs")),
-        *(_line(f"{op}.{t}", "r", "rd") for op in ("div", "rem") for t in ("s32", "u32")),
-    ]  # fmt: skip
-    bits = [
-        *(_line(f"{op}.b32", "r", "rr") for op in ("and", "or", "xor")),
-        *(_line(f"{op}.b64", "l", "ll") for op in ("and", "or", "xor")),
-        _line("not.b32", "r", "r"),
-        *(_line(f"{op}", "r", "rs") for op in ("shl.b32", "shr.u32", "shr.s32")),
-        *(_line(f"{op}", "l", "ls") for op in ("shl.b64", "shr.u64", "shr.s64")),
-        *(_line(f"bfe.{t}32", "r", "rss") for t in "su"),
-        _line("bfi.b32", "r", "rrss"),
-        ("lop3.b32 %0, %1, %2, %3, 0x96;", "r", "rrr"),
-        ("lop3.b32 %0, %1, %2, %3, 0xe8;", "r", "rrr"),
-        ("prmt.b32 %0, %1, %2, 0x5410;", "r", "rr"),
-        _line("prmt.b32", "r", "rrr"),
-        *(_line(f"{op}.b32", "r", "r") for op in ("popc", "clz", "brev")),
-        _line("bfind.u32", "r", "r"),
-        _line("shf.l.wrap.b32", "r", "rrs"),
-        _line("shf.r.wrap.b32", "r", "rrs"),
-    ]
-    predicates = [
-        *(_setp(f"setp.{c}.{t}32", "rr") for c in ("eq", "ne", "lt", "le", "gt", "ge") for t in "su"),
-        *(_setp(f"setp.{c}.f32", "ff") for c in ("eq", "ne", "lt", "le", "gt", "ge", "neu", "ltu", "num")),
-        *(_setp(f"setp.{c}.s64", "ll") for c in ("lt", "ge")),
-    ]  # fmt: skip
-    floats = [
-        *(_line(f"{op}.rn{ftz}.f32", "f", "ff") for op in ("add", "sub", "mul") for ftz in ("", ".ftz")),
-        *(_line(f"fma.rn{ftz}.f32", "f", "fff") for ftz in ("", ".ftz")),
-        *(_line(f"{op}{ftz}.f32", "f", "ff") for op in ("min", "max") for ftz in ("", ".ftz")),
-        *(_line(f"{op}.f32", "f", "f") for op in ("neg", "abs")),
-        *(_line(f"{op}.rn.f32", "f", "ff") for op in ("div",)),
-        _line("sqrt.rn.f32", "f", "p"),
-        _line("rcp.rn.f32", "f", "f"),
-    ]  # fmt: skip
-    halves = [
-        *(_line(f"{op}.f16x2", "x", "xx") for op in ("add", "sub", "mul", "min", "max")),
-        _line("fma.rn.f16x2", "x", "xxx"),
-        _line("fma.rn.bf16x2", "y", "yyy"),
-        *(_line(f"{op}.bf16x2", "y", "yy") for op in ("min", "max")),
-    ]
-    converts = [
-        *(_line(f"cvt.rn.{t}x2.f32", "r", "ff") for t in ("f16", "bf16")),
-        *(_line(f"cvt.rn.{t}.f32", "h", "f") for t in ("f16", "bf16")),
-        _line("cvt.f32.f16", "f", "a"),
-        _line("cvt.f32.bf16", "f", "b"),
-        *(_line(f"cvt.rn.f32.{t}32", "f", "r") for t in "su"),
-        *(_line(f"cvt.{r}.{t}32.f32", "r", "f") for r in ("rzi", "rni") for t in "su"),
-        *(_line(f"cvt.{r}.f32.f32", "f", "f") for r in ("rmi", "rpi", "rzi", "rni")),
-    ]
-    moves = [
-        *(_line(op, "r", "l") for op in ("cvt.u32.u64",)),
-        *(_line(op, "l", "r") for op in ("cvt.u64.u32", "cvt.s64.s32")),
-        *(_line(op, "r", "h") for op in ("cvt.u32.u16", "cvt.s32.s16")),
-        _line("cvt.u16.u32", "h", "r"),
-        _line("mov.b32", "r", "r"),
-        ("{ .reg .b16 a, b; mov.b32 {a, b}, %1; mov.b32 %0, {b, a}; }", "r", "r"),
-        ("{ .reg .b32 a, b; mov.b64 {a, b}, %1; mov.b64 %0, {b, a}; }", "l", "l"),
-        ("{ .reg .pred p; setp.lt.s32 p, %1, 0; selp.b32 %0, %2, %3, p; }", "r", "rrr"),
-    ]
-    shuffles = [
-        *_shfl("bfly", "1", "0x1f"),
-        *_shfl("bfly", "16", "0x1f"),
-        *_shfl("up", "3", "0x0"),
-        *_shfl("down", "5", "0x1f"),
-        *_shfl("idx", "7", "0x1f"),
-        *_shfl("idx", "2", "0x181f"),
-    ]
-    votes = [
-        _vote("vote.sync.ballot.b32", False),
-        _vote("vote.sync.any.pred", True),
-        _vote("vote.sync.all.pred", True),
-        *((f"redux.sync.{op} %0, %1, 0xffffffff;", "r", "r") for op in ("add.s32", "min.s32", "max.u32", "or.b32")),
-        ("{ .reg .pred p; elect.sync _|p, 0xffffffff; selp.u32 %0, 1, 0, p; }", "r", "r"),
-        ("{ .reg .pred p; elect.sync %0|p, 0xffffffff; }", "r", "r"),
-        ("activemask.b32 %0;", "r", "r"),
-    ]  # fmt: skip
-    specials = [
-        ("mov.u32 %0, %%laneid;", "r", "r"),
-        ("mov.u32 %0, %%tid.x;", "r", "r"),
-        ("mov.u32 %0, %%ntid.x;", "r", "r"),
-        ("mov.u32 %0, %%ctaid.x;", "r", "r"),
-        ("mov.u32 %0, %%nctaid.x;", "r", "r"),
-        ("mov.u32 %0, %%cluster_ctarank;", "r", "r"),
-        ("mov.u32 %0, %%cluster_nctarank;", "r", "r"),
-        ("mov.u32 %0, %%clusterid.x;", "r", "r"),
-    ]
     # Bounds: PTX ISA, the tables of ex2, lg2, rcp, rsqrt, sqrt and div .approx; both devices lie
     # within the bound of the true value, so within twice the bound of each other.
     return [
-        register_case("integer arithmetic", integers),
-        register_case("bit operations", bits),
-        register_case("comparisons", predicates),
-        register_case("float arithmetic", floats, compare=same_floats, unit="words"),
-        register_case("packed 16-bit arithmetic", halves),
-        register_case("conversions", converts, compare=same_floats, unit="words"),
-        register_case("moves, selects, integer conversions", moves),
-        register_case("shuffles", shuffles),
-        register_case("votes, reductions, elect", votes),
-        register_case("special registers", specials),
+        register_case("integer arithmetic", INTEGERS),
+        register_case("bit operations", BITS),
+        register_case("comparisons", PREDICATES),
+        register_case("float arithmetic", FLOATS, compare=same_floats, unit="words"),
+        register_case("packed 16-bit arithmetic", HALVES),
+        register_case("conversions", CONVERTS, compare=same_floats, unit="words"),
+        register_case("moves, selects, integer conversions", MOVES),
+        register_case("shuffles", SHUFFLES),
+        register_case("votes, reductions, elect", VOTES),
+        register_case("special registers", SPECIALS),
         register_case(
             "ex2.approx", [_line("ex2.approx.ftz.f32", "f", "n"), _line("ex2.approx.f32", "f", "f")],
             compare=in_ulps, unit="ulps", allowed=4,

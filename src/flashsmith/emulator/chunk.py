@@ -66,15 +66,7 @@ class Chunk:
             16: self.smem.view(np.complex128),
         }
         self.local = np.zeros((len(blocks) * self.warps * 32, local_bytes), np.uint8)
-        # Agents: the warps, then asynchronous ones (one an mbarrier: the copies it counts). The
-        # columns after them say, warp by warp, which writes the asynchronous proxy sees.
-        has_async = any(i.opcode == "mbarrier" for i in kernel.instructions)
-        self.async_agents = min(ASYNC_AGENTS, 62 - self.warps) if has_async else 1
-        self.async_used = 0  # asynchronous agents that have a barrier
-        self.fenced_column = self.warps + self.async_agents
-        # Last, the warps of the other blocks of the cluster, those of the next rank first.
-        self.peer_column = self.fenced_column + self.warps
-        self.agents = self.peer_column + (cluster - 1) * self.warps
+        self._number_agents()
         self.time = 1
         # known[block, warp, agent]: the agent's events up to this time happened before the warp's
         # next one. A warp knows all of its own.
@@ -93,6 +85,19 @@ class Chunk:
         self.forks: list[Unit] = []
         self.on_exit: list[Callable[[Unit], None]] = []  # called with warps that end
         self.state: dict[str, Any] = {}  # Any: state of instruction families, by family
+
+    def _number_agents(self) -> None:
+        """Agents: the warps, then asynchronous ones (one an mbarrier: the copies it counts).
+
+        The columns after them say, warp by warp, which writes the asynchronous proxy sees; the
+        last ones are the warps of the other blocks of the cluster, those of the next rank first.
+        """
+        has_async = any(i.opcode == "mbarrier" for i in self.kernel.instructions)
+        self.async_agents = min(ASYNC_AGENTS, 62 - self.warps) if has_async else 1
+        self.async_used = 0  # asynchronous agents that have a barrier
+        self.fenced_column = self.warps + self.async_agents
+        self.peer_column = self.fenced_column + self.warps
+        self.agents = self.peer_column + (self.cluster - 1) * self.warps
 
     # -- units --------------------------------------------------------------------------------
 

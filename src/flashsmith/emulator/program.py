@@ -101,11 +101,8 @@ class Program:
         finally:
             for address in held:
                 memory.free(address)
-        counters = Counters() if options.counters else None
-        for _, part in results:
-            if counters is not None and part is not None:
-                counters.add(part)
         executed = sum(count for count, _ in results)
+        counters = _sum([part for _, part in results if part is not None])
         return LaunchReport(
             self.kernel.name, blocks, threads, time.perf_counter() - started, executed, counters
         )
@@ -160,3 +157,13 @@ class Program:
             memory.write(address, np.frombuffer(variable.initial, np.uint8))
             symbols[variable.name] = np.uint64(address)
         return symbols, held
+
+
+def _sum(parts: list[Counters]) -> Counters | None:
+    """The counters of all chunks together, or None when nothing was counted."""
+    if not parts:
+        return None
+    total = Counters()
+    for part in parts:
+        total.add(part)
+    return total
