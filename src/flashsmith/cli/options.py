@@ -19,7 +19,8 @@ KeyArgument = Annotated[
     typer.Argument(
         metavar="[KEY]",
         help=f"A set ({', '.join(named_sets())}, or B_r,B_c; joined by +), a short form, or "
-        "@file of short forms. Without it: the environment variable KERNELS, else the verb's default.",
+        "@file of short forms. Without it: the environment variable KERNELS, else the verb's "
+        "default.",
         show_default=False,
     ),
 ]
