@@ -11,8 +11,10 @@ from flashsmith.check.verdict import check_case
 from flashsmith.config.parse import parse_config
 from flashsmith.emulator.options import EmulatorOptions
 from flashsmith.problem.attention_problem import AttentionProblem
+from flashsmith.runtime.devices import default_device, has_cuda
 from flashsmith.runtime.emulated_device import EmulatedDevice
-from flashsmith.runtime.forward import forward_arrays
+from flashsmith.runtime.forward import forward, forward_arrays
+from flashsmith.runtime.launch.plan import ForwardCall, TensorArg
 
 PLAIN = parse_config("(BF16, 64, 64, 32, 4): load_0_0_0_tiles")
 ASYNC = replace(PLAIN, async_copy=True)
@@ -119,3 +121,30 @@ def test_the_best_configuration_has_no_bank_conflicts():
 def test_rows_of_global_memory_are_read_in_whole_sectors():
     """32 lanes of 16 bytes are 16 sectors."""
     assert counters(BEST, problem(BEST, 128, 192)).sectors_a_request == 16
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not has_cuda(), reason="needs a GPU")
+def test_offsets_beyond_32_bits_are_right():
+    """Two batches whose elements lie 2^31 and some apart, all four tensors in one allocation."""
+    device = default_device("cuda")
+    case = AttentionProblem(2, 3, 3, 70, 200, BEST.d_head)
+    random = np.random.default_rng(8)
+    shapes = [(2, n, 3, BEST.d_head) for n in (70, 200, 200)]
+    arrays = [to_bits(random.standard_normal(shape, np.float32), DType.BF16) for shape in shapes]
+    expected, _ = forward_arrays(device, BEST, case, *arrays)
+
+    apart = 2**31 + 64  # elements
+    room = 1 << 20  # bytes of one tensor's batch, generously
+    start = device.allocate(2 * apart + 4 * room)
+    args = [
+        TensorArg(start + i * room, apart, 3 * BEST.d_head, BEST.d_head) for i in range(len("qkvo"))
+    ]
+    for arg, array in zip(args, arrays, strict=False):
+        for batch in range(2):
+            device.upload(arg.address + 2 * batch * apart, array[batch])
+    forward(device, BEST, case, ForwardCall(*args))
+    for batch in range(2):
+        got = device.download(args[3].address + 2 * batch * apart, expected[batch].nbytes)
+        np.testing.assert_array_equal(got.view(np.uint16), expected[batch].reshape(-1))
+    device.free(start)
