@@ -1,10 +1,10 @@
 """Checks every configuration on the GPU at hand and writes what it found as records.
 
-    PYTHONPATH=src python3 benchmarks/check_h200.py OUT [--commit HASH] [--parts cases,agree,...]
+    PYTHONPATH=src python3 benchmarks/check_h200.py OUT [--commit HASH] [--keys …] [--parts …]
 
-Parts: `cases` (tune and prog-all on 12 cases, the ladders rebased to d_head 64 and 256 on their own
-d), `agree` (the tune set on the emulator and on the GPU, in ulps), `sanitize` (compute-sanitizer on
-the smoke set), `host` (time of a warm launch on the host).
+Parts: `cases` (the sets of --keys on 12 cases; with prog-all also the ladders rebased to d_head 64
+and 256 on their own d), `agree` (the first set on the emulator and on the GPU, in ulps), `sanitize`
+(compute-sanitizer on the smoke set), `host` (time of a warm launch on the host).
 """
 
 from __future__ import annotations
@@ -39,12 +39,10 @@ LADDER_D_HEADS = (64, 256)
 SANITIZERS = {"memcheck": (), "racecheck": ("--racecheck-report", "all")}
 
 
-def configs_and_cases():
+def configs_and_cases(keys):
     """What is checked: configurations with their cases, duplicates once."""
-    work = {}
-    for config in dict.fromkeys([*resolve_key("tune"), *resolve_key("prog-all")]):
-        work[config] = full_cases(config)
-    for d_head in LADDER_D_HEADS:
+    work = {config: full_cases(config) for key in keys for config in resolve_key(key)}
+    for d_head in LADDER_D_HEADS if "prog-all" in keys else ():
         for ladder in resolve_key("prog-all"):
             config = replace(ladder, d_head=d_head)
             cases = full_cases(config)
@@ -52,16 +50,17 @@ def configs_and_cases():
     return work
 
 
-def check_cases(device, environment, out):
+def check_cases(device, environment, out, keys):
     """Every configuration on its cases; one record a configuration."""
-    work = configs_and_cases()
+    work = configs_and_cases(keys)
     pairs = [(config, case) for config, cases in work.items() for case in cases]
     buildable = [pair for pair in pairs if pair[0].refusal() is None]
     begin = time.perf_counter()
     with ThreadPoolExecutor(4) as pool:  # the truths, beside the compiles
         truths = pool.map(expectation_of, dict.fromkeys(case for _, case in buildable))
         jobs = compile_jobs(device, buildable)
-        kernels = compile_many(jobs)
+        with ProcessPoolExecutor(16, get_context("spawn")) as compilers:
+            errors = [text for text in compilers.map(_compile_error, jobs, chunksize=8) if text]
         list(truths)
     compiled = time.perf_counter()
     print(f"{len(jobs)} kernels in {compiled - begin:.1f} s")
@@ -80,9 +79,14 @@ def check_cases(device, environment, out):
     for record in records:
         if record.result["result"] == "wrong":
             print("WRONG", record.what["config"], record.result["reason"])
-    failed = [kernel for kernel in kernels if isinstance(kernel, FlashsmithError)]
-    for error in failed[:5]:
+    for error in errors[:5]:
         print("COMPILE", error)
+
+
+def _compile_error(job):
+    """Compiles into the cache; processes, because threads share NVRTC's locks."""
+    (kernel,) = compile_many([job], workers=1)
+    return str(kernel) if isinstance(kernel, FlashsmithError) else ""
 
 
 def _record(config, rows, environment):
@@ -119,9 +123,9 @@ def _emulated_output(config, case):
         return error
 
 
-def check_agreement(device, environment, out):
-    """The tune set on both devices: the largest distance of each configuration."""
-    pairs = [(config, case) for config in resolve_key("tune") for case in quick_cases(config)]
+def check_agreement(device, environment, out, keys):
+    """The first set on both devices: the largest distance of each configuration."""
+    pairs = [(config, case) for config in resolve_key(keys[0]) for case in quick_cases(config)]
     records = []
     with ProcessPoolExecutor(14, get_context("spawn")) as pool:
         emulated = list(pool.map(_emulated_output, *zip(*pairs, strict=True)))
@@ -141,7 +145,7 @@ def check_agreement(device, environment, out):
     print(f"agreement: {len(known)} of {len(records)} compared, worst {max(known, default=None)}")
 
 
-def check_sanitizers(device, environment, out):
+def check_sanitizers(device, environment, out, keys):
     """compute-sanitizer over the smoke set, in processes of its own."""
     records = []
     for tool, options in SANITIZERS.items():
@@ -163,7 +167,7 @@ def check_sanitizers(device, environment, out):
     append_records(out / "sanitizer.jsonl", records)
 
 
-def time_host(device, environment, out):
+def time_host(device, environment, out, keys):
     """Microseconds the host spends on a warm launch."""
     config = resolve_key("smoke")[0]
     problem = AttentionProblem(1, 3, 3, 64, 64, config.d_head, config.dtype)
@@ -200,6 +204,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("out", type=Path)
     parser.add_argument("--commit", default="")
+    parser.add_argument("--keys", default="tune,prog-all")
     parser.add_argument("--parts", default=",".join(PARTS))
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
@@ -210,7 +215,7 @@ def main():
     for name in given.parts.split(","):
         begin = time.perf_counter()
         try:
-            PARTS[name](device, environment, given.out)
+            PARTS[name](device, environment, given.out, given.keys.split(","))
         except Exception as error:  # noqa: BLE001 – the other parts are worth their time
             print(f"{name}: {type(error).__name__}: {error}")
         print(f"{name}: {time.perf_counter() - begin:.1f} s", flush=True)

@@ -2,6 +2,7 @@
 
 import struct
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -122,6 +123,26 @@ def test_the_first_use_from_several_threads_loads_one_kernel(device):
         got = device.download(address, 4 * 32).view(np.uint32)
         np.testing.assert_array_equal(got, factor * np.arange(32))
         device.free(address)
+
+
+def test_threads_share_a_device(device):
+    """Each allocates, fills, launches and reads its own memory, as callers of an API do."""
+    kernel = where_kernel(device)
+
+    def work(factor):
+        for _ in range(5):
+            address = device.allocate(4 * 32 * 64)
+            device.upload(address, np.full(32 * 64, factor, np.uint32))
+            launch = device.prepare(kernel, LaunchGeometry((64, 1, 1), 32, 0))
+            launch(packed(address, factor, 0), 0)
+            got = device.download(address, 4 * 32 * 64).view(np.uint32).reshape(64, 32)
+            device.free(address)
+            np.testing.assert_array_equal(
+                got, factor * (np.arange(64)[:, None] * 1000 + np.arange(32))
+            )
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(1, 9)))
 
 
 def test_a_device_is_asked_for_by_name(monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Hashable
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashsmith.arch import get as get_arch
-from flashsmith.base.errors import Unsupported
+from flashsmith.base.errors import EmulationError, Unsupported
 from flashsmith.compile.artefact import CompiledKernel
 from flashsmith.emulator.memory import GlobalMemory
 from flashsmith.emulator.options import EmulatorOptions, LaunchReport
@@ -39,6 +40,8 @@ class EmulatedDevice:
         self._programs: dict[tuple[str, str], Program] = {}
         self._workspace = (0, 0)  # address, bytes
         self._prepared: dict[Hashable, Any] = {}
+        # Threads may share the device as they may share a GPU: one operation at a time.
+        self._lock = threading.RLock()
 
     @property
     def name(self) -> str:
@@ -62,22 +65,26 @@ class EmulatedDevice:
 
     def allocate(self, n_bytes: int) -> int:
         """The address of new memory, aligned to 256 bytes."""
-        return self.memory.allocate(max(n_bytes, 1))
+        with self._lock:
+            return self.memory.allocate(max(n_bytes, 1))
 
     def free(self, address: int) -> None:
         """Gives memory back."""
-        self.memory.free(address)
+        with self._lock:
+            self.memory.free(address)
 
     def upload(self, address: int, data: NDArray[Any]) -> None:
         """Copies the bytes of a contiguous array to the device."""
         if data.nbytes:
-            self.memory.write(address, np.ascontiguousarray(data))
+            with self._lock:
+                self.memory.write(address, np.ascontiguousarray(data))
 
     def download(self, address: int, n_bytes: int) -> NDArray[np.uint8]:
         """Copies bytes from the device."""
         if not n_bytes:
             return np.empty(0, np.uint8)
-        return np.array(self.memory.read(address, n_bytes)).view(np.uint8).reshape(-1)
+        with self._lock:
+            return np.array(self.memory.read(address, n_bytes)).view(np.uint8).reshape(-1)
 
     def fill(
         self,
@@ -91,17 +98,19 @@ class EmulatedDevice:
     ) -> None:
         """Sets `words` 32-bit words to `word`, in each of `rows` rows that begin a pitch apart."""
         values = np.full(words, word, np.uint32)
-        for row in range(rows if words else 0):
-            self.memory.write(address + row * pitch_bytes, values)
+        with self._lock:
+            for row in range(rows if words else 0):
+                self.memory.write(address + row * pitch_bytes, values)
 
     def workspace(self, n_bytes: int, stream: int = 0) -> int:
         """Memory for one launch, zero at first; kernels leave it zero behind them."""
-        address, size = self._workspace
-        if size < n_bytes:
-            address = self.allocate(n_bytes)
-            self.upload(address, np.zeros(n_bytes, np.uint8))
-            self._workspace = (address, n_bytes)
-        return address
+        with self._lock:
+            address, size = self._workspace
+            if size < n_bytes:
+                address = self.allocate(n_bytes)
+                self.upload(address, np.zeros(n_bytes, np.uint8))
+                self._workspace = (address, n_bytes)
+            return address
 
     def tensor_map(self, spec: TensorMapSpec) -> bytes:
         """The 128 bytes that an emulated kernel takes as a tensor map."""
@@ -123,15 +132,20 @@ class EmulatedDevice:
         program = self._load(kernel)
 
         def launch(params: tuple[bytes, ...], stream: int = 0) -> None:
-            self.last_report = program.launch(
-                geometry.grid,
-                geometry.threads,
-                geometry.smem_bytes,
-                params,
-                self.memory,
-                cluster=geometry.cluster,
-                options=self.options,
-            )
+            with self._lock:
+                try:
+                    self.last_report = program.launch(
+                        geometry.grid,
+                        geometry.threads,
+                        geometry.smem_bytes,
+                        params,
+                        self.memory,
+                        cluster=geometry.cluster,
+                        options=self.options,
+                    )
+                except EmulationError:
+                    self._workspace = (0, 0)  # a kernel that was stopped left it as it was
+                    raise
 
         return launch
 
@@ -151,6 +165,7 @@ class EmulatedDevice:
 
     def _load(self, kernel: CompiledKernel) -> Program:
         key = (kernel.key, kernel.name)
-        if key not in self._programs:
-            self._programs[key] = load(kernel.ptx)
-        return self._programs[key]
+        with self._lock:
+            if key not in self._programs:
+                self._programs[key] = load(kernel.ptx)
+            return self._programs[key]
