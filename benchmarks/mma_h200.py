@@ -81,11 +81,11 @@ def fa2(q, k, v, causal):
 
 
 def right(device, texts):
-    """The candidates that pass the quick check."""
+    """The candidates that pass the quick check, and the compiler's name."""
     configs = [parse_config(text) for text in texts]
     masks = [ForwardTraits(causal=causal) for causal in (False, True)]
     jobs = [CompileJob(c, traits, device.arch) for c in configs for traits in masks]
-    compile_many(jobs)
+    compilers = {kernel.compiler for kernel in compile_many(jobs)}
     kept = []
     for config in configs:
         verdicts = [check_case(device, config, case) for case in quick_cases(config)]
@@ -94,7 +94,7 @@ def right(device, texts):
             print("WRONG", config.short_form(), wrong[0].case, wrong[0].reason, flush=True)
         else:
             kept.append(config)
-    return kept
+    return kept, ", ".join(sorted(compilers))
 
 
 def main():
@@ -104,10 +104,10 @@ def main():
     parser.add_argument("--rounds", type=int, default=21)
     options = parser.parse_args()
     device = default_device("cuda")
-    environment = environment_of(device, commit=options.commit)
     ratios = {d_head: [] for d_head in CANDIDATES}
     for d_head, texts in CANDIDATES.items():
-        configs = right(device, texts)
+        configs, compiler = right(device, texts)
+        environment = environment_of(device, compiler=compiler, commit=options.commit)
         for causal, length in itertools.product((False, True), LENGTHS):
             heads = WIDTH // d_head
             problem = AttentionProblem(
