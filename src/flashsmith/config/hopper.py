@@ -87,9 +87,6 @@ class HopperForwardKernelConfig(KernelConfig):
         "lazy_{}",
         absent=0,
     )
-    fma_exps: int = knob(
-        (0, 1, 2, 4), "of 16 exponentials, how many multiply-adds compute", "fma_{}", absent=0
-    )
     early_exps: bool = flag(
         "early_exps", "all exponentials come before the wait for P V; else ptxas interleaves them"
     )

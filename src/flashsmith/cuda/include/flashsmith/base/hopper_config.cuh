@@ -33,7 +33,6 @@ struct HopperForwardKernelConfig {
     bool early_tests = required<bool>();
     Statistics statistics = required<Statistics>();
     int rescale_threshold = required<int>();  // powers of two; 0: rescale in every block
-    int fma_exps = required<int>();
     bool early_exps = required<bool>();
     bool p_in_smem = required<bool>();
     int cluster = required<int>();

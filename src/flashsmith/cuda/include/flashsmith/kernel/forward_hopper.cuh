@@ -28,6 +28,7 @@ FS_DEVICE void forward_hopper(const HopperForwardArgs& args) {
     if (warpgroup == 0) {
         ptx::setmaxnreg_dec<kConfig.producer_registers>();
         if (threadIdx.x == 0) HopperProducer<kConfig, kTraits>(args, smem, rank).run();
+        ptx::bar_warp_sync();  // the first warp is whole again for the cluster's barrier
     } else {
         ptx::setmaxnreg_inc<kConfig.consumer_registers>();
         if constexpr (kConfig.overlap) {

@@ -190,9 +190,10 @@ struct HopperConsumer {
         return warpgroup * kWarpgroupRows + thread / kWarpLanes * 16 + lane / 4;
     }
 
-    FS_DEVICE void mask(typename Products::S& s, i32 row, i32 n) const {
+    // Masks what rows of this block may not see; returns whether there was anything to mask.
+    FS_DEVICE bool mask(typename Products::S& s, i32 row, i32 n) const {
         if constexpr (kTraits.causal || kTraits.ragged_k) {
-            if (!needs_mask(row, n)) return;
+            if (!needs_mask(row, n)) return false;
             const i32 column = n * kConfig.B_c + lane % 4 * 2;
             i32 low = args.k_len, high = args.k_len;
             if constexpr (kTraits.causal) {
@@ -201,7 +202,22 @@ struct HopperConsumer {
                 high = min(high, sees + 8);
             }
             LazySoftmax<kConfig>::mask(s, low - column, high - column);
+            return true;
         }
+        return false;
+    }
+
+    // From S to P where no product is in flight.
+    FS_DEVICE void softmax_alone(typename Products::S& s, i32 row, i32 n, bool first) {
+        const bool masked = mask(s, row, n);
+        if constexpr (kConfig.statistics == Statistics::kSUM) {
+            softmax.exponentials_checked(p, s, scale, first, masked);
+        } else {
+            softmax.update_maximum(s, scale);
+            softmax.exponentials(s, scale);
+            softmax.pack(p, s);
+        }
+        stage_p();
     }
 
     // P in its place for issue_pv; the products that read the last one are done.

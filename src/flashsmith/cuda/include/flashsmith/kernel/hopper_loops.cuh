@@ -50,11 +50,7 @@ struct HopperPlainLoop : HopperConsumer<kConfig, kTraits> {
         ptx::fence_registers(s);
         this->release(this->k);
         if (n == 0) this->release_q();
-        this->mask(s, row, n);
-        this->softmax.update_maximum(s, this->scale);
-        this->softmax.exponentials(s, this->scale);
-        this->softmax.pack(this->p, s);
-        this->stage_p();
+        this->softmax_alone(s, row, n, first);
         if (!first) this->softmax.rescale(this->o);
         this->v.wait();
         this->take_turn();
@@ -127,11 +123,7 @@ struct HopperOverlappedLoop : HopperConsumer<kConfig, kTraits> {
         this->release(this->k);
         if (n == 0) this->release_q();
         this->softmax.reset();
-        this->mask(s, row, n);
-        this->softmax.update_maximum(s, this->scale);
-        this->softmax.exponentials(s, this->scale);
-        this->softmax.pack(this->p, s);
-        this->stage_p();
+        this->softmax_alone(s, row, n, true);
     }
 
     // Q Kᵀ of the next block and P V of the one in p. False, with nothing done, when the next tile
@@ -183,7 +175,7 @@ struct HopperOverlappedLoop : HopperConsumer<kConfig, kTraits> {
         ptx::fence_registers(s);
         this->release(this->k);
         if (kGeneral && n == 0) this->release_q();
-        softmax_of<kGeneral>(s);
+        softmax_of<kGeneral>(s, boundary);
         if (boundary) {
             if constexpr (!kConfig.late_store) this->store(finished);
         } else if constexpr (!kConfig.early_rescale) {
@@ -196,13 +188,15 @@ struct HopperOverlappedLoop : HopperConsumer<kConfig, kTraits> {
         return true;
     }
 
-    // From S to P; P V of the block before ends here.
+    // From S to P; P V of the block before ends here. `starts_tile`: the block is its tile's first.
     template <bool kGeneral>
-    FS_DEVICE void softmax_of(typename Products::S& s) {
-        if constexpr (kSum && !kGeneral) {
+    FS_DEVICE void softmax_of(typename Products::S& s, bool starts_tile) {
+        if constexpr (kSum) {
+            bool masked = false;
+            if constexpr (kGeneral) masked = this->mask(s, row, n);
             end_pv();
             this->k.test();
-            this->softmax.exponentials_checked(this->p, s, this->scale);
+            this->softmax.exponentials_checked(this->p, s, this->scale, starts_tile, masked);
         } else {
             if constexpr (kGeneral) this->mask(s, row, n);
             this->softmax.update_maximum(s, this->scale);

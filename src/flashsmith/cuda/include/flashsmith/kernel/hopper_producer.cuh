@@ -92,7 +92,7 @@ struct HopperProducer {
             }
         } else {
             ptx::mbarrier_wait_cluster(smem.draw_full(), draw_parity);
-            next = static_cast<i32>(ptx::ld_shared_16b(mailbox).word[0]);
+            next = static_cast<i32>(ptx::ld_shared_b32(mailbox));
             ptx::mbarrier_arrive_release_cluster(smem.draw_empty(), 0);
         }
         draw_parity ^= 1;

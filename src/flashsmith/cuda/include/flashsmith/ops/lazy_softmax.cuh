@@ -9,7 +9,8 @@
 //         their order, and one instruction takes three of them. Where m is below -2^threshold's
 //         exponent a negative maximum would matter, and the exact way is taken
 //   SUM   no maximum: exponentials are positive, so a thread's sum bounds every one of them. If a
-//         sum is above 2^threshold the block is done again with its maximum
+//         sum is above 2^threshold the block is done again with its maximum. A tile starts with
+//         m = 0, and its first block is also done again if a sum is below 2^-threshold
 #pragma once
 
 #include "flashsmith/base/hopper_config.cuh"
@@ -24,7 +25,8 @@ template <HopperForwardKernelConfig kConfig>
 struct LazySoftmax {
     static constexpr int kBc = kConfig.B_c;
     static constexpr float kThreshold = static_cast<float>(kConfig.rescale_threshold);
-    static constexpr float kSumLimit = static_cast<float>(1 << kConfig.rescale_threshold);
+    static constexpr float kMostSum = static_cast<float>(1 << kConfig.rescale_threshold);
+    static constexpr float kLeastSum = 1.f / kMostSum;
     static constexpr bool kLazy = kConfig.rescale_threshold > 0;
     // Finite: exponentials of masked elements come out as 0 with no case of their own.
     static constexpr float kNoMaximum = -1e30f;
@@ -38,7 +40,7 @@ struct LazySoftmax {
     bool grown;           // whether O has to be rescaled; the same in the whole warp
 
     FS_DEVICE void reset() {
-        m[0] = m[1] = kNoMaximum;
+        m[0] = m[1] = kConfig.statistics == Statistics::kSUM ? 0.f : kNoMaximum;
         l[0] = l[1] = 0.f;
         correction[0] = correction[1] = 1.f;
         grown = false;
@@ -84,7 +86,7 @@ struct LazySoftmax {
         for (int i = 0; i < kBc / 2; i += 4) {
             FS_UNROLL
             for (int j = 0; j < 4; ++j) {
-                s[i + j] = exponential(i + j, ptx::fma_rn(s[i + j], scale, j < 2 ? -m[0] : -m[1]));
+                s[i + j] = ptx::ex2(ptx::fma_rn(s[i + j], scale, j < 2 ? -m[0] : -m[1]));
             }
             l[0] += s[i] + s[i + 1];
             l[1] += s[i + 2] + s[i + 3];
@@ -96,13 +98,17 @@ struct LazySoftmax {
         for (int i = 0; i < kBc / 4; ++i) p[i] = ptx::pack2<kConfig.dtype>(s[2 * i], s[2 * i + 1]);
     }
 
-    // The whole step with SUM: s stays as it is, because a block may have to be done again.
-    FS_DEVICE void exponentials_checked(P& p, const S& s, float scale) {
+    // The whole step with SUM: s stays as it is, because a block may have to be done again. A
+    // masked first block is not tried: lanes that see none of it have no sum.
+    FS_DEVICE void exponentials_checked(P& p, const S& s, float scale, bool first, bool masked) {
         float sum[2];
-        packed_exponentials(p, sum, s, scale);
-        // A NaN compares false: the block is done again and stays NaN.
-        grown = ptx::vote_any(!(sum[0] <= kSumLimit && sum[1] <= kSumLimit));
+        grown = first && masked;
+        if (!grown) {
+            packed_exponentials(p, sum, s, scale);
+            grown = ptx::vote_any(!fits(sum[0], first) || !fits(sum[1], first));
+        }
         if (grown) {
+            if (first) m[0] = m[1] = kNoMaximum;
             float low, high;
             over_thread(low, high, s);
             over_quad(low, high);
@@ -136,14 +142,9 @@ struct LazySoftmax {
     }
 
   private:
-    // Element `index` of a thread's scores: most by the special-function unit, some by
-    // multiply-adds.
-    static FS_DEVICE float exponential(int index, float x) {
-        constexpr int kOf = 16;
-        if constexpr (kConfig.fma_exps > 0) {
-            if (index % (kOf / kConfig.fma_exps) == 0) return ptx::ex2_by_fma(x);
-        }
-        return ptx::ex2(x);
+    // A NaN does not fit: the block is done again and stays NaN.
+    static FS_DEVICE bool fits(float sum, bool first) {
+        return sum <= kMostSum && (!first || sum >= kLeastSum);
     }
 
     static FS_DEVICE void over_thread(float& low, float& high, const S& s) {
@@ -209,7 +210,7 @@ struct LazySoftmax {
             float e[4];
             FS_UNROLL
             for (int j = 0; j < 4; ++j) {
-                e[j] = exponential(i + j, ptx::fma_rn(s[i + j], scale, j < 2 ? -m[0] : -m[1]));
+                e[j] = ptx::ex2(ptx::fma_rn(s[i + j], scale, j < 2 ? -m[0] : -m[1]));
             }
             sum[0] += e[0] + e[1];
             sum[1] += e[2] + e[3];

@@ -28,4 +28,10 @@ FS_DEVICE void st_shared_cluster_b32(SmemAddr dst, u32 rank, u32 word) {
         : "memory");
 }
 
+FS_DEVICE u32 ld_shared_b32(SmemAddr src) {
+    u32 word;
+    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(word) : "r"(src.value) : "memory");
+    return word;
+}
+
 }  // namespace flashsmith::ptx

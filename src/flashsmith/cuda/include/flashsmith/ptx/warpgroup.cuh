@@ -50,22 +50,6 @@ FS_DEVICE void require_computed(float sum, SmemAddr unused) {
         : "memory");
 }
 
-// 2 to the power x by multiply-adds: floor by an addition that rounds down, a cubic for the rest
-// (largest relative error 8.6e-5), and the floor added to the exponent.
-FS_DEVICE float ex2_by_fma(float x) {
-    constexpr float kShift = 12582912.f;  // 1.5 * 2^23: the last bit of a sum has the value 1
-    float clamped, shifted, whole, rest;
-    asm("max.f32 %0, %1, %2;" : "=f"(clamped) : "f"(x), "f"(-127.f));
-    asm("add.rm.f32 %0, %1, %2;" : "=f"(shifted) : "f"(clamped), "f"(kShift));
-    asm("sub.rn.f32 %0, %1, %2;" : "=f"(whole) : "f"(shifted), "f"(kShift));
-    asm("sub.rn.f32 %0, %1, %2;" : "=f"(rest) : "f"(clamped), "f"(whole));
-    float power = 0.0770672f;
-    asm("fma.rn.f32 %0, %0, %1, %2;" : "+f"(power) : "f"(rest), "f"(0.22764482f));
-    asm("fma.rn.f32 %0, %0, %1, %2;" : "+f"(power) : "f"(rest), "f"(0.69511682f));
-    asm("fma.rn.f32 %0, %0, %1, %2;" : "+f"(power) : "f"(rest), "f"(1.f));
-    return number(bits(power) + (bits(shifted) << 23));
-}
-
 // The value of lane 0: ptxas then knows that it is the same in the whole warp.
 FS_DEVICE i32 broadcast(i32 value) {
     i32 first;

@@ -1,0 +1,142 @@
+"""The Hopper forward kernels, whole, against the float64 truth: every configuration of the sets."""
+
+from dataclasses import fields, replace
+
+import pytest
+
+from flashsmith.base.dtypes import DType
+from flashsmith.check.cases import Case, quick_cases
+from flashsmith.check.verdict import check_case
+from flashsmith.compile.compiler import compile_kernel
+from flashsmith.compile.cubin import machine_code
+from flashsmith.config import get_kernel_configs, parse_config
+from flashsmith.config.hopper import HopperForwardKernelConfig, Scheduler, Statistics
+from flashsmith.config.traits import ForwardTraits
+from flashsmith.emulator.options import EmulatorOptions
+from flashsmith.problem.attention_problem import AttentionProblem
+from flashsmith.runtime.emulated_device import EmulatedDevice
+
+pytest.importorskip("nvidia", reason="the compiler has no wheel here")
+
+SMALL = parse_config(
+    "hopper(BF16, 64, 2, 64): kv_2+q_4+overlap+pingpong+early_rescale+early_tests+stats_SUM+lazy_8"
+    "+tiles_DYNAMIC+sections+o_smem+regs_232_40"
+)
+PLAIN = SMALL.replace(
+    overlap=False,
+    early_rescale=False,
+    early_tests=False,
+    statistics=Statistics.MAX,
+    rescale_threshold=0,
+)
+STATISTICS = tuple(Statistics)
+# the field and its other value; where the base leaves no other value, the base to take instead
+PAIRS = {
+    "dtype": (SMALL, DType.FP16),
+    "d_head": (SMALL, 96),
+    "n_warpgroups": (SMALL.replace(q_slots=3, consumer_registers=160, producer_registers=32), 3),
+    "B_c": (SMALL, 80),
+    "kv_stages": (SMALL, 3),
+    "q_slots": (SMALL, 3),
+    "overlap": (PLAIN, True),
+    "pingpong": (SMALL, False),
+    "early_rescale": (SMALL, False),
+    "early_tests": (SMALL, False),
+    "statistics": (SMALL, Statistics.VOTE),
+    "rescale_threshold": (SMALL, 4),
+    "early_exps": (SMALL.replace(statistics=Statistics.VOTE), True),
+    "p_in_smem": (SMALL, True),
+    "cluster": (SMALL.replace(pingpong=False), 2),
+    "scheduler": (SMALL.replace(l2_sections=False), Scheduler.STATIC),
+    "l2_sections": (SMALL, False),
+    "o_staged": (SMALL, False),
+    "late_store": (SMALL, True),
+    "l2_hints": (SMALL, True),
+    "consumer_registers": (SMALL, 224),
+    "producer_registers": (SMALL, 32),
+}
+
+
+def problem(config, **changes):
+    """Three blocks of keys and a tail, more tiles than blocks, an odd number of heads."""
+    base = AttentionProblem(1, 3, 1, 300, 3 * config.B_c + 9, config.d_head, config.dtype)
+    return replace(base, **changes)
+
+
+def require(device, config, case):
+    check_case(device, config, case).require_ok(config.short_form())
+
+
+def sets():
+    """Each configuration with one of its two quick cases: both cases in each element type."""
+    found = [*get_kernel_configs("hopper"), *get_kernel_configs("hopper-prog")]
+    return [(config, (n + (config.dtype is DType.FP16)) % 2) for n, config in enumerate(found)]
+
+
+@pytest.mark.parametrize(("config", "which"), sets(), ids=str)
+def test_a_configuration_of_the_sets_is_right(device, config, which):
+    require(device, config, quick_cases(config)[which])
+
+
+@pytest.mark.parametrize("field", PAIRS)
+def test_a_field_alone_changes_the_machine_code_and_not_the_result(device, field):
+    config, other = PAIRS[field]
+    changed = config.replace(**{field: other})
+    assert changed.refusal() is None
+    traits = ForwardTraits(causal=True, lse=True)
+    codes = {machine_code(compile_kernel(c, traits, "sm_90a").cubin) for c in (config, changed)}
+    assert len(codes) == 2
+    require(device, changed, Case(field, problem(changed, causal=True)))
+
+
+def test_every_field_has_a_pair():
+    assert list(PAIRS) == [field.name for field in fields(HopperForwardKernelConfig)]
+
+
+@pytest.mark.parametrize("statistics", STATISTICS, ids=lambda s: s.name)
+@pytest.mark.parametrize("gain", [8.0, 30.0])
+def test_rows_that_outgrow_their_maximum_are_rescaled(device, statistics, gain):
+    config = SMALL.replace(statistics=statistics)
+    require(device, config, Case("large logits", problem(config, q_len=130), gain=gain))
+
+
+@pytest.mark.parametrize("statistics", STATISTICS, ids=lambda s: s.name)
+@pytest.mark.parametrize("diagonal", [-70, -64, -1, 0, 63])
+def test_rows_that_see_no_key_are_zero_and_their_lse_is_minus_infinity(
+    device, statistics, diagonal
+):
+    config = SMALL.replace(statistics=statistics)
+    masked = problem(config, q_len=150, causal=True, diagonal=diagonal)
+    require(device, config, Case("masked rows", masked))
+
+
+@pytest.mark.parametrize("config", [SMALL, PLAIN], ids=["overlap", "plain"])
+@pytest.mark.parametrize(("q_len", "k_len"), [(1, 1), (65, 300), (300, 65), (129, 64), (64, 640)])
+def test_lengths_may_differ(device, config, q_len, k_len):
+    lengths = problem(config, q_len=q_len, k_len=k_len, causal=True, kv_heads=3)
+    require(device, config, Case("lengths", lengths))
+
+
+@pytest.mark.parametrize("d_head", [8, 40, 56])
+@pytest.mark.parametrize("o_staged", [True, False])
+def test_a_head_may_be_narrower_than_the_kernel(device, d_head, o_staged):
+    config = SMALL.replace(o_staged=o_staged)
+    narrow = problem(config, d_head=d_head, q_len=130)
+    require(device, config, Case("narrow", narrow, placement="padded"))
+
+
+def test_a_warpgroup_may_skip_more_blocks_than_the_ring_has_stages(device):
+    config = SMALL.replace(pingpong=False, cluster=2)
+    require(device, config, Case("skips", problem(config, q_len=520, k_len=600, causal=True)))
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    "config",
+    [SMALL, PLAIN, SMALL.replace(cluster=2, pingpong=False, p_in_smem=True)],
+    ids=["overlap", "plain", "cluster"],
+)
+def test_no_schedule_of_warps_and_copies_changes_the_result(config, seed):
+    device = EmulatedDevice(options=EmulatorOptions(seed=seed, delayed_landing=True))
+    small = problem(config, q_len=140, k_len=200, causal=True)
+    require(device, config, Case(f"schedule {seed}", small))
