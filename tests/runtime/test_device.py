@@ -130,13 +130,15 @@ def test_threads_share_a_device(device):
     kernel = where_kernel(device)
 
     def work(factor):
-        for _ in range(5):
+        for step in range(4):
+            room = device.allocate(factor << 20)  # other threads' memory may have to move for it
             address = device.allocate(4 * 32 * 64)
-            device.upload(address, np.full(32 * 64, factor, np.uint32))
+            device.upload(address, np.full(32 * 64, step, np.uint32))
             launch = device.prepare(kernel, LaunchGeometry((64, 1, 1), 32, 0))
             launch(packed(address, factor, 0), 0)
             got = device.download(address, 4 * 32 * 64).view(np.uint32).reshape(64, 32)
             device.free(address)
+            device.free(room)
             np.testing.assert_array_equal(
                 got, factor * (np.arange(64)[:, None] * 1000 + np.arange(32))
             )
