@@ -12,8 +12,6 @@ from typing import Annotated
 
 import typer
 
-from flashsmith.arch import get as get_arch
-from flashsmith.arch import occupancy
 from flashsmith.base import settings
 from flashsmith.base.errors import ArgumentError, ConfigError
 from flashsmith.cli import options
@@ -25,7 +23,7 @@ from flashsmith.config import KernelConfig, parse_config
 from flashsmith.problem.attention_problem import AttentionProblem
 from flashsmith.problem.cost import forward_cost
 from flashsmith.runtime.devices import default_device_name
-from flashsmith.tuner.candidates import Candidate, compiled_candidates
+from flashsmith.tuner.candidates import Candidate, artefact_facts, compiled_candidates
 from flashsmith.tuner.outcome import Timed, Verified, reason_of
 from flashsmith.tuner.store import ResultStore
 from flashsmith.tuner.target import Target, target_here
@@ -161,6 +159,7 @@ def _run(
 
 def _row(result: Result, target: Target) -> Row:
     outcome, candidate = result.measurement.outcome, result.candidate
+    facts = artefact_facts(candidate)
     row: dict[str, object] = {
         "config": candidate.config.short_form(),
         "problem": shape_text(candidate.problem),
@@ -173,28 +172,11 @@ def _row(result: Result, target: Target) -> Row:
         row["median_us"] = round(median_us, 2) if median_us else None
         row["tflops"] = round(cost.tflops(median_us / 1e6), 1) if median_us else None
         row["protocol"] = result.measurement.key.protocol
-    row |= _facts(candidate)
+    row |= {name: facts.get(name) for name in ("registers", "spill_bytes", "blocks_per_sm")}
     row["bits"] = bits_of(result.measurement)[:8]
     row["same_as"] = candidate.same_as.short_form() if candidate.same_as else None
     row["note"] = result.passed_over or reason_of(outcome)
     return row
-
-
-def _facts(candidate: Candidate) -> Row:
-    if candidate.kernel is None:
-        return {"registers": None, "spill_bytes": None, "blocks_per_sm": None}
-    used = candidate.kernel.resources
-    room = occupancy(
-        get_arch(candidate.kernel.arch),
-        threads=candidate.config.threads,
-        registers=used.registers,
-        smem_bytes=candidate.config.smem_bytes() + used.static_smem_bytes,
-    )
-    return {
-        "registers": used.registers,
-        "spill_bytes": used.spill_store_bytes + used.spill_load_bytes,
-        "blocks_per_sm": room.blocks,
-    }
 
 
 def _title(target: Target) -> str:

@@ -38,11 +38,15 @@ def time_configs(
 
 
 def screen_us(
-    device: CudaDevice, config: KernelConfig, problem: AttentionProblem, *, runs: int
+    device: CudaDevice,
+    config: KernelConfig,
+    problem: AttentionProblem,
+    call: ForwardCall,
+    *,
+    runs: int,
 ) -> Summary:
     """A few runs of one configuration after a flush: enough to tell the slow from the rest."""
-    with tensors_on(device, problem, random_inputs(problem), lse=False) as call:
-        return summarize(sample_us(device, contender_of(device, config, problem, call), runs=runs))
+    return summarize(sample_us(device, contender_of(device, config, problem, call), runs=runs))
 
 
 def contender_of(

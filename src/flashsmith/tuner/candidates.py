@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from flashsmith.arch import Arch
+from flashsmith.arch import Arch, occupancy
 from flashsmith.arch import get as get_arch
 from flashsmith.base.errors import FlashsmithError
+from flashsmith.check.cases import quick_cases
 from flashsmith.compile.artefact import CompiledKernel
 from flashsmith.compile.compiler import CompileJob, compile_many
 from flashsmith.compile.cubin import code_hash
 from flashsmith.config.kernel_config import KernelConfig
 from flashsmith.problem.attention_problem import AttentionProblem
 from flashsmith.runtime.launch import plan, require_computable
+from flashsmith.tuner.fingerprint import fingerprint_problem
 from flashsmith.tuner.outcome import DidNotCompile, Refused
 from flashsmith.tuner.target import Target
 
@@ -27,6 +29,26 @@ class Candidate:
     kernel: CompiledKernel | None
     obstacle: Refused | DidNotCompile | None = None
     same_as: KernelConfig | None = None  # an earlier candidate with equal machine code
+
+
+def artefact_facts(candidate: Candidate) -> dict[str, object]:
+    """What the compiler says of a candidate: registers, spills, and blocks that an SM holds."""
+    if candidate.kernel is None:
+        return {}
+    used = candidate.kernel.resources
+    room = occupancy(
+        get_arch(candidate.kernel.arch),
+        threads=candidate.config.threads,
+        registers=used.registers,
+        smem_bytes=candidate.config.smem_bytes() + used.static_smem_bytes,
+    )
+    return {
+        "registers": used.registers,
+        "spill_bytes": used.spill_store_bytes + used.spill_load_bytes,
+        "smem_bytes": candidate.config.smem_bytes(),
+        "blocks_per_sm": room.blocks,
+        "limit": room.limit,
+    }
 
 
 def competes(
@@ -53,7 +75,11 @@ def compiled_candidates(
     jobs: dict[tuple[KernelConfig, AttentionProblem], CompileJob | Refused] = {
         pair: _job(*pair, target, arch) for pair in pairs
     }
-    wanted = list(dict.fromkeys(job for job in jobs.values() if isinstance(job, CompileJob)))
+    own = [job for job in jobs.values() if isinstance(job, CompileJob)]
+    # Workers ask for these one by one; here they are compiled on all cores.
+    sound = [pair for pair, job in jobs.items() if isinstance(job, CompileJob)]
+    checking = [job for pair in sound for job in _checking_jobs(*pair, target)]
+    wanted = list(dict.fromkeys([*own, *checking]))
     made = dict(zip(wanted, compile_many(wanted, progress=progress), strict=True))
     first: dict[tuple[AttentionProblem, str], KernelConfig] = {}
     return [_candidate(pair, jobs[pair], made, first) for pair in pairs]
@@ -69,6 +95,17 @@ def _job(
     except FlashsmithError as error:
         return Refused(str(error))
     return CompileJob(config, traits, target.arch)
+
+
+def _checking_jobs(
+    config: KernelConfig, problem: AttentionProblem, target: Target
+) -> list[CompileJob]:
+    """The kernels that checking a configuration and taking its fingerprint will ask for."""
+    cases = [(case.problem, case.lse) for case in quick_cases(config)]
+    return [
+        CompileJob(config, plan(config, p, lse=lse, sm_count=target.sm_count).traits, target.arch)
+        for p, lse in (*cases, (fingerprint_problem(problem), False))
+    ]
 
 
 def _candidate(

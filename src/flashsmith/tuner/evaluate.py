@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import cache
 from typing import Any
 
@@ -19,13 +20,15 @@ from flashsmith.check.survey import CASES
 from flashsmith.check.verdict import check_case
 from flashsmith.compile.compiler import compile_kernel
 from flashsmith.config import KernelConfig, parse_config
-from flashsmith.measure.timed_configs import screen_us, time_configs
+from flashsmith.measure.timed_configs import random_inputs, screen_us, time_configs
 from flashsmith.problem.attention_problem import AttentionProblem
 from flashsmith.runtime.cuda_device import CudaDevice
 from flashsmith.runtime.device import Device
 from flashsmith.runtime.devices import default_device
 from flashsmith.runtime.emulated_device import EmulatedDevice
 from flashsmith.runtime.forward import prepare_forward
+from flashsmith.runtime.launch.plan import ForwardCall
+from flashsmith.runtime.tensors import tensors_on
 from flashsmith.tuner.fingerprint import fingerprint_of
 from flashsmith.tuner.measurement import problem_from_fields
 from flashsmith.tuner.outcome import (
@@ -42,6 +45,25 @@ from flashsmith.tuner.outcome import (
 Json = dict[str, Any]  # Any: JSON
 SCREEN_RUNS = 5
 
+
+class _Tensors:
+    """The tensors of the problem that is screened now; the next problem's take their place."""
+
+    def __init__(self) -> None:
+        self._held = ExitStack()
+        self._problem: AttentionProblem | None = None
+        self._call: ForwardCall | None = None
+
+    def of(self, device: Device, problem: AttentionProblem) -> ForwardCall:
+        """Tensors of `problem` on the device."""
+        if self._call is None or problem != self._problem:
+            self._held.close()
+            made = tensors_on(device, problem, random_inputs(problem), lse=False)
+            self._call, self._problem = self._held.enter_context(made), problem
+        return self._call
+
+
+_tensors = _Tensors()
 _checked: dict[tuple[KernelConfig, str], Outcome | None] = {}
 
 
@@ -132,7 +154,8 @@ def _measured(device: Device, config: KernelConfig, problem: AttentionProblem) -
         bits = fingerprint_of(device, config, problem)
         if not isinstance(device, CudaDevice):
             return Verified(bits)
-        times = screen_us(device, config, problem, runs=SCREEN_RUNS)
+        call = _tensors.of(device, problem)
+        times = screen_us(device, config, problem, call, runs=SCREEN_RUNS)
     except FlashsmithError as error:
         return DidNotRun(str(error))
     return Timed(times.median, times.p20, times.p80, times.rounds, bits)

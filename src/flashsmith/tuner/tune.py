@@ -11,7 +11,7 @@ from flashsmith.compile.compiler import kernel_source_hash
 from flashsmith.config.kernel_config import KernelConfig
 from flashsmith.problem.attention_problem import AttentionProblem
 from flashsmith.runtime.launch import plan
-from flashsmith.tuner.candidates import Candidate
+from flashsmith.tuner.candidates import Candidate, artefact_facts
 from flashsmith.tuner.measurement import Measurement, MeasurementKey, problem_fields
 from flashsmith.tuner.outcome import (
     DidNotRun,
@@ -21,6 +21,7 @@ from flashsmith.tuner.outcome import (
     Verified,
     outcome_from_fields,
 )
+from flashsmith.tuner.sanitizer import sanitizer_complaint
 from flashsmith.tuner.store import ResultStore
 from flashsmith.tuner.target import Target
 from flashsmith.tuner.worker_pool import Answer, Died, Job, Late, Reply, WorkerPool
@@ -54,6 +55,8 @@ class Tuner:
     progress: Progress = lambda done, total, best: None
     deadline: float | None = None
     job_seconds: float = JOB_SECONDS
+    # What another tool holds against a configuration that passed; empty if nothing.
+    second_opinion: Callable[[KernelConfig], str] = sanitizer_complaint
     measured_now: int = field(default=0, init=False)
 
     def screen(self, candidates: Sequence[Candidate]) -> dict[Candidate, Measurement]:
@@ -109,6 +112,7 @@ class Tuner:
         replies: dict[int, Reply] = {}
         self.pool.run([job], self.job_seconds, replies.__setitem__)
         sound = isinstance(outcome_of(replies[0], self.job_seconds), Verified)
+        sound = sound and not self.second_opinion(candidate.config)
         if sound:
             self.store.pass_gate(key)
         return sound
@@ -186,7 +190,7 @@ class Tuner:
         outcome: Outcome,
         more: Mapping[str, object] | None = None,
     ) -> Measurement:
-        environment = {**self.target.environment, **(more or {})}
+        environment = {**self.target.environment, **artefact_facts(candidate), **(more or {})}
         when = datetime.now(UTC).isoformat(timespec="seconds")
         measurement = Measurement(self.key(candidate, protocol), outcome, False, when, environment)
         if self.store.add(measurement):
