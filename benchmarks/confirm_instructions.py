@@ -79,13 +79,32 @@ def confirm(case: Case, emulator: Device, cuda: Device | None) -> dict[str, obje
     return record if agrees else record | {"where": distance.where}
 
 
+def table(records: Path) -> str:
+    """The records as a table of docs/emulator.md."""
+    lines = ["| class | instructions | distance |", "|---|---|---|"]
+    for record in map(json.loads, records.read_text().splitlines()):
+        distance = "equal bits" if "sha256" in record else _distance(record)
+        lines.append(f"| {record['class']} | `{record['instructions']}` | {distance} |")
+    return "\n".join(lines)
+
+
+def _distance(record: dict[str, object]) -> str:
+    if not record["distance"]:
+        return "equal, any NaN being a NaN"
+    return f"{record['distance']:.2g} {record['unit']}, {record['allowed']:.2g} allowed"
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--emulator-only", action="store_true")
     parser.add_argument("--only", default="", help="classes whose name holds this text")
     parser.add_argument("--part", default="1/1", help="2/8: the second eighth of the classes")
     parser.add_argument("--out", type=Path, help="JSON lines are appended here")
+    parser.add_argument("--table", type=Path, help="only print the table of these records")
     options = parser.parse_args()
+    if options.table:
+        print(table(options.table))
+        return 0
     emulator = EmulatedDevice()
     cuda = None if options.emulator_only else CudaDevice()
     where = {"gpu": cuda.name if cuda else "none", "date": datetime.date.today().isoformat()}

@@ -41,7 +41,7 @@ def mutants(ptx: str, kind: str, pattern: str, replacement: str) -> list[Mutant]
     found = []
     for number, match in enumerate(re.finditer(pattern, ptx, re.MULTILINE)):
         changed = ptx[: match.start()] + match.expand(replacement) + ptx[match.end() :]
-        line = match.group(0).strip().split("{")[0][:60]
+        line = match.group(0).strip().splitlines()[0].split("{")[0][:60]
         found.append(Mutant(kind, f"{line} #{number + 1}", changed))
     assert found, f"{kind}: nothing matches {pattern!r}"
     return found

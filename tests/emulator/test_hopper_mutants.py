@@ -50,6 +50,9 @@ def attention_mutants() -> list[Mutant]:
         *dropped(ptx, "wgmma commit dropped", r"wgmma\.commit_group"),
         *dropped(ptx, "wgmma wait dropped", r"wgmma\.wait_group"),
         *mutants(ptx, "wgmma wait weakened", r"(wgmma\.wait_group\.sync\.aligned) 0", r"\1 1"),
+        *mutants(ptx, "stage freed before its products are done",
+                 r"(wgmma\.wait_group\.sync\.aligned 0;)((?:(?!wgmma)[^@])*@%p\d+ bra[^:]*?"
+                 r"mbarrier\.arrive\.shared::cta[^:]*\n\$L__BB0_\d+:)", r"\2\n\1"),
         *mutants(ptx, "transposition of B", r"p, 1, 1, 0, 0;", "p, 1, 1, 0, 1;"),
         *mutants(ptx, "transposition of A", r"p, 1, 1, 0, 0;", "p, 1, 1, 1, 0;"),
         *mutants(ptx, "no transposition of B", r"p, 1, 1, 1;", "p, 1, 1, 0;"),

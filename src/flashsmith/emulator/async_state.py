@@ -94,6 +94,8 @@ class AsyncState:
 
     def release(self, block: Ints, column: Ints, source: Ints, warp: Ints) -> None:
         """An arrival of `warp` of block `source` carries all that this warp knows."""
+        if self.chunk.shadow is None:
+            return
         row = self.chunk.known[source, warp].copy()
         row[np.arange(len(warp)), warp] = self.chunk.time
         away = source != block
@@ -104,6 +106,8 @@ class AsyncState:
 
     def acquire(self, block: Ints, column: Ints, warp: Ints) -> None:
         """A wait that has ended: the warp knows what the barrier's arrivals knew."""
+        if self.chunk.shadow is None:
+            return
         known = self.chunk.known
         np.maximum.at(known, (block, warp), self.ended[block, column])
         self.chunk.known_version += 1
