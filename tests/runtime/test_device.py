@@ -198,3 +198,28 @@ def test_ptx_is_never_loaded():
     text = replace(kernel, cubin=kernel.ptx.encode(), key="ptx")
     with pytest.raises(LaunchError, match="PTX is not loaded"):
         device.launch(text, LaunchGeometry((1, 1, 1), 32, 0), packed(0, 0, 0))
+
+
+@pytest.mark.gpu
+def test_a_captured_launch_gets_a_workspace_of_its_own_and_no_fill_in_its_graph():
+    from flashsmith.measure.cuda_graph import Timer
+
+    device = devices.default_device("cuda")
+    given = []
+
+    def launch(stream):
+        given.append(device.workspace(64, stream))
+        device.fill(given[-1], 7, 1, stream=stream)
+
+    with Timer(device) as timer:
+        outside = device.workspace(64, timer.stream)
+        replay = timer.capture(launch)
+        assert given[0] != outside
+        assert not device.download(given[0], 64).any()
+        replay(timer.stream)
+        timer.wait()
+        device.fill(given[0] + 4, 9, 1, stream=timer.stream)
+        replay(timer.stream)
+        timer.wait()
+        words = device.download(given[0], 8).view(np.uint32)
+    assert words.tolist() == [7, 9]  # the second replay zeroed nothing
