@@ -149,14 +149,16 @@ def _multiply(
         else _from_smem(c, u, form, a, 64, own_rows=True)
     )
     right = _from_smem(c, u, form, b, form.n, own_rows=False)
-    product = np.matmul(left if form.sign > 0 else -left, right)
-    fragments = _fragments(product)
+    left = left if form.sign > 0 else -left
+    product = np.matmul(left.reshape(len(right), -1, 16), right)
+    fragments = _fragments(product.reshape(u.pairs, 16, form.n))
     add = u.array(scale_d)[::32]
     if add.any():
         if any(value is None for value in old):
             c.fault("uninitialised", "adds to accumulators that nothing wrote", form.index, u)
         before = _stacked(u, form, old)
-        fragments = fragments + (before if add.all() else before * np.repeat(add, 32))
+        total = fragments + before
+        fragments = total if add.all() else np.where(np.repeat(add, 32), total, fragments)
     return fragments if form.accumulator == "f32" else _packed(fragments)
 
 
@@ -170,7 +172,7 @@ def _from_registers(u: Unit, form: _Form, words: tuple[Any, ...]) -> NDArray[np.
 def _from_smem(
     c: Chunk, u: Unit, form: _Form, descriptor: Any, extent: int, *, own_rows: bool
 ) -> NDArray[np.float32]:
-    """An operand behind a descriptor: A as (pairs, 16, 16), B as (pairs, 16, N)."""
+    """An operand behind a descriptor: A as (pairs, 16, 16), B as (pairs / sharers, 16, N)."""
     bits = u.array(descriptor)[::32]
     mn_major = form.a_mn_major if own_rows else form.b_mn_major
     first = u.warp % 4 * 16 if own_rows else np.zeros(u.pairs, np.int64)
@@ -197,11 +199,25 @@ def _from_smem(
         groups.readers.begin(u.block, u.warp, groups.committed[u.block, u.warp], places)
     if c.counters is not None:
         c.counters.bytes["wgmma operands"] += offsets.size * CHUNK_BYTES
-    raw = c.shared_views[CHUNK_BYTES].take(offsets // CHUNK_BYTES).view(np.uint16)
-    shape = (u.pairs, 16, rows) if mn_major else (u.pairs, rows, 16)
+    mine = offsets if own_rows else offsets[:: _sharers(u, bits)]
+    raw = c.shared_views[CHUNK_BYTES].take(mine // CHUNK_BYTES).view(np.uint16)
+    shape = (len(mine), 16, rows) if mn_major else (len(mine), rows, 16)
     values = from_bits(raw, form.dtype).reshape(shape)
     is_turned = mn_major == own_rows  # A wants rows first, B wants K first
     return values.swapaxes(1, 2) if is_turned else values
+
+
+def _sharers(u: Unit, bits: NDArray[Any]) -> int:
+    """How many neighbouring pairs of the unit, the same number everywhere, read the same B."""
+
+    def warps_a_block() -> int:
+        changes = np.flatnonzero(u.block[1:] != u.block[:-1])
+        run = int(changes[0]) + 1 if len(changes) else u.pairs
+        alike = u.pairs % run == 0 and (u.block.reshape(-1, run) == u.block[::run, None]).all()
+        return run if alike else 1
+
+    run: int = u.cached("warps a block", warps_a_block)
+    return run if (bits.reshape(-1, run) == bits[::run, None]).all() else 1
 
 
 def _check_descriptors(
