@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # clang-format looks at every device and host source; the list is made when it is used.
 SOURCES = $(shell find src tests -name '*.cuh' -o -name '*.cu' -o -name '*.cpp' -o -name '*.h')
 
-.PHONY: run test test-gpu lint format clean
+.PHONY: run test test-gpu lint format wheel clean
 
 run: $(VENV)/.run
 	$(BIN)/flashsmith configs --space
@@ -39,6 +39,11 @@ test-gpu:
 	else \
 		echo "compute-sanitizer is not installed: the smoke set was not run under it"; \
 	fi
+
+# With the kernels that the shipped measurements choose: their first call compiles nothing.
+wheel: $(VENV)/.test
+	$(BIN)/flashsmith build --shipped
+	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -9,6 +9,10 @@ from typer.testing import CliRunner
 from flashsmith.base.errors import ArgumentError
 from flashsmith.cli.main import app
 from flashsmith.compile.bundle import read_bundle
+from flashsmith.problem.attention_problem import AttentionProblem
+from flashsmith.tuner.exchange import write_lines
+from flashsmith.tuner.measurement import Measurement, MeasurementKey
+from flashsmith.tuner.outcome import Timed
 
 SMALL = "(BF16, 64, 64, 32, 4): async+eager+swizzled+load_2_2_2_tiles+opt_softmax"
 LARGE = "(FP16, 256, 128, 64, 8): async+swizzled+load_2_2_2_tiles"
@@ -45,6 +49,16 @@ def test_build_makes_a_bundle_and_says_what_is_left_out(tmp_path):
     assert row["megabytes"] > 0.01
     assert f"left out for sm_86: {LARGE}" in done.stderr
     assert [config.short_form() for config in read_bundle(place).configs()] == [SMALL]
+
+
+def test_build_makes_the_kernels_of_the_shipped_measurements(tmp_path, monkeypatch):
+    monkeypatch.setattr("flashsmith.tuner.measured.SHIPPED_FOLDER", tmp_path)
+    problem = AttentionProblem(1, 3, 1, 4096, 4096, 64, causal=True)
+    key = MeasurementKey("NVIDIA Test", "sm_80", "", "", "", SMALL, problem, "final")
+    write_lines([Measurement(key, Timed(9.0, 9.0, 9.0, 15, "f"), gate=True)], tmp_path / "t.jsonl")
+    (row,) = json.loads(run("build", "--shipped", "--json").stdout)
+    assert row == {"made": str(tmp_path / "sm_80.bundle"), "kernels": 4}
+    assert read_bundle(tmp_path / "sm_80.bundle").arches() == ["sm_80"]
 
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not on PATH")

@@ -18,6 +18,7 @@ from flashsmith.runtime.forward import PreparedForward, is_empty, prepare_forwar
 from flashsmith.runtime.launch import plan
 from flashsmith.runtime.launch.plan import ForwardCall, TensorArg
 from flashsmith.tuner.choose import Choice, choose
+from flashsmith.tuner.shipped_kernels import shipped_or_compiled
 
 _SOMEWHERE = 1 << 20  # an aligned address for a launch that does not happen
 _Strides = tuple[tuple[int, int, int], ...]  # of q, k and v: batch, sequence, heads
@@ -62,7 +63,13 @@ def _prepare(
         assert choice.config is not None
         try:
             _require_readable(device, choice.config, problem, strides)
-            start = prepare_forward(device, choice.config, problem, lse=options.return_lse)
+            start = prepare_forward(
+                device,
+                choice.config,
+                problem,
+                lse=options.return_lse,
+                compile_with=shipped_or_compiled,
+            )
             return Launch(problem, choice, start)
         except (Unsupported, OutOfResources) as error:  # strides, spills or registers
             if given is not None:

@@ -16,6 +16,7 @@ from flashsmith.compile.ahead_of_time import build_bundle
 from flashsmith.compile.artefact import Built
 from flashsmith.compile.library import build_library
 from flashsmith.compile.survey import why_not
+from flashsmith.tuner.shipped_kernels import write_shipped_kernels
 
 LibraryOption = Annotated[
     Path | None,
@@ -24,6 +25,10 @@ LibraryOption = Annotated[
 BundleOption = Annotated[
     Path | None, typer.Option("--bundle", metavar="FILE", help="Make a bundle of cubins.")
 ]
+ShippedOption = Annotated[
+    bool,
+    typer.Option("--shipped", help="Make what the shipped measurements choose, in the package."),
+]
 
 
 def command(
@@ -31,6 +36,7 @@ def command(
     arch: ArchesOption = "sm_90a",
     library: LibraryOption = None,
     bundle: BundleOption = None,
+    shipped: ShippedOption = False,
     workers: WorkersOption = None,
     json: options.JsonOption = False,
     csv: options.CsvOption = False,
@@ -40,6 +46,10 @@ def command(
     A bundle is loaded where FLASHSMITH_BUNDLE names it; a library is used through flashsmith.h.
     Example: flashsmith build all --arch sm_80,sm_90a --bundle kernels.bundle
     """
+    if shipped:
+        rows = [{"made": str(path), "kernels": n} for path, n in write_shipped_kernels().items()]
+        show(rows, json=json, csv=csv)
+        return
     if library is None and bundle is None:
         raise ArgumentError(
             "neither --library nor --bundle is given; build makes a C library in a folder, a "
@@ -52,13 +62,13 @@ def command(
             reason = why_not(config, target)
             if reason:
                 note(f"left out for {target.name}: {config.short_form()}: {reason}")
-    rows = []
+    made = []
     with progress_bar("building") as progress:
         if bundle is not None:
-            rows.append(build_bundle(configs, chosen, bundle, workers=workers, progress=progress))
+            made.append(build_bundle(configs, chosen, bundle, workers=workers, progress=progress))
         if library is not None:
-            rows.append(build_library(configs, chosen, library, workers=workers, progress=progress))
-    show([_row(built) for built in rows], json=json, csv=csv)
+            made.append(build_library(configs, chosen, library, workers=workers, progress=progress))
+    show([_row(built) for built in made], json=json, csv=csv)
 
 
 def _row(built: Built) -> dict[str, object]:

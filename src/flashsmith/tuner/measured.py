@@ -58,6 +58,11 @@ def known_measurements(gpu: str) -> tuple[MeasuredTable, ...]:
     )
 
 
+def choosable(path: Path) -> Sequence[Measurement]:
+    """The measurements of a file that a choice may be made by."""
+    return [item for item in _read(path) if item.gate and isinstance(item.outcome, Timed)]
+
+
 def distance(a: AttentionProblem, b: AttentionProblem) -> float:
     """How unlike two problems are, in powers of two; infinite where one says nothing of the other.
 
