@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-# Widths of S = Q Kᵀ (B_c) and of O (d_head).
-WIDTHS = (64, 80, 96, 112, 128, 144, 160, 176, 192, 256)
+# Widths of S = Q Kᵀ (B_c) and of O (d_head, and 8 more where a column of it is the row sums).
+WIDTHS = (64, 72, 80, 96, 112, 128, 144, 160, 176, 192, 256)
 FOLDER = Path(__file__).parents[1] / "src/flashsmith/cuda/include/flashsmith/ptx/wgmma"
 
 

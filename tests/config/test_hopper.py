@@ -47,6 +47,10 @@ REFUSED = {
         BASE.replace(early_exps=True, statistics=Statistics.SUM),
         BASE.replace(early_exps=True),
     ),
+    "mma_sums_need_room": (
+        BASE.replace(l_by_mma=True, d_head=64),
+        BASE.replace(l_by_mma=True, d_head=64, statistics=Statistics.SUM),
+    ),
     "sections_need_order": (
         BASE.replace(scheduler=Scheduler.STATIC),
         BASE.replace(scheduler=Scheduler.STATIC, l2_sections=False),

@@ -40,13 +40,14 @@ def test_moves_between_products_and_divergent_branches_are_found():
         /*0000*/                   BRA.DIV UR4, `(.L_x_9) ;
 .L_x_1:
         /*0010*/                   HGMMA.64x80x16.F32.BF16 R24, gdesc[UR8], R24 ;
+        /*0018*/                   BRA.DIV UR4, `(.L_x_9) ;
         /*0020*/                   R2UR UR8, R4 ;
         /*0030*/                   HGMMA.64x80x16.F32.BF16 R24, gdesc[UR8], R24 ;
         /*0040*/                   R2UR UR9, R4 ;
         /*0050*/              @!P0 BRA `(.L_x_1) ;
     """
-    assert wgmma_faults(sass) == ["BRA.DIV at 0x0", "R2UR at 0x20 between products"]
-    assert [i.address for i in wgmma_loop(sass)] == [16, 32, 48, 64, 80]
+    assert wgmma_faults(sass) == ["BRA.DIV at 0x18", "R2UR at 0x20 between products"]
+    assert [i.address for i in wgmma_loop(sass)] == [16, 24, 32, 48, 64, 80]
 
 
 def test_a_build_with_serialised_products_is_refused_by_name():

@@ -43,6 +43,19 @@ def test_two_operands_give_what_the_isa_says(instruction, expected):
     assert found.tolist() == [x & 0xFFFFFFFF for x in each(expected, A, B)]
 
 
+@pytest.mark.parametrize("pick", [min, max], ids=["min", "max"])
+@pytest.mark.parametrize("sign", ["u", "s"])
+def test_pairs_of_16_bits_are_compared_apart(pick, sign):
+    found = run_lanes(f"{pick.__name__}.{sign}16x2 %d, %a0, %a1;", A, B)
+
+    def half(a, b, shift):
+        parts = [x >> shift & 0xFFFF for x in (a, b)]
+        return pick(parts, key=lambda x: signed(x, 16) if sign == "s" else x) << shift
+
+    expected = each(lambda a, b: half(a, b, 0) | half(a, b, 16), A, B)
+    assert found.tolist() == expected
+
+
 @pytest.mark.parametrize("sign", ["u", "s"])
 def test_wide_products_keep_all_64_bits(sign):
     found = run_lanes(f"mul.wide.{sign}32 %d, %a0, %a1;", A, B, out=np.uint64)

@@ -44,7 +44,9 @@ def wgmma_faults(sass: str) -> list[str]:
     2,089 cycles took 2,579 (H200, 2026-11, d_head 128, 192 by 80).
     """
     code, _ = _parse(sass)
-    faults = [f"{i.opcode} at {i.address:#x}" for i in code if i.opcode == "BRA.DIV"]
+    everywhere = [n for n, instruction in enumerate(code) if _is_product(instruction)]
+    consumers = code[everywhere[0] : everywhere[-1]] if everywhere else ()
+    faults = [f"{i.opcode} at {i.address:#x}" for i in consumers if i.opcode == "BRA.DIV"]
     body = wgmma_loop(sass)
     products = [n for n, instruction in enumerate(body) if _is_product(instruction)]
     if products:

@@ -90,6 +90,7 @@ class HopperForwardKernelConfig(KernelConfig):
     early_exps: bool = flag(
         "early_exps", "all exponentials come before the wait for P V; else ptxas interleaves them"
     )
+    l_by_mma: bool = flag("l_mma", "row sums are a column of P V where no log-sum-exp is asked for")
     p_in_smem: bool = flag("p_smem", "P goes to the second product through shared memory")
     cluster: int = knob((1, 2), "blocks that share K and V by multicast", "cluster_{}", absent=1)
     scheduler: Scheduler = knob(
@@ -138,7 +139,16 @@ class HopperForwardKernelConfig(KernelConfig):
         kv = 2 * self.kv_stages * self.B_c * row
         o = self.tile_q * row if self.o_staged else 0
         p = self.tile_q * PANEL_ROW_BYTES * -(-self.B_c // PANEL_COLUMNS) if self.p_in_smem else 0
-        return q + kv + o + p + self.barriers * BARRIER_BYTES + (TILE_SLOTS + 1) * TILE_SLOT_BYTES
+        ones = self.B_c * PANEL_ROW_BYTES if self.l_by_mma else 0
+        return (
+            q
+            + kv
+            + o
+            + p
+            + ones
+            + self.barriers * BARRIER_BYTES
+            + (TILE_SLOTS + 1) * TILE_SLOT_BYTES
+        )
 
     @property
     def live_registers(self) -> int:
@@ -228,6 +238,12 @@ HopperForwardKernelConfig.BUILD_RULES = (
         lambda c: c.early_exps and (c.statistics == Statistics.SUM or not c.overlap),
         "with SUM, or without overlap, no exponential can come before the wait for P V",
         "drop early_exps, or use overlap and other statistics",
+    ),
+    Rule(
+        "mma_sums_need_room",
+        lambda c: c.l_by_mma and (c.d_head != 64 or c.statistics != Statistics.SUM),
+        "sums by the tensor cores take the place of SUM's, beside the only panel of V",
+        "drop l_mma, or use d_head 64 and SUM",
     ),
     Rule(
         "sections_need_order",

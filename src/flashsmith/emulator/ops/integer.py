@@ -186,14 +186,26 @@ def emit_min(e: Emitter, i: Instruction) -> None:
     if is_float(i.type):
         floating.emit_extreme(e, i)
         return
-    if i.type in ("u16x2", "s16x2"):
-        raise Unknown("packed 16-bit integers")
     d, a, b = i.operands
     name = "np.minimum" if i.opcode == "min" else "np.maximum"
+    if i.type in ("u16x2", "s16x2"):
+        if i.has("relu"):
+            raise Unknown("relu of packed 16-bit integers")
+        call = f"{e.use(_extreme_of_pairs)}({e.read(a, 'u32')}, {e.read(b, 'u32')}"
+        e.write(d, f"{call}, {name}, {i.type[0] == 's'})", "u32")
+        return
     expression = f"{name}({e.read(a, i.type)}, {e.read(b, i.type)})"
     if i.has("relu"):
         expression = f"np.maximum({expression}, {name_of(i.type)}(0))"
     e.write(d, expression, i.type)
+
+
+def _extreme_of_pairs(a: Any, b: Any, pick: Any, signed: bool) -> Any:
+    """min or max of both halves of 32-bit words (Any: arrays or scalars, and a numpy function)."""
+    kind = np.int16 if signed else np.uint16
+    both = np.broadcast_arrays(np.asarray(a, np.uint32), np.asarray(b, np.uint32))
+    x, y = (np.ascontiguousarray(words)[..., None].view(kind) for words in both)
+    return pick(x, y).view(np.uint32)[..., 0][()]
 
 
 @opcode("abs", "neg", counts_as="arithmetic")

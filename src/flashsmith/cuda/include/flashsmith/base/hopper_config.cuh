@@ -34,6 +34,7 @@ struct HopperForwardKernelConfig {
     Statistics statistics = required<Statistics>();
     int rescale_threshold = required<int>();  // powers of two; 0: rescale in every block
     bool early_exps = required<bool>();
+    bool l_by_mma = required<bool>();
     bool p_in_smem = required<bool>();
     int cluster = required<int>();
     Scheduler scheduler = required<Scheduler>();
@@ -57,12 +58,14 @@ struct HopperForwardKernelConfig {
     constexpr int p_slot_bytes() const {
         return p_in_smem ? kWarpgroupRows * kPanelRowBytes * p_panels() : 0;
     }
+    // A panel of ones beside V: its product with P is the sum of each row.
+    constexpr int ones_bytes() const { return l_by_mma ? B_c * kPanelRowBytes : 0; }
     // Full and empty of Q, K, V, the tile ring and the tiles drawn for a cluster.
     constexpr int barriers() const { return 2 * (q_slots + 2 * kv_stages + kTileSlots + 1); }
 
     constexpr int smem_bytes() const {
         return q_slots * q_slot_bytes() + 2 * kv_stages * kv_bytes() + o_bytes() +
-               n_warpgroups * p_slot_bytes() + barriers() * kBarrierBytes +
+               n_warpgroups * p_slot_bytes() + ones_bytes() + barriers() * kBarrierBytes +
                (kTileSlots + 1) * kTileSlotBytes;
     }
 

@@ -10,6 +10,17 @@
 
 namespace flashsmith {
 
+// All threads of the block; a barrier must follow. Every element is 1, so the swizzle is no matter.
+template <HopperForwardKernelConfig kConfig>
+FS_DEVICE void fill_with_ones(const HopperSmem<kConfig>& smem) {
+    constexpr u32 kPair = kConfig.dtype == DType::kBF16 ? 0x3f803f80 : 0x3c003c00;
+    for (int at = threadIdx.x * kChunkBytes; at < kConfig.ones_bytes();
+         at += kConfig.threads() * kChunkBytes) {
+        ptx::st_shared_16b(smem.ones() + at, {{kPair, kPair, kPair, kPair}});
+    }
+    ptx::fence_proxy_async();  // wgmma reads them
+}
+
 template <HopperForwardKernelConfig kConfig, ForwardTraits kTraits>
 FS_DEVICE void forward_hopper(const HopperForwardArgs& args) {
     // The swizzle is a function of the address: panels begin at multiples of 1024 bytes.
@@ -19,6 +30,7 @@ FS_DEVICE void forward_hopper(const HopperForwardArgs& args) {
     const int warpgroup = ptx::broadcast(threadIdx.x / kWarpgroupThreads);
 
     if (threadIdx.x == 0) smem.init_barriers();
+    if constexpr (kConfig.l_by_mma && !kTraits.lse) fill_with_ones<kConfig>(smem);
     if constexpr (kConfig.cluster > 1) {
         ptx::barrier_cluster_sync();  // no block uses another's barriers before they exist
     } else {
@@ -28,7 +40,8 @@ FS_DEVICE void forward_hopper(const HopperForwardArgs& args) {
     if (warpgroup == 0) {
         ptx::setmaxnreg_dec<kConfig.producer_registers>();
         if (threadIdx.x == 0) HopperProducer<kConfig, kTraits>(args, smem, rank).run();
-        ptx::bar_warp_sync();  // the first warp is whole again for the cluster's barrier
+        // The first warp is whole again for the cluster's barrier.
+        if constexpr (kConfig.cluster > 1) ptx::bar_warp_sync();
     } else {
         ptx::setmaxnreg_inc<kConfig.consumer_registers>();
         if constexpr (kConfig.overlap) {

@@ -20,11 +20,18 @@ namespace flashsmith {
 
 template <HopperForwardKernelConfig kConfig, ForwardTraits kTraits>
 struct HopperConsumer {
-    using Products = HopperProducts<kConfig>;
+    // Sums of rounded P are what O needs, and too coarse for a log-sum-exp.
+    static constexpr bool kMmaSums = kConfig.l_by_mma && !kTraits.lse;
+    using Products = HopperProducts<kConfig, kMmaSums>;
+    using Softmax = LazySoftmax<kConfig, kMmaSums>;
     using Output = HopperOutput<kConfig, kTraits>;
     static constexpr int kWarpgroups = kConfig.n_warpgroups;
     static constexpr u32 kTurnBarrier = 1;  // named barriers 1..3: a warpgroup's turn
     static constexpr u32 kPBarrier = 11;    // and 11..13: its P is in shared memory
+    // From one panel of V to the next, or from the only one to the ones.
+    static constexpr u32 kVPanelBytes = kMmaSums
+                                            ? HopperSmem<kConfig>::kOnes - HopperSmem<kConfig>::kV
+                                            : kConfig.B_c * kPanelRowBytes;
     static constexpr float kLn2 = 0.6931471805599453f;
 
     // What this warpgroup has to do in a tile.
@@ -41,7 +48,8 @@ struct HopperConsumer {
     const bool is_first_lane;
     const float scale;
 
-    KvRing<kConfig> k, v;
+    KvRing<kConfig> k;
+    KvRing<kConfig, kMmaSums> v;
     ptx::MatrixDescriptor q_first, q_matrix, p_matrix;
     int q_slot;
     u32 q_parity;
@@ -49,7 +57,7 @@ struct HopperConsumer {
 
     typename Products::O o;
     typename Products::P p;
-    LazySoftmax<kConfig> softmax;
+    Softmax softmax;
     float inverse[2];  // of the finished tile's row sums
 
     FS_DEVICE HopperConsumer(const HopperForwardArgs& args, HopperSmem<kConfig> smem, int warpgroup)
@@ -61,7 +69,7 @@ struct HopperConsumer {
           is_first_lane(lane == 0),
           scale(args.scale_log2),
           k(ptx::MatrixDescriptor::of(smem.k(0), kPanelRowBytes), smem.k_full(0)),
-          v(ptx::MatrixDescriptor::of(smem.v(0), kConfig.B_c * kPanelRowBytes), smem.v_full(0)),
+          v(ptx::MatrixDescriptor::of(smem.v(0), kVPanelBytes), smem.v_full(0)),
           q_first(ptx::MatrixDescriptor::of(smem.q(0), kPanelRowBytes)),
           q_matrix(q_first),
           p_matrix(ptx::MatrixDescriptor::of(smem.p(warpgroup), kPanelRowBytes)),
@@ -106,7 +114,8 @@ struct HopperConsumer {
     FS_DEVICE void use_q() { q_matrix = q_first + q_slot * kConfig.q_slot_bytes(); }
 
     // This warp has read what it needs of a stage; with clusters every block's producer must know.
-    FS_DEVICE void release(KvRing<kConfig>& ring) {
+    template <class Ring>
+    FS_DEVICE void release(Ring& ring) {
         if constexpr (kConfig.cluster == 1) {
             ptx::mbarrier_arrive_if(is_first_lane, ring.empty());
         } else {
@@ -201,7 +210,7 @@ struct HopperConsumer {
                 low = min(low, sees);
                 high = min(high, sees + 8);
             }
-            LazySoftmax<kConfig>::mask(s, low - column, high - column);
+            Softmax::mask(s, low - column, high - column);
             return true;
         }
         return false;
@@ -245,10 +254,16 @@ struct HopperConsumer {
 
     // Tile ends
 
-    // Statistics of a finished tile: the log-sum-exp leaves, O keeps 1 / l.
+    // Statistics of a finished tile: the log-sum-exp leaves, O keeps 1 / l. Where the sums are part
+    // of O, the last P V must have ended.
     FS_DEVICE void finish(i32 slot) {
         float sum[2];
-        softmax.sum_quad(sum);
+        if constexpr (kMmaSums) {
+            sum[0] = o[kConfig.d_head / 2];
+            sum[1] = o[kConfig.d_head / 2 + 2];
+        } else {
+            softmax.sum_quad(sum);
+        }
         FS_UNROLL
         for (int i = 0; i < 2; ++i) inverse[i] = sum[i] > 0.f ? ptx::rcp(sum[i]) : 0.f;
         if constexpr (kTraits.lse) {

@@ -166,7 +166,7 @@ struct HopperOverlappedLoop : HopperConsumer<kConfig, kTraits> {
         this->issue_pv(!starts_o);
         this->pass_turn();
         if (boundary) {
-            this->finish(finished);
+            if constexpr (!Base::kMmaSums) this->finish(finished);
             this->softmax.reset();
             unsaved = true;
             finished_slot = finished;
@@ -177,6 +177,7 @@ struct HopperOverlappedLoop : HopperConsumer<kConfig, kTraits> {
         if (kGeneral && n == 0) this->release_q();
         softmax_of<kGeneral>(s, boundary);
         if (boundary) {
+            if constexpr (Base::kMmaSums) this->finish(finished);
             if constexpr (!kConfig.late_store) this->store(finished);
         } else if constexpr (!kConfig.early_rescale) {
             this->softmax.rescale(this->o);
@@ -227,8 +228,8 @@ struct HopperOverlappedLoop : HopperConsumer<kConfig, kTraits> {
         }
         this->v.wait();
         this->issue_pv(!first);
-        this->finish(slot);
         end_pv();
+        this->finish(slot);
         this->store(slot);
     }
 };

@@ -63,7 +63,8 @@ struct HopperProducer {
                 valid ? decode_tile<kConfig, kTraits>(args, index, rank) : HopperTile{0, 0, 0, 0};
             publish(current);
             if (!valid) break;
-            const Source source{current.n_blocks, current.head / args.kv_group, current.batch};
+            const Source source{current.n_blocks, Division(current.head, args.kv_group).quotient,
+                                current.batch};
             load_tile(current, source, previous);
             previous = source;
             index = share(next);

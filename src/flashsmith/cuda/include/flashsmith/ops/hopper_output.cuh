@@ -25,15 +25,15 @@ FS_DEVICE SmemAddr swizzled_rows(SmemAddr block, int thread, int i) {
 template <HopperForwardKernelConfig kConfig, ForwardTraits kTraits>
 struct HopperOutput {
     static constexpr int kD = kConfig.d_head;
-    using O = float[kD / 2];
 
     // Named barriers of the warpgroups begin behind block-wide ones and those for turns.
     static constexpr u32 kStagingBarrier = 8;
 
     // Scales rows by `inverse`, rounds and stages them; one thread stores the panels.
+    template <int kCount>
     static FS_DEVICE void store_staged(const HopperForwardArgs& args, const HopperTile& tile,
-                                       SmemAddr staging, int warpgroup, int thread, const O& o,
-                                       const float (&inverse)[2]) {
+                                       SmemAddr staging, int warpgroup, int thread,
+                                       const float (&o)[kCount], const float (&inverse)[2]) {
         const u32 barrier = kStagingBarrier + warpgroup;
         ptx::bulk_wait_read_if(thread == 0);
         ptx::bar_sync_named(barrier, kWarpgroupThreads);  // the last tile has left the staging room
@@ -61,8 +61,9 @@ struct HopperOutput {
     }
 
     // A 4x4 transposition inside each quad gives every lane 8 consecutive columns: 16-byte stores.
+    template <int kCount>
     static FS_DEVICE void store_direct(const HopperForwardArgs& args, const HopperTile& tile,
-                                       int row_in_tile, int lane, const O& o,
+                                       int row_in_tile, int lane, const float (&o)[kCount],
                                        const float (&inverse)[2]) {
         const i32 row = tile.row + row_in_tile;
         const int column = (lane % 4) * kChunkElements;

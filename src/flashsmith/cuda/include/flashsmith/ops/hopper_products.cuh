@@ -13,12 +13,14 @@
 #include "flashsmith/ptx/wgmma/m64n192.cuh"
 #include "flashsmith/ptx/wgmma/m64n256.cuh"
 #include "flashsmith/ptx/wgmma/m64n64.cuh"
+#include "flashsmith/ptx/wgmma/m64n72.cuh"
 #include "flashsmith/ptx/wgmma/m64n80.cuh"
 #include "flashsmith/ptx/wgmma/m64n96.cuh"
 
 namespace flashsmith {
 
-template <HopperForwardKernelConfig kConfig>
+// With kSums, O has 8 more columns that hold the sum of each row of P.
+template <HopperForwardKernelConfig kConfig, bool kSums>
 struct HopperProducts {
     static constexpr int kBc = kConfig.B_c;
     static constexpr int kD = kConfig.d_head;
@@ -28,7 +30,8 @@ struct HopperProducts {
     static constexpr int kStepRowBytes = kStep * kPanelRowBytes;  // down the rows
 
     using S = float[kBc / 2];
-    using O = float[kD / 2];
+    static constexpr int kDo = kD + (kSums ? 8 : 0);
+    using O = float[kDo / 2];
     using P = u32[kBc / 4];
 
     // Byte offset of contraction step i in a matrix whose panels have `rows` rows.
@@ -52,7 +55,7 @@ struct HopperProducts {
         ptx::wgmma_fence();
         FS_UNROLL
         for (int i = 0; i < kBc / kStep; ++i) {
-            ptx::Wgmma<kConfig.dtype, kD>::template rs<1>(
+            ptx::Wgmma<kConfig.dtype, kDo>::template rs<1>(
                 o, &p[4 * i], (v + i * kStepRowBytes).word(), i > 0 ? true : keep);
         }
         ptx::wgmma_commit();
@@ -63,7 +66,7 @@ struct HopperProducts {
         ptx::wgmma_fence();
         FS_UNROLL
         for (int i = 0; i < kBc / kStep; ++i) {
-            ptx::Wgmma<kConfig.dtype, kD>::template ss<1>(
+            ptx::Wgmma<kConfig.dtype, kDo>::template ss<1>(
                 o, (p + along_row(i, kWarpgroupRows)).word(), (v + i * kStepRowBytes).word(),
                 i > 0 ? true : keep);
         }

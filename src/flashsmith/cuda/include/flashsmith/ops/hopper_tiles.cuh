@@ -37,6 +37,16 @@ FS_DEVICE i32 needed_blocks(const HopperForwardArgs& args, i32 row_end) {
     return (keys + kConfig.B_c - 1) / kConfig.B_c;
 }
 
+// Quotient and rest of numbers that are not negative: unsigned, since the producer has few
+// registers.
+struct Division {
+    i32 quotient, rest;
+
+    FS_DEVICE Division(i32 number, i32 divisor)
+        : quotient(static_cast<i32>(static_cast<u32>(number) / static_cast<u32>(divisor))),
+          rest(number - quotient * divisor) {}
+};
+
 // Tile number `index` of the launch. Full mask: all tiles of a head, then the next head. Causal
 // with sections: for as many heads as L2 holds, the long tiles of all of them, longest first; after
 // the last section the short tiles of all heads, which even out when blocks finish.
@@ -47,26 +57,26 @@ FS_DEVICE HopperTile decode_tile(const HopperForwardArgs& args, i32 index, u32 r
         const i32 long_tiles = args.q_tiles - args.short_tiles;
         const i32 n_long = long_tiles * args.batch_heads;
         if (index < n_long) {
-            const i32 section = index / (long_tiles * args.section_heads);
-            const i32 first = section * args.section_heads;
-            const i32 heads = min(args.section_heads, args.batch_heads - first);
-            const i32 rest = index - first * long_tiles;
-            q_tile = args.q_tiles - 1 - rest / heads;
-            batch_head = first + rest % heads;
+            const Division section(index, long_tiles * args.section_heads);
+            const i32 first = section.quotient * args.section_heads;
+            const Division at(section.rest, min(args.section_heads, args.batch_heads - first));
+            q_tile = args.q_tiles - 1 - at.quotient;
+            batch_head = first + at.rest;
         } else {
-            const i32 rest = index - n_long;
-            q_tile = args.short_tiles - 1 - rest / args.batch_heads;
-            batch_head = rest % args.batch_heads;
+            const Division at(index - n_long, args.batch_heads);
+            q_tile = args.short_tiles - 1 - at.quotient;
+            batch_head = at.rest;
         }
     } else {
-        q_tile = index % args.q_tiles;
-        batch_head = index / args.q_tiles;
+        const Division at(index, args.q_tiles);
+        q_tile = at.rest;
+        batch_head = at.quotient;
     }
     constexpr i32 kRows = kConfig.tile_q();
     const i32 row_end = (q_tile + 1) * kConfig.cluster * kRows;
+    const Division head(batch_head, args.heads);
     return {(q_tile * kConfig.cluster + static_cast<i32>(rank)) * kRows,
-            needed_blocks<kConfig, kTraits>(args, row_end), batch_head % args.heads,
-            batch_head / args.heads};
+            needed_blocks<kConfig, kTraits>(args, row_end), head.rest, head.quotient};
 }
 
 }  // namespace flashsmith

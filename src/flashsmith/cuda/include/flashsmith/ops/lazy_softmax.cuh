@@ -10,7 +10,8 @@
 //         exponent a negative maximum would matter, and the exact way is taken
 //   SUM   no maximum: exponentials are positive, so a thread's sum bounds every one of them. If a
 //         sum is above 2^threshold the block is done again with its maximum. A tile starts with
-//         m = 0, and its first block is also done again if a sum is below 2^-threshold
+//         m = 0, and its first block is also done again if a sum is below 2^-threshold. Where the
+//         sums are left to the tensor cores, the largest pattern of P takes their place
 #pragma once
 
 #include "flashsmith/base/hopper_config.cuh"
@@ -21,12 +22,17 @@
 
 namespace flashsmith {
 
-template <HopperForwardKernelConfig kConfig>
+template <HopperForwardKernelConfig kConfig, bool kMmaSums>
 struct LazySoftmax {
     static constexpr int kBc = kConfig.B_c;
     static constexpr float kThreshold = static_cast<float>(kConfig.rescale_threshold);
     static constexpr float kMostSum = static_cast<float>(1 << kConfig.rescale_threshold);
     static constexpr float kLeastSum = 1.f / kMostSum;
+    // The same limits as patterns of the 16-bit types: their exponent above their mantissa.
+    static constexpr int kMantissaBits = kConfig.dtype == DType::kBF16 ? 7 : 10;
+    static constexpr int kBias = kConfig.dtype == DType::kBF16 ? 127 : 15;
+    static constexpr i32 kMostPattern = (kBias + kConfig.rescale_threshold) << kMantissaBits;
+    static constexpr i32 kLeastPattern = (kBias - kConfig.rescale_threshold) << kMantissaBits;
     static constexpr bool kLazy = kConfig.rescale_threshold > 0;
     // Finite: exponentials of masked elements come out as 0 with no case of their own.
     static constexpr float kNoMaximum = -1e30f;
@@ -105,7 +111,11 @@ struct LazySoftmax {
         grown = first && masked;
         if (!grown) {
             packed_exponentials(p, sum, s, scale);
-            grown = ptx::vote_any(!fits(sum[0], first) || !fits(sum[1], first));
+            if constexpr (kMmaSums) {
+                grown = ptx::vote_any(!patterns_fit(p, first));
+            } else {
+                grown = ptx::vote_any(!fits(sum[0], first) || !fits(sum[1], first));
+            }
         }
         if (grown) {
             if (first) m[0] = m[1] = kNoMaximum;
@@ -115,8 +125,10 @@ struct LazySoftmax {
             take_maximum(low, high, scale);
             packed_exponentials(p, sum, s, scale);
         }
-        l[0] += sum[0];
-        l[1] += sum[1];
+        if constexpr (!kMmaSums) {
+            l[0] += sum[0];
+            l[1] += sum[1];
+        }
     }
 
     template <int kCount>
@@ -145,6 +157,25 @@ struct LazySoftmax {
     // A NaN does not fit: the block is done again and stays NaN.
     static FS_DEVICE bool fits(float sum, bool first) {
         return sum <= kMostSum && (!first || sum >= kLeastSum);
+    }
+
+    // Patterns of numbers that are not negative have the order of the numbers: a pair of them is
+    // compared at once. Words 0 and 2 of four belong to the lower row, 1 and 3 to the upper.
+    static FS_DEVICE bool patterns_fit(const P& p, bool first) {
+        bool fit = true;
+        FS_UNROLL
+        for (int row = 0; row < 2; ++row) {
+            u32 most = p[row];
+            FS_UNROLL
+            for (int i = 2; i < kBc / 4; i += 4) {
+                most = ptx::max_s16x2(most, p[i + row]);
+                if (i + 2 < kBc / 4) most = ptx::max_s16x2(most, p[i + 2 + row]);
+            }
+            const i32 largest =
+                max(static_cast<i32>(most) >> 16, static_cast<i32>(most << 16) >> 16);
+            fit &= largest <= kMostPattern && (!first || largest >= kLeastPattern);
+        }
+        return fit;
     }
 
     static FS_DEVICE void over_thread(float& low, float& high, const S& s) {
@@ -212,8 +243,10 @@ struct LazySoftmax {
             for (int j = 0; j < 4; ++j) {
                 e[j] = ptx::ex2(ptx::fma_rn(s[i + j], scale, j < 2 ? -m[0] : -m[1]));
             }
-            sum[0] += e[0] + e[1];
-            sum[1] += e[2] + e[3];
+            if constexpr (!kMmaSums) {
+                sum[0] += e[0] + e[1];
+                sum[1] += e[2] + e[3];
+            }
             p[i / 2] = ptx::pack2<kConfig.dtype>(e[0], e[1]);
             p[i / 2 + 1] = ptx::pack2<kConfig.dtype>(e[2], e[3]);
         }

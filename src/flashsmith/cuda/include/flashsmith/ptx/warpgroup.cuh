@@ -28,6 +28,13 @@ FS_DEVICE void setmaxnreg_inc() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" : : "n"(kRegisters));
 }
 
+// The larger of each of two pairs of signed 16-bit integers.
+FS_DEVICE u32 max_s16x2(u32 a, u32 b) {
+    u32 c;
+    asm("max.s16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));
+    return c;
+}
+
 // A number's pattern, and back.
 FS_DEVICE i32 bits(float value) {
     i32 pattern;

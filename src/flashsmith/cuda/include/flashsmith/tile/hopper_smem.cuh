@@ -1,6 +1,6 @@
 // Where a Hopper kernel keeps what in shared memory, and the rings that consumers walk over it.
 //
-//   Q slots | K stages | V stages | O of each warpgroup | P of each warpgroup | barriers | tiles
+//   Q slots | K stages | V stages | O of each warpgroup | P of each | ones | barriers | tiles
 //
 // Every matrix is panels of 64 columns; a panel is rows of 128 bytes whose 16-byte chunks are
 // XORed with the row's number modulo 8: what TMA writes and wgmma reads with 128-byte swizzle.
@@ -21,7 +21,8 @@ struct HopperSmem {
     static constexpr int kV = kK + kStages * kConfig.kv_bytes();
     static constexpr int kO = kV + kStages * kConfig.kv_bytes();
     static constexpr int kP = kO + kConfig.o_bytes();
-    static constexpr int kBarriers = kP + kConfig.n_warpgroups * kConfig.p_slot_bytes();
+    static constexpr int kOnes = kP + kConfig.n_warpgroups * kConfig.p_slot_bytes();
+    static constexpr int kBarriers = kOnes + kConfig.ones_bytes();
     static constexpr int kTiles = kBarriers + kConfig.barriers() * kBarrierBytes;
     static_assert(kTiles + (kTileSlots + 1) * kTileSlotBytes == kConfig.smem_bytes(),
                   "the plan and the configuration must agree on the size of shared memory.");
@@ -40,6 +41,7 @@ struct HopperSmem {
     FS_DEVICE SmemAddr p(int warpgroup) const {
         return base + (kP + warpgroup * kConfig.p_slot_bytes());
     }
+    FS_DEVICE SmemAddr ones() const { return base + kOnes; }
     // Slot kTileSlots is the mailbox for tiles drawn by the cluster's first block.
     FS_DEVICE SmemAddr tile(int slot) const { return base + (kTiles + slot * kTileSlotBytes); }
 
@@ -88,9 +90,12 @@ struct HopperSmem {
 
 // A consumer's place in the K or V ring. Descriptor, barrier and parity of the present stage are
 // carried along, so that nothing is left to compute between a wait and the product behind it.
-template <HopperForwardKernelConfig kConfig>
+// `kSums`: the second panel is the ones, which do not move: where the address grows by a stage, the
+// distance to them, 16 bits above it, shrinks by one.
+template <HopperForwardKernelConfig kConfig, bool kSums = false>
 struct KvRing {
-    static constexpr u32 kStageStep = kConfig.kv_bytes() >> 4;
+    static constexpr u32 kStageUnits = kConfig.kv_bytes() >> 4;
+    static constexpr u32 kStageStep = kSums ? kStageUnits - (kStageUnits << 16) : kStageUnits;
     static constexpr int kStages = kConfig.kv_stages;
 
     u32 first_low, first_full;  // of stage 0
