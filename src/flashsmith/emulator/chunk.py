@@ -15,7 +15,7 @@ from flashsmith.emulator.counters import Counters
 from flashsmith.emulator.memory import GlobalMemory
 from flashsmith.emulator.options import EmulatorOptions
 from flashsmith.emulator.ptx.module import Kernel
-from flashsmith.emulator.shadow import Shadow, shadow_grain
+from flashsmith.emulator.shadow import LATEST, Shadow, shadow_grain
 from flashsmith.emulator.special_registers import TIMERS, special_value
 from flashsmith.emulator.unit import LANES, Unit
 
@@ -134,6 +134,12 @@ class Chunk:
         """The next moment of emulated time, which belongs to an instruction."""
         self.time += 1
         self.history.append(index)
+        if self.time >= LATEST:
+            raise EmulationError(
+                "too long",
+                f"more than {LATEST:,} accesses in one chunk of blocks; launch fewer, or less work",
+                kernel=self.kernel.name,
+            )
         return self.time
 
     def clock_rows(self, unit: Unit) -> NDArray[np.int64]:

@@ -19,29 +19,29 @@ if TYPE_CHECKING:
 
 def add_companions(segments: list[Segment], registers: int) -> dict[int, int]:
     """Register → companion; the segments' sets of live registers then hold the companions too."""
-    doubtful = segments[0].live_in
+    doubtful = left = segments[0].live_in
     companions: dict[int, int] = {}
-    while doubtful:
-        low = doubtful & -doubtful
+    while left:
+        low = left & -left
         companions[low.bit_length() - 1] = registers + len(companions)
-        doubtful ^= low
-    for number, companion in companions.items():
+        left ^= low
+    if companions:
         for segment in segments:
-            _add_companion(segment, 1 << number, 1 << companion)
+            _add_companions(segment, doubtful, companions)
     return companions
 
 
-def _add_companion(segment: Segment, register: int, companion: int) -> None:
-    for field in ("uses", "defines", "live_in", "live_out"):
-        if getattr(segment, field) & register:
-            setattr(segment, field, getattr(segment, field) | companion)
-    segment.effects = [
-        (
-            reads | (companion if reads & register else 0),
-            writes | (companion if writes & register else 0),
-        )
-        for reads, writes in segment.effects
-    ]
+def _add_companions(segment: Segment, doubtful: int, companions: dict[int, int]) -> None:
+    def spread(registers: int) -> int:
+        some = registers & doubtful
+        for number, companion in companions.items() if some else ():
+            if some >> number & 1:
+                registers |= 1 << companion
+        return registers
+
+    segment.uses, segment.defines = spread(segment.uses), spread(segment.defines)
+    segment.live_in, segment.live_out = spread(segment.live_in), spread(segment.live_out)
+    segment.effects = [(spread(reads), spread(writes)) for reads, writes in segment.effects]
 
 
 def defined_by(guard: Any, before: Any) -> Any:  # Any: None, a truth value, or lanes of them
