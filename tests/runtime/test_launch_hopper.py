@@ -1,0 +1,185 @@
+"""The launch of a Hopper kernel: the arguments' bytes, tensor maps, geometry and tile order."""
+
+import struct
+from dataclasses import replace
+
+import pytest
+
+from flashsmith.base.dtypes import DType
+from flashsmith.base.errors import Unsupported
+from flashsmith.compile.compiler import compile_text
+from flashsmith.config import parse_config
+from flashsmith.config.hopper import Scheduler
+from flashsmith.problem.attention_problem import AttentionProblem
+from flashsmith.runtime.launch.hopper import ARGS_BYTES, TileOrder, plan_hopper
+from flashsmith.runtime.launch.plan import ForwardCall, TensorArg
+
+CONFIG = parse_config(
+    "hopper(BF16, 128, 2, 128): kv_2+q_4+overlap+early_rescale+stats_VOTE+lazy_8+tiles_DYNAMIC"
+    "+sections+o_smem+regs_232_40"
+)
+PROBLEM = AttentionProblem(2, 6, 3, 300, 500, 120, DType.BF16, causal=True)
+OFFSETS = {
+    "q": 0,
+    "k": 128,
+    "v": 256,
+    "o": 384,
+    "o_direct": 512,
+    "lse": 544,
+    "counter": 552,
+    "heads": 560,
+    "kv_group": 564,
+    "q_len": 568,
+    "k_len": 572,
+    "d_head": 576,
+    "diagonal": 580,
+    "scale_log2": 584,
+    "batch_heads": 588,
+    "q_tiles": 592,
+    "tiles": 596,
+    "section_heads": 600,
+    "short_tiles": 604,
+}
+
+
+class MapRecorder:
+    """A device that notes the maps it is asked for."""
+
+    def __init__(self):
+        self.specs = []
+
+    def tensor_map(self, spec):
+        self.specs.append(spec)
+        return bytes([len(self.specs)]) * 128
+
+
+def call_of(problem, **changes):
+    q = TensorArg(4096, problem.q_len * problem.heads * 128, problem.heads * 128, 128)
+    k = TensorArg(8192, problem.k_len * problem.kv_heads * 128, problem.kv_heads * 128, 128)
+    return replace(ForwardCall(q, k, k, q, 111, 222), **changes)
+
+
+def test_the_struct_in_cpp_has_the_offsets_that_are_packed():
+    asserts = "\n".join(
+        f'static_assert(__builtin_offsetof(flashsmith::HopperForwardArgs, {name}) == {at}, "");'
+        for name, at in OFFSETS.items()
+    )
+    compile_text(
+        f'#include "flashsmith/base/hopper_args.cuh"\n{asserts}\n'
+        f"static_assert(sizeof(flashsmith::HopperForwardArgs) == {ARGS_BYTES});\n"
+        f'extern "C" __global__ void facts() {{}}\n',
+        "facts",
+        "sm_90a",
+    )
+
+
+def test_every_argument_stands_at_its_offset():
+    plan = plan_hopper(CONFIG, PROBLEM, lse=True, sm_count=132, order=TileOrder(5, 1))
+    (packed,) = plan.params(MapRecorder(), call_of(PROBLEM))
+    assert len(packed) == ARGS_BYTES
+    for n, name in enumerate("qkvo"):
+        assert packed[OFFSETS[name]] == n + 1
+    numbers = {
+        "heads": 6,
+        "kv_group": 2,
+        "q_len": 300,
+        "k_len": 500,
+        "d_head": 120,
+        "diagonal": 200,
+        "batch_heads": 12,
+        "q_tiles": 3,
+        "tiles": 36,
+        "section_heads": 5,
+        "short_tiles": 1,
+    }
+    for name, value in numbers.items():
+        assert struct.unpack_from("<i", packed, OFFSETS[name]) == (value,), name
+    assert struct.unpack_from("<QQ", packed, OFFSETS["lse"]) == (111, 222)
+    assert struct.unpack_from("<Q3q", packed, OFFSETS["o_direct"]) == (4096, 230400, 768, 128)
+    (scale,) = struct.unpack_from("<f", packed, OFFSETS["scale_log2"])
+    assert scale == pytest.approx(120**-0.5 * 1.44269504)
+
+
+def test_maps_have_the_extents_of_the_problem_and_boxes_of_the_tiles():
+    device = MapRecorder()
+    plan_hopper(CONFIG.replace(cluster=2), PROBLEM, lse=True, sm_count=132).params(
+        device, call_of(PROBLEM)
+    )
+    q, k, v, o = device.specs
+    assert q.dims == o.dims == (120, 300, 6, 2)
+    assert k.dims == v.dims == (120, 500, 3, 2)
+    assert q.strides_bytes == (1536, 256, 460800)
+    assert q.box == (64, 64, 1, 1)
+    assert k.box == (64, 64, 1, 1)  # half of 128 keys for each block of a cluster
+
+
+def test_the_same_call_is_packed_once():
+    device, plan = MapRecorder(), plan_hopper(CONFIG, PROBLEM, lse=True, sm_count=132)
+    first = plan.params(device, call_of(PROBLEM))
+    assert plan.params(device, call_of(PROBLEM)) is not None
+    assert len(device.specs) == 4
+    assert plan.params(device, call_of(PROBLEM, lse=0)) != first
+    assert len(device.specs) == 8
+
+
+@pytest.mark.parametrize("stride", [0, -768, 1 << 39])
+def test_a_stride_that_no_map_can_have_is_refused_by_name(stride):
+    call = call_of(PROBLEM)
+    call = replace(call, k=replace(call.k, seq_stride=stride))
+    plan = plan_hopper(CONFIG, PROBLEM, lse=True, sm_count=132)
+    with pytest.raises(Unsupported, match=r"k has strides.*without TMA"):
+        plan.params(MapRecorder(), call)
+
+
+def test_the_stride_of_a_single_head_does_not_matter():
+    one = replace(PROBLEM, heads=1, kv_heads=1, batch=1)
+    odd = TensorArg(4096, 0, 128, 3)
+    call = ForwardCall(odd, odd, odd, odd)
+    assert plan_hopper(CONFIG, one, lse=False, sm_count=132).params(MapRecorder(), call)
+
+
+def test_persistent_kernels_have_a_block_an_sm_and_others_one_a_tile():
+    many = replace(PROBLEM, batch=100)
+    grids = {
+        (scheduler, cluster): plan_hopper(
+            CONFIG.replace(scheduler=scheduler, cluster=cluster, l2_sections=False),
+            many,
+            lse=False,
+            sm_count=131,
+        ).geometry.grid[0]
+        for scheduler in Scheduler
+        for cluster in (1, 2)
+    }
+    assert grids == {
+        (Scheduler.SINGLE, 1): 1800,
+        (Scheduler.SINGLE, 2): 2400,  # three tiles a head make two pairs
+        (Scheduler.STATIC, 1): 131,
+        (Scheduler.STATIC, 2): 130,
+        (Scheduler.DYNAMIC, 1): 131,
+        (Scheduler.DYNAMIC, 2): 130,
+    }
+
+
+def test_only_a_dynamic_schedule_has_a_counter():
+    for scheduler in Scheduler:
+        config = CONFIG.replace(scheduler=scheduler, l2_sections=False)
+        plan = plan_hopper(config, PROBLEM, lse=False, sm_count=132)
+        assert (plan.workspace_bytes > 0) == (scheduler is Scheduler.DYNAMIC)
+
+
+def test_traits_say_what_the_problem_needs():
+    plan = plan_hopper(CONFIG, PROBLEM, lse=True, sm_count=132)
+    assert plan.traits.identifier() == "causal_ragged_q_ragged_k_narrow_d_lse"
+    even = replace(PROBLEM, q_len=256, k_len=512, d_head=128, diagonal=511)
+    assert plan_hopper(CONFIG, even, False, 132).traits.identifier() == "plain"
+    pairs = CONFIG.replace(cluster=2)
+    odd = replace(even, q_len=384)
+    assert plan_hopper(pairs, odd, False, 132).traits.identifier() == "ragged_q"
+
+
+@pytest.mark.parametrize("k_len", [512, 1024, 2048, 4096, 16384])
+def test_a_section_has_some_heads_and_leaves_long_tiles(k_len):
+    problem = AttentionProblem(4, 16, 16, k_len, k_len, 128, causal=True)
+    order = plan_hopper(CONFIG, problem, lse=False, sm_count=132).order
+    assert 1 <= order.section_heads <= 64
+    assert 0 <= order.short_tiles < -(-k_len // 128)
