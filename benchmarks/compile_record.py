@@ -30,6 +30,7 @@ from flashsmith.measure.record import Record
 
 PLAIN = ForwardTraits()
 WARM_LOOKUPS = 200
+ALONE = 40  # kernels compiled one at a time
 
 # A look-up as the first thing a process does; prints its milliseconds and whether NVRTC came in.
 FIRST_LOOKUP = """
@@ -53,6 +54,8 @@ def main() -> int:
         cache = KernelCache(Path(folder), 1 << 40)
         rows = survey(configs, PLAIN, ARCHES, cache=cache)
         summary = _summary(rows) | _warm(rows, cache)
+    with tempfile.TemporaryDirectory() as folder:
+        summary |= _alone(rows, KernelCache(Path(folder), 1 << 40))
     environment = _environment()
     records = [_record(row, environment) for row in rows]
     what = {"suite": "compile", "name": "summary", "sets": " ".join(arguments.keys)}
@@ -126,6 +129,21 @@ def _warm(rows: list[SurveyRow], cache: KernelCache) -> dict[str, object]:
         "warm_lookup_ms_max": round(max(times), 3),
         "first_lookup_of_a_process_ms": round(float(said[0]), 3),
         "warm_lookup_loads_nvrtc": said[1] == "True",
+    }
+
+
+def _alone(rows: list[SurveyRow], cache: KernelCache) -> dict[str, object]:
+    """Processor and wall time of compiles one at a time: what a busy machine adds is seen."""
+    made = [row for row in rows if row.kernel is not None]
+    processor, wall = [], []
+    for row in made[:: max(len(made) // ALONE, 1)]:
+        before = time.process_time(), time.perf_counter()
+        compile_kernel(row.config, PLAIN, row.arch.name, cache=cache)
+        processor.append(time.process_time() - before[0])
+        wall.append(time.perf_counter() - before[1])
+    return {
+        "alone_compile_processor_s_median": round(statistics.median(processor), 3),
+        "alone_compile_s_median": round(statistics.median(wall), 3),
     }
 
 
