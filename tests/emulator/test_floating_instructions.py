@@ -54,6 +54,34 @@ def test_fma_is_right_where_rounding_twice_is_not():
     assert found == np.float32(1.5 + 2**-23)  # the tie is broken downwards by the tiny addend
 
 
+@settings(max_examples=20, deadline=None)
+@given(FLOATS, FLOATS, FLOATS, st.sampled_from(["rz", "rm", "rp"]))
+def test_directed_rounding_never_passes_the_exact_value(x, y, z, mode):
+    a, b, c = floats(x), floats(y), floats(z)
+    found = run_lanes(f"fma.{mode}.f32 %d, %a0, %a1, %a2;", a, b, c, out=np.float32)
+    for p, q, r, got in zip(a, b, c, found, strict=True):
+        if not all(np.isfinite(v) for v in (p, q, r, got)):
+            continue
+        exact = Fraction(float(p)) * Fraction(float(q)) + Fraction(float(r))
+        down = mode == "rm" or (mode == "rz" and exact > 0)
+        value = Fraction(float(got))
+        assert value <= exact if down else value >= exact
+        with np.errstate(over="ignore"):
+            further = float(np.nextafter(got, np.float32(INF if down else -INF)))
+        if np.isfinite(further):
+            assert (
+                Fraction(further) > exact if down else Fraction(further) < exact or value == exact
+            )
+
+
+def test_directed_sums_see_what_float64_loses():
+    a, tiny = floats([1.0, -1.0] * 16), floats([1e-30, 1e-30] * 16)
+    up = run_lanes("add.rp.f32 %d, %a0, %a1;", a, tiny, out=np.float32)
+    assert up[:2].tolist() == [float(np.nextafter(np.float32(1), np.float32(2))), -1 + 2**-24]
+    assert run_lanes("add.rm.f32 %d, %a0, %a1;", a, tiny, out=np.float32)[:2].tolist() == [1, -1]
+    assert run_lanes("sub.rz.f32 %d, %a0, %a1;", a, tiny, out=np.float32)[0] == 1 - 2**-24
+
+
 @pytest.mark.parametrize("operation", ["add", "sub", "mul", "div"])
 def test_arithmetic_follows_ieee_on_special_values(operation):
     rounding = ".rn" if operation == "div" else ""

@@ -62,6 +62,18 @@ def test_lanes_that_leave_early_do_not_hold_up_the_rest(options):
     assert found == [0x55555555] * 32 + [0x55] * 8 + list(range(40, 64))
 
 
+@pytest.mark.parametrize("options", SCHEDULES, ids=IDS)
+def test_a_barrier_can_reduce_what_its_threads_say(options):
+    body = """mov.u32 %r1, %tid.x; mov.u32 %r9, %ctaid.x; add.u32 %r9, %r9, 5;
+        setp.lt.u32 %p1, %r1, %r9; bar.red.popc.u32 %r2, 0, %p1; bar.red.or.pred %p2, 0, %p1;
+        bar.red.and.pred %p3, 1, 64, %p1; selp.u32 %r3, 100, 0, %p2; selp.u32 %r4, 1000, 0, %p3;
+        add.u32 %r2, %r2, %r3; add.u32 %r2, %r2, %r4; ld.param.u64 %rd1, [p0];
+        mad.lo.u32 %r5, %ctaid.x, 64, %r1; mul.wide.u32 %rd2, %r5, 4; add.s64 %rd1, %rd1, %rd2;
+        st.global.u32 [%rd1], %r2;"""
+    out, _ = launch(text(body, 1), [], 3 * 256, 3, 64, options)
+    assert out.view(np.uint32).tolist() == [105] * 64 + [106] * 64 + [107] * 64
+
+
 def test_the_last_warp_may_be_partly_empty():
     body = """mov.u32 %r1, %tid.x; ld.param.u64 %rd1, [p0]; mul.wide.u32 %rd2, %r1, 4;
         add.s64 %rd1, %rd1, %rd2; bar.sync 0; activemask.b32 %r2; st.global.u32 [%rd1], %r2;"""

@@ -26,6 +26,8 @@ class Barriers:
         self.generation = np.zeros(shape, np.int64)  # completions
         self.clock = np.zeros((*shape, chunk.agents), np.int64)  # joined clocks of arrivals
         self.released = np.zeros_like(self.clock)  # clock of the last completion
+        self.votes = np.zeros((*shape, 2), np.int64)  # bar.red: lanes for, lanes in all
+        self.result = np.zeros_like(self.votes)  # of the last completion
 
     def arrive(self, unit: Unit, ident: Any, count: Any, index: int, *, waits: bool) -> None:
         """Counts every warp of the unit as arrived; `waits` makes the unit wait for completion."""
@@ -60,6 +62,24 @@ class Barriers:
         self._complete(where)
         if waits:
             unit.wait = BarrierWait(self, unit.block, idents, before, index)
+
+    def vote(
+        self, unit: Unit, ident: Any, count: Any, vote: Any, index: int
+    ) -> None:  # Any: scalars or lanes
+        """Arrives with a truth value a lane, and waits."""
+        active = np.ones((unit.pairs, 32), np.bool_)
+        if unit.mask is not None:
+            active = unit.mask.reshape(-1, 32)
+        said = unit.array(vote).reshape(-1, 32) & active
+        where = (unit.block, self._per_pair(unit, ident) % COUNT)
+        np.add.at(self.votes, where, np.stack([said.sum(axis=1), active.sum(axis=1)], axis=1))
+        self.arrive(unit, unit.array(ident), count, index, waits=True)
+
+    def outcome(self, unit: Unit, ident: Any, operation: str) -> Any:  # Any: lanes
+        """What the arrivals of the last completion said together."""
+        votes, total = self.result[unit.block, self._per_pair(unit, ident)].T
+        found = {"popc": votes.astype(np.uint32), "and": votes == total, "or": votes > 0}
+        return np.repeat(found[operation], 32)
 
     def _is_whole(self, unit: Unit, ident: int) -> bool:
         """Whether all warps of every block of the unit arrive here at once, and are the first."""
@@ -121,6 +141,8 @@ class Barriers:
         blocks, idents = np.unique(np.stack([where[0][done], where[1][done]]), axis=1)
         self.released[blocks, idents] = self.clock[blocks, idents]
         self.clock[blocks, idents] = 0
+        self.result[blocks, idents] = self.votes[blocks, idents]
+        self.votes[blocks, idents] = 0
         self.arrived[blocks, idents] = 0
         self.generation[blocks, idents] += 1
 

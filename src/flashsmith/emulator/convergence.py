@@ -21,7 +21,7 @@ def members_of(instruction: Instruction) -> int:
     """The lanes that must execute an instruction together, as a mask; 0 when it asks for none."""
     if instruction.guard is not None:
         return 0
-    if not (instruction.has("sync") or instruction.has("aligned")):
+    if not any(instruction.has(word) for word in ("sync", "aligned", "vote")):
         return 0
     if not instruction.has("warp") and (instruction.has("aligned") or instruction.opcode == "bar"):
         return ALL_LANES

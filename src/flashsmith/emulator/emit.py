@@ -12,7 +12,7 @@ import numpy as np
 from flashsmith.emulator.convergence import is_apart, members_of
 from flashsmith.emulator.definedness import defined_by, require_defined
 from flashsmith.emulator.matrix_products import PendingProducts
-from flashsmith.emulator.opcode import OPCODES, Unknown
+from flashsmith.emulator.opcode import Unknown, opcode_of
 from flashsmith.emulator.ptx.instruction import (
     Address,
     Imm,
@@ -179,7 +179,7 @@ class Emitter:
         """Looks once a segment; copying what is not needed later is harmless."""
         doubtful = reads & self._doubtful if instruction.opcode != "mov" else 0
         # What an instruction only adds to if it is told so, it looks at itself.
-        for position in OPCODES[instruction.opcode].updates(instruction):
+        for position in opcode_of(instruction).updates(instruction):
             for reg in registers(instruction.operands[position]):
                 doubtful &= ~(1 << reg.number)
         for number in _numbers(doubtful):
@@ -277,11 +277,8 @@ class Emitter:
         self.guard = instruction.guard
         if self.companions:
             self._require_written(instruction, reads)
-        spec = OPCODES.get(instruction.opcode)
         try:
-            if spec is None:
-                raise Unknown("unknown opcode")
-            spec.translate(self, instruction)
+            opcode_of(instruction).translate(self, instruction)
         except Unknown as problem:
             self.unknown.append((instruction.line, f"{instruction.full}: {problem}"))
         except (IndexError, KeyError, ValueError, StopIteration) as problem:

@@ -35,6 +35,26 @@ def fma32(a: Any, b: Any, addend: Any) -> Any:
     return total.astype(F32)
 
 
+def directed32(operation: str, mode: str, *sources: Any) -> Any:
+    """add, sub, mul or fma of f32, rounded towards zero (rz), down (rm) or up (rp)."""
+    wide = [np.asarray(x).astype(F64) for x in sources]
+    if operation in ("mul", "fma"):
+        wide[:2] = [wide[0] * wide[1]]  # exact
+    if len(wide) == 1:
+        total, error = wide[0], np.zeros_like(wide[0])
+    else:
+        first, second = wide[0], -wide[1] if operation == "sub" else wide[1]
+        total = first + second
+        part = total - first
+        error = (first - (total - part)) + (second - part)
+    near = total.astype(F32)
+    beyond = np.where(near == total, -error, near - total)  # sign of nearest minus exact
+    down = (beyond > 0) & ((near > 0) if mode == "rz" else mode == "rm")
+    up = (beyond < 0) & ((near < 0) if mode == "rz" else mode == "rp")
+    out = np.where(down, np.nextafter(near, F32(-np.inf)), near)
+    return np.where(up, np.nextafter(near, F32(np.inf)), out)[()]
+
+
 def _round_to_odd(product: Any, addend: Any, total: Any) -> Any:
     """The f64 sum with its last bit set to say that something was cut off."""
     part = total - product

@@ -35,6 +35,18 @@ class Opcode:
 OPCODES: dict[str, Opcode] = {}
 
 
+def _translate_unknown(e: Emitter, i: Instruction) -> None:
+    raise Unknown("unknown opcode")
+
+
+_UNKNOWN = Opcode("", _translate_unknown, lambda _: (), lambda _: (), lambda _: "", "", False)
+
+
+def opcode_of(instruction: Instruction) -> Opcode:
+    """How an instruction is translated; one that is not known raises Unknown when it is."""
+    return OPCODES.get(instruction.opcode, _UNKNOWN)
+
+
 def opcode(
     *names: str,
     writes: int | Positions = 1,
@@ -71,7 +83,7 @@ def opcode(
 
 def written(instruction: Instruction) -> list[Reg]:
     """The registers an instruction writes."""
-    spec = OPCODES[instruction.opcode]
+    spec = opcode_of(instruction)
     found: list[Reg] = []
     for position in spec.writes(instruction):
         if position < len(instruction.operands):
@@ -81,7 +93,7 @@ def written(instruction: Instruction) -> list[Reg]:
 
 def read(instruction: Instruction) -> list[Reg]:
     """The registers an instruction reads, its guard included."""
-    spec = OPCODES[instruction.opcode]
+    spec = opcode_of(instruction)
     destinations = set(spec.writes(instruction)) - set(spec.updates(instruction))
     found = [instruction.guard] if instruction.guard else []
     for position, operand in enumerate(instruction.operands):

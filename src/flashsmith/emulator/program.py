@@ -13,7 +13,7 @@ from flashsmith.emulator.chunk import Chunk
 from flashsmith.emulator.counters import Counters
 from flashsmith.emulator.launch_checks import check_geometry, param_buffer
 from flashsmith.emulator.memory import GlobalMemory
-from flashsmith.emulator.opcode import OPCODES
+from flashsmith.emulator.opcode import opcode_of
 from flashsmith.emulator.options import EmulatorOptions, LaunchReport
 from flashsmith.emulator.processes import process_count, run_all
 from flashsmith.emulator.ptx.instruction import Symbol
@@ -142,7 +142,7 @@ class Program:
             executed += count * len(segment.instructions)
             if chunk.counters is not None and count:
                 for instruction in segment.instructions:
-                    chunk.counters.instructions[OPCODES[instruction.opcode].counts_as] += count
+                    chunk.counters.instructions[opcode_of(instruction).counts_as] += count
         return executed
 
     def _module_variables(self, memory: GlobalMemory) -> tuple[dict[str, Any], list[int]]:

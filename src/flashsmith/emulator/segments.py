@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from flashsmith.emulator.opcode import OPCODES, Unknown, read, written
+from flashsmith.emulator.opcode import Unknown, opcode_of, read, written
 from flashsmith.emulator.ptx.instruction import Instruction, Reg, Symbol
 from flashsmith.emulator.ptx.module import Kernel
 
@@ -49,7 +49,7 @@ def _starts(kernel: Kernel, fine: bool) -> set[int]:
     starts = {0}
     starts.update(at for at in kernel.labels.values() if at < len(kernel.instructions))
     for position, instruction in enumerate(kernel.instructions):
-        spec = OPCODES[instruction.opcode]
+        spec = opcode_of(instruction)
         where = spec.cuts(instruction)
         if where in ("before", "both"):
             starts.add(position)

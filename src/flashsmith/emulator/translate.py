@@ -11,7 +11,7 @@ from flashsmith.emulator import ops
 from flashsmith.emulator.address_space import PARAM_WINDOW, SHARED_BASE
 from flashsmith.emulator.definedness import add_companions
 from flashsmith.emulator.emit import Emitter
-from flashsmith.emulator.opcode import OPCODES, Unknown
+from flashsmith.emulator.opcode import Unknown
 from flashsmith.emulator.ptx.module import Kernel
 from flashsmith.emulator.segments import Segment, cut
 from flashsmith.emulator.storage import storage_types
@@ -34,7 +34,6 @@ class Translation:
 
 def translate(kernel: Kernel, *, fine: bool = False) -> Translation:
     """Compiles a kernel; raises one EmulationError that lists all that is not emulated."""
-    _refuse_unknown(kernel, [])
     symbols, static, local = _layout(kernel)
     try:
         segments = cut(kernel, fine=fine)
@@ -60,15 +59,10 @@ def translate(kernel: Kernel, *, fine: bool = False) -> Translation:
 
 
 def _refuse_unknown(kernel: Kernel, found: list[tuple[int, str]]) -> None:
-    problems = found or [
-        (instruction.line, f"{instruction.full}: unknown opcode")
-        for instruction in kernel.instructions
-        if instruction.opcode not in OPCODES
-    ]
-    if problems:
-        listed = "; ".join(f"line {line}: {what}" for line, what in sorted(set(problems)))
+    if found:
+        listed = "; ".join(f"line {line}: {what}" for line, what in sorted(set(found)))
         raise EmulationError(
-            "not emulated", listed, kernel=kernel.name, line=min(line for line, _ in problems)
+            "not emulated", listed, kernel=kernel.name, line=min(line for line, _ in found)
         )
 
 

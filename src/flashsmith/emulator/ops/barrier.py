@@ -17,7 +17,7 @@ def _blocks(i: Instruction) -> str:
     return "before" if i.has("warp") else "both"
 
 
-@opcode("bar", writes=lambda i: (0,) if i.has("red") else (), counts_as="barrier",
+@opcode("bar", writes=lambda i: (0,) if i.has("result") else (), counts_as="barrier",
         cuts=_blocks, touches_memory=True)  # fmt: skip
 def emit_bar(e: Emitter, i: Instruction) -> None:
     """bar.sync a{, b}; bar.arrive a, b; bar.warp.sync mask."""
@@ -30,8 +30,9 @@ def emit_barrier(e: Emitter, i: Instruction) -> None:
         with e.active():
             e.do("c.meet(u)")
         return
-    if i.has("red"):
-        raise Unknown("bar.red")
+    if i.has("vote") or i.has("result"):
+        _emit_reduction(e, i)
+        return
     waits = i.has("sync")
     if not waits and not i.has("arrive"):
         raise Unknown("only .sync and .arrive")
@@ -39,6 +40,20 @@ def emit_barrier(e: Emitter, i: Instruction) -> None:
     count = e.read(i.operands[1], "u32") if len(i.operands) > 1 else "None"
     with e.active() as mask:
         e.do(f"{e.use(arrive)}(c, u, {mask}, {ident}, {count}, {waits}, {e.index})")
+
+
+def _emit_reduction(e: Emitter, i: Instruction) -> None:
+    """bar.red d, a{, b}, p: the front end has divided it into a vote and its result."""
+    if i.guard is not None:
+        raise Unknown("a guarded bar.red")
+    if i.has("vote"):
+        ident, vote = e.read(i.operands[0], "u32"), e.read(i.operands[-1], "pred")
+        count = e.read(i.operands[1], "u32") if len(i.operands) > 2 else "None"
+        e.do(f"c.barriers.vote(u, {ident}, {count}, {vote}, {e.index})")
+        return
+    operation = next(m for m in ("popc", "and", "or") if i.has(m))
+    value = f"c.barriers.outcome(u, {e.read(i.operands[1], 'u32')}, {operation!r})"
+    e.write(i.operands[0], value, "u32" if operation == "popc" else "pred")
 
 
 def arrive(c: Chunk, u: Unit, m: Any, ident: Any, count: Any, waits: bool, index: int) -> None:

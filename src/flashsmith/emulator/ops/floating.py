@@ -17,6 +17,19 @@ def _check_rounding(i: Instruction) -> None:
             raise Unknown(f"rounding .{mode} of {i.opcode}")
 
 
+def _emit_directed(e: Emitter, i: Instruction) -> bool:
+    """Writes an f32 operation that rounds towards zero, down or up; False if it does not."""
+    mode = next((m for m in ("rz", "rm", "rp") if i.has(m)), None)
+    if mode is None or i.type != "f32":
+        _check_rounding(i)
+        return False
+    sources = ", ".join(_source(e, i, operand) for operand in i.operands[1:])
+    operation = "fma" if i.opcode == "mad" else i.opcode
+    function = e.use(numerics.directed32)
+    e.write(i.operands[0], _result(e, i, f"{function}({operation!r}, {mode!r}, {sources})"), "f32")
+    return True
+
+
 def _source(e: Emitter, i: Instruction, operand: Operand) -> str:
     value = e.read(operand, i.type)
     return f"{e.use(numerics.flush)}({value})" if i.has("ftz") and i.type == "f32" else value
@@ -31,8 +44,9 @@ def _result(e: Emitter, i: Instruction, expression: str) -> str:
 
 
 def emit_binary(e: Emitter, i: Instruction) -> None:
-    """add, sub, mul: IEEE, to nearest even."""
-    _check_rounding(i)
+    """add, sub, mul: IEEE, to nearest even unless the opcode says otherwise."""
+    if _emit_directed(e, i):
+        return
     d, a, b = i.operands
     if i.type in ("f32", "f64"):
         x, y = _source(e, i, a), _source(e, i, b)
@@ -62,8 +76,9 @@ def _emit_half(e: Emitter, i: Instruction, sources: tuple[Operand, ...], operati
 
 @opcode("fma", counts_as="arithmetic")
 def emit_fma(e: Emitter, i: Instruction) -> None:
-    """fma.rn: one rounding."""
-    _check_rounding(i)
+    """fma: one rounding."""
+    if _emit_directed(e, i):
+        return
     d, a, b, addend = i.operands
     if i.type == "f32x2":
         arguments = ", ".join(e.read(x, "u64") for x in (a, b, addend))

@@ -7,7 +7,7 @@ import struct
 from dataclasses import dataclass, field
 
 from flashsmith.base.errors import EmulationError
-from flashsmith.emulator.ptx.instruction import Instruction, Reg
+from flashsmith.emulator.ptx.instruction import Instruction, Operand, Reg
 from flashsmith.emulator.ptx.module import Kernel, Param, Variable
 from flashsmith.emulator.ptx.operands import (
     Names,
@@ -205,6 +205,22 @@ def _statement(reader: _Reader, text: str, line: int) -> None:
     except (OperandError, ValueError) as error:
         reader.problems.append((line, f"{opcode}: {error}"))
         return
+    if opcode.startswith(("bar.red", "barrier.red", "barrier.cta.red")):
+        # The result is known after the wait only: a second instruction takes it.
+        _append(reader, text, line, opcode.replace("red", "vote"), operands[1:], guard)
+        opcode = opcode.replace("red", "result")
+        operands = operands[:2]
+    _append(reader, text, line, opcode, operands, guard)
+
+
+def _append(
+    reader: _Reader,
+    text: str,
+    line: int,
+    opcode: str,
+    operands: tuple[Operand, ...],
+    guard: Reg | None,
+) -> None:
     parts = opcode.split(".")
     reader.kernel.instructions.append(
         Instruction(
