@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from flashsmith.bench.peers import Peer, contenders_of, torch_tensors
 from flashsmith.bench.suite import Shape
+from flashsmith.measure.environment import Environment
 from flashsmith.measure.interleaved import Comparison, Contender, Regime, Timed, compare
+from flashsmith.measure.record import Record, records_of
 from flashsmith.measure.statistics import Summary, ratio_by_round
 from flashsmith.measure.timed_configs import contender_of
 from flashsmith.problem.attention_problem import AttentionProblem
+from flashsmith.problem.cost import forward_cost
 from flashsmith.runtime.cuda_device import CudaDevice
 from flashsmith.runtime.launch.plan import ForwardCall, TensorArg
 from flashsmith.tuner.choose import Choice, choose
@@ -81,3 +84,16 @@ def _gemm(problem: AttentionProblem) -> Iterator[Contender]:
 def _arg(tensor: Any) -> TensorArg:  # Any: a torch tensor
     batch, seq, head, _ = tensor.stride()
     return TensorArg(tensor.data_ptr(), batch, seq, head)
+
+
+def records(found: Versus, environment: Environment, suite: str) -> list[Record]:
+    """A record for every contender; the matrix product counts its own operations."""
+    flops = forward_cost(found.shape.problem).flops
+    made = records_of(found.comparison, found.shape.problem, environment, suite=suite, flops=flops)
+    rate = found.gemm_tflops()
+    return [
+        replace(record, result={**record.result, "tflops": rate})
+        if record.what["name"] == GEMM
+        else record
+        for record in made
+    ]

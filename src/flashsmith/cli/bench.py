@@ -62,10 +62,10 @@ def _run(
             f"records are shown by `flashsmith report`; suites are {', '.join(suite_names())}."
         )
     from flashsmith.bench.peers import find_peers
-    from flashsmith.bench.versus import versus
+    from flashsmith.bench.versus import records, versus
     from flashsmith.compile.nvrtc_library import find_nvrtc
     from flashsmith.measure.environment import environment_of
-    from flashsmith.measure.record import append_records, records_of
+    from flashsmith.measure.record import append_records
     from flashsmith.runtime.cuda_device import CudaDevice
 
     device = default_device("cuda")
@@ -81,11 +81,7 @@ def _run(
             found = versus(device, shape, wanted, rounds=rounds, regime=regime)
             rows += _rows(found)
             if output is not None:
-                flops = forward_cost(shape.problem).flops
-                records = records_of(
-                    found.comparison, shape.problem, environment, suite=suite.name, flops=flops
-                )
-                append_records(output, records)
+                append_records(output, records(found, environment, suite.name))
             progress(number, len(suite.shapes))
     _say(rows, output)
     return rows

@@ -31,6 +31,7 @@ VERBS: dict[str, Verb] = {
     "tune": Verb("flashsmith.cli.tune", "Find the best configuration for each problem."),
     "bench": Verb("flashsmith.cli.bench", "Time our choices against peers, side by side."),
     "progression": Verb("flashsmith.cli.progression", "Show what each optimisation brings."),
+    "report": Verb("flashsmith.cli.report", "Write a page of charts from records."),
     "results": Verb("flashsmith.cli.results", "Look at, compare and exchange measurements."),
     "run": Verb("flashsmith.cli.run", "Run configurations on a problem: check, time, count."),
     "verify": Verb("flashsmith.cli.verify", "Check every configuration of a set."),

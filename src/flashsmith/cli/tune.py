@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from flashsmith.base import settings
-from flashsmith.base.errors import ArgumentError, ConfigError
+from flashsmith.base.errors import ArgumentError, ConfigError, Unsupported
 from flashsmith.cli import options
 from flashsmith.cli.output import Row, note, show
 from flashsmith.cli.progress import progress_bar
@@ -44,6 +44,7 @@ SameBitsOption = Annotated[
 TuneArchOption = Annotated[
     str | None, typer.Option("--arch", help="Without a GPU: the architecture to compile for.")
 ]
+PageOption = Annotated[Path, typer.Option("-o", help="The page of charts that the run ends with.")]
 StoreOption = Annotated[
     Path | None, typer.Option("--store", help="The results file; without it FLASHSMITH_RESULTS.")
 ]
@@ -65,6 +66,7 @@ def command(
     budget: BudgetOption = None,
     same_bits_as: SameBitsOption = None,
     store: StoreOption = None,
+    output: PageOption = Path("flashsmith-tune.html"),
     json: options.JsonOption = False,
     csv: options.CsvOption = False,
 ) -> None:
@@ -100,7 +102,8 @@ def command(
         results, measured = _run(opened, pool, target, candidates, deadline, model)
     rows = [_row(result, target) for group in results.values() for result in group]
     show(rows, json=json, csv=csv, title=_title(target))
-    _say_end(results, target, path, measured, time.time() - began)
+    _say_end(results, path, measured, len(candidates) - len(rows), time.time() - began)
+    _write_page(results, output)
 
 
 def seconds_of(text: str) -> float:
@@ -184,11 +187,25 @@ def _title(target: Target) -> str:
     return f"{what} {target.gpu}"
 
 
+def _write_page(results: dict[AttentionProblem, list[Result]], path: Path) -> None:
+    from flashsmith.report.page import write_page
+    from flashsmith.report.sources import ReportData
+
+    found = tuple(result.measurement for group in results.values() for result in group)
+    again = f"flashsmith {shlex.join(sys.argv[1:])}"
+    try:
+        charts = write_page(ReportData((), found, "this run"), path, reproduce=again)
+    except Unsupported as error:
+        note(str(error))
+    else:
+        note(f"Open {path}: {charts} charts.")
+
+
 def _say_end(
     results: dict[AttentionProblem, list[Result]],
-    target: Target,
     path: Path,
     measured: int,
+    unreached: int,
     seconds: float,
 ) -> None:
     everything = [result for group in results.values() for result in group]
@@ -197,6 +214,8 @@ def _say_end(
         f"{len(everything)} candidates, {sound} right; {measured} measured now, the rest known "
         f"from before; {seconds:.0f} s."
     )
+    if unreached:
+        note(f"{unreached} were not reached within the budget; the same line again goes on.")
     for problem, group in results.items():
         winner = next((r for r in group if r.is_winner), None)
         if winner is not None:

@@ -67,7 +67,7 @@ def read_records(path: Path) -> list[Record]:
     except (OSError, UnicodeDecodeError) as error:
         raise DamagedFile(f"{path} cannot be read: {error}.") from error
     return [
-        _parse(line, f"{path}, line {number}")
+        record_from_line(line, f"{path}, line {number}")
         for number, line in enumerate(lines, start=1)
         if line.strip()
     ]
@@ -99,7 +99,8 @@ def _result(comparison: Comparison, timed: Timed, flops: float) -> dict[str, Any
     }
 
 
-def _parse(line: str, place: str) -> Record:
+def record_from_line(line: str, place: str) -> Record:
+    """The record of one line; `place` names file and line in the error."""
     try:
         data = json.loads(line)
     except ValueError as error:

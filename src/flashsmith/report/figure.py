@@ -1,0 +1,44 @@
+"""A chart as the JSON that plotly.js draws: traces and a layout."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class Figure:
+    """Collects traces; the page's own script adds colours of light and dark."""
+
+    def __init__(self) -> None:
+        self.data: list[dict[str, Any]] = []  # Any: plotly's JSON
+        self.layout: dict[str, Any] = {"xaxis": {}, "yaxis": {}, "shapes": []}
+
+    def add(self, kind: str, **trace: Any) -> None:
+        """Adds a trace of a plotly type: scatter, bar, waterfall."""
+        self.data.append({"type": kind, **trace})
+
+    def axis(self, name: str, title: str = "", **more: Any) -> None:
+        """Names an axis (`x` or `y`) and sets what else plotly takes for it."""
+        self.layout[f"{name}axis"] |= {"title": {"text": title}, **more}
+
+    def level(self, y: float) -> None:
+        """Draws a dashed line across the chart."""
+        line = {"dash": "dash", "color": "#888888"}
+        self.layout["shapes"].append(
+            {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": y, "y1": y, "line": line}
+        )
+
+    def titled(self, title: str, height: int = 420) -> Figure:
+        """The figure with its title and the frame that all charts share."""
+        self.layout |= {
+            "title": {"text": title},
+            "height": height,
+            "paper_bgcolor": "rgba(0,0,0,0)",
+            "plot_bgcolor": "rgba(0,0,0,0)",
+            "margin": {"l": 60, "r": 20, "t": 60, "b": 60},
+            "legend": {"orientation": "h", "y": -0.25},
+        }
+        return self
+
+    def to_json(self) -> dict[str, Any]:
+        """What plotly.js takes."""
+        return {"data": self.data, "layout": self.layout}

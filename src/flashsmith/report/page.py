@@ -1,0 +1,132 @@
+"""One self-contained HTML file: sentences, charts, a table that filters and sorts, environment."""
+
+from __future__ import annotations
+
+import html
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from flashsmith.base.errors import Unsupported
+from flashsmith.report import charts
+from flashsmith.report.sources import ReportData
+from flashsmith.report.summary import missing, sentences
+from flashsmith.tuner.outcome import Timed, outcome_fields, reason_of
+
+_TEMPLATE = Path(__file__).parent / "page.html"
+_COLUMNS = ("config", "problem", "outcome", "median_us", "registers", "blocks_per_sm", "bits")
+
+
+def write_page(data: ReportData, path: Path, *, reproduce: str = "") -> int:
+    """Writes the page beside its place and renames it; returns the number of charts."""
+    figures = _figures(data)
+    text = _TEMPLATE.read_text(encoding="utf-8")
+    for mark, value in {
+        "@@SENTENCES@@": _list(sentences(data)),
+        "@@MISSING@@": _list([f"Left out: {gap}." for gap in missing(data)]),
+        "@@CHARTS@@": "\n".join(
+            f'<div class="chart" id="chart{n}"></div>' for n in range(len(figures))
+        ),
+        "@@ROWS@@": _script_json(_rows(data)),
+        "@@COLUMNS@@": _script_json(_COLUMNS),
+        "@@ENVIRONMENT@@": _environment(data),
+        "@@REPRODUCE@@": html.escape(reproduce or "flashsmith report"),
+        "@@FIGURES@@": _script_json(figures),
+        "@@PLOTLY@@": _plotly_js(),
+    }.items():
+        text = text.replace(mark, value)
+    beside = path.with_name(f".{path.name}.part")
+    beside.write_text(text, encoding="utf-8")
+    beside.replace(path)
+    return len(figures)
+
+
+def _figures(data: ReportData) -> list[dict[str, Any]]:  # Any: plotly's JSON
+    shapes = sorted({(r.what["d_head"], r.what["causal"]) for r in data.records})
+    made = [
+        *(charts.peers_over_length(data.records, d, causal) for d, causal in shapes),
+        charts.speedups(data.records),
+        charts.roofline(data.records),
+        charts.ladder(data.records),
+        charts.landscape(data.measurements),
+        charts.outcomes(data.measurements),
+        charts.resources(data.measurements),
+        charts.shared_memory(data.measurements),
+        charts.spills(data.measurements),
+        charts.numeric_classes(data.measurements),
+    ]
+    return [figure.to_json() for figure in made if figure is not None]
+
+
+def _rows(data: ReportData) -> list[dict[str, object]]:
+    return [
+        {
+            "config": m.key.config,
+            "problem": charts.problem_text(m.key.problem),
+            "outcome": type(m.outcome).__name__,
+            "median_us": round(m.outcome.median_us, 2) if isinstance(m.outcome, Timed) else None,
+            "registers": m.environment.get("registers"),
+            "blocks_per_sm": m.environment.get("blocks_per_sm"),
+            "bits": str(outcome_fields(m.outcome).get("fingerprint", reason_of(m.outcome)))[:60],
+        }
+        for m in data.measurements
+    ] or [
+        {
+            "config": r.what["name"],
+            "problem": f"{r.what['q_len']} x {r.what['k_len']}, d {r.what['d_head']}, "
+            f"{'causal' if r.what['causal'] else 'full'}",
+            "outcome": "void" if r.result.get("void") else "Timed",
+            "median_us": round(r.result["median_us"], 2),
+            "registers": None,
+            "blocks_per_sm": None,
+            "bits": "",
+        }
+        for r in data.records
+    ]
+
+
+def _environment(data: ReportData) -> str:
+    seen = [dict(r.environment) for r in data.records]
+    seen += [dict(m.environment) for m in data.measurements]
+    if not seen:
+        return "<p>None stated.</p>"
+    names = (
+        "device",
+        "arch",
+        "driver",
+        "cuda",
+        "compiler",
+        "python",
+        "flashsmith",
+        "commit",
+        "date",
+    )
+    lines = []
+    for name in names:
+        values = list(dict.fromkeys(str(e[name]) for e in seen if e.get(name) not in (None, "")))
+        if values:
+            text = ", ".join(values[:4]) + (" …" if values[4:] else "")
+            lines.append(f"<tr><th>{name}</th><td>{html.escape(text)}</td></tr>")
+    return f"<table>{''.join(lines)}</table>"
+
+
+def _list(items: Sequence[str]) -> str:
+    return "".join(f"<li>{html.escape(item)}</li>" for item in items)
+
+
+def _script_json(value: object) -> str:
+    # "</script>" inside a text would end the script element.
+    return json.dumps(value).replace("</", "<\\/")
+
+
+def _plotly_js() -> str:
+    try:
+        from plotly.offline import get_plotlyjs
+    except ModuleNotFoundError as error:
+        raise Unsupported(
+            "The report draws its charts with plotly, which is not installed; run pip install "
+            "'flashsmith[report]'."
+        ) from error
+    text: str = get_plotlyjs()
+    return text

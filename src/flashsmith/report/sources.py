@@ -1,0 +1,93 @@
+"""Where a report's numbers come from: given files, the user's results, or shipped records."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from flashsmith.base import settings
+from flashsmith.base.errors import ArgumentError, DamagedFile
+from flashsmith.measure.record import Record, record_from_line
+from flashsmith.tuner.exchange import read_any
+from flashsmith.tuner.measurement import Measurement, measurement_from_line
+
+_IN_WHEEL = Path(__file__).parent / "shipped"
+_IN_CHECKOUT = Path(__file__).parents[3] / "benchmarks" / "results"
+
+
+@dataclass(frozen=True, slots=True)
+class ReportData:
+    """Everything a report may show, and where it is from."""
+
+    records: tuple[Record, ...]
+    measurements: tuple[Measurement, ...]
+    source: str
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to show."""
+        return not self.records and not self.measurements
+
+
+def gather(paths: Sequence[Path]) -> ReportData:
+    """The data of the given files; without any, the user's results; without those, shipped ones."""
+    if paths:
+        return _read(paths, ", ".join(path.name for path in paths))
+    own = settings.results_path()
+    if own.exists():
+        found = _read([own], str(own))
+        if not found.is_empty:
+            return found
+    shipped = shipped_records()
+    if not shipped:
+        raise ArgumentError(
+            "No records were given, nothing was tuned here, and none are shipped; give a file, or "
+            "run `flashsmith tune` first."
+        )
+    return _read(shipped, "the H200 records that come with flashsmith")
+
+
+def shipped_records() -> list[Path]:
+    """Committed records: beside the package in a checkout, inside it in a wheel."""
+    folder = _IN_WHEEL if _IN_WHEEL.is_dir() else _IN_CHECKOUT
+    return sorted((folder / "h200").glob("*.jsonl"))
+
+
+def _read(paths: Sequence[Path], source: str) -> ReportData:
+    records: list[Record] = []
+    measurements: list[Measurement] = []
+    for path in paths:
+        if path.suffix != ".jsonl":
+            measurements += read_any(path)
+            continue
+        for number, line in enumerate(_lines(path), start=1):
+            found = _parse(line, f"{path}, line {number}")
+            if isinstance(found, Record):
+                records.append(found)
+            elif found is not None:
+                measurements.append(found)
+    return ReportData(tuple(records), tuple(measurements), source)
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise ArgumentError(f"{path} cannot be read ({error}); give a records file.") from error
+
+
+def _parse(line: str, where: str) -> Record | Measurement | None:
+    """A timing record or a tuner's measurement; other committed records have no chart here."""
+    try:
+        data = json.loads(line)
+    except ValueError as error:
+        raise DamagedFile(f"{where}: not a line of JSON ({error}); remove the line.") from error
+    if not isinstance(data, dict):
+        raise DamagedFile(f"{where}: a record is an object; remove the line.")
+    if "config" in data and "outcome" in data and "schema" in data:
+        return measurement_from_line(line, where)
+    if "what" not in data or "median_us" not in data.get("result", {}):
+        return None
+    return record_from_line(line, where)

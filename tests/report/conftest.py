@@ -1,0 +1,81 @@
+"""Data for reports: records of a GPU and of a machine without one, and a browser to open pages."""
+
+import os
+import shutil
+import subprocess
+
+import pytest
+from report_records import CONFIGS, ENVIRONMENT, record
+
+from flashsmith.base.dtypes import DType
+from flashsmith.problem.attention_problem import AttentionProblem
+from flashsmith.report.sources import ReportData
+from flashsmith.tuner.measurement import Measurement, MeasurementKey
+from flashsmith.tuner.outcome import DidNotCompile, Timed, Verified
+
+
+@pytest.fixture
+def gpu_data():
+    records = []
+    for length in (1024, 4096):
+        scale = (length / 1024) ** 2
+        records += [
+            record("paper", "flashsmith", length, 100.0 * scale),
+            record("paper", "cuDNN", length, 120.0 * scale),
+            record("paper", "GEMM", length, 1400.0),
+        ]
+    records += [
+        record("progression", config.short_form(), 4096, 2000.0 - 100 * n)
+        for n, config in enumerate(CONFIGS)
+    ]
+    problem = AttentionProblem(1, 3, 3, 512, 512, 128, DType.FP16)
+    facts = {**ENVIRONMENT, "registers": 168, "blocks_per_sm": 3, "smem_bytes": 49152}
+    facts |= {"limit": "registers", "spill_bytes": 0}
+    measurements = [
+        Measurement(
+            MeasurementKey("NVIDIA H200", "sm_90a", "", "", "", c.short_form(), problem, "screen"),
+            Timed(50.0 + n, 49.0, 52.0, 5, f"{n % 2:016x}") if n else DidNotCompile("no room"),
+            environment=facts,
+        )
+        for n, c in enumerate(CONFIGS)
+    ]
+    return ReportData(tuple(records), tuple(measurements), "a test")
+
+
+@pytest.fixture
+def gpuless_data(gpu_data):
+    verified = [
+        Measurement(m.key, Verified(f"{n % 3:016x}"), environment=m.environment)
+        for n, m in enumerate(gpu_data.measurements)
+    ]
+    return ReportData((), tuple(verified), "a test without a GPU")
+
+
+@pytest.fixture
+def opened(tmp_path):
+    """Opens a page in headless Chromium; returns its DOM and what its console said."""
+    browser = shutil.which("chromium") or shutil.which("chromium-browser")
+    if browser is None:
+        if os.environ.get("CI"):
+            pytest.fail("chromium is not installed, and CI must open the pages")
+        pytest.skip("chromium is not installed: the page is written but not opened")
+
+    def open_page(path, fragment=""):
+        done = subprocess.run(
+            [
+                *(browser, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run"),
+                *("--disable-background-networking", "--disable-component-update"),
+                *("--disable-sync", "--host-resolver-rules=MAP * ~NOTFOUND"),
+                *("--enable-logging=stderr", f"--user-data-dir={tmp_path / 'profile'}"),
+                *("--window-size=1300,2000", "--virtual-time-budget=20000", "--dump-dom"),
+                f"file://{path}{fragment}",
+            ],
+            capture_output=True,
+            text=True,
+            timeout=180,
+            check=True,
+        )
+        console = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+        return done.stdout, console
+
+    return open_page

@@ -1,0 +1,23 @@
+"""Records as a GPU run would write them, for tests of the report."""
+
+from flashsmith.config import get_kernel_configs
+from flashsmith.measure.record import Record
+
+ENVIRONMENT = {
+    "device": "NVIDIA H200",
+    "arch": "sm_90a",
+    "commit": "abc",
+    "date": "2026-11-15",
+    "compiler": "nvrtc 13.0",
+}
+CONFIGS = get_kernel_configs("prog")
+
+
+def record(suite, name, length, median_us, *, d_head=128, causal=False, void=False):
+    what = {"suite": suite, "name": name, "batch": 2, "heads": 16, "kv_heads": 16}
+    what |= {"q_len": length, "k_len": length, "d_head": d_head, "dtype": "FP16"}
+    what |= {"causal": causal, "diagonal": None, "layout": "bshd"}
+    flops = 4 * 2 * 16 * length * length * d_head
+    result = {"median_us": median_us, "p20_us": median_us, "p80_us": median_us, "rounds": 21}
+    result |= {"tflops": flops / median_us / 1e6, "ratio": 1.0, "control": 1.0, "void": void}
+    return Record(what, result, ENVIRONMENT)

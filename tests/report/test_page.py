@@ -1,0 +1,106 @@
+"""The report: every chart is drawn in a browser, the filter filters, nothing comes from outside."""
+
+import json
+import re
+
+import pytest
+from report_records import record
+
+from flashsmith.base.errors import ArgumentError, DamagedFile
+from flashsmith.report.page import write_page
+from flashsmith.report.sources import gather, shipped_records
+from flashsmith.report.summary import missing, sentences
+
+MEGABYTE = 1 << 20
+
+
+def charts_drawn(dom):
+    return len(
+        re.findall(r'class="chart[^"]*"[^>]*id="chart\d+"|id="chart\d+"[^>]*class="chart', dom)
+    )
+
+
+def rows_shown(dom):
+    body = dom.partition("<tbody>")[2].partition("</tbody>")[0]
+    return body.count("<tr>")
+
+
+@pytest.mark.parametrize(("kind", "least"), [("gpu_data", 8), ("gpuless_data", 5)])
+def test_a_page_draws_every_chart_with_a_clean_console(kind, least, request, tmp_path, opened):
+    data = request.getfixturevalue(kind)
+    path = tmp_path / "report.html"
+    count = write_page(data, path)
+    assert count >= least
+    dom, console = opened(path)
+    assert console == []
+    assert charts_drawn(dom) == count
+    assert dom.count('class="main-svg"') >= count
+    assert rows_shown(dom) == len(data.measurements)
+
+
+def test_the_shipped_records_make_a_page_with_charts(tmp_path, opened, monkeypatch):
+    monkeypatch.setenv("FLASHSMITH_RESULTS", str(tmp_path / "none.sqlite"))
+    data = gather([])
+    assert "come with flashsmith" in data.source
+    count = write_page(data, tmp_path / "report.html")
+    assert count >= 5
+    dom, console = opened(tmp_path / "report.html")
+    assert console == []
+    assert dom.count('class="main-svg"') >= count
+
+
+def test_the_filter_leaves_rows_that_hold_every_word(gpu_data, tmp_path, opened):
+    path = tmp_path / "report.html"
+    write_page(gpu_data, path)
+    dom, _ = opened(path, "#eager%20opt_softmax")
+    wanted = [m for m in gpu_data.measurements if "eager" in m.key.config]
+    wanted = [m for m in wanted if "opt_softmax" in m.key.config]
+    assert 0 < rows_shown(dom) == len(wanted)
+
+
+def test_a_page_is_one_file_that_loads_nothing(gpu_data, tmp_path):
+    path = tmp_path / "report.html"
+    write_page(gpu_data, path)
+    text = path.read_text()
+    assert path.stat().st_size < 8 * MEGABYTE
+    assert not re.search(r"<(?:script|link|img|iframe)[^>]+(?:src|href)=", text)
+    assert "@@" not in re.sub(r"<script>.*?</script>", "", text, flags=re.S)
+
+
+def test_a_configuration_cannot_end_the_script(gpu_data, tmp_path):
+    bad = record("paper", "</script><b>peer", 1024, 90.0)
+    write_page(type(gpu_data)((*gpu_data.records, bad), (), "x"), tmp_path / "r.html")
+    assert "</script><b>" not in (tmp_path / "r.html").read_text()
+
+
+def test_the_words_name_winner_margin_and_peers(gpu_data, gpuless_data):
+    words = " ".join(sentences(gpu_data))
+    assert "1.200 times as fast as cuDNN" in words
+    assert "51.0 µs, 2.0% ahead of the next" in words
+    assert "Nothing was timed" in " ".join(sentences(gpuless_data))
+    assert any("nothing was timed" in gap for gap in missing(gpuless_data))
+    assert missing(gpu_data) == []
+
+
+def test_void_records_are_no_evidence(gpu_data):
+    slow = record("paper", "slow peer", 1024, 1e6, void=True)
+    data = type(gpu_data)((*gpu_data.records, slow), (), "x")
+    assert "slow peer" not in " ".join(sentences(data))
+
+
+def test_a_corrupt_line_is_named(tmp_path):
+    path = tmp_path / "bad.jsonl"
+    path.write_text('{"schema": 1, "what": {}, "result": {"median_us": "x"}}\n')
+    with pytest.raises(DamagedFile, match=r"bad\.jsonl, line 1"):
+        gather([path])
+    path.write_text("not json\n")
+    with pytest.raises(DamagedFile, match="not a line of JSON"):
+        gather([path])
+    with pytest.raises(ArgumentError, match="cannot be read"):
+        gather([tmp_path / "none.jsonl"])
+
+
+def test_every_shipped_record_is_json_with_an_environment():
+    for path in shipped_records():
+        for line in path.read_text().splitlines():
+            assert isinstance(json.loads(line), dict)
