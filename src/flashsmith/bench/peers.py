@@ -9,8 +9,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from flashsmith.measure.cuda_graph import Timer
 from flashsmith.measure.interleaved import Contender
 from flashsmith.problem.attention_problem import AttentionProblem
+from flashsmith.runtime.cuda_device import CudaDevice
 
 _log = logging.getLogger("flashsmith.bench")
 
@@ -97,35 +99,33 @@ def find_peers(names: list[str]) -> list[Peer]:
 
 
 def contenders_of(
-    peers: list[Peer], problem: AttentionProblem, q: Any, k: Any, v: Any
+    device: CudaDevice, peers: list[Peer], problem: AttentionProblem, q: Any, k: Any, v: Any
 ) -> Iterator[Contender]:
-    """Peers that run this problem, each captured in a CUDA graph; the others are said and left."""
+    """Peers that run this problem inside a CUDA graph; the others are said and left out."""
     for peer in peers:
         try:
-            yield Contender(peer.name, _captured(peer.make(problem, q, k, v)), is_captured=True)
+            launch = _on_stream(peer.make(problem, q, k, v))
+            with Timer(device) as timer:
+                for _ in range(3):
+                    launch(timer.stream)
+                timer.wait()
+                timer.capture(launch)
         # What a foreign library raises for a shape it does not take is not known beforehand.
         except Exception as error:  # noqa: BLE001
             _log.info("%s does not run %s: %s", peer.name, problem, str(error).splitlines()[:1])
+            continue
+        yield Contender(peer.name, launch)
 
 
-def _captured(call: Call) -> Callable[[int], None]:
+def _on_stream(call: Call) -> Callable[[int], None]:
+    """The call put on the stream of a handle: the protocol captures it in a graph of the driver."""
     import torch
 
-    with torch.no_grad():
-        stream = torch.cuda.Stream()
-        with torch.cuda.stream(stream):
-            for _ in range(3):
-                call()
-        stream.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream):
+    def launch(handle: int) -> None:
+        with torch.no_grad(), torch.cuda.stream(torch.cuda.ExternalStream(handle)):
             call()
 
-    def replay(handle: int) -> None:
-        with torch.cuda.stream(torch.cuda.ExternalStream(handle)):
-            graph.replay()
-
-    return replay
+    return launch
 
 
 @contextmanager

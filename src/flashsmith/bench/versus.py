@@ -65,20 +65,20 @@ def versus(
         ours = contender_of(device, choice.config, problem, call)
         contenders = [
             Contender(OURS, ours.launch),
-            *contenders_of(peers, problem, q, k, v),
-            *_gemm(problem),
+            *contenders_of(device, peers, problem, q, k, v),
+            *_gemm(device, problem),
         ]
         return Versus(shape, choice, compare(device, contenders, rounds=rounds, regime=regime))
 
 
-def _gemm(problem: AttentionProblem) -> Iterator[Contender]:
+def _gemm(device: CudaDevice, problem: AttentionProblem) -> Iterator[Contender]:
     import torch
 
     dtype = {"FP16": torch.float16, "BF16": torch.bfloat16}[problem.dtype.name]
     a, b = (torch.randn(GEMM_SIZE, GEMM_SIZE, device="cuda", dtype=dtype) for _ in range(2))
     c = torch.empty_like(a)
     product = Peer(GEMM, lambda *_: lambda: torch.mm(a, b, out=c))
-    return contenders_of([product], problem, None, None, None)
+    return contenders_of(device, [product], problem, None, None, None)
 
 
 def _arg(tensor: Any) -> TensorArg:  # Any: a torch tensor
