@@ -46,6 +46,19 @@ def test_freed_memory_is_gone_and_used_again():
     assert not memory.read(again, 64).any()
 
 
+def test_freed_places_join_and_serve_buffers_of_other_sizes():
+    memory = GlobalMemory()
+    first, second, last = (memory.allocate(10_000) for _ in range(3))
+    memory.free(first)
+    memory.free(second)
+    assert memory.allocate(15_000) == first
+    assert memory.allocate(100) < last
+    size = memory.u8.size
+    for n_bytes in range(1_000, 900_000, 7_000):
+        memory.free(memory.allocate(n_bytes))
+    assert memory.u8.size <= 2 * size
+
+
 def test_growing_keeps_addresses_and_contents():
     memory = GlobalMemory()
     first = memory.allocate(1000)

@@ -17,6 +17,11 @@ GUARD_BYTES = 4096  # between two buffers; nothing may touch it
 FIRST_BYTES = 1 << 20
 
 
+def _room(n_bytes: int) -> int:
+    """What a buffer takes of the arena, its guard zone included."""
+    return -(-max(n_bytes, 1) // ALIGN) * ALIGN + GUARD_BYTES
+
+
 class GlobalMemory:
     """Buffers that kernels reach by address; shared with child processes."""
 
@@ -24,7 +29,7 @@ class GlobalMemory:
         self._starts: list[int] = []  # sorted
         self._sizes: dict[int, int] = {}
         self._end = GLOBAL_BASE + GUARD_BYTES
-        self._free: list[tuple[int, int]] = []  # (room, start) of freed places
+        self._free: list[tuple[int, int]] = []  # (start, room) of freed places, sorted
         self._grow(FIRST_BYTES)
 
     def _grow(self, n_bytes: int) -> None:
@@ -46,19 +51,24 @@ class GlobalMemory:
         """The address of a new zeroed buffer, aligned to 256 bytes."""
         if n_bytes < 0:
             raise ArgumentError(f"allocate: {n_bytes} bytes; a size is 0 or more.")
-        room = -(-max(n_bytes, 1) // ALIGN) * ALIGN + GUARD_BYTES
-        place = next((i for i, (size, _) in enumerate(self._free) if size == room), None)
-        if place is not None:
-            start = self._free.pop(place)[1]
-        else:
-            start = self._end
-            self._end += room
-            if self._end - GLOBAL_BASE > self.u8.size:
-                self._grow(2 * (self._end - GLOBAL_BASE))
+        start = self._place(_room(n_bytes))
         self._starts.insert(bisect_right(self._starts, start), start)
         self._sizes[start] = n_bytes
         offset = start - GLOBAL_BASE
         self.u8[offset : offset + n_bytes] = 0
+        return start
+
+    def _place(self, room: int) -> int:
+        """The first freed place that is large enough, else the end of the arena."""
+        for number, (start, size) in enumerate(self._free):
+            if size >= room:
+                rest = [(start + room, size - room)] if size > room else []
+                self._free[number : number + 1] = rest
+                return start
+        start = self._end
+        self._end += room
+        if self._end - GLOBAL_BASE > self.u8.size:
+            self._grow(2 * (self._end - GLOBAL_BASE))
         return start
 
     def free(self, address: int) -> None:
@@ -67,7 +77,17 @@ class GlobalMemory:
         if n_bytes is None:
             raise ArgumentError(f"free: no buffer begins at {address:#x}.")
         self._starts.remove(address)
-        self._free.append((-(-max(n_bytes, 1) // ALIGN) * ALIGN + GUARD_BYTES, address))
+        self._free.append((address, _room(n_bytes)))
+        self._free.sort()
+        joined: list[tuple[int, int]] = []
+        for start, room in self._free:
+            if joined and sum(joined[-1]) == start:
+                joined[-1] = (joined[-1][0], joined[-1][1] + room)
+            else:
+                joined.append((start, room))
+        if joined and sum(joined[-1]) == self._end:
+            self._end = joined.pop()[0]
+        self._free = joined
 
     def write(self, address: int, data: NDArray[Any]) -> None:
         """Copies the bytes of an array into a buffer."""
