@@ -142,6 +142,7 @@ class EmulatedDevice:
                         self.memory,
                         cluster=geometry.cluster,
                         options=self.options,
+                        registers=kernel.resources.registers,
                     )
                 except EmulationError:
                     self._workspace = (0, 0)  # a kernel that was stopped left it as it was
