@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -83,6 +83,7 @@ class Chunk:
         self.counters = Counters() if options.counters else None
         self.flights: list[Any] = []  # Any: objects with land(chunk) (asynchronous copies)
         self.forks: list[Unit] = []
+        self.live: Sequence[Sequence[int]] = ()  # registers that live at each segment's start
         self.on_exit: list[Callable[[Unit], None]] = []  # called with warps that end
         self.state: dict[str, Any] = {}  # Any: state of instruction families, by family
 

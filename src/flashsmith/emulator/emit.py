@@ -26,7 +26,7 @@ from flashsmith.emulator.ptx.instruction import (
 )
 from flashsmith.emulator.ptx.module import Kernel
 from flashsmith.emulator.ptx.parse import SIZES
-from flashsmith.emulator.segments import CONTROL, Segment
+from flashsmith.emulator.segments import CONTROL, Segment, numbers
 
 # The numpy type that holds a value of each PTX type, and its name in generated text.
 NUMPY: dict[str, Any] = {  # Any: numpy scalar classes
@@ -182,7 +182,7 @@ class Emitter:
         for position in opcode_of(instruction).updates(instruction):
             for reg in registers(instruction.operands[position]):
                 doubtful &= ~(1 << reg.number)
-        for number in _numbers(doubtful):
+        for number in numbers(doubtful):
             companion = f"r{self.companions[number]}"
             mask = f"{self.use(both)}(m, {self.guard_text})" if self.guard else "m"
             name = self.kernel.registers[number].name
@@ -240,7 +240,7 @@ class Emitter:
         self.lines.append(f"def s{segment.number}(u, R, m, c):")
         self._require_convergence(segment)
         self._doubtful = sum(1 << number for number in self.companions)
-        for number in _numbers(segment.uses):
+        for number in numbers(segment.uses):
             self.lines.append(f" r{number} = R[{number}]")
         last = segment.instructions[-1]
         goes_on = last.opcode not in CONTROL
@@ -253,7 +253,7 @@ class Emitter:
         changed = 0
         for _, writes in segment.effects:
             changed |= writes
-        for number in _numbers(changed & segment.live_out):
+        for number in numbers(changed & segment.live_out):
             self.lines.append(f" R[{number}] = r{number}")
         if goes_on:
             self.lines.append(f" return {segment.successors[0]}")
@@ -285,14 +285,6 @@ class Emitter:
             self.unknown.append(
                 (instruction.line, f"{instruction.full}: operands not understood ({problem})")
             )
-
-
-def _numbers(bits: int) -> Iterator[int]:
-    """The positions of the ones of a bit mask."""
-    while bits:
-        low = bits & -bits
-        yield low.bit_length() - 1
-        bits ^= low
 
 
 def _converted(expression: str, kind: str, have: str) -> str:

@@ -132,9 +132,10 @@ class Program:
         """Runs the blocks of a chunk to their end; returns how many warp instructions that took."""
         translation = self._translation(options)
         scheduler = Scheduler(
-            chunk, translation.functions, translation.live_in, options.seed,
+            chunk, translation.functions, options.seed,
             meeting_points(translation.segments),
         )  # fmt: skip
+        chunk.live = translation.live
         units = chunk.first_units(translation.registers, options.seed is not None)
         scheduler.run(units)
         executed = 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,13 +25,11 @@ class Scheduler:
         self,
         chunk: Chunk,
         functions: list[SegmentFunction],
-        live_in: list[int],
         seed: int | None,
         meeting_points: frozenset[int] = frozenset(),
     ) -> None:
         self.chunk = chunk
         self.functions = functions
-        self.live_in = live_in
         self.meeting_points = meeting_points  # parts of a warp wait here for each other
         self.random = np.random.default_rng(seed) if seed is not None else None
         self.units: list[Unit] = []
@@ -95,7 +93,7 @@ class Scheduler:
         return self._merged(same) if len(same) > 1 else unit
 
     def _merged(self, same: list[Unit]) -> Unit:
-        merged = merge(same, self.live_in[same[0].pc])
+        merged = merge(same, self.chunk.live[same[0].pc])
         self.units = [u for u in self.units if all(u is not s for s in same)]
         self.units.append(merged)
         return merged
@@ -168,17 +166,17 @@ class Scheduler:
             if ready.any():
                 self.units = [u for u in self.units if u is not unit]
                 for part in (np.flatnonzero(ready), np.flatnonzero(~ready)):
-                    self.units.append(split_pairs(unit, part))
+                    self.units.append(split_pairs(unit, part, self.chunk.live[unit.pc]))
                 return
         self.chunk.deadlock(self.units, "deadlock")
 
 
-def split_pairs(unit: Unit, pairs: Any) -> Unit:  # Any: array of positions
+def split_pairs(unit: Unit, pairs: Any, live: Sequence[int]) -> Unit:  # Any: positions
     """The unit of some pairs, which keeps waiting for what the whole unit waits for."""
     if unit.mask is None:
-        return unit.select(pairs, None)
+        return unit.select(pairs, None, live)
     mask = unit.mask.reshape(-1, 32)[pairs].reshape(-1)
-    return unit.select(pairs, None if mask.all() else mask)
+    return unit.select(pairs, None if mask.all() else mask, live)
 
 
 def branch(unit: Unit, condition: Any, taken: int, fall: int, chunk: Chunk) -> int:
@@ -199,7 +197,7 @@ def branch(unit: Unit, condition: Any, taken: int, fall: int, chunk: Chunk) -> i
         if not yes.any():
             return fall
     for active, pc in ((yes, taken), (no, fall)):
-        part = unit.fork(active, pc)
+        part = unit.fork(active, pc, chunk.live[pc] if pc >= 0 else ())
         assert part is not None
         if pc == EXIT:
             chunk.exited(part)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from flashsmith.emulator.opcode import Unknown, opcode_of, read, written
@@ -98,6 +99,14 @@ def _summarise(segment: Segment) -> None:
         else:
             # A guarded write keeps the old value where the guard is false.
             segment.uses |= writes & ~segment.defines
+
+
+def numbers(bits: int) -> Iterator[int]:
+    """The positions of the ones of a bit mask."""
+    while bits:
+        low = bits & -bits
+        yield low.bit_length() - 1
+        bits ^= low
 
 
 def _bits(found: list[Reg]) -> int:

@@ -13,7 +13,7 @@ from flashsmith.emulator.definedness import add_companions
 from flashsmith.emulator.emit import Emitter
 from flashsmith.emulator.opcode import Unknown
 from flashsmith.emulator.ptx.module import Kernel
-from flashsmith.emulator.segments import Segment, cut
+from flashsmith.emulator.segments import Segment, cut, numbers
 from flashsmith.emulator.storage import storage_types
 
 assert ops.LOADED  # every family has registered its opcodes
@@ -25,7 +25,7 @@ class Translation:
 
     functions: list[Callable[..., int]]
     segments: list[Segment]
-    live_in: list[int]
+    live: list[tuple[int, ...]]  # registers that live at the start of each
     registers: int  # with companions
     source: str
     static_smem_bytes: int
@@ -50,7 +50,7 @@ def translate(kernel: Kernel, *, fine: bool = False) -> Translation:
     return Translation(
         [namespace[f"s{segment.number}"] for segment in segments],
         segments,
-        [segment.live_in for segment in segments],
+        [tuple(numbers(segment.live_in)) for segment in segments],
         len(kernel.registers) + len(emitter.companions),
         source,
         static,

@@ -88,15 +88,19 @@ class Unit:
         value = np.asarray(value)
         return np.full(32 * self.pairs, value) if value.ndim == 0 else value
 
-    def select(self, pairs: NDArray[np.intp], mask: NDArray[np.bool_] | None) -> Unit:
-        """A unit of some pairs (positions); `mask` is over the new unit's lanes."""
+    def select(
+        self, pairs: NDArray[np.intp], mask: NDArray[np.bool_] | None, live: Sequence[int]
+    ) -> Unit:
+        """A unit of some pairs (positions) with the live registers; `mask` is over its lanes."""
         whole = len(pairs) == self.pairs
-        registers = list(self.R)
+        registers: list[Any] = [None] * len(self.R)
         lanes = (pairs[:, None] * 32 + LANES).reshape(-1)
-        if not whole:
-            for number, value in enumerate(registers):
-                if value is not None and value.ndim:
-                    registers[number] = value.reshape(-1, 32)[pairs].reshape(-1)
+        for number in live:
+            value = self.R[number]
+            if whole or value is None or value.ndim == 0:
+                registers[number] = value
+            else:
+                registers[number] = value.reshape(-1, 32)[pairs].reshape(-1)
         part = Unit(self.block[pairs], self.warp[pairs], mask, registers, self.pc)
         part.state = {key: state.select(lanes, mask) for key, state in self.state.items()}
         part.wait = self.wait.select(pairs) if self.wait is not None else None
@@ -104,20 +108,23 @@ class Unit:
             part._cache = self._cache
         return part
 
-    def fork(self, active: NDArray[np.bool_], pc: int) -> Unit | None:
-        """The unit of the active lanes, which goes on at `pc`; None when there are none."""
+    def fork(self, active: NDArray[np.bool_], pc: int, live: Sequence[int]) -> Unit | None:
+        """The unit of the active lanes, which goes on at `pc`; None when there are none.
+
+        `live` are the registers that are read from there on.
+        """
         rows = active.reshape(-1, 32)
         some = rows.any(axis=1)
         if not some.any():
             return None
         pairs = np.flatnonzero(some)
         kept = rows[pairs]
-        part = self.select(pairs, None if kept.all() else kept.reshape(-1))
+        part = self.select(pairs, None if kept.all() else kept.reshape(-1), live)
         part.pc = pc
         return part
 
 
-def merge(units: Sequence[Unit], live: int) -> Unit:
+def merge(units: Sequence[Unit], live: Sequence[int]) -> Unit:
     """One unit of several that stand at the same place; `live` are the registers still needed."""
     pairs = np.concatenate([u.block * 64 + u.warp for u in units])
     keys, position = np.unique(pairs, return_inverse=True)
@@ -131,9 +138,15 @@ def merge(units: Sequence[Unit], live: int) -> Unit:
     for unit, place in zip(units, places, strict=True):
         active[place if unit.mask is None else place[unit.mask]] = True
     registers: list[Any] = [None] * len(units[0].R)
-    for number in range(len(registers)):
-        if live >> number & 1:
-            registers[number] = _merged_register([u.R[number] for u in units], units, places, total)
+    # Parts of the same warps: what none of them has changed is one array still.
+    aligned = all(unit.pairs == len(keys) for unit in units)
+    for number in live:
+        values = [unit.R[number] for unit in units]
+        first = values[0]
+        if aligned and all(value is first for value in values):
+            registers[number] = first
+        else:
+            registers[number] = _merged_register(values, units, places, total)
     merged = Unit(keys // 64, keys % 64, None if active.all() else active, registers, units[0].pc)
     for key in {key for unit in units for key in unit.state}:
         having = [(u.state[key], p) for u, p in zip(units, places, strict=True) if key in u.state]

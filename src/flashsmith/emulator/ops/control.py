@@ -80,7 +80,8 @@ def jump(u: Unit, value: Any, targets: tuple[int, ...], c: Chunk, index: int) ->
     for number in np.unique(value[active]):
         if int(number) >= len(targets):
             c.fault("bad branch", f"index {int(number)} of {len(targets)} targets", index, u)
-        part = u.fork(active & (value == number), targets[int(number)])
+        to = targets[int(number)]
+        part = u.fork(active & (value == number), to, c.live[to] if to >= 0 else ())
         assert part is not None
         c.forks.append(part)
     return FORKED
