@@ -34,6 +34,11 @@ def shadow_grain(kernel: Kernel) -> int:
     return 4
 
 
+def _of(lanes: Lanes, values: NDArray[Any]) -> NDArray[Any]:
+    """The values of the lanes that access."""
+    return values if lanes is None else values[lanes]
+
+
 class Shadow:
     """A tag (time and agent of the last write) and read times by agent, for each grain of memory.
 
@@ -59,7 +64,7 @@ class Shadow:
         tags = self._take(self.tags, offsets, n_bytes)
         if int(tags.max(initial=0)) >> AGENT_BITS > chunk.safe_time(unit):
             self._check_read(unit, lanes, offsets, n_bytes, tags, index)
-        base = self._lane(unit, lanes, "warp", unit.lane_warp) * self.tags.size
+        base = _of(lanes, unit.lane_warp) * self.tags.size
         self._put(self.reads.reshape(-1), base * self.grain + offsets, n_bytes, chunk.tick(index))
 
     def write(
@@ -112,9 +117,6 @@ class Shadow:
         else:
             array.reshape(-1, width)[at] = np.asarray(value).reshape(-1, 1)
 
-    def _lane(self, unit: Unit, lanes: Lanes, key: str, values: NDArray[Any]) -> NDArray[Any]:
-        return values if lanes is None else values[lanes]
-
     def _lane_numbers(self, unit: Unit, lanes: Lanes) -> NDArray[np.uint32]:
         positions = np.arange(32 * unit.pairs) if lanes is None else lanes
         return (positions % 32).astype(np.uint32)
@@ -128,7 +130,7 @@ class Shadow:
         stamp: int,
         index: int,
     ) -> None:
-        agents = self._lane(unit, lanes, "warp", unit.lane_warp).astype(np.uint32)
+        agents = _of(lanes, unit.lane_warp).astype(np.uint32)
         tags = agents | np.uint32(stamp)
         self._put(self.tags, offsets, n_bytes, tags)
         self._put(self.lanes, offsets, n_bytes, self._lane_numbers(unit, lanes))
@@ -150,8 +152,8 @@ class Shadow:
     def _known(
         self, unit: Unit, lanes: Lanes, agents: NDArray[np.int64], width: int
     ) -> NDArray[np.int64]:
-        block = np.repeat(self._lane(unit, lanes, "block", unit.lane_block), width)
-        warp = np.repeat(self._lane(unit, lanes, "warp", unit.lane_warp), width)
+        block = np.repeat(_of(lanes, unit.lane_block), width)
+        warp = np.repeat(_of(lanes, unit.lane_warp), width)
         known = self.chunk.known[block, warp, np.minimum(agents, self.chunk.agents - 1)]
         return np.asarray(known)
 
@@ -219,8 +221,8 @@ class Shadow:
     ) -> None:
         """Lanes of one warp are ordered by bar.warp.sync only (and by barriers of the block)."""
         agents, times = events
-        block = np.repeat(self._lane(unit, lanes, "block", unit.lane_block), width)
-        warp = np.repeat(self._lane(unit, lanes, "warp", unit.lane_warp), width)
+        block = np.repeat(_of(lanes, unit.lane_block), width)
+        warp = np.repeat(_of(lanes, unit.lane_warp), width)
         writer = self._take(self.lanes, offsets, width * self.grain)
         own = np.repeat(self._lane_numbers(unit, lanes), width)
         early = (agents == warp) & (times > self.chunk.together[block, warp]) & (writer != own)
