@@ -14,6 +14,7 @@ from flashsmith.compile.bundle import open_bundle, read_bundle
 from flashsmith.compile.compiler import compile_kernel
 from flashsmith.compile.kernel_cache import KernelCache
 from flashsmith.compile.source import UnitOptions
+from flashsmith.config.rules import Refusal
 from flashsmith.config.traits import ForwardTraits
 
 SM_86 = arches.get("sm_86")
@@ -99,6 +100,16 @@ def test_a_configuration_outside_is_refused_with_the_number_and_the_nearest(buil
 def test_an_architecture_outside_is_refused_with_those_inside(built, small):
     with pytest.raises(Unsupported, match=r"no kernels for sm_80; it holds sm_86"):
         read_bundle(built[0].path).kernel(small, PLAIN, "sm_80")
+
+
+def test_a_kernel_that_the_family_refuses_is_left_out_and_said(cache, small, tmp_path, monkeypatch):
+    answers = iter([None, Refusal("spills", "ptxas spills 8 bytes", "lower B_c"), None, None])
+    monkeypatch.setattr(type(small), "refused_build", lambda self, spills, warnings: next(answers))
+    made = build_bundle([small], [SM_86], tmp_path / "k.bundle", workers=1, cache=cache)
+    assert made.n_kernels == 3
+    (reason,) = made.left_out
+    assert reason.startswith(f"sm_86 causal: {small.short_form()}: ptxas spills 8 bytes")
+    assert read_bundle(made.path).kernel(small, ForwardTraits(causal=True), "sm_86").cubin
 
 
 def test_a_set_of_which_nothing_fits_makes_no_bundle(cache, large, tmp_path):

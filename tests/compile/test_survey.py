@@ -7,6 +7,7 @@ from flashsmith.base.errors import CompilerMissing
 from flashsmith.compile import survey as survey_module
 from flashsmith.compile.registry import GENERAL
 from flashsmith.compile.survey import survey
+from flashsmith.config.rules import Refusal
 from flashsmith.config.traits import ForwardTraits
 
 PLAIN = ForwardTraits()
@@ -59,6 +60,14 @@ def test_a_unit_that_does_not_compile_is_a_row_that_says_why(cache, small, monke
     (row,) = survey([small], PLAIN, [SM_80], cache=cache)
     assert row.failed
     assert "no_such_kernel" in row.reason
+
+
+def test_a_build_that_the_family_refuses_is_a_row_with_the_reason(cache, small, monkeypatch):
+    refusal = Refusal("spills", "ptxas spills 8 bytes", "lower B_c")
+    monkeypatch.setattr(type(small), "refused_build", lambda self, spills, warnings: refusal)
+    (row,) = survey([small], PLAIN, [SM_80], cache=cache)
+    assert (row.kernel, row.reason) == (None, "ptxas spills 8 bytes; lower B_c.")
+    assert not row.failed
 
 
 def test_a_missing_compiler_is_no_property_of_a_row(cache, small, monkeypatch):

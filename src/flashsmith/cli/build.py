@@ -68,6 +68,8 @@ def command(
             made.append(build_bundle(configs, chosen, bundle, workers=workers, progress=progress))
         if library is not None:
             made.append(build_library(configs, chosen, library, workers=workers, progress=progress))
+    for reason in (reason for built in made for reason in built.left_out):
+        note(f"left out: {reason}")
     show([_row(built) for built in made], json=json, csv=csv)
 
 

@@ -35,18 +35,22 @@ def build_bundle(
         raise Unsupported(f"no configuration fits: {'; '.join(sorted(reasons))}")
     jobs = [CompileJob(c, traits, a.name) for c, a in pairs for traits in REGISTERED_TRAITS]
     made = compile_many(jobs, workers=workers, progress=progress, cache=cache)
-    kernels = []
+    kernels, left_out = [], []
     for job, kernel in zip(jobs, made, strict=True):
-        if isinstance(kernel, FlashsmithError):
+        if isinstance(kernel, Unsupported):  # the compiler showed that it is not worth having
+            left_out.append(f"{job.arch} {job.traits.identifier()}: {kernel}")
+        elif isinstance(kernel, FlashsmithError):
             raise kernel
-        kernels.append((job.config, job.traits, kernel))
+        else:
+            kernels.append((job.config, job.traits, kernel))
     path.parent.mkdir(parents=True, exist_ok=True)
     n_bytes = write_bundle(kernels, path)
     return Built(
         path=path,
-        n_configs=len({config for config, _ in pairs}),
+        n_configs=len({config for config, _, _ in kernels}),
         n_kernels=len(kernels),
         n_bytes=n_bytes,
         seconds=time.perf_counter() - started,
         compiler=find_nvrtc().compiler,
+        left_out=tuple(left_out),
     )

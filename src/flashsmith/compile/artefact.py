@@ -45,3 +45,4 @@ class Built:
     n_bytes: int
     seconds: float
     compiler: str
+    left_out: tuple[str, ...] = ()  # kernels that were refused, with the reason

@@ -85,8 +85,12 @@ def why_not(config: KernelConfig, arch: Arch) -> str:
     try:
         config.require_buildable(arch)
     except (OutOfResources, Unsupported) as error:
-        return str(error).removeprefix(f"{config.short_form()}: ")
+        return _without_name(error, config)
     return ""
+
+
+def _without_name(error: FlashsmithError, config: KernelConfig) -> str:
+    return str(error).removeprefix(f"{config.short_form()}: ")
 
 
 def _row(
@@ -98,10 +102,11 @@ def _row(
     config, arch = pair
     if made is None:
         return SurveyRow(config, arch, reason=reason)
-    if isinstance(made, FlashsmithError):
-        # A missing compiler or a full disk is no property of one row.
-        if not isinstance(made, CompileError):
-            raise made
+    if isinstance(made, Unsupported):
+        return SurveyRow(config, arch, reason=_without_name(made, config))
+    if isinstance(made, CompileError):
         return SurveyRow(config, arch, reason=str(made), failed=True)
+    if isinstance(made, FlashsmithError):
+        raise made  # a missing compiler or a full disk is no property of one row
     same = first.setdefault((arch.name, code_hash(made.cubin)), config)
     return SurveyRow(config, arch, made, same_as=None if same == config else same)
