@@ -33,8 +33,8 @@ def each(function, *arrays):
         ("max.s32", lambda a, b: max(signed(a), signed(b))),
         ("div.u32", lambda a, b: a // b if b else -1),
         ("div.s32", lambda a, b: int(signed(a) / signed(b)) if b else -1),
-        ("rem.u32", lambda a, b: a % b if b else a),
-        ("rem.s32", lambda a, b: int(np.fmod(signed(a), signed(b))) if b else a),
+        ("rem.u32", lambda a, b: a % b if b else -1),
+        ("rem.s32", lambda a, b: int(np.fmod(signed(a), signed(b))) if b else -1),
         ("add.sat.s32", lambda a, b: max(-(2**31), min(2**31 - 1, signed(a) + signed(b)))),
     ],
 )

@@ -153,7 +153,7 @@ def emit_mul24(e: Emitter, i: Instruction) -> None:
 
 @opcode("div", "rem", counts_as="arithmetic")
 def emit_div(e: Emitter, i: Instruction) -> None:
-    """Integer division truncates; by zero it gives all ones, the remainder the dividend."""
+    """Integer division truncates; quotient and remainder by zero are all ones (H200, 2026-11)."""
     if is_float(i.type):
         floating.emit_division(e, i)
         return
@@ -177,7 +177,8 @@ def remainder(a: Any, b: Any) -> Any:  # Any: lanes or scalars of one integer ty
     """Remainder with the sign of the dividend."""
     dtype = np.asarray(a).dtype
     safe = np.where(b == 0, dtype.type(1), b)
-    return np.where(b == 0, a, np.fmod(a, safe)).astype(dtype)[()]
+    ones = np.array(-1).astype(dtype)
+    return np.where(b == 0, ones, np.fmod(a, safe)).astype(dtype)[()]
 
 
 @opcode("min", "max", counts_as="arithmetic")
