@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import ClassVar
 
+from flashsmith.arch import Arch
 from flashsmith.base.dtypes import DType
 from flashsmith.config.kernel_config import KernelConfig
 from flashsmith.config.knob import flag, knob
 from flashsmith.config.rules import Refusal, Rule
+from flashsmith.problem.attention_problem import AttentionProblem
 
 WARPGROUP_ROWS = 64  # of the A operand of wgmma m64nNk16
 WARPGROUP_THREADS = 128
@@ -175,6 +177,20 @@ class HopperForwardKernelConfig(KernelConfig):
     def runs_on(cls, arch_name: str) -> bool:
         """wgmma and setmaxnreg exist on sm_90a alone."""
         return arch_name == "sm_90a"
+
+    @classmethod
+    def autotuning_grid(cls) -> Sequence[KernelConfig]:
+        """What is measured by tuning: the named set, which is chosen by hand."""
+        from flashsmith.config import hopper_sets
+
+        return hopper_sets.get_hopper_tuning_configs()
+
+    @classmethod
+    def candidates(cls, problem: AttentionProblem, arch: Arch) -> Sequence[KernelConfig]:
+        """What to run where nothing was measured, best first."""
+        from flashsmith.config import hopper_candidates
+
+        return hopper_candidates.candidates(problem, arch)
 
     @classmethod
     def named_sets(cls) -> Mapping[str, Callable[[], Sequence[KernelConfig]]]:

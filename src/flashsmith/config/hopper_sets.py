@@ -12,55 +12,71 @@ from flashsmith.config.short_form import parse_short_form
 _TWO = "regs_232_40"
 _THREE = "regs_160_32"
 _LOOP = "overlap+early_rescale+tiles_DYNAMIC+sections"
+_SUM = f"{_LOOP}+stats_SUM+lazy_8"
+_BITS = f"{_LOOP}+stats_BITS+lazy_8"
+_VOTE = f"{_LOOP}+stats_VOTE+lazy_8"
+_PING = "pingpong+o_smem"
+_LATE = "early_tests+o_smem+late_store"
+_WIDE = "early_tests+late_store"  # O does not fit beside Q, K and V
 
-# What is worth measuring, by (d_head, n_warpgroups, B_c).
+# What is worth measuring, by (d_head, n_warpgroups, B_c); the usual winners first.
 CANDIDATES: tuple[tuple[str, tuple[str, ...]], ...] = (
     (
         "64, 3, 128",
         (
-            f"kv_2+q_6+{_LOOP}+pingpong+stats_VOTE+lazy_8+o_smem+{_THREE}",
-            f"kv_2+q_6+{_LOOP}+pingpong+stats_SUM+lazy_8+o_smem+{_THREE}",
-            f"kv_2+q_6+{_LOOP}+stats_SUM+lazy_8+o_smem+{_THREE}",
+            f"kv_3+q_6+{_SUM}+{_PING}+{_THREE}",
+            f"kv_3+q_6+{_SUM}+l_mma+{_PING}+{_THREE}",
+            f"kv_2+q_6+{_SUM}+{_PING}+{_THREE}",
+            f"kv_2+q_6+{_SUM}+l_mma+{_PING}+{_THREE}",
+            f"kv_3+q_6+{_SUM}+early_tests+{_PING}+{_THREE}",
+            f"kv_4+q_6+{_BITS}+early_tests+{_PING}+{_THREE}",
+            f"kv_2+q_6+{_VOTE}+{_PING}+{_THREE}",
         ),
     ),
     (
-        "96, 3, 80",
-        (f"kv_2+q_6+{_LOOP}+stats_VOTE+lazy_8+o_smem+{_THREE}",),
-    ),
-    (
         "96, 2, 128",
-        (f"kv_2+q_4+{_LOOP}+pingpong+stats_VOTE+lazy_8+o_smem+late_store+{_TWO}",),
+        (
+            f"kv_2+q_4+{_SUM}+pingpong+{_LATE}+{_TWO}",
+            f"kv_2+q_4+{_BITS}+{_LATE}+{_TWO}",
+        ),
+    ),
+    ("96, 3, 80", (f"kv_2+q_6+{_BITS}+early_tests+o_smem+{_THREE}",)),
+    (
+        "128, 2, 128",
+        (
+            f"kv_2+q_4+{_SUM}+pingpong+{_LATE}+{_TWO}",
+            f"kv_2+q_4+{_SUM}+pingpong+early_tests+o_smem+{_TWO}",
+            f"kv_2+q_4+{_BITS}+pingpong+{_LATE}+{_TWO}",
+            f"kv_2+q_4+{_SUM}+cluster_2+{_LATE}+{_TWO}",
+        ),
     ),
     (
         "128, 3, 80",
         (
-            f"kv_2+q_6+{_LOOP}+stats_VOTE+lazy_8+o_smem+{_THREE}",
-            f"kv_2+q_6+{_LOOP}+stats_SUM+lazy_8+o_smem+{_THREE}",
-            f"kv_2+q_6+{_LOOP}+stats_VOTE+lazy_8+cluster_2+o_smem+{_THREE}",
-        ),
-    ),
-    (
-        "128, 2, 128",
-        (
-            f"kv_2+q_4+{_LOOP}+stats_VOTE+lazy_8+o_smem+late_store+{_TWO}",
-            f"kv_2+q_4+{_LOOP}+pingpong+stats_VOTE+lazy_8+o_smem+late_store+{_TWO}",
-            f"kv_2+q_4+{_LOOP}+pingpong+stats_SUM+lazy_8+o_smem+late_store+{_TWO}",
+            f"kv_2+q_6+{_BITS}+early_tests+o_smem+{_THREE}",
+            f"kv_2+q_6+{_VOTE}+early_tests+o_smem+{_THREE}",
+            f"kv_2+q_6+{_BITS}+early_tests+cluster_2+o_smem+{_THREE}",
         ),
     ),
     (
         "192, 2, 96",
-        (f"kv_2+q_3+{_LOOP}+stats_VOTE+lazy_8+late_store+hints+{_TWO}",),
+        (
+            f"kv_2+q_3+{_SUM}+{_WIDE}+hints+{_TWO}",
+            f"kv_2+q_3+{_VOTE}+{_WIDE}+hints+{_TWO}",
+        ),
     ),
     (
         "256, 2, 64",
         (
-            f"kv_2+q_3+{_LOOP}+stats_VOTE+lazy_8+late_store+hints+{_TWO}",
-            f"kv_2+q_3+{_LOOP}+pingpong+stats_VOTE+lazy_8+late_store+hints+{_TWO}",
-            f"kv_2+q_3+{_LOOP}+stats_SUM+lazy_8+late_store+hints+{_TWO}",
-            f"kv_2+q_3+{_LOOP}+stats_VOTE+lazy_8+cluster_2+late_store+{_TWO}",
+            f"kv_2+q_3+{_VOTE}+{_WIDE}+hints+{_TWO}",
+            f"kv_2+q_3+{_SUM}+{_WIDE}+hints+{_TWO}",
+            f"kv_2+q_3+{_BITS}+pingpong+{_WIDE}+hints+{_TWO}",
+            f"kv_2+q_3+{_VOTE}+{_WIDE}+{_TWO}",
+            f"kv_2+q_3+{_SUM}+cluster_2+{_WIDE}+{_TWO}",
         ),
     ),
 )
+FP16_OF_EACH = 2  # both element types run the same instructions: the usual winners suffice
 
 # Each step adds one idea to the one before.
 LADDER = (
@@ -81,15 +97,13 @@ LADDER = (
 )
 
 
-def get_hopper_tuning_configs(
-    dtypes: Sequence[DType] = (DType.BF16, DType.FP16),
-) -> list[HopperForwardKernelConfig]:
-    """The candidates, in each element type."""
+def get_hopper_tuning_configs() -> list[HopperForwardKernelConfig]:
+    """The candidates in BF16, and the first of each tile in FP16."""
     return [
         _parse(f"({dtype.name}, {head}): {words}")
-        for dtype in dtypes
+        for dtype, count in ((DType.BF16, None), (DType.FP16, FP16_OF_EACH))
         for head, forms in CANDIDATES
-        for words in forms
+        for words in forms[:count]
     ]
 
 

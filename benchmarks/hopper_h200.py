@@ -1,0 +1,219 @@
+"""The Hopper kernels on an H200 as `choose` picks them, against cuDNN and a prototype, interleaved.
+
+    python3 benchmarks/hopper_h200.py OUT_FOLDER [--prototype FOLDER] [--parts burst,sustained,…]
+
+Writes one JSON line a cell to OUT_FOLDER/hopper_h200.jsonl and prints a table. Every contender is a
+CUDA graph; burst runs come after a 256 MB flush each, the order rotates every round, and the first
+contender runs twice as a control. FOLDER holds `yardstick.py` and `cubins/` of the prototype.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import math
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from hopper_shapes import (
+    CELLS,
+    PROTOTYPE_ORDER,
+    PROTOTYPE_VARIANTS,
+    Tensors,
+    cudnn,
+    flops,
+    make_tensors,
+    ours,
+)
+
+ROUNDS = 15
+SUSTAINED_ROUNDS = 2
+LOAD_SECONDS = 0.3
+FLUSH_BYTES = 256 << 20
+
+Run = Callable[[], object]
+
+
+class Prototype:
+    """The prototype's kernels, loaded by its own script."""
+
+    def __init__(self, folder: Path) -> None:
+        sys.path.insert(0, str(folder))
+        self.module = importlib.import_module("yardstick")
+        self.folder = folder
+        self.loaded: dict[str, object] = {}
+
+    def runs(self, t: Tensors, causal: bool) -> dict[str, Run]:
+        """Its variants for a cell, with the tile order its record names."""
+        d, length = t.q.shape[3], t.q.shape[1]
+        section, tail = PROTOTYPE_ORDER.get((d, length), (32, None)) if causal else (0, None)
+        found = {}
+        for name in PROTOTYPE_VARIANTS[d, causal]:
+            file = f"{name}-{'c' if causal else 'f'}"
+            if file not in self.loaded:
+                path = self.folder / "cubins" / f"{file}.cubin"
+                self.loaded[file] = self.module.Var(str(path))
+            lse = torch.empty(t.q.shape[0], t.q.shape[2], length, device="cuda")
+            made = self.loaded[file].make(
+                t.q, t.k, t.v, torch.empty_like(t.q), lse, secmb=section, T=tail
+            )
+            found[f"prototype {name}"] = made
+        return found
+
+
+def graph_of(run: Run) -> torch.cuda.CUDAGraph:
+    """A graph of one run, replayed once."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(2):
+            run()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    graph.replay()
+    torch.cuda.synchronize()
+    return graph
+
+
+def burst(runs: dict[str, Run], rounds: int = ROUNDS) -> dict[str, list[float]]:
+    """Milliseconds of every run in every round, cold L2, order rotated."""
+    graphs = {name: graph_of(run) for name, run in runs.items()}
+    names = list(graphs)
+    flush = torch.empty(FLUSH_BYTES, dtype=torch.int8, device="cuda")
+    events: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
+    for turn in range(rounds):
+        for place in range(len(names)):
+            name = names[(place + turn) % len(names)]
+            flush.zero_()
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            graphs[name].replay()
+            end.record()
+            events.append((name, start, end))
+    torch.cuda.synchronize()
+    times: dict[str, list[float]] = {name: [] for name in names}
+    for name, start, end in events:
+        times[name].append(start.elapsed_time(end))
+    return times
+
+
+def sustained(runs: dict[str, Run]) -> dict[str, list[float]]:
+    """Milliseconds a run after 0.3 s of load of the same contender; order reversed once."""
+    graphs = {name: graph_of(run) for name, run in runs.items()}
+    times: dict[str, list[float]] = {name: [] for name in graphs}
+    for turn in range(SUSTAINED_ROUNDS):
+        for name in list(graphs) if turn % 2 == 0 else list(graphs)[::-1]:
+            one = _timed(graphs[name], 3)
+            _timed(graphs[name], max(1, int(1000 * LOAD_SECONDS / one)))
+            times[name].append(_timed(graphs[name], max(3, int(100 / one))))
+    return times
+
+
+def _timed(graph: torch.cuda.CUDAGraph, count: int) -> float:
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    for _ in range(count):
+        graph.replay()
+    end.record()
+    torch.cuda.synchronize()
+    return start.elapsed_time(end) / count
+
+
+def ratio(times: dict[str, list[float]], other: str, mine: str) -> float:
+    """How much faster `mine` is: the median over rounds of the ratio inside a round."""
+    pairs = zip(times[other], times[mine], strict=True)
+    return statistics.median(theirs / own for theirs, own in pairs)
+
+
+def compare(
+    part: str, cell: tuple[int, bool, int], prototype: Prototype | None, out: Path
+) -> dict[str, object]:
+    """One cell: our pick, the prototype's variants, cuDNN, and a control."""
+    d, causal, length = cell
+    tensors = make_tensors(d, length)
+    mine, pick = ours(tensors, causal=causal)
+    runs: dict[str, Run] = {"ours": mine}
+    if part == "burst":
+        runs["control"] = mine
+    if prototype is not None:
+        runs |= prototype.runs(tensors, causal)
+    runs["cuDNN"] = cudnn(tensors, causal=causal)
+    times = burst(runs) if part == "burst" else sustained(runs)
+    work = flops(tensors, causal=causal)
+    rivals = [name for name in times if name.startswith("prototype")]
+    best = min(rivals, key=lambda n: statistics.median(times[n])) if rivals else None
+    record: dict[str, object] = {
+        "part": part,
+        "d_head": d,
+        "causal": causal,
+        "length": length,
+        "config": pick,
+        "tflops": {n: round(work / statistics.median(t) / 1e9, 1) for n, t in times.items()},
+        "over_cudnn": round(ratio(times, "cuDNN", "ours"), 4),
+        "over_prototype": round(ratio(times, best, "ours"), 4) if best else None,
+        "prototype": best,
+        "control": round(ratio(times, "control", "ours"), 4) if "control" in times else None,
+    }
+    write(out, record)
+    show = {n: v for n, v in record["tflops"].items() if n in ("ours", "cuDNN", best)}
+    print(
+        f"{part:9s} d{d:<3d} {'causal' if causal else 'full':6s} {length:6d} {show} "
+        f"over prototype {record['over_prototype']} cuDNN {record['over_cudnn']} "
+        f"control {record['control']} | {pick}",
+        flush=True,
+    )
+    return record
+
+
+def write(out: Path, record: dict[str, object]) -> None:
+    """Appends one line to the record."""
+    stamp = {"gpu": torch.cuda.get_device_name(), "date": time.strftime("%Y-%m-%d")}
+    with (out / "hopper_h200.jsonl").open("a", encoding="utf-8") as file:
+        file.write(json.dumps(record | stamp) + "\n")
+
+
+def summary(part: str, records: list[dict[str, object]]) -> None:
+    """Geometric means and the worst cell."""
+    for key in ("over_prototype", "over_cudnn", "control"):
+        values = [float(r[key]) for r in records if r[key]]  # type: ignore[arg-type]
+        if values:
+            mean = math.exp(statistics.fmean(map(math.log, values)))
+            print(f"{part}: {key} geometric mean {mean:.4f}, least {min(values):.4f}", flush=True)
+
+
+def main() -> None:
+    """Runs the parts asked for; one that fails does not stop the rest."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--prototype", type=Path)
+    parser.add_argument("--parts", default="checks,burst,sustained,shapes")
+    asked = parser.parse_args()
+    asked.out.mkdir(parents=True, exist_ok=True)
+    prototype = Prototype(asked.prototype) if asked.prototype else None
+    from hopper_checks import checks, shapes
+
+    for part in asked.parts.split(","):
+        if part in ("burst", "sustained"):
+            cells = [c for c in CELLS if part == "burst" or c[2] in (2048, 16384)]
+            done = []
+            for cell in cells:
+                try:
+                    done.append(compare(part, cell, prototype, asked.out))
+                except Exception as error:  # noqa: BLE001  # a failing cell is reported
+                    print(f"{part} {cell} failed: {error!r}"[:300], flush=True)
+            summary(part, done)
+        else:
+            for line in {"checks": checks, "shapes": shapes}[part](burst):
+                write(asked.out, line)
+                print(line, flush=True)
+
+
+if __name__ == "__main__":
+    main()
