@@ -67,6 +67,7 @@ def opcode(
         positions = writes if callable(writes) else leading
         cut = cuts if callable(cuts) else always
         for name in names:
+            assert name not in OPCODES, f"{name} has a translation already"
             OPCODES[name] = Opcode(
                 name,
                 translate,

@@ -52,13 +52,6 @@ def _is_leader(u: Unit, leader: NDArray[np.uint32]) -> NDArray[np.bool_]:
     return np.asarray(np.tile(LANES, u.pairs) == leader)
 
 
-@opcode("griddepcontrol", "nanosleep", "prefetch", "applypriority", writes=0, counts_as="other")
-def nothing(e: Emitter, i: Instruction) -> None:
-    """Hints: they change when things happen, never what."""
-    if i.opcode == "nanosleep":
-        e.do("u.yielded = True")
-
-
 @opcode("fence", writes=0, counts_as="fence")
 def fence(e: Emitter, i: Instruction) -> None:
     """fence.proxy.async and fence.mbarrier_init; memory is in program order without others."""

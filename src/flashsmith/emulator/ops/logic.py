@@ -12,6 +12,7 @@ from flashsmith.emulator.opcode import Unknown, opcode
 from flashsmith.emulator.ptx.instruction import Imm, Instruction
 from flashsmith.emulator.ptx.parse import SIZES
 
+_ONES = np.array([value.bit_count() for value in range(256)], np.uint32)  # in a byte
 _SYMBOL = {"and": "&", "or": "|", "xor": "^"}
 
 
@@ -219,7 +220,8 @@ def emit_count(e: Emitter, i: Instruction) -> None:
 
 def popc(value: Any) -> Any:  # Any: lanes or a scalar
     """Bits that are one."""
-    return np.bitwise_count(value).astype(np.uint32)
+    raw = np.ascontiguousarray(value)[..., None].view(np.uint8)
+    return np.asarray(_ONES[raw].sum(axis=-1, dtype=np.uint32))[()]
 
 
 def _top(value: Any) -> Any:

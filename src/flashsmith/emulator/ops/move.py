@@ -85,9 +85,12 @@ def emit_nanosleep(e: Emitter, i: Instruction) -> None:
     e.do("u.yielded = True")
 
 
-@opcode("discard", "prefetch", "prefetchu", "applypriority", writes=0, counts_as="control")
+@opcode(
+    "discard", "prefetch", "prefetchu", "applypriority", "griddepcontrol",
+    writes=0, counts_as="control",
+)  # fmt: skip
 def emit_nothing(e: Emitter, i: Instruction) -> None:
-    """Hints to the caches: no effect on values."""
+    """Hints to caches and to the launch of the next kernel: no effect on values."""
 
 
 @opcode("pmevent", "brkpt", writes=0, counts_as="control")
