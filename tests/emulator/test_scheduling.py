@@ -5,8 +5,8 @@ import pytest
 from lanes import launch, run_lanes, text
 
 from flashsmith.base.errors import EmulationError
+from flashsmith.emulator import processes
 from flashsmith.emulator.options import EmulatorOptions
-from flashsmith.emulator.processes import process_count
 from flashsmith.emulator.program import load
 from flashsmith.emulator.ptx.parse import parse_kernel
 
@@ -115,6 +115,20 @@ def test_several_processes_give_what_one_gives():
     assert one.tolist() == two.tolist()
 
 
+def test_processes_are_started_for_long_work_only(monkeypatch):
+    started = []
+    fork = processes.multiprocessing.get_context
+    monkeypatch.setattr(
+        processes.multiprocessing, "get_context", lambda kind: started.append(kind) or fork(kind)
+    )
+    jobs = range(5)
+    assert processes.run_all(lambda job: job + 1, jobs, 2, at_once=False) == [1, 2, 3, 4, 5]
+    assert not started
+    monkeypatch.setattr(processes, "PAYS_SECONDS", 0.0)
+    assert processes.run_all(lambda job: job + 1, jobs, 2, at_once=False) == [1, 2, 3, 4, 5]
+    assert started == ["fork"]
+
+
 def test_faults_come_back_from_other_processes():
     body = "setp.eq.u32 %p1, %a0, 5000; @%p1 trap; mov.u32 %d, 0;"
     with pytest.raises(EmulationError, match="trap") as caught:
@@ -126,9 +140,9 @@ def test_faults_come_back_from_other_processes():
 def test_blocks_that_talk_to_each_other_stay_in_one_process():
     quiet = parse_kernel(text("mov.u32 %r1, 1;", 0))
     loud = parse_kernel(text("ld.param.u64 %rd1, [p0]; atom.global.add.u32 %r1, [%rd1], 1;", 1))
-    assert process_count(quiet, 20, 4) == 4
-    assert process_count(loud, 20, 4) == 1
-    assert process_count(quiet, 1, 4) == 1
+    assert processes.process_count(quiet, 20, 4) == 4
+    assert processes.process_count(loud, 20, 4) == 1
+    assert processes.process_count(quiet, 1, 4) == 1
 
 
 def test_a_text_is_translated_once():

@@ -97,7 +97,7 @@ class Program:
         try:
             with np.errstate(all="ignore"):
                 processes = process_count(self.kernel, len(firsts), options.processes)
-                results = run_all(run, firsts, processes)
+                results = run_all(run, firsts, processes, at_once=options.processes is not None)
         finally:
             for address in held:
                 memory.free(address)
