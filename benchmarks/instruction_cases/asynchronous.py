@@ -126,9 +126,9 @@ def _tma_load(rank: int, swizzle: int, offset: int = 0) -> Case:
 
 def _tma_store(rank: int, swizzle: int, *, reduce: bool = False) -> Case:
     dims, strides, box = _tma_shape(rank, swizzle)
-    corners = _corners(rank, dims, box)[:3]
+    corners = np.maximum(_corners(rank, dims, box)[:3], 0)
     if not reduce:
-        corners = corners[1:2]  # one box: stores of several blocks would race where they overlap
+        corners = corners[2:]  # one box: stores of several blocks would race where they overlap
     size = 2 * prod(box)
     coordinates = ", ".join(f"%{2 + i}" for i in range(rank))
     values = ", ".join(f'"r"(at[{i}])' for i in range(rank))

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 
 from instruction_cases.case import PRELUDE, Case, Compare, in_ulps, same_bits, same_floats
@@ -116,12 +118,13 @@ def register_case(
 
 
 def _mnemonic(text: str) -> str:
-    words = [w.strip() for w in text.replace("{", ";").replace("}", ";").split(";")]
-    skip = (".reg", "setp", "selp", "mov")
-    found = [w.split()[0] for w in words if w and not w.startswith(skip)]
-    return (
-        found[0] if found else next(w.split()[0] for w in words if w and not w.startswith(".reg"))
-    )
+    """The opcode a line is about: not the ones that set up or keep predicates."""
+    special = re.search(r"%%[\w.]+", text)
+    if special:
+        return special.group()[1:]
+    found = re.findall(r"(?:^|[;{])\s*([a-z]\w*(?:\.[\w:]+)+)", text)
+    others = [word for word in found if not word.startswith(("setp", "selp", "mov"))]
+    return (others or found)[0]
 
 
 def _line(op: str, result: str, kinds: str) -> tuple[str, str, str]:
