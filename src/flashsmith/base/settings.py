@@ -14,6 +14,7 @@ NVRTC = "FLASHSMITH_NVRTC"
 BUNDLE = "FLASHSMITH_BUNDLE"
 DEVICE = "FLASHSMITH_DEVICE"
 RESULTS = "FLASHSMITH_RESULTS"
+VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
 
 
 def kernels_key() -> str:
@@ -66,6 +67,13 @@ def results_path() -> Path:
     base = os.environ.get("XDG_DATA_HOME")
     folder = Path(base) if base else Path.home() / ".local" / "share"
     return folder / "flashsmith" / "results.sqlite"
+
+
+def only_gpu(ordinal: int) -> dict[str, str]:
+    """The change of environment under which a child sees one of this process's GPUs alone."""
+    visible = os.environ.get(VISIBLE_GPUS, "")
+    names = [name.strip() for name in visible.split(",") if name.strip()]
+    return {VISIBLE_GPUS: names[ordinal] if names else str(ordinal)}
 
 
 def child_environment(changes: dict[str, str]) -> dict[str, str]:

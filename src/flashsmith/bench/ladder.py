@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from flashsmith.base.errors import ArgumentError
-from flashsmith.bench.facts import Facts
 from flashsmith.config.kernel_config import KernelConfig
 from flashsmith.config.knob import value_text
+from flashsmith.measure.facts import Facts
 from flashsmith.measure.interleaved import Comparison, Timed
 from flashsmith.measure.statistics import Summary, ratio_by_round
 

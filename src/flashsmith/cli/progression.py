@@ -10,13 +10,13 @@ from typing import Annotated
 import typer
 
 from flashsmith.arch import get as get_arch
-from flashsmith.bench.facts import facts_of
 from flashsmith.bench.ladder import Step, ablation, steps_of
 from flashsmith.cli import options
 from flashsmith.cli.output import Row, note, show
 from flashsmith.cli.progress import progress_bar
 from flashsmith.cli.results import shape_text
 from flashsmith.config import KernelConfig, get_kernel_configs, parse_config
+from flashsmith.measure.facts import facts_of
 from flashsmith.measure.interleaved import Comparison, Regime
 from flashsmith.problem.attention_problem import AttentionProblem
 from flashsmith.problem.cost import forward_cost

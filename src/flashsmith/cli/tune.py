@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,22 +11,23 @@ from typing import Annotated
 import typer
 
 from flashsmith.base import settings
-from flashsmith.base.errors import ArgumentError, ConfigError, Unsupported
+from flashsmith.base.errors import ArgumentError, ConfigError
 from flashsmith.cli import options
-from flashsmith.cli.output import Row, note, show
+from flashsmith.cli.output import note, show
 from flashsmith.cli.progress import progress_bar
-from flashsmith.cli.results import shape_text
+from flashsmith.cli.tune_report import rows_of, say_end, title_of, write_charts, write_table
 from flashsmith.compile.compiler import available_cores
 from flashsmith.config import KernelConfig, parse_config
 from flashsmith.problem.attention_problem import AttentionProblem
-from flashsmith.problem.cost import forward_cost
 from flashsmith.runtime.devices import default_device_name
-from flashsmith.tuner.candidates import Candidate, artefact_facts, compiled_candidates
-from flashsmith.tuner.outcome import Timed, Verified, reason_of
+from flashsmith.tuner import predict
+from flashsmith.tuner.candidates import Candidate, compiled_candidates
+from flashsmith.tuner.counting import Places, count_facts, in_predicted_order, predicted_places
+from flashsmith.tuner.executor import Executor
 from flashsmith.tuner.store import ResultStore
 from flashsmith.tuner.target import Target, target_here
-from flashsmith.tuner.tune import Result, Tuner, bits_of, tune_problem
-from flashsmith.tuner.worker_pool import WorkerPool
+from flashsmith.tuner.tune import Result, Tuner, tune_problem
+from flashsmith.tuner.worker_pool import WorkerPool, one_worker_a_gpu
 
 BudgetOption = Annotated[
     str | None, typer.Option("--budget", help="Time to spend, as in 90s, 2m or 1h.")
@@ -48,6 +47,13 @@ PageOption = Annotated[Path, typer.Option("-o", help="The page of charts that th
 StoreOption = Annotated[
     Path | None, typer.Option("--store", help="The results file; without it FLASHSMITH_RESULTS.")
 ]
+ExportOption = Annotated[
+    Path | None,
+    typer.Option("--export", help="Write this GPU's choosable measurements as JSON lines."),
+]
+BundleOption = Annotated[
+    Path | None, typer.Option("--bundle", help="Write the kernels that --export's lines choose.")
+]
 _UNITS = {"s": 1, "m": 60, "h": 3600}
 
 
@@ -66,6 +72,8 @@ def command(
     budget: BudgetOption = None,
     same_bits_as: SameBitsOption = None,
     store: StoreOption = None,
+    export: ExportOption = None,
+    bundle: BundleOption = None,
     output: PageOption = Path("flashsmith-tune.html"),
     json: options.JsonOption = False,
     csv: options.CsvOption = False,
@@ -87,6 +95,7 @@ def command(
         dtype=dtype,
     )
     target = _target(device, arch)
+    _require_times(target, export, bundle)
     model = parse_config(same_bits_as) if same_bits_as else None
     configs = _with_model(configs, model)
     with progress_bar(f"compiling for {target.arch}") as progress:
@@ -98,12 +107,17 @@ def command(
         )
     deadline = began + seconds_of(budget) if budget else None
     path = store or settings.results_path()
-    with ResultStore(path) as opened, WorkerPool(_workers(target)) as pool:
+    places = _places(candidates, target, deadline)
+    candidates = in_predicted_order(candidates, places)
+    with ResultStore(path) as opened, _local_pool(target) as pool:
         results, measured = _run(opened, pool, target, candidates, deadline, model)
-    rows = [_row(result, target) for group in results.values() for result in group]
-    show(rows, json=json, csv=csv, title=_title(target))
-    _say_end(results, path, measured, len(candidates) - len(rows), time.time() - began)
-    _write_page(results, output)
+        rows = rows_of(results, target, places)
+        show(rows, json=json, csv=csv, title=title_of(target, places))
+        unreached, seconds = len(candidates) - len(rows), time.time() - began
+        say_end(results, path, measured=measured, unreached=unreached, seconds=seconds)
+        if export or bundle:
+            write_table(opened, target.gpu, export, bundle)
+    write_charts(results, output)
 
 
 def seconds_of(text: str) -> float:
@@ -130,25 +144,48 @@ def _target(device: str | None, arch: str | None) -> Target:
     return target
 
 
+def _require_times(target: Target, export: Path | None, bundle: Path | None) -> None:
+    if not target.can_time and (export or bundle):
+        option = "--export" if export else "--bundle"
+        raise ArgumentError(
+            f"{option} is {str(export or bundle)!r} without a GPU; only what was timed may be "
+            f"chosen; run on a GPU, or exchange what was verified by `flashsmith results export`."
+        )
+
+
 def _with_model(configs: list[KernelConfig], model: KernelConfig | None) -> list[KernelConfig]:
     return configs if model is None or model in configs else [model, *configs]
 
 
-def _workers(target: Target) -> int:
-    # Two processes that time on one GPU would time each other.
-    return 1 if target.can_time else available_cores()
+def _local_pool(target: Target) -> WorkerPool:
+    """One worker a GPU, for two that time on one would time each other; else one a core."""
+    environments = one_worker_a_gpu(target.gpu) if target.can_time else [{}] * available_cores()
+    return WorkerPool(len(environments), environments=environments)
+
+
+def _places(candidates: Sequence[Candidate], target: Target, deadline: float | None) -> Places:
+    """The predicted places, where they decide something: without times, or under a budget."""
+    if not predict.IS_USED or (target.can_time and deadline is None):
+        return {}
+    sound = [c for c in candidates if c.kernel is not None]
+    configs = list(dict.fromkeys(c.config for c in sound))
+    causal = all(c.problem.causal for c in sound)
+    with progress_bar("counting") as progress, WorkerPool(available_cores()) as pool:
+        facts = count_facts(pool, configs, target.arch, causal=causal, progress=progress)
+    pairs = [(c.config, c.problem) for c in sound]
+    return predicted_places(pairs, facts, target.arch, target.sm_count)
 
 
 def _run(
     store: ResultStore,
-    pool: WorkerPool,
+    pool: Executor,
     target: Target,
     candidates: Sequence[Candidate],
     deadline: float | None,
     model: KernelConfig | None,
 ) -> tuple[dict[AttentionProblem, list[Result]], int]:
     with progress_bar("screening" if target.can_time else "verifying") as bar:
-        tuner = Tuner(target, store, pool, lambda done, total, _: bar(done, total), deadline)
+        tuner = Tuner(target, store, pool, bar, deadline)
         screened = tuner.screen(candidates)
     results: dict[AttentionProblem, list[Result]] = {}
     problems = dict.fromkeys(candidate.problem for candidate in candidates)
@@ -158,66 +195,3 @@ def _run(
             results[problem] = tune_problem(tuner, group, screened, model)
             bar(number, len(problems))
     return results, tuner.measured_now
-
-
-def _row(result: Result, target: Target) -> Row:
-    outcome, candidate = result.measurement.outcome, result.candidate
-    facts = artefact_facts(candidate)
-    row: dict[str, object] = {
-        "config": candidate.config.short_form(),
-        "problem": shape_text(candidate.problem),
-        "outcome": type(outcome).__name__,
-    }
-    if target.can_time:
-        median_us = outcome.median_us if isinstance(outcome, Timed) else None
-        cost = forward_cost(candidate.problem)
-        row["winner"] = result.is_winner
-        row["median_us"] = round(median_us, 2) if median_us else None
-        row["tflops"] = round(cost.tflops(median_us / 1e6), 1) if median_us else None
-        row["protocol"] = result.measurement.key.protocol
-    row |= {name: facts.get(name) for name in ("registers", "spill_bytes", "blocks_per_sm")}
-    row["bits"] = bits_of(result.measurement)[:8]
-    row["same_as"] = candidate.same_as.short_form() if candidate.same_as else None
-    row["note"] = result.passed_over or reason_of(outcome)
-    return row
-
-
-def _title(target: Target) -> str:
-    what = "measured on" if target.can_time else f"verified for {target.arch} in"
-    return f"{what} {target.gpu}"
-
-
-def _write_page(results: dict[AttentionProblem, list[Result]], path: Path) -> None:
-    from flashsmith.report.page import write_page
-    from flashsmith.report.sources import ReportData
-
-    found = tuple(result.measurement for group in results.values() for result in group)
-    again = f"flashsmith {shlex.join(sys.argv[1:])}"
-    try:
-        charts = write_page(ReportData((), found, "this run"), path, reproduce=again)
-    except Unsupported as error:
-        note(str(error))
-    else:
-        note(f"Open {path}: {charts} charts.")
-
-
-def _say_end(
-    results: dict[AttentionProblem, list[Result]],
-    path: Path,
-    measured: int,
-    unreached: int,
-    seconds: float,
-) -> None:
-    everything = [result for group in results.values() for result in group]
-    sound = sum(isinstance(r.measurement.outcome, Timed | Verified) for r in everything)
-    note(
-        f"{len(everything)} candidates, {sound} right; {measured} measured now, the rest known "
-        f"from before; {seconds:.0f} s."
-    )
-    if unreached:
-        note(f"{unreached} were not reached within the budget; the same line again goes on.")
-    for problem, group in results.items():
-        winner = next((r for r in group if r.is_winner), None)
-        if winner is not None:
-            note(f"{shape_text(problem)}: {winner.candidate.config.short_form()}")
-    note(f"Kept in {path}. Again: flashsmith {shlex.join(sys.argv[1:])}")

@@ -19,6 +19,15 @@ def has_cuda() -> bool:
     return not isinstance(find_driver(), str)
 
 
+def gpu_names() -> list[str]:
+    """The names of the GPUs that the CUDA driver sees, by ordinal; empty where there are none."""
+    driver = find_driver()
+    if isinstance(driver, str):
+        return []
+    handles = [driver.integer("cuDeviceGet", n) for n in range(driver.integer("cuDeviceGetCount"))]
+    return [driver.text("cuDeviceGetName", handle) for handle in handles]
+
+
 def default_device_name() -> str:
     """`FLASHSMITH_DEVICE` if set, else `cuda` where there is a GPU, else `emulator`."""
     return settings.device_name() or ("cuda" if has_cuda() else "emulator")

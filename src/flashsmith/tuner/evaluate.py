@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import asdict
 from functools import cache
 from typing import Any
 
@@ -20,6 +21,7 @@ from flashsmith.check.survey import CASES
 from flashsmith.check.verdict import check_case
 from flashsmith.compile.compiler import compile_kernel
 from flashsmith.config import KernelConfig, parse_config
+from flashsmith.measure.facts import facts_of
 from flashsmith.measure.timed_configs import random_inputs, screen_us, time_configs
 from flashsmith.problem.attention_problem import AttentionProblem
 from flashsmith.runtime.cuda_device import CudaDevice
@@ -41,6 +43,7 @@ from flashsmith.tuner.outcome import (
     Wrong,
     outcome_fields,
 )
+from flashsmith.tuner.target import target_here
 
 Json = dict[str, Any]  # Any: JSON
 SCREEN_RUNS = 5
@@ -69,7 +72,13 @@ _checked: dict[tuple[KernelConfig, str], Outcome | None] = {}
 
 def evaluate(job: Json) -> Json:
     """Answers one job of the tuner; see the functions below for the kinds there are."""
-    kinds: dict[str, Callable[[Json], Json]] = {"screen": _screen, "race": _race, "gate": _gate}
+    kinds: dict[str, Callable[[Json], Json]] = {
+        "screen": _screen,
+        "race": _race,
+        "gate": _gate,
+        "count": _count,
+        "target": _target,
+    }
     return kinds[job["kind"]](job)
 
 
@@ -108,6 +117,19 @@ def _gate(job: Json) -> Json:
     device, config = _device(job), parse_config(job["config"])
     outcome = _checked_on(device, config, "full") or Verified("")
     return _answer(device, outcome)
+
+
+def _count(job: Json) -> Json:
+    """One configuration's facts, for a prediction; empty if it cannot be compiled."""
+    try:
+        return asdict(facts_of(parse_config(job["config"]), job["arch"], causal=job["causal"]))
+    except FlashsmithError:
+        return {}
+
+
+def _target(job: Json) -> Json:
+    """What this worker measures on: asked by a driver that has no GPU itself."""
+    return asdict(target_here(job["device"]))
 
 
 def _sound(

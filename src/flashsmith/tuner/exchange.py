@@ -11,6 +11,7 @@ from flashsmith.base.errors import ArgumentError
 from flashsmith.problem.attention_problem import AttentionProblem
 from flashsmith.tuner.measurement import Measurement, MeasurementKey, measurement_from_line
 from flashsmith.tuner.outcome import Timed
+from flashsmith.tuner.stale import stale_measurements
 from flashsmith.tuner.store import ResultStore
 
 
@@ -46,6 +47,14 @@ def read_any(path: Path) -> list[Measurement]:
         return read_lines(path)
     with ResultStore(path) as store:
         return store.all()
+
+
+def choosable_table(measurements: Iterable[Measurement], gpu: str) -> list[Measurement]:
+    """What a choice may be made by on a GPU: gated times of kernels as they are now."""
+    timed = [m for m in measurements if m.gate and isinstance(m.outcome, Timed)]
+    mine = [m for m in timed if m.key.gpu == gpu]
+    stale = {m.key for m in stale_measurements(mine)}
+    return [m for m in mine if m.key not in stale]
 
 
 @dataclass(frozen=True, slots=True)

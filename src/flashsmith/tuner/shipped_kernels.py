@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from flashsmith.config.parse import parse_config
 from flashsmith.config.traits import ForwardTraits
 from flashsmith.runtime.launch import plan
 from flashsmith.tuner import measured
+from flashsmith.tuner.measurement import Measurement
 
 _ANY_SM_COUNT = 132  # a plan's compile-time facts do not depend on it
 _log = logging.getLogger("flashsmith.choose")
@@ -57,28 +58,35 @@ def _shipped(
 
 def write_shipped_kernels() -> dict[Path, int]:
     """Compiles what the shipped measurements may choose, beside them; files and their kernels."""
-    written = {}
-    jobs = list(dict.fromkeys(_jobs()))
-    for arch in sorted({job.arch for job in jobs}):
-        wanted = [job for job in jobs if job.arch == arch]
-        kernels = []
-        for job, kernel in zip(wanted, compile_many(wanted), strict=True):
-            if isinstance(kernel, FlashsmithError):
-                raise kernel
-            kernels.append((job.config, job.traits, kernel))
-        write_bundle(kernels, bundle_path(arch))
-        written[bundle_path(arch)] = len(kernels)
-    return written
+    files = sorted(measured.SHIPPED_FOLDER.glob("*.jsonl"))
+    items = [item for path in files for item in measured.choosable(path)]
+    return {
+        bundle_path(arch): write_kernels_of(
+            [item for item in items if item.key.arch == arch], bundle_path(arch)
+        )
+        for arch in sorted({item.key.arch for item in items})
+    }
 
 
-def _jobs() -> Iterator[CompileJob]:
-    """The kernel of every choosable measurement, in both element types, with LSE and without."""
-    for path in sorted(measured.SHIPPED_FOLDER.glob("*.jsonl")):
-        for item in measured.choosable(path):
-            for dtype in DType:
-                fields: dict[str, Any] = {"dtype": dtype}  # Any: a field of each family
-                config = replace(parse_config(item.key.config), **fields)
-                problem = replace(item.key.problem, dtype=dtype)
-                for lse in (False, True):
-                    traits = plan(config, problem, lse=lse, sm_count=_ANY_SM_COUNT).traits
-                    yield CompileJob(config, traits, item.key.arch)
+def write_kernels_of(items: Iterable[Measurement], path: Path) -> int:
+    """Compiles the kernels of measurements into one bundle; returns how many there are."""
+    wanted = list(dict.fromkeys(_jobs(items)))
+    kernels = []
+    for job, kernel in zip(wanted, compile_many(wanted), strict=True):
+        if isinstance(kernel, FlashsmithError):
+            raise kernel
+        kernels.append((job.config, job.traits, kernel))
+    write_bundle(kernels, path)
+    return len(kernels)
+
+
+def _jobs(items: Iterable[Measurement]) -> Iterator[CompileJob]:
+    """The kernel of every measurement, in both element types, with LSE and without."""
+    for item in items:
+        for dtype in DType:
+            fields: dict[str, Any] = {"dtype": dtype}  # Any: a field of each family
+            config = replace(parse_config(item.key.config), **fields)
+            problem = replace(item.key.problem, dtype=dtype)
+            for lse in (False, True):
+                traits = plan(config, problem, lse=lse, sm_count=_ANY_SM_COUNT).traits
+                yield CompileJob(config, traits, item.key.arch)

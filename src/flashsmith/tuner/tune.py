@@ -12,6 +12,7 @@ from flashsmith.config.kernel_config import KernelConfig
 from flashsmith.problem.attention_problem import AttentionProblem
 from flashsmith.runtime.launch import plan
 from flashsmith.tuner.candidates import Candidate, artefact_facts
+from flashsmith.tuner.executor import Answer, Died, Executor, Job, Late, Reply
 from flashsmith.tuner.measurement import Measurement, MeasurementKey, problem_fields
 from flashsmith.tuner.outcome import (
     DidNotRun,
@@ -24,7 +25,6 @@ from flashsmith.tuner.outcome import (
 from flashsmith.tuner.sanitizer import sanitizer_complaint
 from flashsmith.tuner.store import ResultStore
 from flashsmith.tuner.target import Target
-from flashsmith.tuner.worker_pool import Answer, Died, Job, Late, Reply, WorkerPool
 
 JOB_SECONDS = 120.0  # a job still running then is hung: the slowest real one takes seconds
 RACERS = 8  # survivors of the screening that are measured side by side
@@ -51,7 +51,7 @@ class Tuner:
 
     target: Target
     store: ResultStore
-    pool: WorkerPool
+    pool: Executor
     progress: Progress = lambda done, total, best: None
     deadline: float | None = None
     job_seconds: float = JOB_SECONDS

@@ -10,39 +10,14 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from flashsmith.base import settings
+from flashsmith.runtime.devices import gpu_names
+from flashsmith.tuner.executor import EVALUATOR, Answer, Died, Job, Late, Reply
 
-EVALUATOR = "flashsmith.tuner.evaluate:evaluate"
-Job = dict[str, Any]  # Any: JSON
 _STDERR_LINES = 20
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What the evaluator returned."""
-
-    data: dict[str, Any]  # Any: JSON
-
-
-@dataclass(frozen=True, slots=True)
-class Died:
-    """The worker ended before it answered."""
-
-    cause: str
-
-
-@dataclass(frozen=True, slots=True)
-class Late:
-    """The worker was killed because its time was up."""
-
-    seconds: float
-
-
-Reply = Answer | Died | Late
 
 
 class Worker:
@@ -120,7 +95,7 @@ class Worker:
 
 
 class WorkerPool:
-    """Several workers that share one list of jobs."""
+    """Several workers of this machine that share one list of jobs: the `local` executor."""
 
     def __init__(
         self,
@@ -170,3 +145,9 @@ class WorkerPool:
             return worker.ask(job, seconds)
         finally:
             self._free.put(worker)
+
+
+def one_worker_a_gpu(gpu: str) -> list[dict[str, str]]:
+    """The environments of workers that each see one GPU of that name, and no other."""
+    names = gpu_names()
+    return [settings.only_gpu(number) for number, name in enumerate(names) if name == gpu]

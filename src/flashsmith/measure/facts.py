@@ -17,7 +17,7 @@ from flashsmith.runtime.forward import forward_arrays
 from flashsmith.runtime.launch import plan
 
 _BLOCKS = 4  # of keys that the counted kernel walks
-_TENSOR_CLASSES = ("mma", "matrix")  # mma.sync, wgmma
+_WARP_MMA, _GROUP_MMA = "mma", "matrix"  # classes of instructions: mma.sync, wgmma
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +33,8 @@ class Facts:
     tensor_share: float | None  # of the instructions
     conflicts_a_phase: float | None  # extra shared-memory cycles for each that is needed
     sectors_a_request: float | None
+    shared_cycles: float | None  # a block of scores, with conflicts
+    group_share: float | None  # of tensor instructions: issued by four warps at once
 
 
 def facts_of(config: KernelConfig, arch: str, *, causal: bool = False) -> Facts:
@@ -71,23 +73,28 @@ def small_problem(config: KernelConfig, *, causal: bool = False) -> AttentionPro
     )
 
 
-def _events(
-    device: EmulatedDevice, config: KernelConfig, problem: AttentionProblem
-) -> tuple[float | None, float | None, float | None, float | None]:
+_Events = tuple[float | None, ...]
+
+
+def _events(device: EmulatedDevice, config: KernelConfig, problem: AttentionProblem) -> _Events:
     inputs = random_inputs(problem)
     try:
         forward_arrays(device, config, problem, inputs["q"], inputs["k"], inputs["v"])
     except FlashsmithError:
         # A kernel the emulator cannot run still has resources; what was not counted is left out.
-        return None, None, None, None
+        return (None,) * 6
     report = device.last_report
     assert report is not None
     assert report.counters is not None
     counts = report.counters
     total = sum(counts.instructions.values())
+    by_group = counts.instructions[_GROUP_MMA]
+    tensor = counts.instructions[_WARP_MMA] + by_group
     return (
         round(total / _BLOCKS, 1),
-        round(sum(counts.instructions[name] for name in _TENSOR_CLASSES) / max(total, 1), 4),
+        round(tensor / max(total, 1), 4),
         round(counts.bank_conflicts / max(counts.shared_phases, 1), 3),
         round(counts.sectors_a_request, 2),
+        round((counts.shared_phases + counts.bank_conflicts) / _BLOCKS, 1),
+        round(by_group / max(tensor, 1), 2),
     )

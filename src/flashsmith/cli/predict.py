@@ -1,0 +1,181 @@
+"""`flashsmith predict`: the order in which `tune` measures, and how good it is on records."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flashsmith.arch import find_gpu
+from flashsmith.arch import get as get_arch
+from flashsmith.base.errors import ArgumentError
+from flashsmith.cli import options
+from flashsmith.cli.output import Row, note, show
+from flashsmith.cli.progress import progress_bar
+from flashsmith.cli.results import shape_text
+from flashsmith.compile.compiler import available_cores
+from flashsmith.config import KernelConfig, parse_config
+from flashsmith.config.parse import looks_like_config
+from flashsmith.problem.attention_problem import AttentionProblem
+from flashsmith.report.sources import ReportData, gather
+from flashsmith.runtime.emulated_device import EmulatedDevice
+from flashsmith.tuner import predict
+from flashsmith.tuner.candidates import competes
+from flashsmith.tuner.counting import Places, count_facts, predicted_places
+from flashsmith.tuner.measurement import problem_fields, problem_from_fields
+from flashsmith.tuner.outcome import Timed
+from flashsmith.tuner.worker_pool import WorkerPool
+
+AgainstOption = Annotated[
+    list[Path] | None,
+    typer.Option("--against", help="Records to hold the order against; may be given repeatedly."),
+]
+LEAST = 3  # configurations of a problem, below which an order says nothing
+# Times of one problem on one GPU: microseconds by configuration.
+Times = dict[tuple[str, AttentionProblem], dict[KernelConfig, float]]
+
+
+def command(
+    key: options.KeyArgument = None,
+    against: AgainstOption = None,
+    arch: options.ArchOption = "sm_90a",
+    seq_lens: options.SeqLensOption = "4096",
+    d_heads: options.DHeadsOption = "128",
+    batch: options.GridBatchOption = None,
+    heads: options.GridHeadsOption = None,
+    kv_heads: options.KvHeadsOption = None,
+    causal: options.CausalOption = False,
+    both_masks: options.BothMasksOption = False,
+    dtype: options.DTypeOption = "bf16",
+    json: options.JsonOption = False,
+    csv: options.CsvOption = False,
+) -> None:
+    """Order configurations without running them on a GPU, or judge that order by records.
+
+    Examples: flashsmith predict 64,32 --seq-lens 4096; flashsmith predict --against
+    benchmarks/results/h200/tune.jsonl
+    """
+    arch_name = get_arch(arch).name
+    if against:
+        rows = _qualities(_times_of(gather(_existing(against)), key), arch_name)
+        show(rows, json=json, csv=csv, title="the predicted order against measured times")
+        _say_verdict(rows)
+        return
+    configs = options.configs_of(key, "tune")
+    problems = options.problems_of(
+        seq_lens=seq_lens,
+        d_heads=d_heads,
+        batch=batch,
+        heads=heads,
+        kv_heads=kv_heads,
+        causal=causal,
+        both_masks=both_masks,
+        dtype=dtype,
+    )
+    pairs = [(c, p) for p in problems for c in configs if competes(c, p, configs)]
+    if not pairs:
+        raise ArgumentError(
+            f"None of the {len(configs)} configurations is for {dtype} and d_head {d_heads}; "
+            f"choose another KEY, --dtype or --d-heads."
+        )
+    places = _places(pairs, arch_name, EmulatedDevice(arch_name).sm_count)
+    rows = [
+        {"predicted_place": place, "config": config.short_form(), "problem": shape_text(problem)}
+        for (config, problem), place in places.items()
+    ]
+    show(rows, json=json, csv=csv, title=f"predicted for {arch_name}; nothing is timed")
+
+
+def _existing(paths: list[Path]) -> list[Path]:
+    for path in paths:
+        if not path.exists():
+            raise ArgumentError(
+                f"--against is {str(path)!r}, which does not exist; it is a file of `flashsmith "
+                f"tune --export`, `results export`, `bench -o` or `progression -o`; make one."
+            )
+    return paths
+
+
+def _places(
+    pairs: Iterable[tuple[KernelConfig, AttentionProblem]], arch: str, sm_count: int
+) -> Places:
+    pairs = list(pairs)
+    configs = list(dict.fromkeys(config for config, _ in pairs))
+    with progress_bar("counting") as progress, WorkerPool(available_cores()) as pool:
+        facts = count_facts(pool, configs, arch, progress=progress)
+    return predicted_places(pairs, facts, arch, sm_count)
+
+
+def _times_of(data: ReportData, key: str | None) -> Times:
+    """Every time of a known configuration, the best-measured one where there are several."""
+    wanted = set(options.configs_of(key, "")) if key else None
+    times: Times = {}
+    for gpu, problem, name, median_us in _measured(data):
+        config = parse_config(name)
+        if wanted is None or config in wanted:
+            times.setdefault((gpu, problem), {})[config] = median_us
+    kept = {where: found for where, found in times.items() if len(found) >= LEAST}
+    if not kept:
+        raise ArgumentError(
+            f"--against names no problem with {LEAST} or more timed configurations; an order "
+            f"cannot be judged by fewer; give a record of `flashsmith tune`."
+        )
+    return kept
+
+
+def _measured(data: ReportData) -> Iterator[tuple[str, AttentionProblem, str, float]]:
+    """GPU, problem, configuration and time; longer protocols come after shorter ones."""
+    protocols = ("screen", "race", "final")
+    for protocol in protocols:
+        for m in data.measurements:
+            if isinstance(m.outcome, Timed) and m.key.protocol == protocol:
+                yield m.key.gpu, m.key.problem, m.key.config, m.outcome.median_us
+    names = set(problem_fields(AttentionProblem(1, 1, 1, 1, 1, 64)))
+    for record in data.records:
+        name = str(record.what.get("name"))
+        if looks_like_config(name):
+            fields = {field: record.what[field] for field in names}
+            problem = problem_from_fields(fields)
+            yield str(record.environment["device"]), problem, name, record.result["median_us"]
+
+
+def _qualities(times: Times, arch: str) -> list[Row]:
+    rows: list[Row] = []
+    sm_counts = {gpu: _sm_count(gpu, arch) for gpu, _ in times}
+    for gpu, sm_count in sm_counts.items():
+        mine = {problem: found for (name, problem), found in times.items() if name == gpu}
+        pairs = [(config, problem) for problem, found in mine.items() for config in found]
+        places = _places(pairs, arch, sm_count)
+        for problem, found in mine.items():
+            known = [config for config in found if (config, problem) in places]
+            if len(known) < LEAST:
+                continue
+            order = [float(places[config, problem]) for config in known]
+            good = predict.quality(order, [found[config] for config in known])
+            rows.append(
+                {
+                    "gpu": gpu,
+                    "problem": shape_text(problem),
+                    "configurations": good.count,
+                    "rank_correlation": round(good.rank_correlation, 3),
+                    "top_5_regret": round(good.top_5_regret, 4),
+                }
+            )
+    return rows
+
+
+def _sm_count(gpu: str, arch: str) -> int:
+    known = find_gpu(gpu)
+    return known.sm_count if known else EmulatedDevice(arch).sm_count
+
+
+def _say_verdict(rows: list[Row]) -> None:
+    worst = max(float(str(row["top_5_regret"])) for row in rows)
+    mean = sum(float(str(row["rank_correlation"])) for row in rows) / len(rows)
+    used = "orders the work of `tune`" if predict.IS_USED else "is not used by `tune`"
+    note(
+        f"{len(rows)} problems: worst top-5 regret {worst:.1%} (allowed "
+        f"{predict.ALLOWED_REGRET:.0%}), mean rank correlation {mean:.2f}; the prediction {used}."
+    )
