@@ -228,8 +228,9 @@ struct HopperOverlappedLoop : HopperConsumer<kConfig, kTraits> {
         }
         this->v.wait();
         this->issue_pv(!first);
+        if constexpr (!Base::kMmaSums) this->finish(slot);
         end_pv();
-        this->finish(slot);
+        if constexpr (Base::kMmaSums) this->finish(slot);
         this->store(slot);
     }
 };
