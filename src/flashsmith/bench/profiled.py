@@ -1,0 +1,116 @@
+"""The program that a profiler watches: compiles in parallel, launches all, notes the order.
+
+    python -m flashsmith.bench.profiled JOB.json LAUNCHES.jsonl
+
+The reference runs first in every round, so that two of its calls never stand side by side: what a
+profiler saw between two kernels of ours is one call of the reference.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+
+from flashsmith.base.errors import FlashsmithError
+from flashsmith.bench.peers import find_peers, torch_tensors
+from flashsmith.bench.profile import REFERENCE, Job, Launched
+from flashsmith.compile.compiler import CompileJob, compile_many
+from flashsmith.config.kernel_config import KernelConfig
+from flashsmith.config.traits import ForwardTraits
+from flashsmith.measure.timed_configs import random_inputs
+from flashsmith.problem.attention_problem import AttentionProblem
+from flashsmith.runtime.device import Device
+from flashsmith.runtime.devices import default_device
+from flashsmith.runtime.forward import forward, prepare_forward
+from flashsmith.runtime.launch import plan
+from flashsmith.runtime.tensors import tensors_on
+
+_PEER = "FlashAttention-2 (torch)"
+Note = Callable[[Launched], None]
+Call = Callable[[], None]
+
+
+def launch_all(device: Device, job: Job, note: Note) -> None:
+    """Launches every configuration of every task `job.runs` times; notes each launch."""
+    _compile(device, job)
+    for number, task in enumerate(job.tasks):
+        inputs = random_inputs(task.problem)
+        with (
+            _reference(task.problem, job.reference) as reference,
+            tensors_on(device, task.problem, inputs, lse=False) as call,
+        ):
+            ready = []
+            for config in task.configs:
+                try:
+                    prepare_forward(device, config, task.problem, lse=False)
+                    ready.append(config)
+                except FlashsmithError as error:
+                    note(Launched(number, config.short_form(), str(error)))
+            for _ in range(job.runs if ready else 0):
+                if reference is not None:
+                    reference()
+                    note(Launched(number, REFERENCE))
+                for config in ready:
+                    forward(device, config, task.problem, call)
+                    device.synchronize()
+                    note(Launched(number, config.short_form()))
+
+
+def _compile(device: Device, job: Job) -> None:
+    """Fills the kernel cache on all cores; what does not compile is told when it is prepared."""
+    compile_many(
+        list(
+            dict.fromkeys(
+                CompileJob(config, _traits(device, config, task.problem), device.arch)
+                for task in job.tasks
+                for config in task.configs
+                if config.runs_on(device.arch)
+            )
+        )
+    )
+
+
+def _traits(device: Device, config: KernelConfig, problem: AttentionProblem) -> ForwardTraits:
+    return plan(config, problem, lse=False, sm_count=device.sm_count).traits
+
+
+@contextmanager
+def _reference(problem: AttentionProblem, wanted: bool) -> Iterator[Call | None]:
+    """A call of torch's FlashAttention-2 that waits for it, or None where it cannot be had."""
+    if not wanted or find_spec("torch") is None:
+        yield None
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        yield None
+        return
+    with torch_tensors(problem) as (q, k, v, _):
+        attention = find_peers([_PEER])[0].make(problem, q, k, v)
+
+        def call() -> None:
+            with torch.no_grad():
+                attention()
+            torch.cuda.synchronize()
+
+        yield call
+
+
+def main() -> None:
+    """Reads the job, launches, and writes what was launched line by line."""
+    job = Job.from_json(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    with Path(sys.argv[2]).open("w", encoding="utf-8") as file:
+
+        def note(launched: Launched) -> None:
+            file.write(json.dumps(launched.to_data()) + "\n")
+            file.flush()
+
+        launch_all(default_device("cuda"), job, note)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,172 @@
+"""`flashsmith profile`: counters of a set of kernels, read by Nsight Compute in a child process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flashsmith.base.errors import DeviceMissing
+from flashsmith.bench.ncu import find_ncu
+from flashsmith.bench.profile import REFERENCE, Job, Profile, profile, tasks_of
+from flashsmith.cli import options
+from flashsmith.cli.output import Row, note, show
+from flashsmith.config import KernelConfig
+from flashsmith.measure.record import Record
+from flashsmith.problem.attention_problem import AttentionProblem
+from flashsmith.report.sources import gather
+from flashsmith.runtime.devices import default_device, has_cuda
+from flashsmith.tuner.measurement import problem_fields
+from flashsmith.tuner.outcome import Timed
+
+RunsOption = Annotated[int, typer.Option("--runs", min=1, help="Launches of each kernel.")]
+DHeadsOption = Annotated[
+    str | None,
+    typer.Option("--d-heads", "--d-head", help="Head dimensions, as in 64,128; else the set's."),
+]
+ReferenceOption = Annotated[
+    bool, typer.Option(help="Profile torch's FlashAttention-2 beside them, where there is torch.")
+]
+RecordsOption = Annotated[
+    Path | None,
+    typer.Option("--records", help="Join the times of these records or results as recorded_us."),
+]
+OutputOption = Annotated[
+    Path | None, typer.Option("-o", help="Append records to this JSON lines file.")
+]
+# A terminal has room for these; --json and --csv hold all columns.
+TABLE = (
+    *("config", "length", "d_head", "duration_us", "cycles", "registers", "l2_hit_pct", "tflops"),
+    *("times_as_fast", "tensor_pct", "recorded_us"),
+)
+Times = Mapping[tuple[str, AttentionProblem], float]
+
+
+def command(
+    key: options.KeyArgument = None,
+    seq_lens: options.SeqLensOption = "4096",
+    d_heads: DHeadsOption = None,
+    batch: options.GridBatchOption = None,
+    heads: options.GridHeadsOption = None,
+    kv_heads: options.KvHeadsOption = None,
+    causal: options.CausalOption = False,
+    runs: RunsOption = 1,
+    reference: ReferenceOption = True,
+    records: RecordsOption = None,
+    output: OutputOption = None,
+    json: options.JsonOption = False,
+    csv: options.CsvOption = False,
+) -> None:
+    """Read duration, cycles, registers, L2 hit rate and more of each kernel with Nsight Compute.
+
+    Example: KERNELS=tune flashsmith profile --seq-lens 1024,4096 --d-heads 128 --runs 1 --csv
+    """
+    configs = options.configs_of(key, "prog")
+    problems = _problems(configs, seq_lens, d_heads, batch, heads, kv_heads, causal)
+    job = Job(tasks_of(configs, problems), runs, reference)
+    times = _times(records) if records is not None else {}
+    if not has_cuda():
+        raise DeviceMissing(
+            "profile reads a GPU's counters, and no GPU with its driver was found here; the "
+            "emulator's counters are shown by `flashsmith progression --device emulator`."
+        )
+    find_ncu()
+    note(f"{job.launches} launches under Nsight Compute, each replayed for its counters")
+    found, left_out = profile(job)
+    for reason in left_out:
+        note(f"left out: {reason}")
+    rows = [_row(one, times) for one in found]
+    if output is not None:
+        _append(output, found)
+        note(f"records appended to {output}")
+    columns = None if json or csv or not rows else [name for name in TABLE if name in rows[0]]
+    title = f"Counters on this GPU; times_as_fast is against {REFERENCE} in the same run"
+    show(rows, json=json, csv=csv, columns=columns, title=title)
+
+
+def _problems(
+    configs: Sequence[KernelConfig],
+    seq_lens: str,
+    d_heads: str | None,
+    batch: int | None,
+    heads: int | None,
+    kv_heads: int | None,
+    causal: bool,
+) -> list[AttentionProblem]:
+    """The grid, for every element type of the configurations."""
+    widths = d_heads or ",".join(str(d) for d in dict.fromkeys(c.d_head for c in configs))
+    return [
+        problem
+        for dtype in dict.fromkeys(config.dtype for config in configs)
+        for problem in options.problems_of(
+            seq_lens=seq_lens,
+            d_heads=widths,
+            batch=batch,
+            heads=heads,
+            kv_heads=kv_heads,
+            causal=causal,
+            both_masks=False,
+            dtype=dtype.name,
+        )
+    ]
+
+
+def _times(path: Path) -> Times:
+    """The last time of every configuration on every problem, from records or results."""
+    from flashsmith.report.charts import problem_of
+
+    data = gather([path])
+    times = {
+        (str(r.what["name"]), problem_of(r)): float(r.result["median_us"]) for r in data.records
+    }
+    for m in data.measurements:
+        if isinstance(m.outcome, Timed):
+            times[m.key.config, m.key.problem] = m.outcome.median_us
+    return times
+
+
+def _row(found: Profile, times: Times) -> Row:
+    p = found.problem
+    row: dict[str, object] = {
+        "config": found.who,
+        "length": p.q_len,
+        "d_head": p.d_head,
+        "batch": p.batch,
+        "heads": p.heads,
+        "mask": "causal" if p.causal else "full",
+        **{name: _rounded(name, value) for name, value in found.metrics.items()},
+        "tflops": round(found.tflops, 1) if found.tflops else None,
+        "times_as_fast": round(found.times_as_fast, 3) if found.times_as_fast else None,
+    }
+    if times:
+        row["recorded_us"] = times.get((found.who, p))
+    return row
+
+
+def _rounded(name: str, value: float | None) -> float | int | None:
+    """Counts as whole numbers, durations and shares with two places."""
+    if value is None:
+        return None
+    return round(value, 2) if name.endswith(("_us", "_pct")) else round(value)
+
+
+def _append(path: Path, found: Sequence[Profile]) -> None:
+    from flashsmith.compile.nvrtc_library import find_nvrtc
+    from flashsmith.measure.environment import environment_of
+    from flashsmith.measure.record import append_records
+
+    environment = asdict(environment_of(default_device("cuda"), compiler=find_nvrtc().compiler))
+    append_records(
+        path,
+        [
+            Record(
+                {"suite": "profile", "name": one.who, **problem_fields(one.problem)},
+                {**one.metrics, "tflops": one.tflops, "times_as_fast": one.times_as_fast},
+                environment,
+            )
+            for one in found
+        ],
+    )

@@ -1,0 +1,95 @@
+"""`flashsmith profile`: the original's line, its columns, its join with records, its refusals."""
+
+import csv
+import io
+import json
+
+import pytest
+from report_records import record
+from typer.testing import CliRunner
+
+from flashsmith.base.errors import ArgumentError, DeviceMissing
+from flashsmith.bench.profile import REFERENCE, Profile
+from flashsmith.cli import profile as verb
+from flashsmith.cli.main import app
+from flashsmith.config import get_kernel_configs
+from flashsmith.measure.record import append_records
+
+TUNE = [c.short_form() for c in get_kernel_configs("tune") if c.d_head == 128]
+METRICS = {"duration_us": 1000.0, "cycles": 1.5e6, "registers": 168.0, "l2_hit_pct": 93.254}
+
+
+@pytest.fixture
+def jobs(monkeypatch):
+    """Jobs that the verb made; every kernel of them takes 1 ms."""
+    made = []
+
+    def profile(job):
+        made.append(job)
+        rows = [
+            Profile(config.short_form(), task.problem, METRICS, 1.25)
+            for task in job.tasks
+            for config in task.configs
+        ]
+        return [Profile(REFERENCE, job.tasks[0].problem, METRICS, None), *rows], ["x: no room"]
+
+    monkeypatch.setattr(verb, "profile", profile)
+    monkeypatch.setattr(verb, "has_cuda", lambda: True)
+    monkeypatch.setattr(verb, "find_ncu", lambda: "/usr/bin/ncu")
+    return made
+
+
+def run(*arguments, **environment):
+    return CliRunner().invoke(app, ["profile", *arguments], env=environment)
+
+
+def test_the_originals_line_profiles_the_tuning_set_at_every_length(jobs):
+    lengths = "1024,2048,4096,8192,16384"
+    ran = run(*("--seq-lens", lengths, "--d-heads", "128", "--runs", "1", "--csv"), KERNELS="tune")
+    assert ran.exit_code == 0, ran.output
+    (job,) = jobs
+    assert job.runs == 1
+    assert job.reference
+    assert {task.problem.q_len for task in job.tasks} == {1024, 2048, 4096, 8192, 16384}
+    for length in map(int, lengths.split(",")):
+        tasks = [task for task in job.tasks if task.problem.q_len == length]
+        assert {c.short_form() for task in tasks for c in task.configs} == set(TUNE)
+        assert all(c.dtype == task.problem.dtype for task in tasks for c in task.configs)
+    rows = list(csv.DictReader(io.StringIO(ran.stdout)))
+    assert len(rows) == 1 + 5 * len(TUNE)
+    assert rows[0]["config"] == REFERENCE
+    assert {"duration_us", "cycles", "registers", "l2_hit_pct", "tflops"} < set(rows[1])
+    assert rows[1]["times_as_fast"] == "1.25"
+    assert rows[1]["l2_hit_pct"] == "93.25"
+    assert "left out: x: no room" in ran.stderr
+
+
+def test_options_reach_the_job(jobs):
+    ran = run("prog", "--runs", "3", "--no-reference", "--causal", "--heads", "3", "--json")
+    assert ran.exit_code == 0, ran.output
+    (job,) = jobs
+    assert (job.runs, job.reference) == (3, False)
+    assert job.tasks[0].problem.causal
+    assert job.tasks[0].problem.heads == 3
+    assert json.loads(ran.stdout)[1]["mask"] == "causal"
+
+
+def test_times_of_records_stand_beside_the_counters(jobs, tmp_path):
+    path = tmp_path / "records.jsonl"
+    config = get_kernel_configs("prog")[-1].short_form()
+    append_records(path, [record("progression", config, 4096, 1540.0)])
+    ran = run("prog", "--batch", "2", "--records", str(path), "--json")
+    recorded = {row["config"]: row["recorded_us"] for row in json.loads(ran.stdout)}
+    assert recorded[config] == 1540.0
+    assert recorded[get_kernel_configs("prog")[0].short_form()] is None
+
+
+def test_a_machine_without_a_gpu_is_told_what_else_counts(monkeypatch):
+    monkeypatch.setattr(verb, "has_cuda", lambda: False)
+    ran = run("prog")
+    assert isinstance(ran.exception, DeviceMissing)
+    assert "flashsmith progression --device emulator" in str(ran.exception)
+
+
+def test_a_width_that_the_set_lacks_is_refused_before_anything_runs():
+    assert isinstance(run("prog", "--d-heads", "64").exception, ArgumentError)
