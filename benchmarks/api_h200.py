@@ -19,6 +19,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 ROUNDS, CALLS = 25, 200
+MMA = "(BF16, 128, 128, 64, 4): async+eager+swizzled+load_2_2_2_tiles+buffer+opt_softmax"
 
 
 def record(arguments, part: str, result: dict) -> None:
@@ -78,6 +79,7 @@ def host(arguments) -> None:
             q, k, v, causal=True, return_lse=True
         ),
         "flash_attn_func": lambda: flashsmith.flash_attn_func(q, k, v, causal=True),
+        "flash_attention mma": lambda: flashsmith.flash_attention(q, k, v, causal=True, config=MMA),
         "operator": lambda: torch.ops.flashsmith.forward.default(q, k, v, None, True),
     }
     with torch.inference_mode():
@@ -118,6 +120,10 @@ CALLS_TIMED = {
     "torch tensors": (
         "q = torch.randn(2, 1000, 8, 128, dtype=torch.bfloat16, device='cuda')\n"
         "flashsmith.flash_attention(q, q, q, causal=True)"
+    ),
+    "torch tensors, mma.sync": (
+        "q = torch.randn(2, 1000, 8, 128, dtype=torch.bfloat16, device='cuda')\n"
+        f"flashsmith.flash_attention(q, q, q, causal=True, config={MMA!r})"
     ),
     "NumPy arrays": (
         "q = numpy.ones((2, 1000, 8, 128), numpy.float16)\n"
