@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-from flashsmith.arch import find_gpu
 from flashsmith.arch import get as get_arch
 from flashsmith.base.errors import ArgumentError
 from flashsmith.cli import options
@@ -20,10 +19,9 @@ from flashsmith.config import KernelConfig, parse_config
 from flashsmith.config.parse import looks_like_config
 from flashsmith.problem.attention_problem import AttentionProblem
 from flashsmith.report.sources import ReportData, gather
-from flashsmith.runtime.emulated_device import EmulatedDevice
 from flashsmith.tuner import predict
 from flashsmith.tuner.candidates import competes
-from flashsmith.tuner.counting import Places, count_facts, predicted_places
+from flashsmith.tuner.counting import Places, count_facts, predicted_places, sm_count_of
 from flashsmith.tuner.measurement import problem_fields, problem_from_fields
 from flashsmith.tuner.outcome import Timed
 from flashsmith.tuner.worker_pool import WorkerPool
@@ -80,7 +78,7 @@ def command(
             f"None of the {len(configs)} configurations is for {dtype} and d_head {d_heads}; "
             f"choose another KEY, --dtype or --d-heads."
         )
-    places = _places(pairs, arch_name, EmulatedDevice(arch_name).sm_count)
+    places = _places(pairs, arch_name, sm_count_of("", arch_name))
     rows = [
         {"predicted_place": place, "config": config.short_form(), "problem": shape_text(problem)}
         for (config, problem), place in places.items()
@@ -143,7 +141,7 @@ def _measured(data: ReportData) -> Iterator[tuple[str, AttentionProblem, str, fl
 
 def _qualities(times: Times, arch: str) -> list[Row]:
     rows: list[Row] = []
-    sm_counts = {gpu: _sm_count(gpu, arch) for gpu, _ in times}
+    sm_counts = {gpu: sm_count_of(gpu, arch) for gpu, _ in times}
     for gpu, sm_count in sm_counts.items():
         mine = {problem: found for (name, problem), found in times.items() if name == gpu}
         pairs = [(config, problem) for problem, found in mine.items() for config in found]
@@ -164,11 +162,6 @@ def _qualities(times: Times, arch: str) -> list[Row]:
                 }
             )
     return rows
-
-
-def _sm_count(gpu: str, arch: str) -> int:
-    known = find_gpu(gpu)
-    return known.sm_count if known else EmulatedDevice(arch).sm_count
 
 
 def _say_verdict(rows: list[Row]) -> None:

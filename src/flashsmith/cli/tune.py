@@ -22,7 +22,13 @@ from flashsmith.problem.attention_problem import AttentionProblem
 from flashsmith.runtime.devices import default_device_name
 from flashsmith.tuner import predict
 from flashsmith.tuner.candidates import Candidate, compiled_candidates
-from flashsmith.tuner.counting import Places, count_facts, in_predicted_order, predicted_places
+from flashsmith.tuner.counting import (
+    Places,
+    count_facts,
+    in_predicted_order,
+    predicted_places,
+    sm_count_of,
+)
 from flashsmith.tuner.executor import Executor
 from flashsmith.tuner.store import ResultStore
 from flashsmith.tuner.target import Target, target_here
@@ -173,7 +179,7 @@ def _places(candidates: Sequence[Candidate], target: Target, deadline: float | N
     with progress_bar("counting") as progress, WorkerPool(available_cores()) as pool:
         facts = count_facts(pool, configs, target.arch, causal=causal, progress=progress)
     pairs = [(c.config, c.problem) for c in sound]
-    return predicted_places(pairs, facts, target.arch, target.sm_count)
+    return predicted_places(pairs, facts, target.arch, sm_count_of(target.gpu, target.arch))
 
 
 def _run(

@@ -2,7 +2,8 @@
 
 D = A x B + C with f32 accumulation, in an order that is not the hardware's: chains of mma through
 one accumulator are one product with a longer K, and chains with the same A fragments are one
-product with a wider N.
+product with a wider N. With `mma_in_order` each mma of a chain is added by itself: kernels that do
+the same mma in the same order then have the same bits, as they have on a GPU.
 """
 
 from __future__ import annotations
@@ -128,7 +129,8 @@ def _write_group(e: Emitter, group: list[_Chain]) -> None:
     b = ", ".join(e.read(r, "u32") for chain in group for fragment in chain.b for r in fragment)
     start = ", ".join(e.read(r, "f32") for chain in group for r in chain.start)
     function = e.use(matrix_product)
-    out = e.assign(f"{function}(u.pairs, {first.bf16}, {len(first.a)}, ({a},), ({b},), ({start},))")
+    fixed = f"u.pairs, c.options.mma_in_order, {first.bf16}, {len(first.a)}"
+    out = e.assign(f"{function}({fixed}, ({a},), ({b},), ({start},))")
     number = 0
     for chain in group:
         for register in chain.end:
@@ -153,6 +155,7 @@ def _numbers(bits: NDArray[np.uint32], bf16: bool) -> NDArray[np.float32]:
 
 def matrix_product(
     pairs: int,
+    in_order: bool,
     bf16: bool,
     depth: int,
     a: tuple[Any, ...],  # Any: lanes or scalars of u32, four a fragment
@@ -172,8 +175,21 @@ def matrix_product(
     # B: [column block, k block, k half, pair, g, t] → [pair, column block, g, k block, k half, t]
     right = _stacked(pairs, b).reshape(blocks, depth, 2, pairs, 8, 4).transpose(3, 0, 4, 1, 2, 5)
     columns = _numbers(np.ascontiguousarray(right), bf16).reshape(pairs, 8 * blocks, 16 * depth)
-    product = np.matmul(rows, columns.transpose(0, 2, 1))
-    # [pair, row half, g, column block, t, e] → [column block, row half, e, pair, g, t]
+    if not in_order:
+        return _plus(start, np.matmul(rows, columns.transpose(0, 2, 1)))
+    sums: tuple[Any, ...] = start
+    for k in range(0, 16 * depth, 16):
+        part = np.matmul(rows[:, :, k : k + 16], columns[:, :, k : k + 16].transpose(0, 2, 1))
+        sums = tuple(_plus(sums, part))
+    return np.stack(sums)
+
+
+def _plus(start: tuple[Any, ...], product: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Accumulators, a row each, plus the products of 16 rows by 8 columns a block.
+
+    [pair, row half, g, column block, t, e] → [column block, row half, e, pair, g, t]
+    """
+    pairs, blocks = product.shape[0], product.shape[2] // 8
     parts = product.reshape(pairs, 2, 8, blocks, 4, 2).transpose(3, 1, 5, 0, 2, 4)
     out = np.ascontiguousarray(parts).reshape(4 * blocks, 32 * pairs)
     for number, value in enumerate(start):

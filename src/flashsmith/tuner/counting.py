@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from flashsmith.arch import GPUS, find_gpu
 from flashsmith.arch import get as get_arch
 from flashsmith.config.kernel_config import KernelConfig
 from flashsmith.measure.facts import Facts
@@ -63,6 +64,12 @@ def predicted_places(
         for problem, group in groups.items()
         for place, (_, _, config) in enumerate(sorted(group, key=lambda item: item[:2]), start=1)
     }
+
+
+def sm_count_of(gpu: str, arch: str) -> int:
+    """The SMs to predict for: the GPU's, or those of the first known one of the architecture."""
+    known = find_gpu(gpu)
+    return known.sm_count if known else next(g.sm_count for g in GPUS if g.arch_name == arch)
 
 
 def in_predicted_order(candidates: Sequence[Candidate], places: Places) -> list[Candidate]:

@@ -1,0 +1,122 @@
+"""The predicted order: what moves a configuration, how an order is judged, and when it is used."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from flashsmith.arch import get as get_arch
+from flashsmith.base.dtypes import DType
+from flashsmith.base.errors import ArgumentError
+from flashsmith.cli.main import app
+from flashsmith.config import get_kernel_configs
+from flashsmith.measure.facts import Facts
+from flashsmith.problem.attention_problem import AttentionProblem
+from flashsmith.tuner import predict
+from flashsmith.tuner.candidates import Candidate
+from flashsmith.tuner.counting import in_predicted_order, predicted_places, sm_count_of
+
+CONFIG = get_kernel_configs("64,32")[0]
+PROBLEM = AttentionProblem(4, 15, 15, 4000, 4000, 128, DType.BF16)
+FACTS = Facts(128, 0, 32768, 4, "registers", 1700.0, 0.15, 0.0, 16.0, 864.0, 0.0)
+RECORD = Path(__file__).parents[2] / "benchmarks" / "results" / "h200" / "tune.jsonl"
+
+
+def cycles(problem=PROBLEM, sm_count=132, **changes):
+    facts = Facts(**{name: getattr(FACTS, name) for name in FACTS.__slots__} | changes)
+    return predict.predicted_cycles(CONFIG, problem, facts, get_arch("sm_90a"), sm_count)
+
+
+@pytest.mark.parametrize(
+    ("name", "worse"),
+    [("instructions", 2600.0), ("shared_cycles", 1700.0), ("spill_bytes", 56)],
+)
+def test_more_work_of_any_resource_is_predicted_slower(name, worse):
+    assert cycles(**{name: worse}) > cycles()
+
+
+def test_tensor_instructions_of_four_warps_are_predicted_faster():
+    assert cycles(group_share=1.0) < cycles()
+
+
+def test_a_block_more_for_each_sm_hides_waits():
+    assert cycles(blocks_per_sm=4) < cycles(blocks_per_sm=2)
+
+
+def test_a_wave_that_is_not_full_costs_a_whole_one():
+    fits = AttentionProblem(1, 132 * 4, 132 * 4, 64, 4000, 128, DType.BF16)
+    spills_over = AttentionProblem(1, 132 * 4 + 1, 132 * 4 + 1, 64, 4000, 128, DType.BF16)
+    assert cycles(spills_over) == 2 * cycles(fits)
+
+
+def test_a_kernel_that_could_not_be_counted_is_last():
+    assert cycles(instructions=None) == math.inf
+
+
+def test_every_known_architecture_has_rates_and_a_number_of_sms():
+    from flashsmith.arch import ARCHES
+
+    assert {arch.name for arch in ARCHES} == set(predict.TENSOR_RATES)
+    assert sm_count_of("NVIDIA H200", "sm_90a") == 132
+    assert all(sm_count_of("", arch.name) > 10 for arch in ARCHES)
+
+
+def test_the_order_is_judged_by_ranks_and_by_the_best_of_its_first_five():
+    times = [10.0, 11.0, 12.0, 13.0, 14.0, 15.0, 16.0]
+    right = predict.quality([1, 2, 3, 4, 5, 6, 7], times)
+    assert (right.rank_correlation, right.top_5_regret) == (pytest.approx(1.0), 0.0)
+    turned = predict.quality([7, 6, 5, 4, 3, 2, 1], times)
+    assert turned.rank_correlation == pytest.approx(-1.0)
+    assert turned.top_5_regret == pytest.approx(0.2)
+
+
+def test_the_best_ten_of_each_problem_come_before_the_rest():
+    configs = get_kernel_configs("64,64")[:12]
+    other = AttentionProblem(1, 15, 15, 512, 512, 128, DType.BF16)
+    facts = {
+        c: Facts(128, 0, 0, 4, "", 1000.0 + n, 0, 0, 0, 864.0, 0) for n, c in enumerate(configs)
+    }
+    pairs = [(c, p) for p in (PROBLEM, other) for c in reversed(configs)]
+    places = predicted_places(pairs, facts, "sm_90a", 132)
+    assert [places[c, other] for c in configs] == list(range(1, 13))
+    candidates = [Candidate(c, p, None) for c, p in pairs]
+    ordered = in_predicted_order(candidates, places)
+    assert [c.problem for c in ordered] == [PROBLEM] * 10 + [other] * 10 + [PROBLEM] * 2 + [
+        other
+    ] * 2
+    assert [c.config for c in ordered[:10]] == configs[:10]
+
+
+def run(*arguments):
+    ran = CliRunner().invoke(app, ["predict", *arguments, "--json"])
+    if ran.exception and not isinstance(ran.exception, SystemExit):
+        raise ran.exception
+    return json.loads(ran.stdout)
+
+
+def test_the_verb_orders_a_set_by_prediction():
+    rows = run("64,32", "--seq-lens", "512")
+    assert [row["predicted_place"] for row in rows] == list(range(1, 9))
+    assert all("opt_softmax" in row["config"] for row in rows[:4])
+
+
+def test_records_that_are_not_there_are_named():
+    with pytest.raises(ArgumentError, match=r"missing.jsonl.*does not exist.*tune --export"):
+        run("--against", "missing.jsonl")
+
+
+def test_too_few_times_are_no_judgement(tmp_path):
+    path = tmp_path / "few.jsonl"
+    path.write_text("")
+    with pytest.raises(ArgumentError, match="no problem with 3 or more timed"):
+        run("--against", str(path))
+
+
+def test_the_prediction_is_used_as_long_as_its_regret_on_the_record_is_small():
+    if not RECORD.exists():
+        pytest.skip("no record of a tuning run is committed")
+    rows = run("64,32+64,64+128,64", "--against", str(RECORD))
+    worst = max(row["top_5_regret"] for row in rows)
+    assert (worst <= predict.ALLOWED_REGRET) == predict.IS_USED

@@ -1,0 +1,62 @@
+"""Numeric classes are as docs/tuning.md says: which knobs change bits, and which never do."""
+
+from collections import defaultdict
+
+import pytest
+
+from flashsmith.base.dtypes import DType
+from flashsmith.compile.compiler import CompileJob, compile_many
+from flashsmith.config import parse_config, resolve_key
+from flashsmith.config.forward import FlashForwardKernelConfig
+from flashsmith.problem.attention_problem import AttentionProblem
+from flashsmith.runtime.launch import plan
+from flashsmith.tuner.fingerprint import fingerprint_of, fingerprint_problem
+
+PROBLEM = AttentionProblem(1, 3, 3, 512, 512, 128, DType.BF16)
+# Steps of 64 columns, for 128 do not fit into registers, but not in the order of B_c = 64.
+SPLIT = "(BF16, 128, 128, 128, 4): async+eager+swizzled+load_2_2_2_tiles+opt_softmax"
+# Everything that only moves data: plain copies, bank conflicts, a late copy, more warps.
+MOVES = (
+    "(BF16, 128, 64, 64, 4): load_0_0_0_tiles+opt_softmax",
+    "(BF16, 128, 64, 64, 4): async+load_2_2_2_tiles+opt_softmax",
+    "(BF16, 128, 128, 64, 8): async+eager+swizzled+load_0_2_2_tiles+opt_softmax",
+)
+
+
+def what_decides(config):
+    """The knobs that docs/tuning.md lists as changing bits."""
+    if isinstance(config, FlashForwardKernelConfig):
+        return config.dtype, config.B_c, config.step_cols, config.optimized_softmax
+    names = ("dtype", "B_c", "statistics", "rescale_threshold", "l_by_mma")
+    return tuple(getattr(config, name) for name in names)
+
+
+def classes_of(device, configs):
+    """The fingerprints of configurations, by what decides about them."""
+    fixed = fingerprint_problem(PROBLEM)
+    traits = {c: plan(c, fixed, lse=False, sm_count=device.sm_count).traits for c in configs}
+    compile_many([CompileJob(c, traits[c], device.arch) for c in configs])
+    classes = defaultdict(set)
+    for config in configs:
+        classes[what_decides(config)].add(fingerprint_of(device, config, PROBLEM))
+    return classes
+
+
+def competing(key):
+    return [c for c in resolve_key(key) if c.dtype is DType.BF16 and c.d_head == 128]
+
+
+def test_the_tuning_set_has_the_classes_that_the_docs_state(device):
+    configs = [*competing("tune"), *(parse_config(text) for text in (SPLIT, *MOVES))]
+    classes = classes_of(device, configs)
+    assert len(classes) == 5  # B_c of 32 and 64, each with the scale folded in or not; SPLIT
+    assert all(len(bits) == 1 for bits in classes.values())
+    assert len(set.union(*classes.values())) == 5
+
+
+def test_configurations_that_agree_in_the_deciding_knobs_have_equal_bits(device):
+    if not device.arch.startswith("sm_90"):
+        pytest.skip("kernels of this set run on sm_90a")
+    classes = classes_of(device, competing("hopper"))
+    assert len(classes) > 1
+    assert all(len(bits) == 1 for bits in classes.values())
