@@ -39,7 +39,8 @@ def gpu_data():
         )
         for n, c in enumerate(CONFIGS)
     ]
-    return ReportData(tuple(records), tuple(measurements), "a test")
+    places = {(m.key.config, problem): place for place, m in enumerate(measurements, start=1)}
+    return ReportData(tuple(records), tuple(measurements), "a test", places)
 
 
 @pytest.fixture

@@ -13,11 +13,23 @@ ENVIRONMENT = {
 CONFIGS = get_kernel_configs("prog")
 
 
-def record(suite, name, length, median_us, *, d_head=128, causal=False, void=False):
+def record(
+    suite,
+    name,
+    length,
+    median_us,
+    *,
+    d_head=128,
+    causal=False,
+    void=False,
+    date="2026-11-15",
+    ratio=(1.1, 1.05, 1.2),
+):
     what = {"suite": suite, "name": name, "batch": 2, "heads": 16, "kv_heads": 16}
     what |= {"q_len": length, "k_len": length, "d_head": d_head, "dtype": "FP16"}
     what |= {"causal": causal, "diagonal": None, "layout": "bshd"}
     flops = 4 * 2 * 16 * length * length * d_head
     result = {"median_us": median_us, "p20_us": median_us, "p80_us": median_us, "rounds": 21}
-    result |= {"tflops": flops / median_us / 1e6, "ratio": 1.0, "control": 1.0, "void": void}
-    return Record(what, result, ENVIRONMENT)
+    result |= {"tflops": flops / median_us / 1e6, "control": 1.0, "void": void}
+    result |= dict(zip(("ratio", "ratio_p20", "ratio_p80"), ratio, strict=True))
+    return Record(what, result, {**ENVIRONMENT, "date": date})

@@ -8,8 +8,9 @@ from report_records import record
 
 from flashsmith.base.errors import ArgumentError, DamagedFile
 from flashsmith.report.page import write_page
-from flashsmith.report.sources import gather, shipped_records
+from flashsmith.report.sources import ReportData, gather, shipped_records
 from flashsmith.report.summary import missing, sentences
+from flashsmith.tuner.outcome import Timed
 
 MEGABYTE = 1 << 20
 
@@ -20,12 +21,16 @@ def charts_drawn(dom):
     )
 
 
+def points_shown(dom):
+    return dom.count('<path class="point"')
+
+
 def rows_shown(dom):
     body = dom.partition("<tbody>")[2].partition("</tbody>")[0]
     return body.count("<tr>")
 
 
-@pytest.mark.parametrize(("kind", "least"), [("gpu_data", 8), ("gpuless_data", 5)])
+@pytest.mark.parametrize(("kind", "least"), [("gpu_data", 10), ("gpuless_data", 5)])
 def test_a_page_draws_every_chart_with_a_clean_console(kind, least, request, tmp_path, opened):
     data = request.getfixturevalue(kind)
     path = tmp_path / "report.html"
@@ -56,6 +61,11 @@ def test_the_filter_leaves_rows_that_hold_every_word(gpu_data, tmp_path, opened)
     wanted = [m for m in gpu_data.measurements if "eager" in m.key.config]
     wanted = [m for m in wanted if "opt_softmax" in m.key.config]
     assert 0 < rows_shown(dom) == len(wanted)
+    # The landscape and the prediction show each configuration that was timed as a point.
+    everything, _ = opened(path)
+    timed = [m for m in gpu_data.measurements if isinstance(m.outcome, Timed)]
+    gone = [m for m in timed if m not in wanted]
+    assert points_shown(everything) - points_shown(dom) == 2 * len(gone) > 0
 
 
 def test_a_page_is_one_file_that_loads_nothing(gpu_data, tmp_path):
@@ -80,6 +90,8 @@ def test_the_words_name_winner_margin_and_peers(gpu_data, gpuless_data):
     assert "Nothing was timed" in " ".join(sentences(gpuless_data))
     assert any("nothing was timed" in gap for gap in missing(gpuless_data))
     assert missing(gpu_data) == []
+    without = ReportData(gpu_data.records, gpu_data.measurements, "x")
+    assert "no predicted order" in missing(without)[0]
 
 
 def test_void_records_are_no_evidence(gpu_data):

@@ -12,6 +12,9 @@ from flashsmith.measure.facts import Facts
 from flashsmith.measure.interleaved import Comparison, Timed
 from flashsmith.measure.statistics import Summary, ratio_by_round
 
+LADDER = "progression"  # the suite of a ladder's records
+KNOB = "knob "  # and, followed by the knob's name, of those that move one knob
+
 
 @dataclass(frozen=True, slots=True)
 class Step:

@@ -90,10 +90,13 @@ def records(found: Versus, environment: Environment, suite: str) -> list[Record]
     """A record for every contender; the matrix product counts its own operations."""
     flops = forward_cost(found.shape.problem).flops
     made = records_of(found.comparison, found.shape.problem, environment, suite=suite, flops=flops)
-    rate = found.gemm_tflops()
-    return [
-        replace(record, result={**record.result, "tflops": rate})
-        if record.what["name"] == GEMM
-        else record
-        for record in made
-    ]
+    return [_stated(record, found) for record in made]
+
+
+def _stated(record: Record, found: Versus) -> Record:
+    """The record with what only the comparison knows: the product's rate, our configuration."""
+    if record.what["name"] == GEMM:
+        return replace(record, result={**record.result, "tflops": found.gemm_tflops()})
+    if record.what["name"] == OURS and found.choice.config is not None:
+        return replace(record, what={**record.what, "config": found.choice.config.short_form()})
+    return record

@@ -116,7 +116,7 @@ def _problems(
 
 def _times(path: Path) -> Times:
     """The last time of every configuration on every problem, from records or results."""
-    from flashsmith.report.charts import problem_of
+    from flashsmith.report.contenders import problem_of
 
     data = gather([path])
     times = {

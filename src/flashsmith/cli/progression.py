@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from flashsmith.arch import get as get_arch
-from flashsmith.bench.ladder import Step, ablation, steps_of
+from flashsmith.bench.ladder import KNOB, LADDER, Step, ablation, steps_of
 from flashsmith.cli import options
 from flashsmith.cli.output import Row, note, show
 from flashsmith.cli.progress import progress_bar
@@ -83,7 +83,9 @@ def command(
     for length in options.numbers_of("--seq-lens", seq_lens):
         problem = _problem(configs[0], length, batch, heads, kv_heads, causal)
         regime: Regime = "sustained" if sustained else "burst"
-        run = _time(configs, problem, rounds, regime, output) if can_time else None
+        run = _time(configs, problem, rounds, regime) if can_time else None
+        if run is not None and output is not None:
+            _append(output, run, problem, KNOB + knob if knob else LADDER)
         steps = steps_of(configs, facts, run, against_first=knob is not None)
         rows += [_row(step, problem, run) for step in steps]
         if not can_time:
@@ -131,11 +133,7 @@ def _time(
     problem: AttentionProblem,
     rounds: int,
     regime: Regime,
-    output: Path | None,
 ) -> Comparison:
-    from flashsmith.compile.nvrtc_library import find_nvrtc
-    from flashsmith.measure.environment import environment_of
-    from flashsmith.measure.record import append_records, records_of
     from flashsmith.measure.timed_configs import time_configs
     from flashsmith.runtime.cuda_device import CudaDevice
 
@@ -144,12 +142,17 @@ def _time(
     run = time_configs(gpu, configs, problem, rounds=rounds, regime=regime)
     if run.is_void:
         note(f"void, the control is {run.control.median:.4f}: {shape_text(problem)}")
-    if output is not None:
-        environment = environment_of(gpu, compiler=find_nvrtc().compiler)
-        flops = forward_cost(problem).flops
-        records = records_of(run, problem, environment, suite="progression", flops=flops)
-        append_records(output, records)
     return run
+
+
+def _append(path: Path, run: Comparison, problem: AttentionProblem, suite: str) -> None:
+    from flashsmith.compile.nvrtc_library import find_nvrtc
+    from flashsmith.measure.environment import environment_of
+    from flashsmith.measure.record import append_records, records_of
+
+    environment = environment_of(default_device("cuda"), compiler=find_nvrtc().compiler)
+    flops = forward_cost(problem).flops
+    append_records(path, records_of(run, problem, environment, suite=suite, flops=flops))
 
 
 def _row(step: Step, problem: AttentionProblem, run: Comparison | None) -> Row:

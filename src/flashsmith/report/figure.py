@@ -27,15 +27,21 @@ class Figure:
             {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": y, "y1": y, "line": line}
         )
 
-    def titled(self, title: str, height: int = 420) -> Figure:
-        """The figure with its title and the frame that all charts share."""
+    def titled(
+        self, title: str, height: int = 420, *, wide: bool = False, filtered: bool = False
+    ) -> Figure:
+        """The figure with its title and the frame that all charts share.
+
+        A `wide` one takes the page's width; a `filtered` one shows what the page's filter leaves.
+        """
         self.layout |= {
-            "title": {"text": title},
+            "title": {"text": title, "x": 0.02, "xanchor": "left", "font": {"size": 16}},
             "height": height,
+            "meta": {"wide": wide, "filtered": filtered},
             "paper_bgcolor": "rgba(0,0,0,0)",
             "plot_bgcolor": "rgba(0,0,0,0)",
-            "margin": {"l": 60, "r": 20, "t": 60, "b": 60},
-            "legend": {"orientation": "h", "y": -0.25},
+            "margin": {"l": 60, "r": 20, "t": 86, "b": 60},
+            "legend": {"orientation": "h", "y": 1.0, "yanchor": "bottom", "x": 0},
         }
         return self
 

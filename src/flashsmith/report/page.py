@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from flashsmith.base.errors import Unsupported
-from flashsmith.report import charts
+from flashsmith.report import record_charts, tuning_charts
+from flashsmith.report.contenders import problem_of, problem_text
+from flashsmith.report.figure import Figure
 from flashsmith.report.sources import ReportData
 from flashsmith.report.summary import missing, sentences
 from flashsmith.tuner.outcome import Timed, outcome_fields, reason_of
@@ -26,7 +28,8 @@ def write_page(data: ReportData, path: Path, *, reproduce: str = "") -> int:
         "@@SENTENCES@@": _list(sentences(data)),
         "@@MISSING@@": _list([f"Left out: {gap}." for gap in missing(data)]),
         "@@CHARTS@@": "\n".join(
-            f'<div class="chart" id="chart{n}"></div>' for n in range(len(figures))
+            f'<div class="chart{_wide(figure)}" id="chart{n}"></div>'
+            for n, figure in enumerate(figures)
         ),
         "@@ROWS@@": _script_json(_rows(data)),
         "@@COLUMNS@@": _script_json(_COLUMNS),
@@ -43,27 +46,35 @@ def write_page(data: ReportData, path: Path, *, reproduce: str = "") -> int:
 
 
 def _figures(data: ReportData) -> list[dict[str, Any]]:  # Any: plotly's JSON
-    shapes = sorted({(r.what["d_head"], r.what["causal"]) for r in data.records})
-    made = [
-        *(charts.peers_over_length(data.records, d, causal) for d, causal in shapes),
-        charts.speedups(data.records),
-        charts.roofline(data.records),
-        charts.ladder(data.records),
-        charts.landscape(data.measurements),
-        charts.outcomes(data.measurements),
-        charts.resources(data.measurements),
-        charts.shared_memory(data.measurements),
-        charts.spills(data.measurements),
-        charts.numeric_classes(data.measurements),
+    records, measurements = data.records, data.measurements
+    shapes = sorted({(r.what["d_head"], r.what["causal"]) for r in records})
+    made: list[Figure | None] = [
+        record_charts.speedups(records, "burst"),
+        record_charts.speedups(records, "sustained"),
+        *(record_charts.peers_over_length(records, d, causal) for d, causal in shapes),
+        record_charts.roofline(records),
+        *record_charts.ladders(records),
+        *record_charts.knobs(records),
+        tuning_charts.landscape(measurements),
+        tuning_charts.predicted(measurements, data.places),
+        tuning_charts.outcomes(measurements),
+        tuning_charts.resources(measurements),
+        tuning_charts.shared_memory(measurements),
+        tuning_charts.spills(measurements),
+        tuning_charts.numeric_classes(measurements),
     ]
     return [figure.to_json() for figure in made if figure is not None]
+
+
+def _wide(figure: dict[str, Any]) -> str:
+    return " wide" if figure["layout"]["meta"]["wide"] else ""
 
 
 def _rows(data: ReportData) -> list[dict[str, object]]:
     return [
         {
             "config": m.key.config,
-            "problem": charts.problem_text(m.key.problem),
+            "problem": problem_text(m.key.problem),
             "outcome": type(m.outcome).__name__,
             "median_us": round(m.outcome.median_us, 2) if isinstance(m.outcome, Timed) else None,
             "registers": m.environment.get("registers"),
@@ -73,9 +84,8 @@ def _rows(data: ReportData) -> list[dict[str, object]]:
         for m in data.measurements
     ] or [
         {
-            "config": r.what["name"],
-            "problem": f"{r.what['q_len']} x {r.what['k_len']}, d {r.what['d_head']}, "
-            f"{'causal' if r.what['causal'] else 'full'}",
+            "config": r.what.get("config") or r.what["name"],
+            "problem": problem_text(problem_of(r)),
             "outcome": "void" if r.result.get("void") else "Timed",
             "median_us": round(r.result["median_us"], 2),
             "registers": None,

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from flashsmith.base import settings
 from flashsmith.base.errors import ArgumentError, DamagedFile
 from flashsmith.measure.record import Record, record_from_line
+from flashsmith.problem.attention_problem import AttentionProblem
+from flashsmith.report.cells import is_cell, records_of_cell
+from flashsmith.report.contenders import problem_of
 from flashsmith.tuner.exchange import read_any
 from flashsmith.tuner.measurement import Measurement, measurement_from_line
 
+PLACE = "predicted_place"  # what the result of a prediction holds
 _IN_WHEEL = Path(__file__).parent / "shipped"
 _IN_CHECKOUT = Path(__file__).parents[3] / "benchmarks" / "results"
 
@@ -24,6 +28,8 @@ class ReportData:
     records: tuple[Record, ...]
     measurements: tuple[Measurement, ...]
     source: str
+    # The predicted place of a configuration on a problem, 1 for the one predicted fastest.
+    places: dict[tuple[str, AttentionProblem], int] = field(default_factory=dict)
 
     @property
     def is_empty(self) -> bool:
@@ -58,17 +64,20 @@ def shipped_records() -> list[Path]:
 def _read(paths: Sequence[Path], source: str) -> ReportData:
     records: list[Record] = []
     measurements: list[Measurement] = []
+    places: dict[tuple[str, AttentionProblem], int] = {}
     for path in paths:
         if path.suffix != ".jsonl":
             measurements += read_any(path)
             continue
         for number, line in enumerate(_lines(path), start=1):
-            found = _parse(line, f"{path}, line {number}")
-            if isinstance(found, Record):
-                records.append(found)
-            elif found is not None:
-                measurements.append(found)
-    return ReportData(tuple(records), tuple(measurements), source)
+            for found in _parse(line, f"{path}, line {number}"):
+                if isinstance(found, Measurement):
+                    measurements.append(found)
+                elif PLACE in found.result:
+                    places[found.what["name"], problem_of(found)] = found.result[PLACE]
+                else:
+                    records.append(found)
+    return ReportData(tuple(records), tuple(measurements), source, places)
 
 
 def _lines(path: Path) -> list[str]:
@@ -78,8 +87,8 @@ def _lines(path: Path) -> list[str]:
         raise ArgumentError(f"{path} cannot be read ({error}); give a records file.") from error
 
 
-def _parse(line: str, where: str) -> Record | Measurement | None:
-    """A timing record or a tuner's measurement; other committed records have no chart here."""
+def _parse(line: str, where: str) -> Sequence[Record | Measurement]:
+    """Timing records or a tuner's measurement; other committed records have no chart here."""
     try:
         data = json.loads(line)
     except ValueError as error:
@@ -87,7 +96,10 @@ def _parse(line: str, where: str) -> Record | Measurement | None:
     if not isinstance(data, dict):
         raise DamagedFile(f"{where}: a record is an object; remove the line.")
     if "config" in data and "outcome" in data and "schema" in data:
-        return measurement_from_line(line, where)
-    if "what" not in data or "median_us" not in data.get("result", {}):
-        return None
-    return record_from_line(line, where)
+        return [measurement_from_line(line, where)]
+    if is_cell(data):
+        return records_of_cell(data, where)
+    result = data.get("result")
+    if "what" not in data or not isinstance(result, dict) or not {"median_us", PLACE} & set(result):
+        return []
+    return [record_from_line(line, where)]

@@ -4,12 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from flashsmith.bench.ladder import LADDER
+from flashsmith.bench.versus import OURS
 from flashsmith.measure.record import Record
 from flashsmith.measure.statistics import geometric_mean
-from flashsmith.report.charts import OURS, contender, fastest_by_shape, problem_text
+from flashsmith.report.contenders import (
+    against_peers,
+    best_of_ours,
+    contender,
+    is_comparison,
+    problem_text,
+    product_tflops,
+    runs_of,
+)
 from flashsmith.report.sources import ReportData
 from flashsmith.tuner.measurement import Measurement
 from flashsmith.tuner.outcome import Timed, Verified
+
+_SAID = 12  # winners that are named before the table says the rest
 
 
 def sentences(data: ReportData) -> list[str]:
@@ -17,37 +29,49 @@ def sentences(data: ReportData) -> list[str]:
     return [
         f"From {data.source}.",
         *_against_peers(data.records),
+        *_of_the_product(data.records),
         *_winners(data.measurements),
         *_verified(data.measurements),
     ]
 
 
 def _against_peers(records: Sequence[Record]) -> list[str]:
-    groups = fastest_by_shape([r for r in records if not r.result.get("void")])
-    ratios: dict[str, list[float]] = {}
-    for group in groups.values():
-        if OURS not in group:
-            continue
-        ours = group[OURS].result["median_us"]
-        for name, record in group.items():
-            if name != OURS:
-                ratios.setdefault(name, []).append(record.result["median_us"] / ours)
+    ratios: dict[tuple[str, str], list[float]] = {}
+    for found in against_peers(records):
+        ratios.setdefault((found.peer, found.regime), []).append(found.ratio)
     return [
-        f"{geometric_mean(found):.3f} times as fast as {name} in the geometric mean over "
-        f"{len(found)} shapes (least {min(found):.3f}, most {max(found):.3f})."
-        for name, found in sorted(ratios.items())
+        f"{geometric_mean(found):.3f} times as fast as {peer} in the geometric mean over "
+        f"{len(found)} shapes (least {min(found):.3f}, most {max(found):.3f}; {regime})."
+        for (peer, regime), found in sorted(ratios.items())
+    ]
+
+
+def _of_the_product(records: Sequence[Record]) -> list[str]:
+    """The share of a large matrix product's rate, in runs that measured one beside us."""
+    shares = []
+    for run in runs_of(records):
+        ours = best_of_ours([r for r in run if is_comparison(r)])
+        product = product_tflops(run)
+        if ours is not None and product is not None:
+            shares.append(ours.result["tflops"] / product)
+    if not shares:
+        return []
+    return [
+        f"{min(shares):.0%} to {max(shares):.0%} of the rate of a large matrix product in the same "
+        f"rounds ({len(shares)} shapes)."
     ]
 
 
 def _winners(measurements: Sequence[Measurement]) -> list[str]:
     timed = [m for m in measurements if isinstance(m.outcome, Timed)]
-    found = []
+    found: list[str] = []
     for problem in dict.fromkeys(m.key.problem for m in timed):
         latest = {m.key.config: m for m in timed if m.key.problem == problem}
         times = sorted((_us(m), config) for config, m in latest.items())
         margin = f", {times[1][0] / times[0][0] - 1:.1%} ahead of the next" if times[1:] else ""
         found.append(f"{problem_text(problem)}: {times[0][1]}, {times[0][0]:.1f} µs{margin}.")
-    return found
+    rest = len(found) - _SAID
+    return found[:_SAID] + ([f"{rest} more problems: see the table."] if rest > 0 else [])
 
 
 def _verified(measurements: Sequence[Measurement]) -> list[str]:
@@ -66,12 +90,14 @@ def missing(data: ReportData) -> list[str]:
     gaps = []
     if not any(contender(r) != OURS for r in data.records):
         gaps.append("no peers were measured (`flashsmith bench`)")
-    if not any(r.what["suite"] == "progression" for r in data.records):
+    if not any(r.what["suite"] == LADDER for r in data.records):
         gaps.append("no ladder was measured (`flashsmith progression -o FILE`)")
     if not data.measurements:
         gaps.append("nothing was tuned (`flashsmith tune`)")
     elif not any(isinstance(m.outcome, Timed) for m in data.measurements):
         gaps.append("nothing was timed, there was no GPU")
+    elif not data.places:
+        gaps.append("no predicted order stands beside the times (`flashsmith predict -o FILE`)")
     return gaps
 
 

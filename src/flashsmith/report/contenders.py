@@ -1,0 +1,141 @@
+"""Records as they were measured: who ran beside whom, and how many times as fast we were there.
+
+Times of different moments do not compare, so a ratio is only ever taken inside one run: records of
+one suite, regime, problem and date.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from flashsmith.base.dtypes import DType
+from flashsmith.bench.ladder import KNOB, LADDER
+from flashsmith.bench.versus import GEMM, GEMM_FLOPS, OURS
+from flashsmith.config.parse import looks_like_config
+from flashsmith.measure.record import Record
+from flashsmith.problem.attention_problem import AttentionProblem
+
+# Distinguishable for colour-blind readers, on white and on black (Okabe and Ito).
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#999999", "#F0E442")
+_ORDER = (OURS, "cuDNN", "FlashAttention-2 (torch)", "FlexAttention", "efficient (torch)")
+_SAME = {"torch FA2": "FlashAttention-2 (torch)"}
+
+
+def problem_of(record: Record) -> AttentionProblem:
+    """The problem a record is about."""
+    what = record.what
+    names = ("batch", "heads", "kv_heads", "q_len", "k_len", "d_head")
+    return AttentionProblem(
+        **{name: what[name] for name in names},
+        dtype=DType[what["dtype"]],
+        causal=what["causal"],
+        diagonal=what.get("diagonal"),
+    )
+
+
+def problem_text(problem: AttentionProblem) -> str:
+    """A problem in a legend."""
+    mask = "causal" if problem.causal else "full"
+    lengths = (
+        f"{problem.q_len}"
+        if problem.q_len == problem.k_len
+        else f"{problem.q_len} x {problem.k_len}"
+    )
+    return f"{lengths}, d {problem.d_head}, {mask}"
+
+
+def contender(record: Record) -> str:
+    """Who a record is about: one of our configurations is us."""
+    name = str(record.what["name"])
+    return OURS if name == OURS or looks_like_config(name) else _SAME.get(name, name)
+
+
+def colour_of(name: str) -> str:
+    """The colour of a contender, the same in every chart."""
+    if name in _ORDER:
+        return COLOURS[_ORDER.index(name)]
+    return COLOURS[len(_ORDER) + sum(map(ord, name)) % (len(COLOURS) - len(_ORDER))]
+
+
+def product_tflops(records: Sequence[Record]) -> float | None:
+    """The best rate of the matrix product that was measured beside the contenders."""
+    times = [float(r.result["median_us"]) for r in records if r.what["name"] == GEMM]
+    return GEMM_FLOPS / min(times) / 1e6 if times else None
+
+
+def regime_of(record: Record) -> str:
+    """Rested or loaded; records that do not say were rested."""
+    return str(record.result.get("regime", "burst"))
+
+
+def is_comparison(record: Record) -> bool:
+    """Whether a record is of us or a peer, and counts: no ladder, no ceiling, not void."""
+    suite = str(record.what["suite"])
+    stands_alone = suite == LADDER or suite.startswith(KNOB) or record.what["name"] == GEMM
+    return not stands_alone and not record.result.get("void")
+
+
+def runs_of(records: Sequence[Record]) -> list[list[Record]]:
+    """Records of the same run side by side, runs in the order of their dates."""
+    runs: dict[tuple[object, ...], list[Record]] = {}
+    for r in records:
+        key = (r.what["suite"], regime_of(r), problem_of(r), r.environment["date"])
+        runs.setdefault(key, []).append(r)
+    return [runs[key] for key in sorted(runs, key=lambda key: str(key[3]))]
+
+
+def best_of_ours(run: Sequence[Record]) -> Record | None:
+    """The fastest of our records in a run."""
+    mine = [r for r in run if contender(r) == OURS]
+    return min(mine, key=lambda r: float(r.result["median_us"]), default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Against:
+    """How many times as fast as a peer we are on a problem, and the spread over the rounds."""
+
+    peer: str
+    problem: AttentionProblem
+    regime: str
+    ratio: float
+    p20: float | None
+    p80: float | None
+    ours: Record
+    theirs: Record
+
+
+def against_peers(records: Sequence[Record]) -> list[Against]:
+    """Every peer on every problem, from the newest run that holds both."""
+    found: dict[tuple[str, AttentionProblem, str], Against] = {}
+    for run in runs_of([r for r in records if is_comparison(r)]):
+        ours = best_of_ours(run)
+        if ours is None:
+            continue
+        for theirs in run:
+            peer = contender(theirs)
+            if peer != OURS:
+                problem, regime = problem_of(ours), regime_of(ours)
+                ratio, p20, p80 = _ratio(ours, theirs)
+                key = (peer, problem, regime)
+                found[key] = Against(peer, problem, regime, ratio, p20, p80, ours, theirs)
+    return list(found.values())
+
+
+def _ratio(ours: Record, theirs: Record) -> tuple[float, float | None, float | None]:
+    """From the ratio within the rounds where the record holds it, else of medians."""
+    if _is_baseline(theirs) and "ratio_p20" in ours.result:
+        r = ours.result
+        return float(r["ratio"]), float(r["ratio_p20"]), float(r["ratio_p80"])
+    if _is_baseline(ours) and "ratio_p20" in theirs.result:
+        r = theirs.result
+        return 1 / float(r["ratio"]), 1 / float(r["ratio_p80"]), 1 / float(r["ratio_p20"])
+    stated = theirs.result.get("ours_over_it")
+    medians = float(theirs.result["median_us"]) / float(ours.result["median_us"])
+    return float(stated or medians), None, None
+
+
+def _is_baseline(record: Record) -> bool:
+    """Only the baseline is exactly as fast as itself in every round."""
+    names = ("ratio", "ratio_p20", "ratio_p80")
+    return all(record.result.get(name) == 1.0 for name in names)

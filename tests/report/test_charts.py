@@ -1,0 +1,109 @@
+"""Charts: ratios stay inside a run, spreads are shown, one waterfall a ladder, regret is stated."""
+
+import json
+
+import pytest
+from report_records import CONFIGS, record
+
+from flashsmith.base.errors import DamagedFile
+from flashsmith.config import get_kernel_configs
+from flashsmith.report import record_charts, tuning_charts
+from flashsmith.report.contenders import OURS, against_peers, product_tflops
+from flashsmith.report.sources import gather
+
+SAME = (1.0, 1.0, 1.0)
+HOPPER = get_kernel_configs("hopper-prog")
+CELL = {"part": "burst", "d_head": 64, "causal": True, "length": 512, "config": "x"}
+CELL |= {"tflops": {"ours": 400.0, "control": 399.0, "cuDNN": 320.0, "prototype a": 390.0}}
+CELL |= {"over_cudnn": 1.26, "control": 1.001, "gpu": "NVIDIA H200", "date": "2026-11-15"}
+
+
+def test_a_ratio_is_never_taken_between_two_runs():
+    old = [record("a", OURS, 1024, 50.0), record("a", "cuDNN", 1024, 60.0)]
+    new = [
+        record("b", OURS, 1024, 100.0, ratio=SAME, date="2026-11-16"),
+        record("b", "FlashInfer", 1024, 200.0, ratio=(0.5, 0.4, 0.8), date="2026-11-16"),
+    ]
+    found = {a.peer: a for a in against_peers([*new, *old])}
+    assert found["cuDNN"].ratio == 1.2
+    assert found["FlashInfer"].ratio == 2.0
+    assert (found["FlashInfer"].p20, found["FlashInfer"].p80) == (1.25, 2.5)
+
+
+def test_the_newest_run_of_a_peer_counts():
+    runs = [
+        [record("a", OURS, 1024, 100.0, date=d), record("a", "cuDNN", 1024, us, date=d)]
+        for d, us in (("2026-11-16", 150.0), ("2026-11-15", 110.0))
+    ]
+    (found,) = against_peers([*runs[0], *runs[1]])
+    assert found.ratio == 1.5
+
+
+def test_the_spread_of_the_rounds_is_drawn():
+    ours = record("a", CONFIGS[0].short_form(), 1024, 80.0, ratio=(1.25, 1.2, 1.4))
+    peer = record("a", "torch FA2", 1024, 100.0, ratio=SAME)
+    figure = record_charts.speedups([ours, peer], "burst")
+    (bars,) = figure.data
+    assert bars["name"] == "over FlashAttention-2 (torch)"
+    assert bars["y"] == [1.25]
+    assert bars["error_y"]["array"] == [pytest.approx(0.15)]
+    assert bars["error_y"]["arrayminus"] == [pytest.approx(0.05)]
+    assert record_charts.speedups([ours, peer], "sustained") is None
+
+
+def test_every_ladder_has_a_waterfall_whose_steps_say_what_they_add():
+    records = [
+        record("progression", config.short_form(), length, 2000.0 - n)
+        for length, ladder in ((4096, CONFIGS), (1024, CONFIGS), (4096, HOPPER))
+        for n, config in enumerate(ladder)
+    ]
+    for r in records[-len(HOPPER) :]:
+        r.environment["date"] = "2026-11-16"
+    figures = record_charts.ladders(records)
+    assert len(figures) == 3
+    first = figures[0].data[0]
+    assert len(first["x"]) == len(CONFIGS)
+    assert {f.data[0]["x"][0] for f in figures} == {"1. the start"}
+    assert any("2. swizzled" in f.data[0]["x"][1] for f in figures)
+    assert all(len(f.data[1]["error_y"]["array"]) == len(f.data[0]["x"]) for f in figures)
+
+
+def test_a_knob_is_shown_over_the_lengths():
+    records = [
+        record("knob B_c", CONFIGS[-1].replace(B_c=b).short_form(), length, 10.0)
+        for length in (1024, 4096)
+        for b in (32, 64)
+    ]
+    (figure,) = record_charts.knobs(records)
+    assert [trace["name"] for trace in figure.data] == ["B_c = 32", "B_c = 64"]
+    assert against_peers(records) == []
+
+
+def test_the_prediction_states_its_regret(gpu_data):
+    timed = list(gpu_data.measurements)[1:]
+    worst_first = {(m.key.config, m.key.problem): -n for n, m in enumerate(timed)}
+    figure = tuning_charts.predicted(timed, worst_first)
+    best, fifth = timed[0].outcome.median_us, timed[-5].outcome.median_us
+    assert f"{fifth / best - 1:.1%} off at most" in figure.layout["title"]["text"]
+    assert "rank correlation -1.00" in figure.data[0]["name"]
+    assert tuning_charts.predicted(timed, {}) is None
+
+
+def test_the_matrix_products_rate_is_of_its_own_operations():
+    assert product_tflops([record("a", "GEMM", 1024, 1400.0)]) == pytest.approx(785.4, abs=0.1)
+    assert product_tflops([record("a", OURS, 1024, 1400.0)]) is None
+
+
+def test_a_cell_of_the_grid_becomes_our_record_and_the_peers(tmp_path):
+    path = tmp_path / "cells.jsonl"
+    path.write_text(json.dumps(CELL) + "\n" + json.dumps({"part": "checks", "ok": True}) + "\n")
+    data = gather([path])
+    (found,) = against_peers(data.records)
+    assert (found.peer, found.ratio, found.problem.batch) == ("cuDNN", 1.26, 32)
+    assert found.problem.heads * found.problem.d_head == 2048
+    assert found.ours.result["tflops"] == 400.0
+    path.write_text(json.dumps(CELL | {"control": 1.02}))
+    assert against_peers(gather([path]).records) == []
+    path.write_text(json.dumps({k: v for k, v in CELL.items() if k != "length"}))
+    with pytest.raises(DamagedFile, match="line 1: a cell lacks 'length'"):
+        gather([path])
