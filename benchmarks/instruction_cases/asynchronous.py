@@ -151,7 +151,7 @@ def _tma_store(rank: int, swizzle: int, *, reduce: bool = False) -> Case:
         asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
     }}"""
     )
-    elements = (strides[-1] * dims[-1] if rank > 1 else 2 * dims[0]) // 2
+    out_bytes = strides[-1] * dims[-1] if rank > 1 else (2 * dims[0] + 15) // 16 * 16
     source = _kernel(
         body, "const u16* in, const int* corner, u16* out, const __grid_constant__ TensorMap map"
     )
@@ -160,7 +160,7 @@ def _tma_store(rank: int, swizzle: int, *, reduce: bool = False) -> Case:
         inputs = (inputs % 64).astype(np.float16).view(np.uint16)
     return Case(
         f"TMA {'reduce' if reduce else 'store'} {rank}D, swizzle {swizzle}", opcode, source,
-        (inputs, corners.reshape(-1)), 2 * elements, grid=len(corners), smem_bytes=size + 1024,
+        (inputs, corners.reshape(-1)), out_bytes, grid=len(corners), smem_bytes=size + 1024,
         maps=(Map(-1, 2, dims, strides, box, swizzle, is_bf16=False),),
     )  # fmt: skip
 

@@ -32,7 +32,7 @@ def start_load(
 ) -> None:  # fmt: skip
     """Starts copies into shared memory; multicast ones go to several blocks."""
     lanes = active_lanes(u, m)
-    for entries, place in transfer_places(c, u, index, lanes, source, size):
+    for entries, place in transfer_places(c, u, index, lanes, source, size, is_store=False):
         mine = lanes[entries]
         block, address = cluster_target(c, u.lane_block[mine], at_lanes(destination, mine))
         owner, at = cluster_target(c, u.lane_block[mine], at_lanes(barrier, mine))

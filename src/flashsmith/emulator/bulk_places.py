@@ -38,7 +38,14 @@ def _read_map(c: Chunk, u: Unit, index: int, lane: int, address: int) -> TensorM
 
 
 def transfer_places(
-    c: Chunk, u: Unit, index: int, lanes: NDArray[np.intp], at: Any, size: Any
+    c: Chunk,
+    u: Unit,
+    index: int,
+    lanes: NDArray[np.intp],
+    at: Any,
+    size: Any,
+    *,
+    is_store: bool,
 ) -> list[tuple[NDArray[np.intp], Place]]:
     """Transfers by tensor map (or by size): positions among the lanes, and their places."""
     base = at_lanes(at, lanes)
@@ -53,20 +60,32 @@ def transfer_places(
                 message = f"{len(size)} coordinates for a map of rank {tensor.rank}"
                 c.fault("tensor map", message, index, u, lane=lane, address=kind)
             corner = np.stack([at_lanes(x, lanes[entries]) for x in size], axis=1)
-            place = Place(tensor.box_bytes, tensor, corner)
-            crooked = corner[:, 0] * tensor.element_bytes % CHUNK_BYTES != 0
-            if crooked.any():  # H200: an illegal instruction
-                entry = int(crooked.argmax())
-                message = f"innermost coordinate {int(corner[entry, 0])} is no multiple of 16 bytes"
-                c.fault("misaligned", message, index, u, lane=int(lanes[entries[entry]]))
+            place = Place(tensor.box_bytes, tensor, corner, is_store)
+            _check_corner(c, u, index, lanes[entries], place)
         else:
             if kind % CHUNK_BYTES or kind <= 0:
                 message = f"{kind} bytes: a bulk copy moves a positive multiple of 16"
                 c.fault("bulk size", message, index, u, lane=lane)
-            place = Place(kind, None, base[entries][:, None])
+            place = Place(kind, None, base[entries][:, None], is_store)
         found.append((entries, place))
         _check_global(c, u, index, lanes[entries], place)
     return found
+
+
+def _check_corner(c: Chunk, u: Unit, index: int, lanes: NDArray[np.intp], place: Place) -> None:
+    """What the H200 answers with an illegal instruction."""
+    assert place.tensor is not None
+    corner = place.start
+    crooked = corner[:, 0] * place.tensor.element_bytes % CHUNK_BYTES != 0
+    before = (corner < 0).any(axis=1) if place.is_store else np.zeros_like(crooked)
+    for bad, kind, message in (
+        (crooked, "misaligned", "innermost coordinate {} is no multiple of 16 bytes"),
+        (before, "out of bounds", "a store begins at coordinates {}, before the tensor"),
+    ):
+        if bad.any():
+            entry = int(bad.argmax())
+            found = corner[entry].tolist() if bad is before else int(corner[entry, 0])
+            c.fault(kind, message.format(found), index, u, lane=int(lanes[entry]))
 
 
 def _check_global(c: Chunk, u: Unit, index: int, lanes: NDArray[np.intp], place: Place) -> None:

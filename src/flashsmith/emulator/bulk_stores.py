@@ -64,7 +64,7 @@ def start_store(
     """Starts copies or reductions into global memory."""
     lanes = active_lanes(u, m)
     groups = BulkGroups.of(c)
-    for entries, place in transfer_places(c, u, index, lanes, target, size):
+    for entries, place in transfer_places(c, u, index, lanes, target, size, is_store=True):
         mine = lanes[entries]
         address = at_lanes(source, mine)
         check_smem(c, u, index, mine, address, place)

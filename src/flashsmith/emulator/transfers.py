@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -38,6 +38,7 @@ class Place:
     n_bytes: int  # of each transfer
     tensor: TensorMap | None
     start: Ints  # (transfers, rank): corners; or (transfers, 1): addresses
+    is_store: bool = False
 
     def elements(self) -> tuple[Ints, NDArray[np.bool_], np.dtype[Any]]:
         """Addresses of the elements in the order of shared memory, which exist, their type."""
@@ -47,9 +48,11 @@ class Place:
         rows, inside = box_rows(self.tensor, self.start)
         columns = row_elements(self.tensor, self.start)
         size = self.tensor.element_bytes
-        if columns.all() and not (self.start[:, 0] * size % CHUNK_BYTES).any():
+        if self.is_store or columns.all():
+            # A store writes a whole 16 bytes when a part of them lies in the tensor (H200).
             step, dtype = CHUNK_BYTES, np.dtype(np.complex128)
-            columns = np.ones((len(self.start), self.tensor.row_bytes // step), np.bool_)
+            parts = columns.reshape(len(columns), -1, CHUNK_BYTES // size)
+            columns = np.asarray(parts.any(axis=2))
         else:
             step, dtype = size, element_view(self.tensor)
         at = rows[:, :, None] + np.arange(0, self.tensor.row_bytes, step)
@@ -64,7 +67,7 @@ class Place:
 
     def select(self, entries: Any) -> Place:
         """Some of the transfers."""
-        return Place(self.n_bytes, self.tensor, self.start[entries])
+        return replace(self, start=self.start[entries])
 
 
 def smem_chunks(chunk: Chunk, block: Ints, address: Ints, place: Place) -> Ints:

@@ -121,6 +121,7 @@ class EmulatedDevice:
             spec.strides_bytes,
             spec.box,
             spec.swizzle_bytes,
+            "f16" if spec.element_bytes == 2 and not spec.is_bf16 else None,
         )
 
     def prepare(self, kernel: CompiledKernel, geometry: LaunchGeometry) -> Launcher:
