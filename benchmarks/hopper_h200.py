@@ -20,16 +20,20 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from hopper_checks import checks, shapes
 from hopper_shapes import (
     CELLS,
     PROTOTYPE_ORDER,
     PROTOTYPE_VARIANTS,
     Tensors,
+    compile_ahead,
     cudnn,
     flops,
     make_tensors,
     ours,
 )
+
+from flashsmith.config import get_kernel_configs
 
 ROUNDS = 15
 SUSTAINED_ROUNDS = 2
@@ -48,12 +52,14 @@ class Prototype:
         self.folder = folder
         self.loaded: dict[str, object] = {}
 
-    def runs(self, t: Tensors, causal: bool) -> dict[str, Run]:
-        """Its variants for a cell, with the tile order its record names."""
+    def runs(self, t: Tensors, causal: bool, only: str | None = None) -> dict[str, Run]:
+        """Its variants for a cell, or one of them, with the tile order its record names."""
         d, length = t.q.shape[3], t.q.shape[1]
         section, tail = PROTOTYPE_ORDER.get((d, length), (32, None)) if causal else (0, None)
         found = {}
         for name in PROTOTYPE_VARIANTS[d, causal]:
+            if only not in (None, f"prototype {name}"):
+                continue
             file = f"{name}-{'c' if causal else 'f'}"
             if file not in self.loaded:
                 path = self.folder / "cubins" / f"{file}.cubin"
@@ -133,9 +139,13 @@ def ratio(times: dict[str, list[float]], other: str, mine: str) -> float:
 
 
 def compare(
-    part: str, cell: tuple[int, bool, int], prototype: Prototype | None, out: Path
+    part: str,
+    cell: tuple[int, bool, int],
+    prototype: Prototype | None,
+    out: Path,
+    only: str | None = None,
 ) -> dict[str, object]:
-    """One cell: our pick, the prototype's variants, cuDNN, and a control."""
+    """One cell: our pick, the prototype's variants (or only one), cuDNN, and a control."""
     d, causal, length = cell
     tensors = make_tensors(d, length)
     mine, pick = ours(tensors, causal=causal)
@@ -143,7 +153,7 @@ def compare(
     if part == "burst":
         runs["control"] = mine
     if prototype is not None:
-        runs |= prototype.runs(tensors, causal)
+        runs |= prototype.runs(tensors, causal, only)
     runs["cuDNN"] = cudnn(tensors, causal=causal)
     times = burst(runs) if part == "burst" else sustained(runs)
     work = flops(tensors, causal=causal)
@@ -179,6 +189,20 @@ def write(out: Path, record: dict[str, object]) -> None:
         file.write(json.dumps(record | stamp) + "\n")
 
 
+def ladder(out: Path) -> None:
+    """Every step of the ladder on the same cells, interleaved."""
+    steps = get_kernel_configs("hopper-prog")
+    for length in (4096, 16384):
+        tensors = make_tensors(128, length)
+        runs = {c.short_form(): ours(tensors, causal=False, config=c)[0] for c in steps}
+        times = burst(runs)
+        work = flops(tensors, causal=False)
+        rates = {n: round(work / statistics.median(t) / 1e9, 1) for n, t in times.items()}
+        write(out, {"part": "ladder", "d_head": 128, "causal": False, "length": length} | rates)
+        for name, rate in rates.items():
+            print(f"ladder {length} {rate:6.1f} {name}", flush=True)
+
+
 def summary(part: str, records: list[dict[str, object]]) -> None:
     """Geometric means and the worst cell."""
     for key in ("over_prototype", "over_cudnn", "control"):
@@ -193,22 +217,25 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("out", type=Path)
     parser.add_argument("--prototype", type=Path)
-    parser.add_argument("--parts", default="checks,burst,sustained,shapes")
+    parser.add_argument("--parts", default="checks,ladder,burst,sustained,shapes")
     asked = parser.parse_args()
     asked.out.mkdir(parents=True, exist_ok=True)
     prototype = Prototype(asked.prototype) if asked.prototype else None
-    from hopper_checks import checks, shapes
-
+    compile_ahead()
+    best: dict[tuple[int, bool, int], str] = {}
     for part in asked.parts.split(","):
         if part in ("burst", "sustained"):
             cells = [c for c in CELLS if part == "burst" or c[2] in (2048, 16384)]
             done = []
             for cell in cells:
                 try:
-                    done.append(compare(part, cell, prototype, asked.out))
+                    done.append(compare(part, cell, prototype, asked.out, best.get(cell)))
+                    best[cell] = str(done[-1]["prototype"])
                 except Exception as error:  # noqa: BLE001  # a failing cell is reported
                     print(f"{part} {cell} failed: {error!r}"[:300], flush=True)
             summary(part, done)
+        elif part == "ladder":
+            ladder(asked.out)
         else:
             for line in {"checks": checks, "shapes": shapes}[part](burst):
                 write(asked.out, line)

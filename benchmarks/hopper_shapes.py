@@ -11,10 +11,14 @@ import torch.nn.functional as F  # noqa: N812
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from flashsmith.base.dtypes import DType
+from flashsmith.compile.compiler import CompileJob, compile_many
+from flashsmith.config import get_kernel_configs
 from flashsmith.config.kernel_config import KernelConfig
+from flashsmith.config.traits import ForwardTraits
 from flashsmith.problem.attention_problem import AttentionProblem
 from flashsmith.runtime.cuda_device import CudaDevice
 from flashsmith.runtime.forward import prepare_forward
+from flashsmith.runtime.launch import plan
 from flashsmith.runtime.launch.plan import ForwardCall, TensorArg
 from flashsmith.tuner.choose import choose
 
@@ -135,6 +139,31 @@ def ours(
         prepared(call, torch.cuda.current_stream().cuda_stream)
 
     return run, picked.short_form()
+
+
+def compile_ahead() -> None:
+    """Compiles on all cores what the comparison needs, into the cache."""
+    gpu, jobs = device(), set()
+    problems = []
+    for dtype in (DType.BF16, DType.FP16):
+        for d, causal, n in CELLS:
+            heads, batch = WIDTH // d, TOKENS // n
+            problems += [
+                AttentionProblem(batch, heads, heads // group, n + more, n + more, d, dtype, causal)
+                for group in (1, 8)
+                for more in (0, 37)
+                if dtype is DType.BF16 or n == 4096
+            ]
+            problems.append(AttentionProblem(2, 4, 4, 700, 700, d, dtype, causal))
+    for problem in problems:
+        picked = choose(problem, gpu.arch, gpu=gpu.name).config
+        assert picked is not None
+        jobs.add((picked, plan(picked, problem, lse=False, sm_count=gpu.sm_count).traits))
+    steps = get_kernel_configs("hopper-prog")
+    jobs |= {(c, ForwardTraits()) for c in steps} | {
+        (c, ForwardTraits(ragged_q=True)) for c in steps
+    }
+    compile_many([CompileJob(config, traits, gpu.arch) for config, traits in jobs])
 
 
 def _arg(x: torch.Tensor) -> TensorArg:
