@@ -9,7 +9,7 @@ from flashsmith.base.errors import DamagedFile
 from flashsmith.config import get_kernel_configs
 from flashsmith.report import record_charts, tuning_charts
 from flashsmith.report.contenders import OURS, against_peers, product_tflops
-from flashsmith.report.sources import gather
+from flashsmith.report.sources import ReportData, gather
 
 SAME = (1.0, 1.0, 1.0)
 HOPPER = get_kernel_configs("hopper-prog")
@@ -80,13 +80,20 @@ def test_a_knob_is_shown_over_the_lengths():
 
 
 def test_the_prediction_states_its_regret(gpu_data):
-    timed = list(gpu_data.measurements)[1:]
-    worst_first = {(m.key.config, m.key.problem): -n for n, m in enumerate(timed)}
-    figure = tuning_charts.predicted(timed, worst_first)
-    best, fifth = timed[0].outcome.median_us, timed[-5].outcome.median_us
+    times = tuning_charts.times_of(ReportData((), gpu_data.measurements, "x"))
+    worst_first = {key: -n for n, key in enumerate(sorted(times, key=times.get))}
+    figure = tuning_charts.predicted(times, worst_first)
+    best, fifth = min(times.values()), sorted(times.values())[-5]
     assert f"{fifth / best - 1:.1%} off at most" in figure.layout["title"]["text"]
     assert "rank correlation -1.00" in figure.data[0]["name"]
-    assert tuning_charts.predicted(timed, {}) is None
+    assert tuning_charts.predicted(times, {}) is None
+
+
+def test_a_records_time_stands_against_a_prediction_too():
+    records = [record("a", c.short_form(), 1024, 9.0 + n) for n, c in enumerate(CONFIGS[:3])]
+    void = record("a", CONFIGS[3].short_form(), 1024, 1.0, void=True)
+    times = tuning_charts.times_of(ReportData((*records, void), (), "x"))
+    assert list(times.values()) == [9.0, 10.0, 11.0]
 
 
 def test_the_matrix_products_rate_is_of_its_own_operations():

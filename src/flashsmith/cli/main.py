@@ -29,9 +29,7 @@ VERBS: dict[str, Verb] = {
     "env": Verb("flashsmith.cli.env", "Say what is installed here, and what is missing for what."),
     "compile": Verb("flashsmith.cli.compile", "Compile a set: registers, spills, blocks per SM."),
     "tune": Verb("flashsmith.cli.tune", "Find the best configuration for each problem."),
-    "predict": Verb(
-        "flashsmith.cli.predict", "Order configurations without a GPU."
-    ),
+    "predict": Verb("flashsmith.cli.predict", "Order configurations without a GPU."),
     "bench": Verb("flashsmith.cli.bench", "Time our choices against peers, side by side."),
     "progression": Verb("flashsmith.cli.progression", "Show what each optimisation brings."),
     "profile": Verb("flashsmith.cli.profile", "Read a set's counters with Nsight Compute."),

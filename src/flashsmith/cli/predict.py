@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -17,8 +18,10 @@ from flashsmith.cli.results import shape_text
 from flashsmith.compile.compiler import available_cores
 from flashsmith.config import KernelConfig, parse_config
 from flashsmith.config.parse import looks_like_config
+from flashsmith.measure.environment import commit_of_checkout
+from flashsmith.measure.record import Record, append_records
 from flashsmith.problem.attention_problem import AttentionProblem
-from flashsmith.report.sources import ReportData, gather
+from flashsmith.report.sources import PLACE, ReportData, gather
 from flashsmith.tuner import predict
 from flashsmith.tuner.candidates import competes
 from flashsmith.tuner.counting import Places, count_facts, predicted_places, sm_count_of
@@ -29,6 +32,9 @@ from flashsmith.tuner.worker_pool import WorkerPool
 AgainstOption = Annotated[
     list[Path] | None,
     typer.Option("--against", help="Records to hold the order against; may be given repeatedly."),
+]
+OutputOption = Annotated[
+    Path | None, typer.Option("-o", help="Append the places to this JSON lines file.")
 ]
 LEAST = 3  # configurations of a problem, below which an order says nothing
 # Times of one problem on one GPU: microseconds by configuration.
@@ -47,6 +53,7 @@ def command(
     causal: options.CausalOption = False,
     both_masks: options.BothMasksOption = False,
     dtype: options.DTypeOption = "bf16",
+    output: OutputOption = None,
     json: options.JsonOption = False,
     csv: options.CsvOption = False,
 ) -> None:
@@ -57,7 +64,7 @@ def command(
     """
     arch_name = get_arch(arch).name
     if against:
-        rows = _qualities(_times_of(gather(_existing(against)), key), arch_name)
+        rows = _qualities(_times_of(gather(_existing(against)), key), arch_name, output)
         show(rows, json=json, csv=csv, title="the predicted order against measured times")
         _say_verdict(rows)
         return
@@ -79,6 +86,7 @@ def command(
             f"choose another KEY, --dtype or --d-heads."
         )
     places = _places(pairs, arch_name, sm_count_of("", arch_name))
+    _append(output, places, "", arch_name)
     rows = [
         {"predicted_place": place, "config": config.short_form(), "problem": shape_text(problem)}
         for (config, problem), place in places.items()
@@ -139,13 +147,14 @@ def _measured(data: ReportData) -> Iterator[tuple[str, AttentionProblem, str, fl
             yield str(record.environment["device"]), problem, name, record.result["median_us"]
 
 
-def _qualities(times: Times, arch: str) -> list[Row]:
+def _qualities(times: Times, arch: str, output: Path | None) -> list[Row]:
     rows: list[Row] = []
     sm_counts = {gpu: sm_count_of(gpu, arch) for gpu, _ in times}
     for gpu, sm_count in sm_counts.items():
         mine = {problem: found for (name, problem), found in times.items() if name == gpu}
         pairs = [(config, problem) for problem, found in mine.items() for config in found]
         places = _places(pairs, arch, sm_count)
+        _append(output, places, gpu, arch)
         for problem, found in mine.items():
             known = [config for config in found if (config, problem) in places]
             if len(known) < LEAST:
@@ -162,6 +171,27 @@ def _qualities(times: Times, arch: str) -> list[Row]:
                 }
             )
     return rows
+
+
+def _append(path: Path | None, places: Places, gpu: str, arch: str) -> None:
+    """Adds the places to a file that `flashsmith report` sets beside the times."""
+    if path is None:
+        return
+    commit, dirty = commit_of_checkout()
+    date = datetime.now(UTC).isoformat(timespec="seconds")
+    environment = {"device": gpu, "arch": arch, "commit": commit, "dirty": dirty, "date": date}
+    append_records(
+        path,
+        [
+            Record(
+                {"suite": "prediction", "name": config.short_form(), **problem_fields(problem)},
+                {PLACE: place},
+                environment,
+            )
+            for (config, problem), place in places.items()
+        ],
+    )
+    note(f"{len(places)} places appended to {path}")
 
 
 def _say_verdict(rows: list[Row]) -> None:

@@ -123,7 +123,7 @@ def command(
         say_end(results, path, measured=measured, unreached=unreached, seconds=seconds)
         if export or bundle:
             write_table(opened, target.gpu, export, bundle)
-    write_charts(results, output)
+    write_charts(results, output, places)
 
 
 def seconds_of(text: str) -> float:

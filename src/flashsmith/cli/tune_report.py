@@ -61,15 +61,16 @@ def say_end(results: Results, path: Path, *, measured: int, unreached: int, seco
     note(f"Kept in {path}. Again: flashsmith {shlex.join(sys.argv[1:])}")
 
 
-def write_charts(results: Results, path: Path) -> None:
+def write_charts(results: Results, path: Path, places: Places) -> None:
     """Writes the page of charts, where the library for it is installed."""
     from flashsmith.report.page import write_page
     from flashsmith.report.sources import ReportData
 
     found = tuple(result.measurement for group in results.values() for result in group)
+    named = {(config.short_form(), problem): place for (config, problem), place in places.items()}
     again = f"flashsmith {shlex.join(sys.argv[1:])}"
     try:
-        charts = write_page(ReportData((), found, "this run"), path, reproduce=again)
+        charts = write_page(ReportData((), found, "this run", named), path, reproduce=again)
     except Unsupported as error:
         note(str(error))
     else:

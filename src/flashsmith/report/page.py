@@ -56,7 +56,7 @@ def _figures(data: ReportData) -> list[dict[str, Any]]:  # Any: plotly's JSON
         *record_charts.ladders(records),
         *record_charts.knobs(records),
         tuning_charts.landscape(measurements),
-        tuning_charts.predicted(measurements, data.places),
+        tuning_charts.predicted(tuning_charts.times_of(data), data.places),
         tuning_charts.outcomes(measurements),
         tuning_charts.resources(measurements),
         tuning_charts.shared_memory(measurements),

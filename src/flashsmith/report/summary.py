@@ -96,7 +96,7 @@ def missing(data: ReportData) -> list[str]:
         gaps.append("nothing was tuned (`flashsmith tune`)")
     elif not any(isinstance(m.outcome, Timed) for m in data.measurements):
         gaps.append("nothing was timed, there was no GPU")
-    elif not data.places:
+    if not data.places and "nothing was timed, there was no GPU" not in gaps:
         gaps.append("no predicted order stands beside the times (`flashsmith predict -o FILE`)")
     return gaps
 

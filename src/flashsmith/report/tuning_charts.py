@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from flashsmith.config.parse import looks_like_config
 from flashsmith.problem.attention_problem import AttentionProblem
-from flashsmith.report.contenders import COLOURS, problem_text
+from flashsmith.report.contenders import COLOURS, problem_of, problem_text
 from flashsmith.report.figure import Figure
+from flashsmith.report.sources import ReportData
 from flashsmith.tuner.measurement import Measurement
 from flashsmith.tuner.outcome import Timed, Verified, reason_of
 from flashsmith.tuner.predict import quality
@@ -149,20 +151,29 @@ def outcomes(measurements: Sequence[Measurement]) -> Figure | None:
     return figure.titled("How the candidates ended")
 
 
-def predicted(measurements: Sequence[Measurement], places: Places) -> Figure | None:
+def times_of(data: ReportData) -> dict[tuple[str, AttentionProblem], float]:
+    """The time of every configuration on every problem: the tuner's, else a record's."""
+    times = {
+        (str(r.what["name"]), problem_of(r)): float(r.result["median_us"])
+        for r in data.records
+        if looks_like_config(str(r.what["name"])) and not r.result.get("void")
+    }
+    timed = [m for m in latest(data.measurements) if isinstance(m.outcome, Timed)]
+    return times | {(m.key.config, m.key.problem): _us(m) for m in timed}
+
+
+def predicted(times: Mapping[tuple[str, AttentionProblem], float], places: Places) -> Figure | None:
     """The predicted place of every configuration against its measured time, with the regret."""
     figure = Figure()
     regrets = []
-    timed = [m for m in latest(measurements) if isinstance(m.outcome, Timed)]
-    for number, problem in enumerate(dict.fromkeys(m.key.problem for m in timed)):
-        known = [
-            (places[m.key.config, problem], _us(m), m.key.config)
-            for m in timed
-            if m.key.problem == problem and (m.key.config, problem) in places
-        ]
-        if len(known) < _LEAST:
+    groups: dict[AttentionProblem, list[tuple[int, float, str]]] = {}
+    for (config, problem), us in times.items():
+        if (config, problem) in places:
+            groups.setdefault(problem, []).append((places[config, problem], us, config))
+    for number, (problem, found) in enumerate(groups.items()):
+        if len(found) < _LEAST:
             continue
-        known.sort()
+        known = sorted(found)
         best = min(us for _, us, _ in known)
         good = quality([float(place) for place, _, _ in known], [us for _, us, _ in known])
         regrets.append(good.top_5_regret)
@@ -171,7 +182,7 @@ def predicted(measurements: Sequence[Measurement], places: Places) -> Figure | N
             x=list(range(1, len(known) + 1)),
             y=[round(us / best, 4) for _, us, _ in known],
             mode="markers",
-            name=f"{problem_text(problem)}: regret {good.top_5_regret:.1%}, "
+            name=f"{problem_text(problem)}: {good.top_5_regret:.1%}, "
             f"rank correlation {good.rank_correlation:.2f}",
             marker={"color": COLOURS[number % len(COLOURS)], "size": 8},
             text=[config for _, _, config in known],
@@ -183,7 +194,7 @@ def predicted(measurements: Sequence[Measurement], places: Places) -> Figure | N
     figure.axis("x", title="predicted place")
     figure.axis("y", title="measured time over the best")
     title = f"Predicted against measured: the best of the first 5 is {max(regrets):.1%} off at most"
-    return figure.titled(title, wide=True, filtered=True)
+    return figure.titled(title, height=480 + 12 * len(regrets), wide=True, filtered=True)
 
 
 def _with_facts(measurements: Sequence[Measurement]) -> list[Measurement]:
