@@ -1,0 +1,108 @@
+"""`flashsmith results`: each action works on the file that is named, or says what it wants."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from tuning_process import CONFIGS, PROBLEM
+from typer.testing import CliRunner
+
+from flashsmith.base.errors import ArgumentError, DamagedFile
+from flashsmith.cli.main import app
+from flashsmith.tuner.exchange import read_lines
+from flashsmith.tuner.measurement import Measurement, MeasurementKey
+from flashsmith.tuner.outcome import Timed, Wrong
+from flashsmith.tuner.store import ResultStore
+
+KEY = MeasurementKey(
+    "NVIDIA H200", "sm_90a", "580", "nvrtc", "", CONFIGS[0].short_form(), PROBLEM, "final"
+)
+FAST = Measurement(KEY, Timed(100.0, 99.0, 101.0, 31, "aa11"), gate=True, when="2026")
+OTHER = Measurement(replace(KEY, config=CONFIGS[1].short_form()), Wrong("far off"))
+
+
+@pytest.fixture
+def store(tmp_path):
+    path = tmp_path / "r.sqlite"
+    with ResultStore(path) as opened:
+        opened.add_all([FAST, OTHER])
+    return path
+
+
+def run(*arguments):
+    ran = CliRunner().invoke(app, ["results", *map(str, arguments)])
+    if ran.exception and not isinstance(ran.exception, SystemExit):
+        raise ran.exception
+    assert ran.exit_code == 0, ran.output
+    return ran
+
+
+def test_list_shows_every_measurement(store):
+    rows = json.loads(run("list", "--store", store, "--json").stdout)
+    assert [(row["outcome"], row["median_us"], row["choosable"]) for row in rows] == [
+        ("Timed", 100.0, True),
+        ("Wrong", None, False),
+    ]
+    assert rows[1]["reason"] == "far off"
+
+
+def test_show_is_about_one_configuration(store):
+    rows = json.loads(run("show", KEY.config, "--store", store, "--json").stdout)
+    assert [row["config"] for row in rows] == [KEY.config]
+
+
+def test_diff_shows_what_got_slower(store, tmp_path):
+    later = tmp_path / "later.sqlite"
+    slower = replace(FAST, key=replace(KEY, driver="590"), outcome=Timed(110.0, 1, 1, 31, "aa11"))
+    with ResultStore(later) as opened:
+        opened.add(slower)
+    rows = json.loads(run("diff", store, later, "--json").stdout)
+    assert [(row["before_us"], row["after_us"]) for row in rows] == [(100.0, 110.0)]
+    assert rows[0]["ratio"] == pytest.approx(1.1)
+
+
+def test_what_is_exported_can_be_imported_elsewhere_once(store, tmp_path):
+    lines, elsewhere = tmp_path / "mine.jsonl", tmp_path / "e.sqlite"
+    run("export", "--store", store, "-o", lines)
+    assert read_lines(lines) == [FAST, OTHER]
+    assert "2 of 2 measurements are new" in run("import", lines, "--store", elsewhere).stderr
+    assert "0 of 2 measurements are new" in run("import", lines, "--store", elsewhere).stderr
+    with ResultStore(elsewhere) as opened:
+        assert opened.all() == [FAST, OTHER]
+
+
+def test_merge_takes_a_results_file(store, tmp_path):
+    run("merge", store, "--store", tmp_path / "m.sqlite")
+    with ResultStore(tmp_path / "m.sqlite") as opened:
+        assert len(opened.all()) == 2
+
+
+def test_a_bad_line_imports_nothing(store, tmp_path):
+    lines = tmp_path / "bad.jsonl"
+    lines.write_text(f"{FAST.to_line()}\n{{}}\n")
+    with pytest.raises(DamagedFile, match=r"bad.jsonl line 2: schema is None"):
+        run("import", lines, "--store", tmp_path / "e.sqlite")
+    assert not (tmp_path / "e.sqlite").exists()
+
+
+def test_prune_forgets_kernels_that_changed_and_no_others(store):
+    with ResultStore(store) as opened:
+        opened.add(replace(FAST, key=replace(KEY, source_hash="of another version")))
+    assert "1 measurements of changed kernels" in run("prune", "--store", store).stderr
+    with ResultStore(store) as opened:
+        assert opened.all() == [FAST, OTHER]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["forget"], "action is 'forget'; it is list, show, diff"),
+        (["export"], "export was given no file.*add -o FILE"),
+        (["diff", "a.jsonl"], "diff was given 1 files; it takes 2"),
+        (["import", "missing.jsonl"], "missing.jsonl does not exist"),
+        (["show"], "show was given 0 files"),
+    ],
+)
+def test_what_is_missing_is_said(store, arguments, says):
+    with pytest.raises(ArgumentError, match=says):
+        run(*arguments, "--store", store)

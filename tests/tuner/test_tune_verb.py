@@ -1,0 +1,114 @@
+"""`flashsmith tune`: options that decide what is done, and what it writes for others."""
+
+import json
+from pathlib import Path
+
+import pytest
+from tuning_process import CANDIDATES, TARGET, tune
+from typer.testing import CliRunner
+
+from flashsmith.base import settings
+from flashsmith.base.errors import ArgumentError
+from flashsmith.cli.main import app
+from flashsmith.cli.tune import seconds_of
+from flashsmith.cli.tune_report import rows_of, title_of, write_table
+from flashsmith.compile.bundle import open_bundle
+from flashsmith.compile.compiler import kernel_source_hash
+from flashsmith.runtime.launch import plan
+from flashsmith.tuner.exchange import choosable_table, read_lines
+from flashsmith.tuner.store import ResultStore
+from flashsmith.tuner.worker_pool import WorkerPool
+
+HERE = {"PYTHONPATH": str(Path(__file__).parent)}
+
+
+def run(*arguments):
+    ran = CliRunner().invoke(app, ["tune", *map(str, arguments)])
+    if ran.exception and not isinstance(ran.exception, SystemExit):
+        raise ran.exception
+    return ran
+
+
+@pytest.fixture
+def tuned(tmp_path):
+    """An open store after a run on made-up times."""
+    with (
+        ResultStore(tmp_path / "r.sqlite") as store,
+        WorkerPool(2, "quick:evaluate", [HERE] * 2) as pool,
+    ):
+        yield store, tune(store, pool)[0]
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("2m", 120), ("1.5h", 5400)])
+def test_a_budget_is_a_time(text, seconds):
+    assert seconds_of(text) == seconds
+
+
+def test_a_budget_without_a_unit_is_refused():
+    with pytest.raises(ArgumentError, match="--budget is '90'; it is a time such as 90s"):
+        seconds_of("90")
+
+
+def test_without_a_gpu_nothing_is_exported():
+    with pytest.raises(ArgumentError, match=r"--export is 't.jsonl' without a GPU"):
+        run("64,32", "--device", "emulator", "--export", "t.jsonl")
+
+
+def test_without_a_gpu_rows_are_in_predicted_order(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    one, other = CANDIDATES[1].config.short_form(), CANDIDATES[0].config.short_form()
+    (tmp_path / "two").write_text(f"{one}\n{other}\n")
+    arguments = ("--seq-lens", "512", "--device", "emulator", "--store", tmp_path / "r.sqlite")
+    ran = run("@two", *arguments, "--json")
+    rows = json.loads(ran.stdout)
+    assert [(row["predicted_place"], row["config"]) for row in rows] == [(1, other), (2, one)]
+    assert all(row["outcome"] == "Verified" for row in rows)
+    assert "nothing is timed" in ran.stderr
+    assert "median_us" not in rows[0]
+
+
+def test_with_a_gpu_rows_are_in_measured_order(tuned):
+    _, results = tuned
+    rows = rows_of({CANDIDATES[0].problem: results}, TARGET, {})
+    assert rows[0]["winner"]
+    assert "predicted_place" not in rows[0]
+    assert title_of(TARGET, {}) == "measured on a GPU of tests"
+
+
+def test_the_table_holds_the_winner_alone(tuned, tmp_path):
+    store, results = tuned
+    write_table(store, TARGET.gpu, tmp_path / "t.jsonl", tmp_path / "k.bundle")
+    table = read_lines(tmp_path / "t.jsonl")
+    assert [m.key.config for m in table] == [results[0].candidate.config.short_form()]
+    assert all(m.gate for m in table)
+    kernels = open_bundle(tmp_path / "k.bundle")
+    assert len(kernels.configs()) == 2  # in both element types
+    assert kernels.arches() == ["sm_90a"]
+
+
+def test_the_table_is_of_one_gpu_and_of_kernels_as_they_are(tuned):
+    from dataclasses import replace
+
+    store, results = tuned
+    best = store.get(results[0].measurement.key)
+    config, problem = results[0].candidate.config, results[0].candidate.problem
+    traits = plan(config, problem, lse=False, sm_count=132).traits
+    current = replace(best, key=replace(best.key, source_hash=kernel_source_hash(config, traits)))
+    changed = replace(best, key=replace(best.key, source_hash="of another version"))
+    assert choosable_table([best, current, changed], TARGET.gpu) == [best, current]
+    assert choosable_table([best], "another GPU") == []
+
+
+@pytest.mark.parametrize(("visible", "sees"), [("", "1"), ("4, 7", "7"), ("GPU-a,GPU-b", "GPU-b")])
+def test_a_worker_of_the_second_gpu_sees_that_one_alone(monkeypatch, visible, sees):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert settings.only_gpu(1) == {"CUDA_VISIBLE_DEVICES": sees}
+
+
+def test_there_is_a_worker_for_each_gpu_of_the_name(monkeypatch):
+    from flashsmith.tuner import worker_pool
+
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(worker_pool, "gpu_names", lambda: ["H200", "A100", "H200"])
+    seen = [e["CUDA_VISIBLE_DEVICES"] for e in worker_pool.one_worker_a_gpu("H200")]
+    assert seen == ["0", "2"]
