@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+_LETTERS = 80  # of a legend, in one line of the narrowest chart
+_ABOVE = {"y": 1.0, "yanchor": "bottom"}
+_BELOW = {"y": -0.18, "yanchor": "top"}
+
 
 class Figure:
     """Collects traces; the page's own script adds colours of light and dark."""
@@ -41,9 +45,16 @@ class Figure:
             "paper_bgcolor": "rgba(0,0,0,0)",
             "plot_bgcolor": "rgba(0,0,0,0)",
             "margin": {"l": 60, "r": 20, "t": 86, "b": 60},
-            "legend": {"orientation": "h", "y": 1.0, "yanchor": "bottom", "x": 0},
+            "legend": {"orientation": "h", "x": 0, **(_BELOW if self._is_crowded else _ABOVE)},
+            # One named trace is worth its legend too, which plotly would hide.
+            "showlegend": any("name" in trace for trace in self.data),
         }
         return self
+
+    @property
+    def _is_crowded(self) -> bool:
+        """Whether the legend takes more than the line that is free below the title."""
+        return sum(len(trace.get("name", "")) + 6 for trace in self.data) > _LETTERS
 
     def to_json(self) -> dict[str, Any]:
         """What plotly.js takes."""
