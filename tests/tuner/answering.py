@@ -1,6 +1,7 @@
 """An evaluator for tests of the worker pool: does to its process what the job says."""
 
 import os
+import signal
 import sys
 import time
 
@@ -12,6 +13,8 @@ def evaluate(job):
         raise SystemExit("no GPU left")
     if job["do"] == "hang":
         time.sleep(1000)
+    if job["do"] == "lose the machine":
+        os.kill(os.getppid(), signal.SIGKILL)
     if job["do"] == "print":
         sys.stdout.write("noise that is no answer\n")
     return {"pid": os.getpid(), "do": job["do"], "retire": job["do"] == "retire"}

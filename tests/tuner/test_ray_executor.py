@@ -1,0 +1,77 @@
+"""The Ray executor: the same outcomes as local workers, and a lost worker loses nothing."""
+
+from pathlib import Path
+
+import pytest
+from tuning_process import CONFIGS, tune
+
+from flashsmith.tuner.executor import Answer, Died, Late
+from flashsmith.tuner.store import ResultStore
+from flashsmith.tuner.worker_pool import WorkerPool
+
+ray = pytest.importorskip("ray", reason="Ray is an optional extra")
+HERE = {"PYTHONPATH": str(Path(__file__).parent)}
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    """Two CPUs of this machine, as a cluster of their own."""
+    from flashsmith.tuner.ray_executor import RayExecutor
+
+    ray.init(
+        num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=100 << 20
+    )
+    yield lambda evaluator: RayExecutor(
+        workers=2, needs_gpu=False, evaluator=evaluator, environment=HERE
+    )
+    ray.shutdown()
+
+
+def outcomes(results):
+    return {r.candidate.config: (r.measurement.outcome, r.is_winner) for r in results}
+
+
+def test_outcomes_are_those_of_local_workers_when_a_worker_is_killed_midway(cluster, tmp_path):
+    answered = []
+
+    class KillsOne:
+        """Kills the first actor after ten answers, in the middle of the screening."""
+
+        def run(self, jobs, seconds, on_reply):
+            def counted(number, reply):
+                answered.append(number)
+                if len(answered) == 10:
+                    ray.kill(pool._actors[0], no_restart=True)
+                on_reply(number, reply)
+
+            pool.run(jobs, seconds, counted)
+
+    with ResultStore(tmp_path / "ray.sqlite") as store, cluster("quick:evaluate") as pool:
+        far, measured = tune(store, KillsOne())
+        assert len([m for m in store.all() if m.key.protocol == "screen"]) == len(CONFIGS)
+    with (
+        ResultStore(tmp_path / "local.sqlite") as store,
+        WorkerPool(2, "quick:evaluate", [HERE] * 2) as local,
+    ):
+        near, measured_locally = tune(store, local)
+    assert len(answered) > 10
+    assert measured == measured_locally
+    assert outcomes(far) == outcomes(near)
+
+
+def test_a_kernel_that_kills_its_child_is_an_answer_and_no_lost_worker(cluster):
+    replies = {}
+    jobs = [{"do": do} for do in ("work", "abort", "hang", "work")]
+    with cluster("answering:evaluate") as pool:
+        before = list(pool._actors)
+        pool.run(jobs, 5, replies.__setitem__)
+        assert pool._actors == before
+    assert [type(replies[n]) for n in range(4)] == [Answer, Died, Late, Answer]
+
+
+def test_a_job_that_loses_every_worker_is_held_to_be_the_cause(cluster):
+    replies = {}
+    with cluster("answering:evaluate") as pool:
+        pool.run([{"do": "lose the machine"}], 5, replies.__setitem__)
+    assert isinstance(replies[0], Died)
+    assert "3 workers were lost" in replies[0].cause
