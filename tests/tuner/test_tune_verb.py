@@ -17,6 +17,7 @@ from flashsmith.compile.compiler import kernel_source_hash
 from flashsmith.runtime.launch import plan
 from flashsmith.tuner.exchange import choosable_table, read_lines
 from flashsmith.tuner.store import ResultStore
+from flashsmith.tuner.tune import Tuner
 from flashsmith.tuner.worker_pool import WorkerPool
 
 HERE = {"PYTHONPATH": str(Path(__file__).parent)}
@@ -49,9 +50,52 @@ def test_a_budget_without_a_unit_is_refused():
         seconds_of("90")
 
 
-def test_without_a_gpu_nothing_is_exported():
-    with pytest.raises(ArgumentError, match=r"--export is 't.jsonl' without a GPU"):
-        run("64,32", "--device", "emulator", "--export", "t.jsonl")
+@pytest.mark.parametrize("option", [("--export", "t"), ("--bundle", "t"), ("--search", "optuna")])
+def test_what_is_about_times_is_refused_without_a_gpu(option, tmp_path):
+    with pytest.raises(ArgumentError, match=f"{option[0]} is given without a GPU"):
+        run("64,32", "--device", "emulator", "--store", tmp_path / "r.sqlite", *option)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--executor", "dask"], "--executor is 'dask'; it is local or ray"),
+        (["--address", "auto"], "--address is given without a cluster"),
+        (["--gpu-type", "H200"], "--gpu-type is given without a cluster"),
+        (["--search", "random"], "--search is 'random'; it is exhaustive or optuna"),
+        (["--trials", "9"], "--trials is 9 with an exhaustive search"),
+        (["--device", "cuda", "--arch", "sm_80"], "--arch is 'sm_80' on a machine with a GPU"),
+    ],
+)
+def test_options_that_contradict_each_other_are_refused(arguments, says, tmp_path):
+    with pytest.raises(ArgumentError, match=says):
+        run("64,32", "--store", tmp_path / "r.sqlite", *arguments)
+
+
+def test_as_many_workers_as_asked_for_verify(tmp_path):
+    from flashsmith.cli.tune_place import local_pool
+    from flashsmith.tuner.target import target_here
+
+    with local_pool(target_here("emulator"), 3) as pool:
+        assert len(pool._workers) == 3
+
+
+def test_a_search_screens_configurations_beyond_its_start_and_keeps_them(tmp_path):
+    pytest.importorskip("optuna", reason="Optuna is an optional extra")
+    from flashsmith.tuner.whole_space import search_space
+
+    start = [candidate.config for candidate in CANDIDATES[:2]]
+    with (
+        ResultStore(tmp_path / "r.sqlite") as store,
+        WorkerPool(2, "quick:evaluate", [HERE] * 2) as pool,
+    ):
+        tuner = Tuner(TARGET, store, pool)
+        found = search_space(tuner, start, CANDIDATES[0].problem, trials=6)
+        assert len(found) == 6
+        assert {m.key for m in store.all()} == {m.key for m in found.values()}
+        assert {c.config for c in found} > set(start)
+        over = Tuner(TARGET, store, pool, deadline=1.0)
+        assert search_space(over, start, CANDIDATES[0].problem, trials=6) == {}
 
 
 def test_without_a_gpu_rows_are_in_predicted_order(tmp_path, monkeypatch):

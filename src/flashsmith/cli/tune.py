@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -13,13 +13,19 @@ import typer
 from flashsmith.base import settings
 from flashsmith.base.errors import ArgumentError, ConfigError
 from flashsmith.cli import options
-from flashsmith.cli.output import note, show
+from flashsmith.cli.output import show
 from flashsmith.cli.progress import progress_bar
+from flashsmith.cli.tune_place import (
+    AddressOption,
+    ExecutorOption,
+    GpuTypeOption,
+    WorkersOption,
+    place,
+)
 from flashsmith.cli.tune_report import rows_of, say_end, title_of, write_charts, write_table
 from flashsmith.compile.compiler import available_cores
 from flashsmith.config import KernelConfig, parse_config
 from flashsmith.problem.attention_problem import AttentionProblem
-from flashsmith.runtime.devices import default_device_name
 from flashsmith.tuner import predict
 from flashsmith.tuner.candidates import Candidate, compiled_candidates
 from flashsmith.tuner.counting import (
@@ -29,11 +35,11 @@ from flashsmith.tuner.counting import (
     predicted_places,
     sm_count_of,
 )
-from flashsmith.tuner.executor import Executor
+from flashsmith.tuner.measurement import Measurement
 from flashsmith.tuner.store import ResultStore
-from flashsmith.tuner.target import Target, target_here
+from flashsmith.tuner.target import Target
 from flashsmith.tuner.tune import Result, Tuner, tune_problem
-from flashsmith.tuner.worker_pool import WorkerPool, one_worker_a_gpu
+from flashsmith.tuner.worker_pool import WorkerPool
 
 BudgetOption = Annotated[
     str | None, typer.Option("--budget", help="Time to spend, as in 90s, 2m or 1h.")
@@ -60,6 +66,18 @@ ExportOption = Annotated[
 BundleOption = Annotated[
     Path | None, typer.Option("--bundle", help="Write the kernels that --export's lines choose.")
 ]
+SearchOption = Annotated[
+    str,
+    typer.Option(
+        "--search", help="exhaustive: every configuration of KEY; optuna: its families' spaces."
+    ),
+]
+TrialsOption = Annotated[
+    int | None,
+    typer.Option("--trials", min=1, help="With --search optuna: configurations of a problem."),
+]
+SEARCHES = ("exhaustive", "optuna")
+DEFAULT_TRIALS = 200
 _UNITS = {"s": 1, "m": 60, "h": 3600}
 
 
@@ -77,6 +95,12 @@ def command(
     dtype: options.DTypeOption = "bf16",
     budget: BudgetOption = None,
     same_bits_as: SameBitsOption = None,
+    search: SearchOption = "exhaustive",
+    trials: TrialsOption = None,
+    executor: ExecutorOption = "local",
+    address: AddressOption = None,
+    workers: WorkersOption = None,
+    gpu_type: GpuTypeOption = None,
     store: StoreOption = None,
     export: ExportOption = None,
     bundle: BundleOption = None,
@@ -86,9 +110,12 @@ def command(
 ) -> None:
     """Find the best configuration for each problem; interrupted runs go on where they stopped.
 
-    Example: flashsmith tune tune --seq-lens 1024,4096 --both-masks --budget 2m
+    flashsmith tune tune+hopper --seq-lens 1024,4096 --both-masks --budget 2m;
+    flashsmith tune --same-bits-as "(BF16, 128, 64, 64, 4): async+eager+swizzled+load_0_2_2_tiles";
+    flashsmith tune --search optuna --trials 200; flashsmith tune --executor ray --address auto
     """
     began = time.time()
+    trials = _trials(search, trials)
     configs = options.configs_of(key, "tune")
     problems = options.problems_of(
         seq_lens=seq_lens,
@@ -100,27 +127,38 @@ def command(
         both_masks=both_masks,
         dtype=dtype,
     )
-    target = _target(device, arch)
-    _require_times(target, export, bundle)
+    deadline = began + seconds_of(budget) if budget else None
     model = parse_config(same_bits_as) if same_bits_as else None
     configs = _with_model(configs, model)
-    with progress_bar(f"compiling for {target.arch}") as progress:
-        candidates = compiled_candidates(configs, problems, target, progress=progress)
-    if not candidates:
-        raise ConfigError(
-            f"None of the {len(configs)} configurations is for {dtype} and d_head {d_heads}; "
-            f"choose another KEY, --dtype or --d-heads."
-        )
-    deadline = began + seconds_of(budget) if budget else None
     path = store or settings.results_path()
-    places = _places(candidates, target, deadline)
-    candidates = in_predicted_order(candidates, places)
-    with ResultStore(path) as opened, _local_pool(target) as pool:
-        results, measured = _run(opened, pool, target, candidates, deadline, model)
+    where = place(
+        device=device,
+        arch=arch,
+        executor=executor,
+        address=address,
+        workers=workers,
+        gpu_type=gpu_type,
+    )
+    with where as (target, pool), ResultStore(path) as opened:
+        _require_times(target, {"--export": export, "--bundle": bundle, "--search": trials})
+        with progress_bar(f"compiling for {target.arch}") as progress:
+            candidates = compiled_candidates(configs, problems, target, progress=progress)
+        if not candidates:
+            raise ConfigError(
+                f"None of the {len(configs)} configurations is for {dtype} and d_head {d_heads}; "
+                f"choose another KEY, --dtype or --d-heads."
+            )
+        places = _places(candidates, target, needed=deadline is not None or bool(trials))
+        candidates = in_predicted_order(candidates, places)
+        with progress_bar("screening" if target.can_time else "verifying") as bar:
+            tuner = Tuner(target, opened, pool, bar, deadline)
+            screened = _screen(tuner, candidates, trials)
+        results = _race(tuner, candidates, screened, model)
         rows = rows_of(results, target, places)
         show(rows, json=json, csv=csv, title=title_of(target, places))
-        unreached, seconds = len(candidates) - len(rows), time.time() - began
-        say_end(results, path, measured=measured, unreached=unreached, seconds=seconds)
+        unreached = 0 if trials else len(candidates) - len(rows)
+        seconds = time.time() - began
+        say_end(results, path, measured=tuner.measured_now, unreached=unreached, seconds=seconds)
         if export or bundle:
             write_table(opened, target.gpu, export, bundle)
     write_charts(results, output, places)
@@ -134,44 +172,34 @@ def seconds_of(text: str) -> float:
     return float(found[1]) * _UNITS[found[2]]
 
 
-def _target(device: str | None, arch: str | None) -> Target:
-    name = device or default_device_name()
-    if name == "cuda" and arch is not None:
+def _trials(search: str, trials: int | None) -> int | None:
+    """How many configurations a search may measure, or None to measure all that are given."""
+    if search not in SEARCHES:
+        raise ArgumentError(f"--search is {search!r}; it is {' or '.join(SEARCHES)}.")
+    if search == "exhaustive" and trials is not None:
         raise ArgumentError(
-            f"--arch is {arch!r} on a machine with a GPU; it is for tuning without one; add "
-            f"--device emulator, or drop it."
+            f"--trials is {trials} with an exhaustive search, which measures all; add "
+            f"--search optuna."
         )
-    target = target_here(name, arch)
-    if not target.can_time:
-        note(
-            f"No GPU is used: kernels are compiled for {target.arch} and verified in the emulator; "
-            f"nothing is timed."
-        )
-    return target
+    return None if search == "exhaustive" else trials or DEFAULT_TRIALS
 
 
-def _require_times(target: Target, export: Path | None, bundle: Path | None) -> None:
-    if not target.can_time and (export or bundle):
-        option = "--export" if export else "--bundle"
-        raise ArgumentError(
-            f"{option} is {str(export or bundle)!r} without a GPU; only what was timed may be "
-            f"chosen; run on a GPU, or exchange what was verified by `flashsmith results export`."
-        )
+def _require_times(target: Target, given: Mapping[str, object]) -> None:
+    for option, value in given.items():
+        if value and not target.can_time:
+            raise ArgumentError(
+                f"{option} is given without a GPU; it is about times, and nothing is timed here; "
+                f"run it on a GPU, or drop it."
+            )
 
 
 def _with_model(configs: list[KernelConfig], model: KernelConfig | None) -> list[KernelConfig]:
     return configs if model is None or model in configs else [model, *configs]
 
 
-def _local_pool(target: Target) -> WorkerPool:
-    """One worker a GPU, for two that time on one would time each other; else one a core."""
-    environments = one_worker_a_gpu(target.gpu) if target.can_time else [{}] * available_cores()
-    return WorkerPool(len(environments), environments=environments)
-
-
-def _places(candidates: Sequence[Candidate], target: Target, deadline: float | None) -> Places:
-    """The predicted places, where they decide something: without times, or under a budget."""
-    if not predict.IS_USED or (target.can_time and deadline is None):
+def _places(candidates: Sequence[Candidate], target: Target, *, needed: bool) -> Places:
+    """The predicted places, where they decide something: without times, or when time is short."""
+    if not predict.IS_USED or (target.can_time and not needed):
         return {}
     sound = [c for c in candidates if c.kernel is not None]
     configs = list(dict.fromkeys(c.config for c in sound))
@@ -182,22 +210,33 @@ def _places(candidates: Sequence[Candidate], target: Target, deadline: float | N
     return predicted_places(pairs, facts, target.arch, sm_count_of(target.gpu, target.arch))
 
 
-def _run(
-    store: ResultStore,
-    pool: Executor,
-    target: Target,
+def _screen(
+    tuner: Tuner, candidates: Sequence[Candidate], trials: int | None
+) -> dict[Candidate, Measurement]:
+    """What became of every candidate, or of those that a search asks for."""
+    if trials is None:
+        return tuner.screen(candidates)
+    from flashsmith.tuner.whole_space import search_space
+
+    found: dict[Candidate, Measurement] = {}
+    for problem in dict.fromkeys(candidate.problem for candidate in candidates):
+        start = [c.config for c in candidates if c.problem == problem and c.kernel is not None]
+        found |= search_space(tuner, start, problem, trials)
+    return found
+
+
+def _race(
+    tuner: Tuner,
     candidates: Sequence[Candidate],
-    deadline: float | None,
+    screened: dict[Candidate, Measurement],
     model: KernelConfig | None,
-) -> tuple[dict[AttentionProblem, list[Result]], int]:
-    with progress_bar("screening" if target.can_time else "verifying") as bar:
-        tuner = Tuner(target, store, pool, bar, deadline)
-        screened = tuner.screen(candidates)
+) -> dict[AttentionProblem, list[Result]]:
     results: dict[AttentionProblem, list[Result]] = {}
+    everyone = list(dict.fromkeys([*candidates, *screened]))
     problems = dict.fromkeys(candidate.problem for candidate in candidates)
     with progress_bar("racing") as bar:
         for number, problem in enumerate(problems, start=1):
-            group = [c for c in candidates if c.problem == problem]
+            group = [c for c in everyone if c.problem == problem]
             results[problem] = tune_problem(tuner, group, screened, model)
             bar(number, len(problems))
-    return results, tuner.measured_now
+    return results

@@ -15,6 +15,7 @@ from flashsmith.config.kernel_config import KernelConfig
 from flashsmith.config.knob import value_text
 
 AT_ONCE = 8  # configurations asked for together: compiled side by side, then measured
+_ASKS_A_TRIAL = 20  # what was asked for before is not measured again; a small space runs dry
 _FIXED = ("dtype", "d_head")  # the problem decides them
 _FAMILY = "family"
 
@@ -27,6 +28,7 @@ def search(
     is_legal: Callable[[KernelConfig], bool],
     *,
     trials: int,
+    is_over: Callable[[], bool] = lambda: False,
     seed: int = 0,
 ) -> dict[KernelConfig, float | None]:
     """Measures `trials` configurations at most, each once; their times, None where it has none.
@@ -40,9 +42,9 @@ def search(
     known: dict[KernelConfig, float | None] = {}
     first = list(start[:trials])
     asked = 0
-    while len(known) < trials and asked < 20 * trials:
+    while len(known) < trials and asked < _ASKS_A_TRIAL * trials and not is_over():
         batch: list[KernelConfig] = []
-        while len(batch) < min(AT_ONCE, trials - len(known)) and asked < 20 * trials:
+        while len(batch) < min(AT_ONCE, trials - len(known)) and asked < _ASKS_A_TRIAL * trials:
             asked += 1
             config = first.pop(0) if first else space.asked(study.ask(space.distributions(optuna)))
             if config not in known and config not in batch:

@@ -144,7 +144,7 @@ class Tuner:
     ) -> None:
         best: dict[AttentionProblem, float] = {}
         total = len(found) + len(missing)
-        ended_at = self._screening_end()
+        ended_at = self.screening_end()
 
         def on_reply(number: int, reply: Reply) -> None:
             candidate = missing[number]
@@ -165,7 +165,8 @@ class Tuner:
         ]
         self.pool.run(jobs, self.job_seconds, on_reply)
 
-    def _screening_end(self) -> float | None:
+    def screening_end(self) -> float | None:
+        """When screening must leave the rest of the time to the races, or None."""
         if self.deadline is None:
             return None
         now = time.time()
