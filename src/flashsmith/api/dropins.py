@@ -90,21 +90,17 @@ def scaled_dot_product_attention(
         backend=None,
         top_left=True,
     )
-    arrays = (query, key, value)
-    has_no_batch = all(len(getattr(array, "shape", ())) == 3 for array in arrays)
-    if has_no_batch:
-        arrays = tuple(array[None] for array in arrays)
+    shapes: list[Any] = [getattr(array, "shape", ()) for array in (query, key, value)]
+    has_no_batch = len(shapes[0]) == len(shapes[1]) == len(shapes[2]) == 3
     if not checked_flag("enable_gqa", enable_gqa):
-        _require_equal_heads(*arrays)
-    result = attend(*arrays, options)
-    return result[0] if has_no_batch else result
+        _require_equal_heads([shape[-3] for shape in shapes if len(shape) > 2])
+    if has_no_batch:
+        return attend(query[None], key[None], value[None], options)[0]
+    return attend(query, key, value, options)
 
 
-def _require_equal_heads(query: Any, key: Any, value: Any) -> None:
-    heads = [
-        array.shape[1] for array in (query, key, value) if len(getattr(array, "shape", ())) == 4
-    ]
-    if len(set(heads)) > 1:
+def _require_equal_heads(heads: list[int]) -> None:
+    if any(heads[0] != others for others in heads[1:]):
         raise ArgumentError(
             f"query, key and value have {heads[0]}, {heads[1]} and {heads[-1]} heads; pass "
             f"enable_gqa=True to share those of key and value."
