@@ -1,6 +1,7 @@
 """flash_attention is right for every shape, stride, layout, type, head ratio and mask."""
 
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -106,14 +107,17 @@ def test_torch_tensors_on_the_emulator(case, placement, layout, lse):
 
 
 @pytest.mark.gpu
-@settings(SETTINGS, max_examples=150)
+@pytest.mark.parametrize("dtype", DType)
+@pytest.mark.parametrize("causal", [False, True])
+@settings(SETTINGS, max_examples=40)
 @GIVEN
-def test_torch_tensors_on_a_gpu(case, placement, layout, lse):
+def test_torch_tensors_on_a_gpu(dtype, causal, case, placement, layout, lse):
+    case = replace(case, problem=replace(case.problem, dtype=dtype, causal=causal))
     body(case, placement, layout, lse, lambda item, dtype: item.torch(dtype, "cuda"))
 
 
 @pytest.mark.gpu
-@settings(SETTINGS, max_examples=40)
+@settings(SETTINGS, max_examples=20)
 @GIVEN
 def test_numpy_arrays_on_a_gpu(case, placement, layout, lse):
     placed = placed_inputs(case, placement, layout)
