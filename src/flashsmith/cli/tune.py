@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from flashsmith.base import settings
-from flashsmith.base.errors import ArgumentError, ConfigError
+from flashsmith.base.errors import ArgumentError
 from flashsmith.cli import options
 from flashsmith.cli.output import show
-from flashsmith.cli.progress import progress_bar
 from flashsmith.cli.tune_place import (
     AddressOption,
     ExecutorOption,
@@ -23,23 +22,10 @@ from flashsmith.cli.tune_place import (
     place,
 )
 from flashsmith.cli.tune_report import rows_of, say_end, title_of, write_charts, write_table
-from flashsmith.compile.compiler import available_cores
+from flashsmith.cli.tune_steps import Wish, carry_out
 from flashsmith.config import KernelConfig, parse_config
-from flashsmith.problem.attention_problem import AttentionProblem
-from flashsmith.tuner import predict
-from flashsmith.tuner.candidates import Candidate, compiled_candidates
-from flashsmith.tuner.counting import (
-    Places,
-    count_facts,
-    in_predicted_order,
-    predicted_places,
-    sm_count_of,
-)
-from flashsmith.tuner.measurement import Measurement
 from flashsmith.tuner.store import ResultStore
 from flashsmith.tuner.target import Target
-from flashsmith.tuner.tune import Result, Tuner, tune_problem
-from flashsmith.tuner.worker_pool import WorkerPool
 
 BudgetOption = Annotated[
     str | None, typer.Option("--budget", help="Time to spend, as in 90s, 2m or 1h.")
@@ -115,7 +101,6 @@ def command(
     flashsmith tune --search optuna --trials 200; flashsmith tune --executor ray --address auto
     """
     began = time.time()
-    trials = _trials(search, trials)
     configs = options.configs_of(key, "tune")
     problems = options.problems_of(
         seq_lens=seq_lens,
@@ -127,41 +112,20 @@ def command(
         both_masks=both_masks,
         dtype=dtype,
     )
-    deadline = began + seconds_of(budget) if budget else None
     model = parse_config(same_bits_as) if same_bits_as else None
-    configs = _with_model(configs, model)
+    deadline = began + seconds_of(budget) if budget else None
+    wish = Wish(_with_model(configs, model), problems, deadline, model, _trials(search, trials))
     path = store or settings.results_path()
-    where = place(
-        device=device,
-        arch=arch,
-        executor=executor,
-        address=address,
-        workers=workers,
-        gpu_type=gpu_type,
-    )
+    where = place(device, arch, executor, address=address, workers=workers, gpu_type=gpu_type)
     with where as (target, pool), ResultStore(path) as opened:
-        _require_times(target, {"--export": export, "--bundle": bundle, "--search": trials})
-        with progress_bar(f"compiling for {target.arch}") as progress:
-            candidates = compiled_candidates(configs, problems, target, progress=progress)
-        if not candidates:
-            raise ConfigError(
-                f"None of the {len(configs)} configurations is for {dtype} and d_head {d_heads}; "
-                f"choose another KEY, --dtype or --d-heads."
-            )
-        places = _places(candidates, target, needed=deadline is not None or bool(trials))
-        candidates = in_predicted_order(candidates, places)
-        with progress_bar("screening" if target.can_time else "verifying") as bar:
-            tuner = Tuner(target, opened, pool, bar, deadline)
-            screened = _screen(tuner, candidates, trials)
-        results = _race(tuner, candidates, screened, model)
-        rows = rows_of(results, target, places)
-        show(rows, json=json, csv=csv, title=title_of(target, places))
-        unreached = 0 if trials else len(candidates) - len(rows)
-        seconds = time.time() - began
-        say_end(results, path, measured=tuner.measured_now, unreached=unreached, seconds=seconds)
+        _require_times(target, {"--export": export, "--bundle": bundle, "--search": wish.trials})
+        found = carry_out(wish, target, opened, pool)
+        rows = rows_of(found.results, target, found.places)
+        show(rows, json=json, csv=csv, title=title_of(target, found.places))
+        say_end(found, path, time.time() - began)
         if export or bundle:
             write_table(opened, target.gpu, export, bundle)
-    write_charts(results, output, places)
+    write_charts(found.results, output, found.places)
 
 
 def seconds_of(text: str) -> float:
@@ -195,48 +159,3 @@ def _require_times(target: Target, given: Mapping[str, object]) -> None:
 
 def _with_model(configs: list[KernelConfig], model: KernelConfig | None) -> list[KernelConfig]:
     return configs if model is None or model in configs else [model, *configs]
-
-
-def _places(candidates: Sequence[Candidate], target: Target, *, needed: bool) -> Places:
-    """The predicted places, where they decide something: without times, or when time is short."""
-    if not predict.IS_USED or (target.can_time and not needed):
-        return {}
-    sound = [c for c in candidates if c.kernel is not None]
-    configs = list(dict.fromkeys(c.config for c in sound))
-    causal = all(c.problem.causal for c in sound)
-    with progress_bar("counting") as progress, WorkerPool(available_cores()) as pool:
-        facts = count_facts(pool, configs, target.arch, causal=causal, progress=progress)
-    pairs = [(c.config, c.problem) for c in sound]
-    return predicted_places(pairs, facts, target.arch, sm_count_of(target.gpu, target.arch))
-
-
-def _screen(
-    tuner: Tuner, candidates: Sequence[Candidate], trials: int | None
-) -> dict[Candidate, Measurement]:
-    """What became of every candidate, or of those that a search asks for."""
-    if trials is None:
-        return tuner.screen(candidates)
-    from flashsmith.tuner.whole_space import search_space
-
-    found: dict[Candidate, Measurement] = {}
-    for problem in dict.fromkeys(candidate.problem for candidate in candidates):
-        start = [c.config for c in candidates if c.problem == problem and c.kernel is not None]
-        found |= search_space(tuner, start, problem, trials)
-    return found
-
-
-def _race(
-    tuner: Tuner,
-    candidates: Sequence[Candidate],
-    screened: dict[Candidate, Measurement],
-    model: KernelConfig | None,
-) -> dict[AttentionProblem, list[Result]]:
-    results: dict[AttentionProblem, list[Result]] = {}
-    everyone = list(dict.fromkeys([*candidates, *screened]))
-    problems = dict.fromkeys(candidate.problem for candidate in candidates)
-    with progress_bar("racing") as bar:
-        for number, problem in enumerate(problems, start=1):
-            group = [c for c in everyone if c.problem == problem]
-            results[problem] = tune_problem(tuner, group, screened, model)
-            bar(number, len(problems))
-    return results

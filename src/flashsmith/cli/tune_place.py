@@ -39,10 +39,10 @@ GpuTypeOption = Annotated[
 
 @contextmanager
 def place(
-    *,
     device: str | None,
     arch: str | None,
     executor: str,
+    *,
     address: str | None,
     workers: int | None,
     gpu_type: str | None,

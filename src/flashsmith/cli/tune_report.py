@@ -10,6 +10,7 @@ from pathlib import Path
 from flashsmith.base.errors import Unsupported
 from flashsmith.cli.output import Row, note
 from flashsmith.cli.results import shape_text
+from flashsmith.cli.tune_steps import Found
 from flashsmith.problem.attention_problem import AttentionProblem
 from flashsmith.problem.cost import forward_cost
 from flashsmith.tuner import exchange
@@ -44,16 +45,17 @@ def title_of(target: Target, places: Places) -> str:
     return f"verified for {target.arch} in {target.gpu}; {order}"
 
 
-def say_end(results: Results, path: Path, *, measured: int, unreached: int, seconds: float) -> None:
+def say_end(found: Found, path: Path, seconds: float) -> None:
     """What was done, what was chosen, and the line that does it again."""
+    results = found.results
     everything = [result for group in results.values() for result in group]
     sound = sum(isinstance(r.measurement.outcome, Timed | Verified) for r in everything)
     note(
-        f"{len(everything)} candidates, {sound} right; {measured} measured now, the rest known "
-        f"from before; {seconds:.0f} s."
+        f"{len(everything)} candidates, {sound} right; {found.measured} measured now, the rest "
+        f"known from before; {seconds:.0f} s."
     )
-    if unreached:
-        note(f"{unreached} were not reached within the budget; the same line again goes on.")
+    if found.unreached:
+        note(f"{found.unreached} were not reached within the budget; the same line again goes on.")
     for problem, group in results.items():
         winner = next((r for r in group if r.is_winner), None)
         if winner is not None:
