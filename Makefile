@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # clang-format looks at every device and host source; the list is made when it is used.
 SOURCES = $(shell find src tests -name '*.cuh' -o -name '*.cu' -o -name '*.cpp' -o -name '*.h')
 
-.PHONY: run test test-gpu lint format wheel clean
+.PHONY: run test test-gpu lint format figures wheel clean
 
 # With a GPU: measured. Without: compiled, verified in the emulator, and said so.
 run: $(VENV)/.run
@@ -29,6 +29,11 @@ format: $(VENV)/.test
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(SOURCES)
 	$(BIN)/flashsmith configs --page > docs/configuration.md
+
+# The README's picture and every table that follows from committed records.
+figures: $(VENV)/.test
+	$(BIN)/python benchmarks/figures.py
+	@if [ -f tools/write_hopper_page.py ]; then $(BIN)/python tools/write_hopper_page.py; fi
 
 # The machine's own Python and packages: nothing is installed.
 test-gpu:

@@ -111,6 +111,18 @@ def test_a_cell_of_the_grid_becomes_our_record_and_the_peers(tmp_path):
     assert found.ours.result["tflops"] == 400.0
     path.write_text(json.dumps(CELL | {"control": 1.02}))
     assert against_peers(gather([path]).records) == []
-    path.write_text(json.dumps({k: v for k, v in CELL.items() if k != "length"}))
-    with pytest.raises(DamagedFile, match="line 1: a cell lacks 'length'"):
+    path.write_text(json.dumps({k: v for k, v in CELL.items() if k != "causal"}))
+    with pytest.raises(DamagedFile, match="line 1: a cell lacks 'causal'"):
         gather([path])
+
+
+def test_a_ladder_at_one_length_becomes_its_steps(tmp_path):
+    rates = {config.short_form(): 100.0 + n for n, config in enumerate(HOPPER)}
+    cell = {"part": "ladder", "d_head": 128, "causal": False, "length": 4096} | rates
+    path = tmp_path / "cells.jsonl"
+    path.write_text(json.dumps(cell | {"gpu": "NVIDIA H200", "date": "2026-11-15"}))
+    records = gather([path]).records
+    assert [r.what["name"] for r in records] == list(rates)
+    (figure,) = record_charts.ladders(records)
+    assert figure.data[0]["text"][:2] == ["100", "101"]
+    assert against_peers(records) == []

@@ -15,6 +15,7 @@ from flashsmith.bench.versus import GEMM, GEMM_FLOPS, OURS
 from flashsmith.config.parse import looks_like_config
 from flashsmith.measure.record import Record
 from flashsmith.problem.attention_problem import AttentionProblem
+from flashsmith.report.cells import OURS_OVER_IT
 
 # Distinguishable for colour-blind readers, on white and on black (Okabe and Ito).
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#999999", "#F0E442")
@@ -91,6 +92,21 @@ def best_of_ours(run: Sequence[Record]) -> Record | None:
     return min(mine, key=lambda r: float(r.result["median_us"]), default=None)
 
 
+def rates_on_grid(
+    records: Sequence[Record], d_head: int, causal: bool
+) -> dict[tuple[str, int], Record]:
+    """The best record of every contender at every length: self-attention, no groups, rested."""
+    best: dict[tuple[str, int], Record] = {}
+    for r in records:
+        p = problem_of(r)
+        is_on_grid = p.q_len == p.k_len and p.heads == p.kv_heads and regime_of(r) == "burst"
+        if is_comparison(r) and is_on_grid and (p.d_head, p.causal) == (d_head, causal):
+            key = (contender(r), p.q_len)
+            if key not in best or r.result["tflops"] > best[key].result["tflops"]:
+                best[key] = r
+    return best
+
+
 @dataclass(frozen=True, slots=True)
 class Against:
     """How many times as fast as a peer we are on a problem, and the spread over the rounds."""
@@ -130,7 +146,7 @@ def _ratio(ours: Record, theirs: Record) -> tuple[float, float | None, float | N
     if _is_baseline(ours) and "ratio_p20" in theirs.result:
         r = theirs.result
         return 1 / float(r["ratio"]), 1 / float(r["ratio_p80"]), 1 / float(r["ratio_p20"])
-    stated = theirs.result.get("ours_over_it")
+    stated = theirs.result.get(OURS_OVER_IT)
     medians = float(theirs.result["median_us"]) / float(ours.result["median_us"])
     return float(stated or medians), None, None
 

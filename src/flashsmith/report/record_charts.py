@@ -18,11 +18,11 @@ from flashsmith.report.contenders import (
     against_peers,
     best_of_ours,
     colour_of,
-    contender,
     is_comparison,
     problem_of,
     problem_text,
     product_tflops,
+    rates_on_grid,
     regime_of,
     runs_of,
 )
@@ -33,14 +33,7 @@ _LABEL = 34  # letters of a step below a bar
 
 def peers_over_length(records: Sequence[Record], d_head: int, causal: bool) -> Figure | None:
     """TFLOP/s of every contender over the sequence length, at one width and mask."""
-    best: dict[tuple[str, int], Record] = {}
-    for r in records:
-        p = problem_of(r)
-        is_on_grid = p.q_len == p.k_len and p.heads == p.kv_heads and regime_of(r) == "burst"
-        if is_comparison(r) and is_on_grid and (p.d_head, p.causal) == (d_head, causal):
-            key = (contender(r), p.q_len)
-            if key not in best or r.result["tflops"] > best[key].result["tflops"]:
-                best[key] = r
+    best = rates_on_grid(records, d_head, causal)
     names = sorted({name for name, _ in best}, key=lambda name: (name != OURS, name))
     lengths = sorted({length for _, length in best})
     if len(names) < 2 or len(lengths) < 2:

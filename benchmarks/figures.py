@@ -1,0 +1,101 @@
+"""Writes the picture and the tables of README and docs from the committed H200 records.
+
+    python benchmarks/figures.py [--check]
+
+With --check nothing is written; the exit code is 1 where a page is not what the records say.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from flashsmith.config import get_kernel_configs
+from flashsmith.report.contenders import OURS, colour_of, rates_on_grid
+from flashsmith.report.sources import ReportData, gather
+from flashsmith.report.svg import Panel, panels_svg
+from flashsmith.report.tables import between_marks, ladder_table, peers_table
+
+ROOT = Path(__file__).parents[1]
+RECORDS = ROOT / "benchmarks" / "results" / "h200"
+PICTURE = Path("docs/figures/h200.svg")
+PEERS = ("cuDNN", "FlashAttention-2 (torch)")
+LADDERS = {"prog": Path("docs/kernels/mma.md")}
+
+
+def pages() -> dict[Path, str]:
+    """Every generated file of the repository, by its path from the root, as it should be."""
+    paths = sorted(RECORDS.glob("*.jsonl"))
+    data = gather(paths)
+    made = {PICTURE: picture(data), Path("README.md"): readme(data)}
+    for key, path in LADDERS.items():
+        text = (ROOT / path).read_text(encoding="utf-8")
+        table = ladder_table(get_kernel_configs(key), data.records)
+        made[path] = between_marks(text, "ladder", table)
+    benchmarks = (ROOT / "docs/benchmarks.md").read_text(encoding="utf-8")
+    for regime in ("burst", "sustained"):
+        table = peers_table(data.records, PEERS, regime)
+        benchmarks = between_marks(benchmarks, regime, table)
+    return made | {Path("docs/benchmarks.md"): benchmarks}
+
+
+def picture(data: ReportData) -> str:
+    """Rates over lengths: a panel for every width and mask that records hold."""
+    shapes = sorted({(r.what["d_head"], r.what["causal"]) for r in data.records})
+    panels, seen = [], set()
+    for causal in (False, True):
+        for d_head in sorted({d for d, mask in shapes if mask is causal}):
+            best = rates_on_grid(data.records, d_head, causal)
+            lines = {
+                name: [(n, r.result["tflops"]) for (who, n), r in best.items() if who == name]
+                for name in (OURS, *PEERS)
+            }
+            shown = {name: line for name, line in lines.items() if len(line) > 1}
+            if OURS in shown:
+                seen |= set(shown)
+                mask = "causal" if causal else "full"
+                panels.append(Panel(f"d_head {d_head}, {mask} mask, TFLOP/s", shown))
+    colours = {name: colour_of(name) for name in (OURS, *PEERS) if name in seen}
+    return panels_svg(panels, colours, across=max(len(panels) // 2, 1))
+
+
+def readme(data: ReportData) -> str:
+    """The README with its picture and its table."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    dates = sorted({str(r.environment["date"])[:10] for r in data.records})
+    devices = sorted({str(r.environment["device"]) for r in data.records})
+    content = "\n".join(
+        [
+            f"![TFLOP/s over sequence length, by width and mask]({PICTURE})",
+            "",
+            f"{', '.join(devices)}, BF16, 16,384 tokens, heads × d_head = 2,048: our TFLOP/s, and "
+            f"in brackets how many times as fast as the peer beside it, round by round in one "
+            f"process, L2 cold.",
+            "",
+            peers_table(data.records, PEERS),
+            "",
+            f"From [benchmarks/results/h200](benchmarks/results/h200) ({', '.join(dates)}) by "
+            f"`make figures`; under sustained load: [docs/benchmarks.md](docs/benchmarks.md).",
+        ]
+    )
+    return between_marks(text, "figures", content)
+
+
+def main() -> None:
+    check = "--check" in sys.argv[1:]
+    stale = []
+    for path, text in pages().items():
+        place = ROOT / path
+        if place.exists() and place.read_text(encoding="utf-8") == text:
+            continue
+        stale.append(str(path))
+        if not check:
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_text(text, encoding="utf-8")
+    verb = "differ from the records" if check else "written"
+    print(f"{verb}: {', '.join(stale)}" if stale else "everything is as the records say")
+    sys.exit(1 if check and stale else 0)
+
+
+if __name__ == "__main__":
+    main()

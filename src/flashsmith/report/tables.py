@@ -1,0 +1,109 @@
+"""Tables for pages that are kept: records as Markdown, and texts between marks rewritten."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from itertools import pairwise
+
+from flashsmith.base.errors import DamagedFile
+from flashsmith.bench.ladder import LADDER, changes
+from flashsmith.config import KernelConfig, parse_config
+from flashsmith.config.parse import looks_like_config
+from flashsmith.measure.record import Record
+from flashsmith.measure.statistics import geometric_mean
+from flashsmith.report.contenders import Against, against_peers, problem_of, regime_of, runs_of
+
+NOT_MEASURED = "not measured yet"
+
+
+def between_marks(text: str, name: str, content: str) -> str:
+    """`text` with what stands between the marks of `name` replaced."""
+    begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
+    if text.count(begin) != 1 or text.count(end) != 1:
+        raise DamagedFile(f"The page has no place {begin} … {end}, or more than one; add it.")
+    place = re.compile(f"({re.escape(begin)}\n).*?({re.escape(end)})", re.S)
+    return place.sub(lambda found: f"{found[1]}{content.rstrip()}\n{found[2]}", text)
+
+
+def peers_table(records: Sequence[Record], peers: Sequence[str], regime: str = "burst") -> str:
+    """Our rate, and how many times as fast as each peer we are, by width, mask and length."""
+    found = [a for a in against_peers(records) if a.peer in peers and a.regime == regime]
+    found = [a for a in found if a.problem.heads == a.problem.kv_heads]
+    if not found:
+        return NOT_MEASURED
+    lengths = sorted({a.problem.q_len for a in found})
+    head = "".join(f" {length:,} |" for length in lengths)
+    lines = [f"| d_head | mask | against | kernels |{head}"]
+    lines.append("|---:|---|---|---|" + "---:|" * len(lengths))
+    rows = sorted({(a.problem.d_head, a.problem.causal, peers.index(a.peer)) for a in found})
+    for d_head, causal, number in rows:
+        mine = [
+            a
+            for a in found
+            if (a.problem.d_head, a.problem.causal, a.peer) == (d_head, causal, peers[number])
+        ]
+        cells = {a.problem.q_len: f"{a.ours.result['tflops']:.0f} ({a.ratio:.2f}×)" for a in mine}
+        texts = "".join(f" {cells.get(length, '')} |" for length in lengths)
+        mask, families = "causal" if causal else "full", ", ".join(sorted(set(map(_family, mine))))
+        lines.append(f"| {d_head} | {mask} | {peers[number]} | {families} |{texts}")
+    return "\n".join([*lines, "", *_means(found, peers)])
+
+
+def _family(found: Against) -> str:
+    """The family of kernels that our record is of; empty where it does not say."""
+    name = str(found.ours.what.get("config") or found.ours.what["name"])
+    return parse_config(name).FAMILY if looks_like_config(name) else ""
+
+
+def _means(found: Sequence[Against], peers: Sequence[str]) -> list[str]:
+    lines = []
+    for peer in peers:
+        ratios = [a.ratio for a in found if a.peer == peer]
+        if ratios:
+            lines.append(
+                f"- {geometric_mean(ratios):.2f}× {peer} in the geometric mean over {len(ratios)} "
+                f"shapes ({min(ratios):.2f}× to {max(ratios):.2f}×)"
+            )
+    return lines
+
+
+def ladder_table(configs: Sequence[KernelConfig], records: Sequence[Record]) -> str:
+    """Every step with its configuration and, from the newest run of the ladder, what it brings."""
+    run = _newest_run(configs, records)
+    adds = ["the start"] + [changes(a, b) for a, b in pairwise(configs)]
+    lines = ["| | adds | TFLOP/s | × the step before | configuration |", "|---:|---|---:|---:|---|"]
+    for number, (config, text) in enumerate(zip(configs, adds, strict=True)):
+        rate, gain = NOT_MEASURED, ""
+        if run:
+            rate = f"{run[number].result['tflops']:.0f}"
+            gain = f"{_gain(run[number - 1], run[number]):.3f}" if number else ""
+        lines.append(f"| {number + 1} | {text} | {rate} | {gain} | `{config.short_form()}` |")
+    if not run:
+        return "\n".join(lines)
+    p, e = problem_of(run[0]), run[0].environment
+    mask = "causal" if p.causal else "full"
+    return "\n".join(
+        [
+            *lines,
+            "",
+            f"{e['device']}, {e['date'][:10]}, commit {e['commit']}: batch {p.batch}, {p.heads} "
+            f"heads, length {p.q_len:,}, d_head {p.d_head}, {mask} mask, {regime_of(run[0])}, "
+            f"control {run[0].result['control']:.4f}.",
+        ]
+    )
+
+
+def _gain(before: Record, after: Record) -> float:
+    """Times as fast: from the ratios to the first step where rounds were compared."""
+    if "ratio" in before.result and "ratio" in after.result:
+        return float(after.result["ratio"]) / float(before.result["ratio"])
+    return float(before.result["median_us"]) / float(after.result["median_us"])
+
+
+def _newest_run(configs: Sequence[KernelConfig], records: Sequence[Record]) -> list[Record]:
+    """The records of the last run that timed exactly these steps; empty where there is none."""
+    names = [config.short_form() for config in configs]
+    runs = runs_of([r for r in records if r.what["suite"] == LADDER and not r.result.get("void")])
+    fitting = [run for run in runs if [r.what["name"] for r in run] == names]
+    return fitting[-1] if fitting else []

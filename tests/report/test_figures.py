@@ -1,0 +1,81 @@
+"""README and docs are what the committed records say, and the pieces they are made of."""
+
+import xml.etree.ElementTree as ElementTree
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from benchmarks import figures
+from report_records import CONFIGS, record
+
+from flashsmith.base.errors import DamagedFile
+from flashsmith.report.svg import Panel, panels_svg
+from flashsmith.report.tables import NOT_MEASURED, between_marks, ladder_table, peers_table
+
+PAGES = figures.pages()
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+@pytest.mark.parametrize("path", PAGES, ids=str)
+def test_a_page_is_as_the_records_say(path):
+    written = (Path(figures.ROOT) / path).read_text(encoding="utf-8")
+    assert written == PAGES[path], "write it again: make figures"
+
+
+def test_the_page_of_the_ladder_explains_every_knob_that_a_step_moves():
+    text = (Path(figures.ROOT) / "docs/kernels/mma.md").read_text(encoding="utf-8")
+    moved = {
+        name
+        for before, after in pairwise(CONFIGS)
+        for name in after.knobs()
+        if getattr(before, name) != getattr(after, name)
+    }
+    assert moved
+    assert not [name for name in moved if f"`{name}`" not in text]
+
+
+def test_a_table_has_a_row_for_every_peer_and_a_column_for_every_length():
+    records = [
+        record("a", name, length, us)
+        for length in (1024, 4096)
+        for name, us in ((CONFIGS[0].short_form(), 100.0), ("cuDNN", 120.0), ("torch FA2", 150.0))
+    ]
+    table = peers_table(records, ("cuDNN", "FlashAttention-2 (torch)"))
+    lines = table.splitlines()
+    assert lines[0] == "| d_head | mask | against | kernels | 1,024 | 4,096 |"
+    assert lines[2].startswith("| 128 | full | cuDNN | mma |")
+    assert "(1.20×)" in lines[2]
+    assert "(1.50×)" in lines[3]
+    assert "- 1.20× cuDNN in the geometric mean over 2 shapes" in table
+    assert peers_table(records, ("cuDNN",), "sustained") == NOT_MEASURED
+
+
+def test_a_ladder_says_what_its_steps_bring_or_that_nobody_measured_them():
+    run = [
+        record("progression", c.short_form(), 4096, 1000.0 / n, ratio=(float(n), n, n))
+        for n, c in enumerate(CONFIGS, start=1)
+    ]
+    table = ladder_table(CONFIGS, run).splitlines()
+    assert "| 2 | swizzled: True |" in table[3]
+    assert "| 2.000 |" in table[3]
+    assert "| 1.500 |" in table[4]
+    assert "NVIDIA H200, 2026-11-15, commit abc: batch 2" in table[-1]
+    assert NOT_MEASURED in ladder_table(CONFIGS, run[:-1])
+
+
+def test_marks_that_are_not_there_are_said():
+    page = "a\n<!-- x: begin -->\nold\n<!-- x: end -->\nb\n"
+    assert between_marks(page, "x", r"new \1") == page.replace("old", r"new \1")
+    with pytest.raises(DamagedFile, match="no place <!-- y: begin -->"):
+        between_marks(page, "y", "")
+
+
+def test_a_picture_is_svg_with_a_line_for_every_name():
+    lines = {"ours & co": [(1024, 300.0), (4096, 400.0)], "peer": [(1024, 200.0), (4096, 250.0)]}
+    text = panels_svg([Panel("d", lines)] * 2, {"ours & co": "#000", "peer": "#111"}, across=1)
+    root = ElementTree.fromstring(text)
+    assert len(root.findall(f".//{SVG}polyline")) == 4
+    assert "prefers-color-scheme:dark" in text
+    first, second = root.findall(f".//{SVG}polyline")[0].get("points").split()
+    height = [float(point.partition(",")[2]) for point in (first, second)]
+    assert height[1] < height[0]
