@@ -81,7 +81,7 @@ def test_every_configuration_of_the_sets_can_be_built_and_fits_a_block(config):
 
 def test_the_sets_have_their_sizes_and_all_stays_the_first_family():
     assert len(set(get_kernel_configs("hopper"))) == len(get_kernel_configs("hopper"))
-    assert len(get_kernel_configs("hopper-prog")) == 10
+    assert len(get_kernel_configs("hopper-prog")) == 11
     assert not any(isinstance(c, HopperForwardKernelConfig) for c in get_kernel_configs("all"))
 
 

@@ -92,8 +92,10 @@ LADDER = (
     "+regs_232_40",
     "(BF16, 128, 2, 128): kv_2+q_4+overlap+early_rescale+stats_VOTE+lazy_8+tiles_DYNAMIC+sections"
     "+o_smem+late_store+regs_232_40",
-    "(BF16, 128, 3, 80): kv_2+q_6+overlap+early_rescale+stats_VOTE+lazy_8+tiles_DYNAMIC+sections"
-    "+o_smem+regs_160_32",
+    "(BF16, 128, 2, 128): kv_2+q_4+overlap+pingpong+early_rescale+stats_SUM+lazy_8+tiles_DYNAMIC"
+    "+sections+o_smem+late_store+regs_232_40",
+    "(BF16, 128, 2, 128): kv_2+q_4+overlap+pingpong+early_rescale+early_tests+stats_SUM+lazy_8"
+    "+tiles_DYNAMIC+sections+o_smem+late_store+regs_232_40",
 )
 
 
