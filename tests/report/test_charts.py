@@ -1,6 +1,7 @@
 """Charts: ratios stay inside a run, spreads are shown, one waterfall a ladder, regret is stated."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from report_records import CONFIGS, record
@@ -10,6 +11,8 @@ from flashsmith.config import get_kernel_configs
 from flashsmith.report import record_charts, tuning_charts
 from flashsmith.report.contenders import OURS, against_peers, product_tflops
 from flashsmith.report.sources import ReportData, gather
+from flashsmith.report.winners import winners
+from flashsmith.tuner.outcome import Timed
 
 SAME = (1.0, 1.0, 1.0)
 HOPPER = get_kernel_configs("hopper-prog")
@@ -85,8 +88,25 @@ def test_the_prediction_states_its_regret(gpu_data):
     figure = tuning_charts.predicted(times, worst_first)
     best, fifth = min(times.values()), sorted(times.values())[-5]
     assert f"{fifth / best - 1:.1%} off at most" in figure.layout["title"]["text"]
-    assert "rank correlation -1.00" in figure.data[0]["name"]
+    assert "rank correlation -1.00 (1 problems)" in figure.layout["title"]["text"]
+    assert figure.data[0]["name"] == f"d 128, full: regret {fifth / best - 1:.1%}"
     assert tuning_charts.predicted(times, {}) is None
+
+
+def test_a_winner_is_ahead_of_what_was_timed_in_the_same_way(gpu_data):
+    def timed(config, us, protocol, length=512):
+        m = gpu_data.measurements[-1]
+        problem = replace(m.key.problem, q_len=length)
+        key = replace(m.key, config=config, protocol=protocol, problem=problem)
+        return replace(m, key=key, outcome=Timed(us, us, us, 9, "0"))
+
+    a, b, c = (config.short_form() for config in CONFIGS[:3])
+    screened = [timed(config, us, "screen") for config, us in ((a, 1.0), (b, 9.0), (c, 9.5))]
+    finals = [timed(b, 8.0, "final"), timed(c, 8.8, "final"), timed(a, 7.0, "final", length=64)]
+    first, second = winners([*screened, *finals])
+    assert (first.problem.q_len, first.config, first.ahead) == (64, a, None)
+    assert (second.config, second.median_us) == (b, 8.0)
+    assert second.ahead == pytest.approx(0.1)
 
 
 def test_a_records_time_stands_against_a_prediction_too():

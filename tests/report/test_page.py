@@ -26,7 +26,7 @@ def points_shown(dom):
 
 
 def rows_shown(dom):
-    body = dom.partition("<tbody>")[2].partition("</tbody>")[0]
+    body = dom.partition('id="rows"')[2].partition("<tbody>")[2].partition("</tbody>")[0]
     return body.count("<tr>")
 
 

@@ -14,6 +14,7 @@ from flashsmith.report.contenders import problem_of, problem_text
 from flashsmith.report.figure import Figure
 from flashsmith.report.sources import ReportData
 from flashsmith.report.summary import missing, sentences
+from flashsmith.report.winners import winners
 from flashsmith.tuner.outcome import Timed, outcome_fields, reason_of
 
 _TEMPLATE = Path(__file__).parent / "page.html"
@@ -27,6 +28,7 @@ def write_page(data: ReportData, path: Path, *, reproduce: str = "") -> int:
     for mark, value in {
         "@@SENTENCES@@": _list(sentences(data)),
         "@@MISSING@@": _list([f"Left out: {gap}." for gap in missing(data)]),
+        "@@WINNERS@@": _winners(data),
         "@@CHARTS@@": "\n".join(
             f'<div class="chart{_wide(figure)}" id="chart{n}"></div>'
             for n, figure in enumerate(figures)
@@ -52,7 +54,7 @@ def _figures(data: ReportData) -> list[dict[str, Any]]:  # Any: plotly's JSON
         record_charts.speedups(records, "burst"),
         record_charts.speedups(records, "sustained"),
         *(record_charts.peers_over_length(records, d, causal) for d, causal in shapes),
-        record_charts.roofline(records),
+        record_charts.roofline(records, winners(measurements), data.device),
         *record_charts.ladders(records),
         *record_charts.knobs(records),
         tuning_charts.landscape(measurements),
@@ -64,6 +66,29 @@ def _figures(data: ReportData) -> list[dict[str, Any]]:  # Any: plotly's JSON
         tuning_charts.numeric_classes(measurements),
     ]
     return [figure.to_json() for figure in made if figure is not None]
+
+
+def _winners(data: ReportData) -> str:
+    found = winners(data.measurements)
+    if not found:
+        return ""
+    heads = ("problem", "winner", "µs", "TFLOP/s", "ahead of the next")
+    rows = [
+        (
+            problem_text(w.problem),
+            w.config,
+            f"{w.median_us:.1f}",
+            f"{w.tflops:.0f}",
+            "" if w.ahead is None else f"{w.ahead:.1%}",
+        )
+        for w in found
+    ]
+    head = "".join(f"<th>{html.escape(name)}</th>" for name in heads)
+    body = "".join(
+        f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>" for row in rows
+    )
+    table = f"<table><thead><tr>{head}</tr></thead>{body}</table>"
+    return f'<h2>Winners</h2><div class="card scroll" id="winners">{table}</div>'
 
 
 def _wide(figure: dict[str, Any]) -> str:

@@ -27,6 +27,7 @@ from flashsmith.report.contenders import (
     runs_of,
 )
 from flashsmith.report.figure import Figure
+from flashsmith.report.winners import Winner
 
 _LABEL = 34  # letters of a step below a bar
 
@@ -111,12 +112,16 @@ def _spread(values: Sequence[tuple[float, float | None, float | None]]) -> dict[
     }
 
 
-def roofline(records: Sequence[Record]) -> Figure | None:
+def roofline(records: Sequence[Record], tuned: Sequence[Winner], device: str) -> Figure | None:
     """Our points under the data-sheet roof and under the matrix product measured beside them."""
     runs = runs_of([r for r in records if is_comparison(r) and regime_of(r) == "burst"])
     best = [r for r in map(best_of_ours, runs) if r is not None]
-    gpu = find_gpu(best[0].environment["device"]) if best else None
-    if gpu is None:
+    series = {
+        "beside peers": [(problem_of(r), float(r.result["tflops"])) for r in best],
+        "winners of the tuner": [(w.problem, w.tflops) for w in tuned],
+    }
+    gpu = find_gpu(device)
+    if gpu is None or not any(series.values()):
         return None
     figure = Figure()
     x = [2.0**n for n in range(5, 15)]
@@ -133,16 +138,18 @@ def roofline(records: Sequence[Record]) -> Figure | None:
             name="matrix product, measured",
             line={"dash": "dash", "color": COLOURS[1]},
         )
-    figure.add(
-        "scatter",
-        x=[round(forward_cost(problem_of(r)).flop_per_byte, 1) for r in best],
-        y=[round(r.result["tflops"], 1) for r in best],
-        mode="markers",
-        name=OURS,
-        marker={"color": COLOURS[0], "size": 9, "opacity": 0.8},
-        text=[problem_text(problem_of(r)) for r in best],
-        hovertemplate="%{text}<br>%{y} TFLOP/s at %{x} FLOP/byte<extra></extra>",
-    )
+    for number, (name, points) in enumerate(series.items()):
+        if points:
+            figure.add(
+                "scatter",
+                x=[round(forward_cost(problem).flop_per_byte, 1) for problem, _ in points],
+                y=[round(rate, 1) for _, rate in points],
+                mode="markers",
+                name=name,
+                marker={"color": COLOURS[2 * number], "size": 9, "opacity": 0.8},
+                text=[problem_text(problem) for problem, _ in points],
+                hovertemplate="%{text}<br>%{y} TFLOP/s at %{x} FLOP/byte<extra></extra>",
+            )
     rates = [50, 100, 200, 400, 800, 1600]
     steps = [2**n for n in range(5, 15, 2)]
     figure.axis("x", title="FLOP a byte that must move", type="log", **_ticks(steps))

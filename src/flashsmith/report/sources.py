@@ -32,6 +32,12 @@ class ReportData:
     places: dict[tuple[str, AttentionProblem], int] = field(default_factory=dict)
 
     @property
+    def device(self) -> str:
+        """The GPU that the times are of, or an empty text."""
+        names = [str(r.environment["device"]) for r in self.records]
+        return next(iter([*names, *(m.key.gpu for m in self.measurements)]), "")
+
+    @property
     def is_empty(self) -> bool:
         """Whether there is nothing to show."""
         return not self.records and not self.measurements

@@ -18,10 +18,11 @@ from flashsmith.report.contenders import (
     runs_of,
 )
 from flashsmith.report.sources import ReportData
+from flashsmith.report.winners import winners
 from flashsmith.tuner.measurement import Measurement
 from flashsmith.tuner.outcome import Timed, Verified
 
-_SAID = 12  # winners that are named before the table says the rest
+_SAID = 4  # winners that are named one by one
 
 
 def sentences(data: ReportData) -> list[str]:
@@ -63,15 +64,19 @@ def _of_the_product(records: Sequence[Record]) -> list[str]:
 
 
 def _winners(measurements: Sequence[Measurement]) -> list[str]:
-    timed = [m for m in measurements if isinstance(m.outcome, Timed)]
-    found: list[str] = []
-    for problem in dict.fromkeys(m.key.problem for m in timed):
-        latest = {m.key.config: m for m in timed if m.key.problem == problem}
-        times = sorted((_us(m), config) for config, m in latest.items())
-        margin = f", {times[1][0] / times[0][0] - 1:.1%} ahead of the next" if times[1:] else ""
-        found.append(f"{problem_text(problem)}: {times[0][1]}, {times[0][0]:.1f} µs{margin}.")
-    rest = len(found) - _SAID
-    return found[:_SAID] + ([f"{rest} more problems: see the table."] if rest > 0 else [])
+    found = winners(measurements)
+    if len(found) > _SAID:
+        kinds = {winner.config for winner in found}
+        rates = [winner.tflops for winner in found]
+        return [
+            f"{len(found)} problems were tuned; {len(kinds)} configurations win them, at "
+            f"{min(rates):.0f} to {max(rates):.0f} TFLOP/s (table below)."
+        ]
+    return [
+        f"{problem_text(w.problem)}: {w.config}, {w.median_us:.1f} µs"
+        + (f", {w.ahead:.1%} ahead of the next." if w.ahead is not None else ".")
+        for w in found
+    ]
 
 
 def _verified(measurements: Sequence[Measurement]) -> list[str]:
@@ -99,8 +104,3 @@ def missing(data: ReportData) -> list[str]:
     if not data.places and "nothing was timed, there was no GPU" not in gaps:
         gaps.append("no predicted order stands beside the times (`flashsmith predict -o FILE`)")
     return gaps
-
-
-def _us(measurement: Measurement) -> float:
-    assert isinstance(measurement.outcome, Timed)
-    return measurement.outcome.median_us

@@ -11,35 +11,57 @@ from flashsmith.report.figure import Figure
 from flashsmith.report.sources import ReportData
 from flashsmith.tuner.measurement import Measurement
 from flashsmith.tuner.outcome import Timed, Verified, reason_of
-from flashsmith.tuner.predict import quality
+from flashsmith.tuner.predict import Quality, quality
 
 Places = Mapping[tuple[str, AttentionProblem], int]  # 1 for what is predicted fastest
 _LEAST = 3  # configurations of a problem, below which an order says nothing
 
 
+Group = tuple[int, bool]  # d_head, causal: what a colour stands for
+
+
 def landscape(measurements: Sequence[Measurement]) -> Figure | None:
     """Every timed configuration, fastest first, relative to the best of its problem."""
-    timed = [m for m in measurements if isinstance(m.outcome, Timed)]
-    if not timed:
+    groups: dict[Group, list[tuple[int, float, str]]] = {}
+    problems: dict[AttentionProblem, list[tuple[float, str]]] = {}
+    for m in latest(measurements):
+        if isinstance(m.outcome, Timed):
+            problems.setdefault(m.key.problem, []).append((_us(m), m.key.config))
+    for problem, times in problems.items():
+        ranked = sorted(times)
+        points = groups.setdefault((problem.d_head, problem.causal), [])
+        points += [
+            (place, us / ranked[0][0], f"{config}<br>{problem_text(problem)}")
+            for place, (us, config) in enumerate(ranked, start=1)
+        ]
+    if not groups:
         return None
     figure = Figure()
-    for number, problem in enumerate(dict.fromkeys(m.key.problem for m in timed)):
-        of_problem = latest([m for m in timed if m.key.problem == problem])
-        times = sorted((_us(m), m.key.config) for m in of_problem)
-        figure.add(
-            "scatter",
-            x=list(range(1, len(times) + 1)),
-            y=[round(us / times[0][0], 4) for us, _ in times],
-            mode="markers",
-            name=problem_text(problem),
-            marker={"color": COLOURS[number % len(COLOURS)], "size": 8},
-            text=[config for _, config in times],
-            hovertemplate="%{text}<br>%{y} of the best<extra></extra>",
-        )
-    figure.axis("x", title="place")
+    for number, group in enumerate(sorted(groups)):
+        _add_points(figure, number, _group_text(group), groups[group])
+    figure.axis("x", title="place on its problem")
     figure.axis("y", title="time over the best")
-    title = "Landscape: every configuration that was timed"
-    return figure.titled(title, wide=True, filtered=True)
+    title = f"Landscape: every configuration that was timed ({len(problems)} problems)"
+    return figure.titled(title, height=480, wide=True, filtered=True)
+
+
+def _add_points(
+    figure: Figure, number: int, name: str, points: Sequence[tuple[int, float, str]]
+) -> None:
+    figure.add(
+        "scatter",
+        x=[x for x, _, _ in points],
+        y=[round(y, 4) for _, y, _ in points],
+        mode="markers",
+        name=name,
+        marker={"color": COLOURS[number % len(COLOURS)], "size": 8, "opacity": 0.7},
+        text=[text for _, _, text in points],
+        hovertemplate="%{text}<br>place %{x}, %{y} of the best<extra></extra>",
+    )
+
+
+def _group_text(group: Group) -> str:
+    return f"d {group[0]}, {'causal' if group[1] else 'full'}"
 
 
 def resources(measurements: Sequence[Measurement]) -> Figure | None:
@@ -164,41 +186,46 @@ def times_of(data: ReportData) -> dict[tuple[str, AttentionProblem], float]:
 
 def predicted(times: Mapping[tuple[str, AttentionProblem], float], places: Places) -> Figure | None:
     """The predicted place of every configuration against its measured time, with the regret."""
-    figure = Figure()
-    regrets = []
-    groups: dict[AttentionProblem, list[tuple[int, float, str]]] = {}
+    problems: dict[AttentionProblem, list[tuple[int, float, str]]] = {}
     for (config, problem), us in times.items():
         if (config, problem) in places:
-            groups.setdefault(problem, []).append((places[config, problem], us, config))
-    for number, (problem, found) in enumerate(groups.items()):
-        if len(found) < _LEAST:
-            continue
-        known = sorted(found)
-        best = min(us for _, us, _ in known)
-        good = quality([float(place) for place, _, _ in known], [us for _, us, _ in known])
-        regrets.append(good.top_5_regret)
-        figure.add(
-            "scatter",
-            x=list(range(1, len(known) + 1)),
-            y=[round(us / best, 4) for _, us, _ in known],
-            mode="markers",
-            name=f"{problem_text(problem)}: {good.top_5_regret:.1%}, "
-            f"rank correlation {good.rank_correlation:.2f}",
-            marker={"color": COLOURS[number % len(COLOURS)], "size": 8},
-            text=[config for _, _, config in known],
-            hovertemplate="%{text}<br>predicted %{x}., %{y} of the best<extra></extra>",
-        )
-    if not regrets:
+            problems.setdefault(problem, []).append((places[config, problem], us, config))
+    groups: dict[Group, list[tuple[int, float, str]]] = {}
+    qualities: dict[Group, list[Quality]] = {}
+    for problem, found in problems.items():
+        if len(found) >= _LEAST:
+            group = (problem.d_head, problem.causal)
+            best = min(us for _, us, _ in found)
+            guesses, truths = [float(place) for place, _, _ in found], [us for _, us, _ in found]
+            qualities.setdefault(group, []).append(quality(guesses, truths))
+            groups.setdefault(group, []).extend(
+                (rank, us / best, f"{config}<br>{problem_text(problem)}")
+                for rank, (_, us, config) in enumerate(sorted(found), start=1)
+            )
+    if not groups:
         return None
+    figure = Figure()
+    for number, group in enumerate(sorted(groups)):
+        regret = max(good.top_5_regret for good in qualities[group])
+        name = f"{_group_text(group)}: regret {regret:.1%}"
+        _add_points(figure, number, name, groups[group])
+    everything = [good for found in qualities.values() for good in found]
+    regret = max(good.top_5_regret for good in everything)
+    rank = sum(good.rank_correlation for good in everything) / len(everything)
     figure.level(1)
     figure.axis("x", title="predicted place")
     figure.axis("y", title="measured time over the best")
-    title = f"Predicted against measured: the best of the first 5 is {max(regrets):.1%} off at most"
-    return figure.titled(title, height=480 + 12 * len(regrets), wide=True, filtered=True)
+    title = (
+        f"Predicted against measured: the best of the first 5 is {regret:.1%} off at most, mean "
+        f"rank correlation {rank:.2f} ({len(everything)} problems)"
+    )
+    return figure.titled(title, height=480, wide=True, filtered=True)
 
 
 def _with_facts(measurements: Sequence[Measurement]) -> list[Measurement]:
-    return [m for m in latest(measurements) if "registers" in m.environment]
+    """One measurement of every configuration whose kernel's resources are known."""
+    known = [m for m in measurements if "registers" in m.environment]
+    return list({m.key.config: m for m in known}.values())
 
 
 def latest(measurements: Sequence[Measurement]) -> list[Measurement]:
