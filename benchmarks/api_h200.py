@@ -26,15 +26,14 @@ def record(arguments, part: str, result: dict) -> None:
     """Appends one line with the environment it was measured in."""
     from flashsmith.compile.nvrtc_library import find_nvrtc
     from flashsmith.measure.environment import environment_of
+    from flashsmith.measure.record import Record, append_records
     from flashsmith.runtime.devices import default_device
 
     environment = environment_of(
         default_device("cuda"), compiler=find_nvrtc().compiler, commit=arguments.commit
     )
-    line = {"what": {"suite": "api", "part": part}, "result": result}
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    with (arguments.out / "api.jsonl").open("a", encoding="utf-8") as file:
-        file.write(json.dumps({**line, "environment": asdict(environment)}) + "\n")
+    what = {"suite": "api", "part": part}
+    append_records(arguments.out / "api.jsonl", [Record(what, result, asdict(environment))])
 
 
 def rounds_of(contenders: dict) -> dict[str, list[float]]:

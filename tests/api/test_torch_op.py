@@ -238,8 +238,10 @@ def test_more_than_2_to_the_31_elements_are_addressed():
     q[:, -70:].normal_()
     k = torch.randn(1, 203, heads, d_head, dtype=torch.bfloat16, device="cuda")
     v = torch.randn_like(k)
-    out = flash_attention(q, k, v)
-    assert torch.equal(out[:, -70:], flash_attention(q[:, -70:].contiguous(), k, v))
+    out = flash_attention(q, k, v)[:, -70:]
+    tail = heads_first(q[:, -70:].float(), k.float(), v.float())
+    truth = torch.nn.functional.scaled_dot_product_attention(*tail).transpose(1, 2)
+    assert (out - truth).abs().max() < 2e-2
 
 
 @gpu
