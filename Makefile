@@ -14,7 +14,7 @@ run: $(VENV)/.run
 	$(BIN)/flashsmith tune --budget 150s -o out/tune.html
 
 test: lint
-	$(BIN)/python -m pytest -n 2 -m "not gpu"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not gpu"
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .
