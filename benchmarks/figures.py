@@ -11,15 +11,17 @@ import sys
 from pathlib import Path
 
 from flashsmith.config import get_kernel_configs
-from flashsmith.report.contenders import OURS, colour_of, rates_on_grid
+from flashsmith.report.contenders import COLOURS, OURS, colour_of, rates_on_grid
 from flashsmith.report.sources import ReportData, gather
 from flashsmith.report.svg import Panel, panels_svg
-from flashsmith.report.tables import between_marks, ladder_table, peers_table
+from flashsmith.report.tables import between_marks, ladder_table, peers_table, winners_table
+from flashsmith.report.winners import TUNED, winners, winners_on_grid
 
 ROOT = Path(__file__).parents[1]
 RECORDS = ROOT / "benchmarks" / "results" / "h200"
 PICTURE = Path("docs/figures/h200.svg")
 PEERS = ("cuDNN", "FlashAttention-2 (torch)")
+BESIDE = "flashsmith, beside peers"
 LADDERS = {"prog": Path("docs/kernels/mma.md")}
 
 
@@ -36,12 +38,15 @@ def pages() -> dict[Path, str]:
     for regime in ("burst", "sustained"):
         table = peers_table(data.records, PEERS, regime)
         benchmarks = between_marks(benchmarks, regime, table)
+    benchmarks = between_marks(benchmarks, "tuned", winners_table(winners(data.measurements)))
     return made | {Path("docs/benchmarks.md"): benchmarks}
 
 
 def picture(data: ReportData) -> str:
     """Rates over lengths: a panel for every width and mask that records hold."""
-    shapes = sorted({(r.what["d_head"], r.what["causal"]) for r in data.records})
+    tuned = winners(data.measurements)
+    shapes = {(r.what["d_head"], r.what["causal"]) for r in data.records}
+    shapes |= {(w.problem.d_head, w.problem.causal) for w in tuned}
     panels, seen = [], set()
     for causal in (False, True):
         for d_head in sorted({d for d, mask in shapes if mask is causal}):
@@ -50,12 +55,16 @@ def picture(data: ReportData) -> str:
                 name: [(n, r.result["tflops"]) for (who, n), r in best.items() if who == name]
                 for name in (OURS, *PEERS)
             }
+            lines[BESIDE] = lines.pop(OURS)
+            alone = winners_on_grid(tuned, d_head, causal)
+            lines[TUNED] = [(n, winner.tflops) for n, winner in alone.items()]
             shown = {name: line for name, line in lines.items() if len(line) > 1}
-            if OURS in shown:
+            if {BESIDE, TUNED} & set(shown):
                 seen |= set(shown)
                 mask = "causal" if causal else "full"
                 panels.append(Panel(f"d_head {d_head}, {mask} mask, TFLOP/s", shown))
-    colours = {name: colour_of(name) for name in (OURS, *PEERS) if name in seen}
+    known = {TUNED: COLOURS[4], BESIDE: COLOURS[0], **{peer: colour_of(peer) for peer in PEERS}}
+    colours = {name: colour for name, colour in known.items() if name in seen}
     return panels_svg(panels, colours, across=max(len(panels) // 2, 1))
 
 
@@ -73,6 +82,8 @@ def readme(data: ReportData) -> str:
             f"process, L2 cold.",
             "",
             peers_table(data.records, PEERS),
+            "",
+            "The tuner's winners in the picture ran without peers.",
             "",
             f"From [benchmarks/results/h200](benchmarks/results/h200) ({', '.join(dates)}) by "
             f"`make figures`; under sustained load: [docs/benchmarks.md](docs/benchmarks.md).",

@@ -10,7 +10,14 @@ from report_records import CONFIGS, record
 
 from flashsmith.base.errors import DamagedFile
 from flashsmith.report.svg import Panel, panels_svg
-from flashsmith.report.tables import NOT_MEASURED, between_marks, ladder_table, peers_table
+from flashsmith.report.tables import (
+    NOT_MEASURED,
+    between_marks,
+    ladder_table,
+    peers_table,
+    winners_table,
+)
+from flashsmith.report.winners import winners
 
 PAGES = figures.pages()
 SVG = "{http://www.w3.org/2000/svg}"
@@ -79,3 +86,11 @@ def test_a_picture_is_svg_with_a_line_for_every_name():
     first, second = root.findall(f".//{SVG}polyline")[0].get("points").split()
     height = [float(point.partition(",")[2]) for point in (first, second)]
     assert height[1] < height[0]
+
+
+def test_the_tuners_winners_have_a_table_of_rates(gpu_data):
+    table = winners_table(winners(gpu_data.measurements)).splitlines()
+    assert table[0] == "| d_head | mask | kernels | 512 |"
+    flops = 4 * 1 * 3 * 512 * 512 * 128
+    assert table[2] == f"| 128 | full | mma | {flops / 51e-6 / 1e12:.0f} |"
+    assert winners_table([]) == NOT_MEASURED

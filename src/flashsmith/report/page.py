@@ -49,12 +49,17 @@ def write_page(data: ReportData, path: Path, *, reproduce: str = "") -> int:
 
 def _figures(data: ReportData) -> list[dict[str, Any]]:  # Any: plotly's JSON
     records, measurements = data.records, data.measurements
-    shapes = sorted({(r.what["d_head"], r.what["causal"]) for r in records})
+    tuned = winners(measurements)
+    found = {(r.what["d_head"], r.what["causal"]) for r in records}
+    shapes = sorted(found | {(w.problem.d_head, w.problem.causal) for w in tuned})
     made: list[Figure | None] = [
         record_charts.speedups(records, "burst"),
         record_charts.speedups(records, "sustained"),
-        *(record_charts.peers_over_length(records, d, causal) for d, causal in shapes),
-        record_charts.roofline(records, winners(measurements), data.device),
+        *(
+            record_charts.peers_over_length(records, tuned, d, causal)
+            for d, causal in sorted(shapes)
+        ),
+        record_charts.roofline(records, tuned, data.device),
         *record_charts.ladders(records),
         *record_charts.knobs(records),
         tuning_charts.landscape(measurements),

@@ -27,17 +27,20 @@ from flashsmith.report.contenders import (
     runs_of,
 )
 from flashsmith.report.figure import Figure
-from flashsmith.report.winners import Winner
+from flashsmith.report.winners import TUNED, Winner, winners_on_grid
 
 _LABEL = 34  # letters of a step below a bar
 
 
-def peers_over_length(records: Sequence[Record], d_head: int, causal: bool) -> Figure | None:
+def peers_over_length(
+    records: Sequence[Record], tuned: Sequence[Winner], d_head: int, causal: bool
+) -> Figure | None:
     """TFLOP/s of every contender over the sequence length, at one width and mask."""
     best = rates_on_grid(records, d_head, causal)
+    alone = winners_on_grid(tuned, d_head, causal)
     names = sorted({name for name, _ in best}, key=lambda name: (name != OURS, name))
-    lengths = sorted({length for _, length in best})
-    if len(names) < 2 or len(lengths) < 2:
+    lengths = sorted({length for _, length in best} | set(alone))
+    if len(names) + bool(alone) < 2 or len(lengths) < 2:
         return None
     figure = Figure()
     for name in names:
@@ -50,6 +53,18 @@ def peers_over_length(records: Sequence[Record], d_head: int, causal: bool) -> F
             mode="lines+markers",
             line={"color": colour_of(name), "width": 3 if name == OURS else 2},
             text=[str(r.what.get("config") or r.what["name"]) for r in points],
+            hovertemplate="%{text}<br>%{x}: %{y} TFLOP/s<extra></extra>",
+        )
+    if alone:
+        found = [alone[length] for length in sorted(alone)]
+        figure.add(
+            "scatter",
+            x=[w.problem.q_len for w in found],
+            y=[round(w.tflops, 1) for w in found],
+            name=TUNED,
+            mode="lines+markers",
+            line={"color": COLOURS[4], "dash": "dot"},
+            text=[w.config for w in found],
             hovertemplate="%{text}<br>%{x}: %{y} TFLOP/s<extra></extra>",
         )
     ticks = [str(length) for length in lengths]

@@ -13,6 +13,7 @@ from flashsmith.config.parse import looks_like_config
 from flashsmith.measure.record import Record
 from flashsmith.measure.statistics import geometric_mean
 from flashsmith.report.contenders import Against, against_peers, problem_of, regime_of, runs_of
+from flashsmith.report.winners import Winner, winners_on_grid
 
 NOT_MEASURED = "not measured yet"
 
@@ -24,6 +25,23 @@ def between_marks(text: str, name: str, content: str) -> str:
         raise DamagedFile(f"The page has no place {begin} … {end}, or more than one; add it.")
     place = re.compile(f"({re.escape(begin)}\n).*?({re.escape(end)})", re.S)
     return place.sub(lambda found: f"{found[1]}{content.rstrip()}\n{found[2]}", text)
+
+
+def winners_table(tuned: Sequence[Winner]) -> str:
+    """The rate of the tuner's winner, by width, mask and length."""
+    shapes = sorted({(w.problem.d_head, w.problem.causal) for w in tuned})
+    grids = {shape: winners_on_grid(tuned, *shape) for shape in shapes}
+    lengths = sorted({length for grid in grids.values() for length in grid})
+    if not lengths:
+        return NOT_MEASURED
+    lines = ["| d_head | mask | kernels |" + "".join(f" {length:,} |" for length in lengths)]
+    lines.append("|---:|---|---|" + "---:|" * len(lengths))
+    for (d_head, causal), grid in grids.items():
+        families = ", ".join(sorted({parse_config(w.config).FAMILY for w in grid.values()}))
+        rates = [f"{grid[length].tflops:.0f}" if length in grid else "" for length in lengths]
+        mask = "causal" if causal else "full"
+        lines.append(f"| {d_head} | {mask} | {families} | {' | '.join(rates)} |")
+    return "\n".join(lines)
 
 
 def peers_table(records: Sequence[Record], peers: Sequence[str], regime: str = "burst") -> str:

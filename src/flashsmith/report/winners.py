@@ -10,6 +10,7 @@ from flashsmith.problem.cost import forward_cost
 from flashsmith.tuner.measurement import Measurement
 from flashsmith.tuner.outcome import Timed
 
+TUNED = "flashsmith, the tuner's winner"
 _PROTOCOLS = ("final", "race", "screen")  # the longest first
 
 
@@ -26,6 +27,18 @@ class Winner:
     def tflops(self) -> float:
         """The rate that its time means."""
         return forward_cost(self.problem).tflops(self.median_us / 1e6)
+
+
+def winners_on_grid(found: Sequence[Winner], d_head: int, causal: bool) -> dict[int, Winner]:
+    """The winners by length at one width and mask: self-attention without groups."""
+    best: dict[int, Winner] = {}
+    for winner in found:
+        p = winner.problem
+        is_on_grid = p.q_len == p.k_len and p.heads == p.kv_heads
+        is_here = is_on_grid and (p.d_head, p.causal) == (d_head, causal)
+        if is_here and (p.q_len not in best or winner.tflops > best[p.q_len].tflops):
+            best[p.q_len] = winner
+    return best
 
 
 def winners(measurements: Sequence[Measurement]) -> list[Winner]:
