@@ -102,14 +102,23 @@ def test_void_records_are_no_evidence(gpu_data):
 
 def test_a_corrupt_line_is_named(tmp_path):
     path = tmp_path / "bad.jsonl"
-    path.write_text('{"schema": 1, "what": {}, "result": {"median_us": "x"}}\n')
-    with pytest.raises(DamagedFile, match=r"bad\.jsonl, line 1"):
+    path.write_text('{"schema": 1, "what": {"q_len": 9}, "result": {"median_us": 1}}\n')
+    with pytest.raises(DamagedFile, match=r"bad\.jsonl, line 1: 'what' lacks batch, causal"):
+        gather([path])
+    path.write_text(record("paper", "cuDNN", 1024, 7.5).to_line().replace("7.5", '"fast"'))
+    with pytest.raises(DamagedFile, match=r"line 1: field 'result.median_us' is 'fast'"):
         gather([path])
     path.write_text("not json\n")
     with pytest.raises(DamagedFile, match="not a line of JSON"):
         gather([path])
     with pytest.raises(ArgumentError, match="cannot be read"):
         gather([tmp_path / "none.jsonl"])
+
+
+def test_records_of_other_kinds_have_no_chart_and_do_no_harm(tmp_path):
+    path = tmp_path / "host.jsonl"
+    path.write_text('{"schema": 1, "what": {"call": "warm"}, "result": {"median_us": 20.0}}\n')
+    assert gather([path]).is_empty
 
 
 def test_every_shipped_record_is_json_with_an_environment():

@@ -17,6 +17,8 @@ from flashsmith.tuner.exchange import read_any
 from flashsmith.tuner.measurement import Measurement, measurement_from_line
 
 PLACE = "predicted_place"  # what the result of a prediction holds
+_PROBLEM = {"suite", "name", "batch", "heads", "kv_heads", "q_len", "k_len", "d_head"}
+_PROBLEM |= {"dtype", "causal"}
 _IN_WHEEL = Path(__file__).parent / "shipped"
 _IN_CHECKOUT = Path(__file__).parents[3] / "benchmarks" / "results"
 
@@ -105,7 +107,12 @@ def _parse(line: str, where: str) -> Sequence[Record | Measurement]:
         return [measurement_from_line(line, where)]
     if is_cell(data):
         return records_of_cell(data, where)
-    result = data.get("result")
-    if "what" not in data or not isinstance(result, dict) or not {"median_us", PLACE} & set(result):
+    what, result = data.get("what"), data.get("result")
+    if not isinstance(what, dict) or not isinstance(result, dict) or "q_len" not in what:
         return []
+    if not {"median_us", PLACE} & set(result):
+        return []
+    lacking = sorted(_PROBLEM - set(what))
+    if lacking:
+        raise DamagedFile(f"{where}: 'what' lacks {', '.join(lacking)}; remove or mend the line.")
     return [record_from_line(line, where)]
