@@ -14,6 +14,7 @@ import importlib
 import json
 import math
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -64,12 +65,22 @@ class Prototype:
             if file not in self.loaded:
                 path = self.folder / "cubins" / f"{file}.cubin"
                 self.loaded[file] = self.module.Var(str(path))
+            o = torch.empty_like(t.q)
             lse = torch.empty(t.q.shape[0], t.q.shape[2], length, device="cuda")
-            made = self.loaded[file].make(
-                t.q, t.k, t.v, torch.empty_like(t.q), lse, secmb=section, T=tail
-            )
-            found[f"prototype {name}"] = made
+            made = self.loaded[file].make(t.q, t.k, t.v, o, lse, secmb=section, T=tail)
+            found[f"prototype {name}"] = keeping(made, o, lse)
         return found
+
+
+def keeping(run: Run, *tensors: torch.Tensor) -> Run:
+    """The run, holding what it writes: a launch knows addresses only, and capturing a graph gives
+    memory that nobody holds back to the driver."""
+
+    def held() -> object:
+        assert tensors
+        return run()
+
+    return held
 
 
 def graph_of(run: Run) -> torch.cuda.CUDAGraph:
@@ -212,34 +223,54 @@ def summary(part: str, records: list[dict[str, object]]) -> None:
             print(f"{part}: {key} geometric mean {mean:.4f}, least {min(values):.4f}", flush=True)
 
 
+def best_variants(out: Path) -> dict[tuple[int, bool, int], str]:
+    """The prototype's best variant of each burst cell on record."""
+    path = out / "hopper_h200.jsonl"
+    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    records = [json.loads(line) for line in lines]
+    return {
+        (r["d_head"], r["causal"], r["length"]): r["prototype"]
+        for r in records
+        if r["part"] == "burst" and r["prototype"]
+    }
+
+
+def run_part(part: str, widths: list[int], prototype: Prototype | None, out: Path) -> None:
+    """One part, in this process."""
+    if part in ("burst", "sustained"):
+        best = best_variants(out)
+        cells = [c for c in CELLS if c[0] in widths and (part == "burst" or c[2] in (2048, 16384))]
+        summary(part, [compare(part, cell, prototype, out, best.get(cell)) for cell in cells])
+    elif part == "ladder":
+        ladder(out)
+    else:
+        for line in {"checks": checks, "shapes": shapes}[part](burst):
+            write(out, line)
+            print(line, flush=True)
+
+
 def main() -> None:
-    """Runs the parts asked for; one that fails does not stop the rest."""
+    """Runs each part, and each width of a comparison, as a process: a fault ends only that."""
     parser = argparse.ArgumentParser()
     parser.add_argument("out", type=Path)
     parser.add_argument("--prototype", type=Path)
     parser.add_argument("--parts", default="checks,ladder,burst,sustained,shapes")
+    parser.add_argument("--widths", default="64,128,256")
+    parser.add_argument("--here", action="store_true", help="in this process, nothing compiled")
     asked = parser.parse_args()
     asked.out.mkdir(parents=True, exist_ok=True)
-    prototype = Prototype(asked.prototype) if asked.prototype else None
+    if asked.here:
+        prototype = Prototype(asked.prototype) if asked.prototype else None
+        run_part(asked.parts, [int(w) for w in asked.widths.split(",")], prototype, asked.out)
+        return
     compile_ahead()
-    best: dict[tuple[int, bool, int], str] = {}
+    command = [sys.executable, __file__, str(asked.out), "--here"]
+    if asked.prototype:
+        command += ["--prototype", str(asked.prototype)]
     for part in asked.parts.split(","):
-        if part in ("burst", "sustained"):
-            cells = [c for c in CELLS if part == "burst" or c[2] in (2048, 16384)]
-            done = []
-            for cell in cells:
-                try:
-                    done.append(compare(part, cell, prototype, asked.out, best.get(cell)))
-                    best[cell] = str(done[-1]["prototype"])
-                except Exception as error:  # noqa: BLE001  # a failing cell is reported
-                    print(f"{part} {cell} failed: {error!r}"[:300], flush=True)
-            summary(part, done)
-        elif part == "ladder":
-            ladder(asked.out)
-        else:
-            for line in {"checks": checks, "shapes": shapes}[part](burst):
-                write(asked.out, line)
-                print(line, flush=True)
+        compared = part in ("burst", "sustained")
+        for widths in asked.widths.split(",") if compared else [asked.widths]:
+            subprocess.run([*command, "--parts", part, "--widths", widths], check=False)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Writes the tables of docs/kernels/hopper.md from the committed records of an H200.
 
 Knob effects come from the tuner's first pass over the set `hopper`: two configurations that differ
-in one knob, on the same problems in the same run. The ladder and the comparison come from
-benchmarks/hopper_h200.py. A test holds the page against this.
+in one knob, on the same problems in the same run. The comparison comes from an exploration with
+earlier kernels, the ladder from benchmarks/hopper_h200.py. A test holds the page against this.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs/kernels/hopper.md"
 TUNED = ROOT / "benchmarks/results/h200/tune.jsonl"
 COMPARED = ROOT / "benchmarks/results/h200/hopper.jsonl"
+EXPLORED = ROOT / "benchmarks/results/h200/hopper_exploration.jsonl"
 FIRST_PASS = "screen"
 
 Cell = tuple[int, bool, int]
@@ -88,7 +89,7 @@ def ladder_table() -> str:
     """TFLOP/s of the ladder's steps."""
     lines = [line for line in lines_of(COMPARED) if line["part"] == "ladder"]
     if not lines:
-        return "Not measured yet.\n"
+        return "Not measured yet; `benchmarks/hopper_h200.py` with `--parts ladder` does it.\n"
     steps = [key for key in lines[0] if key.startswith("hopper(")]
     lengths = [line["length"] for line in lines]
     text = f"| step | {' | '.join(map(str, lengths))} |\n|---|{'---|' * len(lengths)}\n"
@@ -97,32 +98,38 @@ def ladder_table() -> str:
     return text
 
 
-def comparison_table() -> str:
-    """TFLOP/s of what `choose` picks beside cuDNN and the prototype, burst and sustained."""
-    lines = [line for line in lines_of(COMPARED) if line["part"] in ("burst", "sustained")]
-    if not lines:
-        return "Not measured yet.\n"
+def exploration_table() -> str:
+    """The best configuration of each cell beside cuDNN and the prototype's best variant."""
+    cells: dict[Cell, dict[str, Line]] = {}
+    for line in lines_of(EXPLORED):
+        what = line["what"]
+        cell = (what["d_head"], what["causal"], what["k_len"])
+        cells.setdefault(cell, {})[what["name"]] = line["result"]
     text = (
-        "| | d_head | mask | length | ours | cuDNN | over cuDNN | over prototype |\n"
-        "|---|---|---|---|---|---|---|---|\n"
+        "| d_head | mask | length | ours | prototype | cuDNN | over prototype | over cuDNN "
+        "| control |\n|---|---|---|---|---|---|---|---|---|\n"
     )
-    for line in lines:
-        rates = line["tflops"]
+    gains: list[tuple[float, float]] = []
+    for (d, causal, length), results in cells.items():
+        ours = max((r for n, r in results.items() if n.startswith("hopper(")), key=_rate)
+        theirs, cudnn = results[ours["base"]], results["cuDNN"]
+        gains.append((ours["ratio"], ours["ratio"] / cudnn["ratio"]))
         text += (
-            f"| {line['part']} | {line['d_head']} | {'causal' if line['causal'] else 'full'} "
-            f"| {line['length']} | {rates['ours']:.0f} | {rates['cuDNN']:.0f} "
-            f"| {line['over_cudnn']:.3f} | {line['over_prototype']:.3f} |\n"
+            f"| {d} | {'causal' if causal else 'full'} | {length} | {_rate(ours):.0f} "
+            f"| {_rate(theirs):.0f} | {_rate(cudnn):.0f} | {gains[-1][0]:.3f} "
+            f"| {gains[-1][1]:.3f} | {ours['control']:.3f} |\n"
         )
-    for part in ("burst", "sustained"):
-        for key in ("over_cudnn", "over_prototype"):
-            values = [line[key] for line in lines if line["part"] == part and line[key]]
-            if values:
-                text += f"\n{part}, {key.replace('_', ' ')}: geometric mean {mean(values):.3f}, "
-                text += f"least {min(values):.3f}.\n"
+    for place, name in enumerate(("the prototype", "cuDNN")):
+        values = [gain[place] for gain in gains]
+        text += f"\nOver {name}: geometric mean {mean(values):.3f}, least {min(values):.3f}.\n"
     return text
 
 
-TABLES = {"knobs": knob_table, "ladder": ladder_table, "comparison": comparison_table}
+def _rate(result: Line) -> float:
+    return float(result["tflops"])
+
+
+TABLES = {"knobs": knob_table, "ladder": ladder_table, "exploration": exploration_table}
 
 
 def page_with_tables(page: str) -> str:
