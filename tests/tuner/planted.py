@@ -1,39 +1,10 @@
-"""An evaluator whose compiler plants a fault in five kernels: what the tuner must survive."""
+"""An evaluator with the planted compiler; imported by workers only, for it changes its process."""
 
-import os
+from planted_faults import planted_compile
 
-from flashsmith.compile.compiler import compile_kernel, compile_text
-from flashsmith.compile.source import unit_source
-from flashsmith.config import get_kernel_configs
 from flashsmith.runtime.forward import prepare_forward
 from flashsmith.tuner.evaluate import evaluate
 
-CONFIGS = [c for c in get_kernel_configs("64,32") if c.dtype.name == "BF16"][:7]
-FAULTS = dict(zip(CONFIGS, ("trap", "hang", "out of bounds", "wrong", "crash"), strict=False))
-CODE = {
-    "trap": 'asm volatile("trap;");',
-    "hang": 'asm volatile("{ FOREVER: bra FOREVER; }");',
-    "out of bounds": "*reinterpret_cast<volatile float*>(args.o.address + (1ull << 42)) = 1.0f;",
-}
-
 __all__ = ["evaluate"]
-
-
-def planted_compile(config, traits, arch):
-    fault = FAULTS.get(config)
-    if fault is None:
-        return compile_kernel(config, traits, arch)
-    if fault == "crash":
-        os.abort()
-    source = unit_source(config, traits)
-    call = f"{config.CPP_ENTRY}<kConfig, kTraits>(args);"
-    assert source.count(call) == 1
-    if fault == "wrong":
-        changed = call.replace("(args)", "(wrong)")
-        body = f"flashsmith::ForwardArgs wrong = args; wrong.scale_log2 *= 1.5f; {changed}"
-    else:
-        body = f"{CODE[fault]} {call}"
-    return compile_text(source.replace(call, body), config.kernel_name(traits), arch)
-
 
 prepare_forward.__kwdefaults__["compile_with"] = planted_compile

@@ -115,8 +115,7 @@ def test_too_few_times_are_no_judgement(tmp_path):
 
 
 def test_the_prediction_is_used_as_long_as_its_regret_on_the_record_is_small():
-    if not RECORD.exists():
-        pytest.skip("no record of a tuning run is committed")
-    rows = run("64,32+64,64+128,64", "--against", str(RECORD))
+    # A part of the set, to count its events in seconds; the whole is in docs/tuning.md.
+    rows = run("64,32+128,64", "--against", str(RECORD))
     worst = max(row["top_5_regret"] for row in rows)
     assert (worst <= predict.ALLOWED_REGRET) == predict.IS_USED

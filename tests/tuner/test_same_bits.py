@@ -1,6 +1,7 @@
 """Numeric classes are as docs/tuning.md says: which knobs change bits, and which never do."""
 
 from collections import defaultdict
+from pathlib import Path
 
 import pytest
 
@@ -10,8 +11,11 @@ from flashsmith.config import parse_config, resolve_key
 from flashsmith.config.forward import FlashForwardKernelConfig
 from flashsmith.problem.attention_problem import AttentionProblem
 from flashsmith.runtime.launch import plan
+from flashsmith.tuner.exchange import read_lines
 from flashsmith.tuner.fingerprint import fingerprint_of, fingerprint_problem
+from flashsmith.tuner.outcome import Timed
 
+RECORD = Path(__file__).parents[2] / "benchmarks" / "results" / "h200" / "tune.jsonl"
 PROBLEM = AttentionProblem(1, 3, 3, 512, 512, 128, DType.BF16)
 # Steps of 64 columns, for 128 do not fit into registers, but not in the order of B_c = 64.
 SPLIT = "(BF16, 128, 128, 128, 4): async+eager+swizzled+load_2_2_2_tiles+opt_softmax"
@@ -26,8 +30,10 @@ MOVES = (
 def what_decides(config):
     """The knobs that docs/tuning.md lists as changing bits."""
     if isinstance(config, FlashForwardKernelConfig):
-        return config.dtype, config.B_c, config.step_cols, config.optimized_softmax
-    names = ("dtype", "B_c", "statistics", "rescale_threshold", "l_by_mma")
+        # The optimised softmax moves the maxima of a warp's rows when one has outgrown its own.
+        rows = config.rows_per_warp if config.optimized_softmax else None
+        return config.dtype, config.B_c, config.step_cols, config.optimized_softmax, rows
+    names = ("dtype", "n_warpgroups", "B_c", "statistics", "rescale_threshold", "l_by_mma")
     return tuple(getattr(config, name) for name in names)
 
 
@@ -49,9 +55,10 @@ def competing(key):
 def test_the_tuning_set_has_the_classes_that_the_docs_state(device):
     configs = [*competing("tune"), *(parse_config(text) for text in (SPLIT, *MOVES))]
     classes = classes_of(device, configs)
-    assert len(classes) == 5  # B_c of 32 and 64, each with the scale folded in or not; SPLIT
+    # B_c of 32 and 64, each plain, and optimised with 16 and with 32 rows a warp; and SPLIT.
+    assert len(classes) == 7
     assert all(len(bits) == 1 for bits in classes.values())
-    assert len(set.union(*classes.values())) == 5
+    assert len(set.union(*classes.values())) == 7
 
 
 def test_configurations_that_agree_in_the_deciding_knobs_have_equal_bits(device):
@@ -59,4 +66,15 @@ def test_configurations_that_agree_in_the_deciding_knobs_have_equal_bits(device)
         pytest.skip("kernels of this set run on sm_90a")
     classes = classes_of(device, competing("hopper"))
     assert len(classes) > 1
+    assert all(len(bits) == 1 for bits in classes.values())
+
+
+def test_on_the_h200_too_the_deciding_knobs_decided():
+    classes = defaultdict(set)
+    for m in read_lines(RECORD):
+        problem, config = m.key.problem, parse_config(m.key.config)
+        if isinstance(m.outcome, Timed):
+            where = problem.d_head, problem.causal, what_decides(config)
+            classes[where].add(m.outcome.fingerprint)
+    assert len(classes) > 20
     assert all(len(bits) == 1 for bits in classes.values())

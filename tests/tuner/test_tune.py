@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from planted import CONFIGS, FAULTS
+from planted_faults import CONFIGS, FAULTS
 
 from flashsmith.base.dtypes import DType
 from flashsmith.problem.attention_problem import AttentionProblem
