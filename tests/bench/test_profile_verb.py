@@ -13,7 +13,8 @@ from flashsmith.bench.profile import REFERENCE, Profile
 from flashsmith.cli import profile as verb
 from flashsmith.cli.main import app
 from flashsmith.config import get_kernel_configs
-from flashsmith.measure.record import append_records
+from flashsmith.measure.record import append_records, read_records
+from flashsmith.runtime.emulated_device import EmulatedDevice
 
 TUNE = [c.short_form() for c in get_kernel_configs("tune") if c.d_head == 128]
 METRICS = {"duration_us": 1000.0, "cycles": 1.5e6, "registers": 168.0, "l2_hit_pct": 93.254}
@@ -82,6 +83,20 @@ def test_times_of_records_stand_beside_the_counters(jobs, tmp_path):
     recorded = {row["config"]: row["recorded_us"] for row in json.loads(ran.stdout)}
     assert recorded[config] == 1540.0
     assert recorded[get_kernel_configs("prog")[0].short_form()] is None
+
+
+def test_counters_are_written_down_as_records(jobs, tmp_path, monkeypatch):
+    monkeypatch.setattr(verb, "default_device", lambda name: EmulatedDevice("sm_90a"))
+    path = tmp_path / "profile.jsonl"
+    ran = run("prog", "-o", str(path), "--csv")
+    assert ran.exit_code == 0, ran.output
+    found = read_records(path)
+    assert [r.what["name"] for r in found][1:] == [
+        c.short_form() for c in get_kernel_configs("prog")
+    ]
+    assert found[1].what["suite"] == "profile"
+    assert found[1].result["cycles"] == 1.5e6
+    assert found[1].result["times_as_fast"] == 1.25
 
 
 def test_a_machine_without_a_gpu_is_told_what_else_counts(monkeypatch):

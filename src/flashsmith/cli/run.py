@@ -98,7 +98,10 @@ def command(
     json: options.JsonOption = False,
     csv: options.CsvOption = False,
 ) -> None:
-    """Run configurations on one problem: check each, and time those that are right on a GPU."""
+    """Run configurations on one problem: check each, and time those that are right on a GPU.
+
+    Example: flashsmith run smoke --device emulator --heads 3 --q-len 200 --k-len 333 --causal
+    """
     configs = options.configs_of(key, "smoke")
     name = device or default_device_name()
     length = DEFAULT_LENGTH.get(name, 0) if q_len is None else q_len

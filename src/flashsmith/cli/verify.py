@@ -36,7 +36,10 @@ def command(
     json: options.JsonOption = False,
     csv: options.CsvOption = False,
 ) -> None:
-    """Check every configuration of a set; exit code 1 when one is wrong."""
+    """Check every configuration of a set; exit code 1 when one is wrong.
+
+    Example: flashsmith verify smoke --device emulator --json
+    """
     if cases not in CASES:
         raise ArgumentError(f"--cases is {cases!r}; it is one of {', '.join(CASES)}.")
     configs = options.configs_of(key, "tune")

@@ -1,0 +1,88 @@
+"""`bench` and `progression`: what they write down, and what they say without a GPU."""
+
+import csv
+import io
+
+import pytest
+from typer.testing import CliRunner
+
+from flashsmith.base.errors import ArgumentError, DeviceMissing
+from flashsmith.cli import bench, progression
+from flashsmith.cli.main import app
+from flashsmith.config import get_kernel_configs
+from flashsmith.measure.facts import Facts
+from flashsmith.measure.interleaved import Comparison, Timed
+from flashsmith.measure.record import read_records
+from flashsmith.measure.statistics import ratio_by_round, summarize
+from flashsmith.runtime.emulated_device import EmulatedDevice
+
+FACTS = Facts(168, 0, 49152, 3, "registers", 2461.0, 0.21, 0.0, 16.0, 900.0, 0.0)
+
+
+@pytest.fixture
+def timed(monkeypatch):
+    """A stand-in for a GPU: step n takes 100 / n microseconds."""
+
+    def time_all(configs, problem, rounds, regime):
+        samples = [(100.0 / n,) * rounds for n, _ in enumerate(configs, start=1)]
+        found = tuple(
+            Timed(c.short_form(), s, summarize(s), ratio_by_round(samples[0], s))
+            for c, s in zip(configs, samples, strict=True)
+        )
+        return Comparison(regime, found, summarize([1.0]), ())
+
+    monkeypatch.setattr(progression, "_time", time_all)
+    monkeypatch.setattr(progression, "facts_of", lambda config, arch, causal: FACTS)
+    monkeypatch.setattr(progression, "default_device", lambda name: EmulatedDevice("sm_90a"))
+    monkeypatch.setattr(progression, "default_device_name", lambda: "cuda")
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, list(arguments), env={"KERNELS": ""})
+
+
+@pytest.mark.parametrize(("ladder", "key"), [("prog", "prog"), ("hopper", "hopper-prog")])
+def test_a_ladder_is_written_down_in_its_order(timed, tmp_path, ladder, key):
+    path = tmp_path / "records.jsonl"
+    ran = run("progression", ladder, "--seq-lens", "1024,4096", "-o", str(path), "--csv")
+    assert ran.exit_code == 0, ran.output
+    names = [config.short_form() for config in get_kernel_configs(key)]
+    found = read_records(path)
+    assert [r.what["name"] for r in found] == 2 * names
+    assert {r.what["suite"] for r in found} == {"progression"}
+    rows = list(csv.DictReader(io.StringIO(ran.stdout)))
+    assert [row["length"] for row in rows[:: len(names)]] == ["1024", "4096"]
+    assert rows[2]["times_as_fast"] == "1.5"
+    assert rows[2]["since_start"] == "3.0"
+    assert rows[2]["registers"] == "168"
+
+
+def test_a_knob_is_written_down_under_its_name(timed, tmp_path):
+    path = tmp_path / "records.jsonl"
+    ran = run("progression", "--knob", "B_c", "--sustained", "-o", str(path), "--csv")
+    assert ran.exit_code == 0, ran.output
+    found = read_records(path)
+    assert {r.what["suite"] for r in found} == {"knob B_c"}
+    assert {r.result["regime"] for r in found} == {"sustained"}
+
+
+def test_without_a_gpu_the_ladder_shows_reasons_and_no_times(timed, monkeypatch):
+    ran = run("progression", "--device", "emulator", "--csv")
+    assert ran.exit_code == 0, ran.output
+    assert "No GPU is used" in ran.stderr
+    rows = list(csv.DictReader(io.StringIO(ran.stdout)))
+    assert "median_us" not in rows[0]
+    assert rows[0]["conflicts_a_phase"] == "0.0"
+
+
+def test_bench_without_a_gpu_says_where_records_are_shown(monkeypatch):
+    monkeypatch.setattr(bench, "has_cuda", lambda: False)
+    ran = run("bench")
+    assert isinstance(ran.exception, DeviceMissing)
+    assert "flashsmith report" in str(ran.exception)
+
+
+def test_an_unknown_suite_is_refused_before_anything_runs():
+    ran = run("bench", "--suite", "papper")
+    assert isinstance(ran.exception, ArgumentError)
+    assert "did you mean paper" in str(ran.exception)
