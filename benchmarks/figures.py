@@ -83,7 +83,8 @@ def readme(data: ReportData) -> str:
             "",
             peers_table(data.records, PEERS),
             "",
-            "The tuner's winners in the picture ran without peers.",
+            "The tuner's winners in the picture ran without peers; what an exploration saw beside "
+            "cuDNN is in [docs/kernels/hopper.md](docs/kernels/hopper.md).",
             "",
             f"From [benchmarks/results/h200](benchmarks/results/h200) ({', '.join(dates)}) by "
             f"`make figures`; under sustained load: [docs/benchmarks.md](docs/benchmarks.md).",

@@ -11,6 +11,7 @@ from flashsmith.config import get_kernel_configs
 from flashsmith.report import record_charts, tuning_charts
 from flashsmith.report.contenders import OURS, against_peers, product_tflops
 from flashsmith.report.sources import ReportData, gather
+from flashsmith.report.summary import missing
 from flashsmith.report.winners import winners
 from flashsmith.tuner.outcome import Timed
 
@@ -31,6 +32,15 @@ def test_a_ratio_is_never_taken_between_two_runs():
     assert found["cuDNN"].ratio == 1.2
     assert found["FlashInfer"].ratio == 2.0
     assert (found["FlashInfer"].p20, found["FlashInfer"].p80) == (1.25, 2.5)
+
+
+def test_what_was_taken_in_too_few_rounds_is_no_evidence_and_said():
+    records = [record("explored", name, 1024, us) for name, us in ((OURS, 50.0), ("cuDNN", 60.0))]
+    for r in records:
+        r.result["rounds"] = 11
+    assert against_peers(records) == []
+    gaps = " ".join(missing(ReportData(tuple(records), (), "x")))
+    assert "2 records of explored were taken in fewer than 15 rounds" in gaps
 
 
 def test_the_newest_run_of_a_peer_counts():

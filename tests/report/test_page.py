@@ -41,6 +41,7 @@ def test_a_page_draws_every_chart_with_a_clean_console(kind, least, request, tmp
     assert charts_drawn(dom) == count
     assert dom.count('class="main-svg"') >= count
     assert rows_shown(dom) == len(data.measurements)
+    assert ">predicted_place</th>" in dom
 
 
 def test_the_shipped_records_make_a_page_with_charts(tmp_path, opened, monkeypatch):

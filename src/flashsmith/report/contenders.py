@@ -13,6 +13,7 @@ from flashsmith.base.dtypes import DType
 from flashsmith.bench.ladder import KNOB, LADDER
 from flashsmith.bench.versus import GEMM, GEMM_FLOPS, OURS
 from flashsmith.config.parse import looks_like_config
+from flashsmith.measure.interleaved import MIN_ROUNDS
 from flashsmith.measure.record import Record
 from flashsmith.problem.attention_problem import AttentionProblem
 from flashsmith.report.cells import OURS_OVER_IT
@@ -70,11 +71,16 @@ def regime_of(record: Record) -> str:
     return str(record.result.get("regime", "burst"))
 
 
+def has_too_few_rounds(record: Record) -> bool:
+    """Whether the protocol asks for more rounds than a record was taken in; exploring does."""
+    return int(record.result.get("rounds", MIN_ROUNDS)) < MIN_ROUNDS
+
+
 def is_comparison(record: Record) -> bool:
     """Whether a record is of us or a peer, and counts: no ladder, no ceiling, not void."""
     suite = str(record.what["suite"])
     stands_alone = suite == LADDER or suite.startswith(KNOB) or record.what["name"] == GEMM
-    return not stands_alone and not record.result.get("void")
+    return not (stands_alone or record.result.get("void") or has_too_few_rounds(record))
 
 
 def runs_of(records: Sequence[Record]) -> list[list[Record]]:

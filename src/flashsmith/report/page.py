@@ -18,7 +18,10 @@ from flashsmith.report.winners import winners
 from flashsmith.tuner.outcome import Timed, outcome_fields, reason_of
 
 _TEMPLATE = Path(__file__).parent / "page.html"
-_COLUMNS = ("config", "problem", "outcome", "median_us", "registers", "blocks_per_sm", "bits")
+_COLUMNS = (
+    *("config", "problem", "outcome", "median_us", "predicted_place", "registers", "blocks_per_sm"),
+    "bits",
+)
 
 
 def write_page(data: ReportData, path: Path, *, reproduce: str = "") -> int:
@@ -107,6 +110,7 @@ def _rows(data: ReportData) -> list[dict[str, object]]:
             "problem": problem_text(m.key.problem),
             "outcome": type(m.outcome).__name__,
             "median_us": round(m.outcome.median_us, 2) if isinstance(m.outcome, Timed) else None,
+            "predicted_place": data.places.get((m.key.config, m.key.problem)),
             "registers": m.environment.get("registers"),
             "blocks_per_sm": m.environment.get("blocks_per_sm"),
             "bits": str(outcome_fields(m.outcome).get("fingerprint", reason_of(m.outcome)))[:60],
@@ -118,6 +122,7 @@ def _rows(data: ReportData) -> list[dict[str, object]]:
             "problem": problem_text(problem_of(r)),
             "outcome": "void" if r.result.get("void") else "Timed",
             "median_us": round(r.result["median_us"], 2),
+            "predicted_place": data.places.get((str(r.what["name"]), problem_of(r))),
             "registers": None,
             "blocks_per_sm": None,
             "bits": "",

@@ -6,12 +6,14 @@ from collections.abc import Sequence
 
 from flashsmith.bench.ladder import LADDER
 from flashsmith.bench.versus import OURS
+from flashsmith.measure.interleaved import MIN_ROUNDS
 from flashsmith.measure.record import Record
 from flashsmith.measure.statistics import geometric_mean
 from flashsmith.report.contenders import (
     against_peers,
     best_of_ours,
     contender,
+    has_too_few_rounds,
     is_comparison,
     problem_text,
     product_tflops,
@@ -93,6 +95,13 @@ def _verified(measurements: Sequence[Measurement]) -> list[str]:
 def missing(data: ReportData) -> list[str]:
     """What the page leaves out because the data do not hold it."""
     gaps = []
+    short = [r for r in data.records if has_too_few_rounds(r)]
+    if short:
+        suites = ", ".join(sorted({str(r.what["suite"]) for r in short}))
+        gaps.append(
+            f"{len(short)} records of {suites} were taken in fewer than {MIN_ROUNDS} rounds, too "
+            f"few for a ratio"
+        )
     if not any(contender(r) != OURS for r in data.records):
         gaps.append("no peers were measured (`flashsmith bench`)")
     if not any(r.what["suite"] == LADDER for r in data.records):
