@@ -6,7 +6,7 @@ from typing import Any
 
 _LETTERS = 80  # of a legend, in one line of the narrowest chart
 _ABOVE = {"y": 1.0, "yanchor": "bottom"}
-_BELOW = {"y": -0.18, "yanchor": "top"}
+_BELOW = {"y": -0.22, "yanchor": "top"}
 
 
 class Figure:

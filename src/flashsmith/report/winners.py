@@ -10,7 +10,7 @@ from flashsmith.problem.cost import forward_cost
 from flashsmith.tuner.measurement import Measurement
 from flashsmith.tuner.outcome import Timed
 
-TUNED = "flashsmith, the tuner's winner"
+TUNED = "flashsmith, tuned"
 _PROTOCOLS = ("final", "race", "screen")  # the longest first
 
 
