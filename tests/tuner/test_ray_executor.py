@@ -5,6 +5,8 @@ from pathlib import Path
 import pytest
 from tuning_process import CONFIGS, tune
 
+from flashsmith.base.errors import ArgumentError
+from flashsmith.tuner import ray_executor
 from flashsmith.tuner.executor import Answer, Died, Late
 from flashsmith.tuner.store import ResultStore
 from flashsmith.tuner.worker_pool import WorkerPool
@@ -14,14 +16,12 @@ HERE = {"PYTHONPATH": str(Path(__file__).parent)}
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory):
+def cluster():
     """Two CPUs of this machine, as a cluster of their own."""
-    from flashsmith.tuner.ray_executor import RayExecutor
-
     ray.init(
         num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=100 << 20
     )
-    yield lambda evaluator: RayExecutor(
+    yield lambda evaluator: ray_executor.RayExecutor(
         workers=2, needs_gpu=False, evaluator=evaluator, environment=HERE
     )
     ray.shutdown()
@@ -75,3 +75,33 @@ def test_a_job_that_loses_every_worker_is_held_to_be_the_cause(cluster):
         pool.run([{"do": "lose the machine"}], 5, replies.__setitem__)
     assert isinstance(replies[0], Died)
     assert "3 workers were lost" in replies[0].cause
+
+
+class NoCluster:
+    """Ray as it is where no cluster answers, or where one has no GPU."""
+
+    def __init__(self, answers):
+        self.answers = answers
+
+    def is_initialized(self):
+        return False
+
+    def init(self, address, **_):
+        if not self.answers:
+            raise ConnectionError(f"nobody at {address}")
+
+    def remote(self, **_):
+        return lambda kind: kind
+
+    def cluster_resources(self):
+        return {"CPU": 64.0}
+
+
+@pytest.mark.parametrize(
+    ("answers", "says"),
+    [(False, r"--address is 'far:1', where no Ray cluster.*ray start"), (True, "has no GPU")],
+)
+def test_a_cluster_that_cannot_help_is_refused(monkeypatch, answers, says):
+    monkeypatch.setattr(ray_executor, "_import_ray", lambda: NoCluster(answers))
+    with pytest.raises(ArgumentError, match=says):
+        ray_executor.RayExecutor("far:1")

@@ -51,7 +51,7 @@ class RayExecutor:
         try:
             if self._connected_here:
                 self._ray.init(address=address, log_to_driver=False, include_dashboard=False)
-        except ConnectionError as error:
+        except (ConnectionError, RuntimeError, ValueError) as error:
             raise ArgumentError(
                 f"--address is {address!r}, where no Ray cluster answers ({error}); give the "
                 f"address that `ray start --head` printed."
