@@ -67,6 +67,7 @@ def test_a_wrong_configuration_is_exit_code_1(monkeypatch):
         return Verdict(case.name, False, 0.5, 0.01, "o[batch 0]", "o is too far from the truth")
 
     monkeypatch.setattr(survey, "check_case", wrong)
+    monkeypatch.setenv("COLUMNS", "200")  # a narrow terminal folds the reason over several lines
     done = run("verify", SMALL, "--workers", 1)
     assert done.exit_code == 1
     assert "0 right, 2 wrong" in done.stderr

@@ -3,6 +3,7 @@
 import pytest
 
 from flashsmith.base.errors import ArgumentError, CompileError
+from flashsmith.compile import nvrtc
 from flashsmith.compile.compiler import compile_text
 from flashsmith.compile.cubin import code_hash
 from flashsmith.compile.source import UnitOptions
@@ -76,3 +77,19 @@ def test_an_architecture_nvrtc_does_not_know_is_a_compile_error(cache):
 def test_an_architecture_that_is_none_is_refused(cache, arch):
     with pytest.raises(ArgumentError, match=r"arch is .*such as 'sm_90a'"):
         compile_text(SOURCE, "add_one", arch, cache=cache)
+
+
+def test_a_debug_unit_has_a_process_of_its_own(cache, monkeypatch):
+    # NVRTC keeps the effect of -G: later kernels of the same process came out with spills.
+    made_here = []
+    compile_here = nvrtc.compile_program
+    monkeypatch.setattr(
+        nvrtc, "compile_program", lambda *unit: made_here.append(unit) or compile_here(*unit)
+    )
+    debug = compile_text(SOURCE, "add_one", "sm_80", options=UnitOptions(debug=True), cache=cache)
+    assert made_here == []
+    assert debug.cubin.startswith(b"\x7fELF")
+    with pytest.raises(CompileError, match="expected a"):
+        compile_text("int x", "x", "sm_80", options=UnitOptions(debug=True), cache=cache)
+    compile_text(SOURCE, "add_one", "sm_80", cache=cache)
+    assert len(made_here) == 1

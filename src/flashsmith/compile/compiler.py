@@ -17,6 +17,7 @@ from pathlib import Path
 from flashsmith.base import settings
 from flashsmith.base.errors import ArgumentError, CompileError, FlashsmithError, Unsupported
 from flashsmith.compile import nvrtc
+from flashsmith.compile.apart import compile_apart
 from flashsmith.compile.artefact import CompiledKernel
 from flashsmith.compile.bundle import open_bundle
 from flashsmith.compile.header_closure import INCLUDE_ROOT, closure_hash
@@ -173,9 +174,8 @@ def _build(unit: _Unit, key: str, cache: KernelCache | None) -> CompiledKernel:
         flags.append("--no-cache")
     started = time.perf_counter()
     try:
-        output = nvrtc.compile_program(
-            library, unit.source, "kernel.cu", [*flags, f"-I{INCLUDE_ROOT}"]
-        )
+        compile_unit = compile_apart if unit.options.debug else nvrtc.compile_program
+        output = compile_unit(library, unit.source, "kernel.cu", [*flags, f"-I{INCLUDE_ROOT}"])
     except nvrtc.RefusedUnit as error:
         kept = cache.keep_failure(key, unit.source, error.log) if cache else None
         raise CompileError(unit.subject, error.log, kept) from error
