@@ -131,3 +131,11 @@ def test_counters_without_the_emulator_are_refused():
 def test_a_device_that_does_not_exist_is_refused():
     done = run("run", SMALL, "--device", "tpu")
     assert "device is 'tpu'; it is 'cuda' or 'emulator'" in str(done.exception)
+
+
+def test_run_takes_the_options_of_a_problem_in_both_spellings():
+    rows = [
+        json.loads(run("run", SMALL, "--device", "emulator", *words, "--json").stdout)
+        for words in (("--seq-len", 70, "--d-head", 56), ("--seq-lens", 70, "--d-heads", 56))
+    ]
+    assert rows[0] == rows[1]

@@ -35,13 +35,14 @@ KvHeadsOption = Annotated[
     int | None,
     typer.Option("--kv-heads", min=1, help="Key and value heads; without it as many as --heads."),
 ]
-QLenOption = Annotated[int, typer.Option("--q-len", "--seq-len", min=0, help="Query rows.")]
 KLenOption = Annotated[
     int | None, typer.Option("--k-len", min=0, help="Key rows; without it as many as query rows.")
 ]
 DHeadOption = Annotated[
     int | None,
-    typer.Option("--d-head", min=1, help="Head dimension; without it the configuration's."),
+    typer.Option(
+        "--d-head", "--d-heads", min=1, help="Head dimension; without it the configuration's."
+    ),
 ]
 SeqLensOption = Annotated[
     str, typer.Option("--seq-lens", "--seq-len", help="Lengths, as in 1024,4096; Sq = Sk.")

@@ -29,7 +29,11 @@ DEFAULT_LENGTH = {"cuda": 4096, "emulator": 200}
 QLenOption = Annotated[
     int | None,
     typer.Option(
-        "--q-len", "--seq-len", min=0, help="Query rows; without it 4096 (emulator: 200)."
+        "--q-len",
+        "--seq-len",
+        "--seq-lens",
+        min=0,
+        help="Query rows; without it 4096 (emulator: 200).",
     ),
 ]
 LseOption = Annotated[bool, typer.Option("--lse", help="Write the log-sum-exp too.")]
