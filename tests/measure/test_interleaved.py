@@ -6,7 +6,16 @@ import pytest
 from flashsmith.base.dtypes import DType
 from flashsmith.base.errors import ArgumentError
 from flashsmith.config import resolve_key
-from flashsmith.measure.interleaved import Contender, compare
+from flashsmith.measure import interleaved
+from flashsmith.measure.interleaved import (
+    ATTEMPTS,
+    TIMED_A_LOAD,
+    Comparison,
+    Contender,
+    compare,
+    turns,
+)
+from flashsmith.measure.statistics import summarize
 from flashsmith.measure.timed_configs import random_inputs, time_configs
 from flashsmith.problem.attention_problem import AttentionProblem
 from flashsmith.runtime.devices import default_device
@@ -31,6 +40,37 @@ def test_too_few_rounds_or_no_contender_are_refused():
             compare(None, contenders, rounds=rounds)
 
 
+@pytest.mark.parametrize(
+    ("controls", "rounds", "is_void"),
+    [
+        ([1.001], [15], False),
+        ([1.02, 0.999], [15, 30], False),
+        ([1.02, 0.98, 1.011, 1.0], [15, 30, 45], True),
+    ],
+)
+def test_a_void_run_is_taken_again_with_more_rounds_and_not_for_ever(
+    monkeypatch, controls, rounds, is_void
+):
+    asked = []
+
+    def once(device, contenders, rounds, regime):
+        asked.append(rounds)
+        return Comparison(regime, (), summarize([controls[len(asked) - 1]]), ())
+
+    monkeypatch.setattr(interleaved, "_compare_once", once)
+    found = compare(None, [Contender("a", print)], rounds=15)
+    assert asked == rounds
+    assert (found.is_void, found.attempts) == (is_void, len(rounds))
+    assert found.attempts <= ATTEMPTS
+
+
+def test_one_load_serves_several_rounds_and_every_round_is_timed():
+    assert [count for _, count in turns(4, 21, "burst")] == [1] * 21
+    sustained = list(turns(4, 17, "sustained"))
+    assert [count for _, count in sustained] == [TIMED_A_LOAD] * 3 + [2]
+    assert [order[0] for order, _ in sustained] == [0, 1, 2, 3]
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("regime", ["burst", "sustained"])
 def test_configurations_are_timed_side_by_side(regime):
@@ -38,9 +78,10 @@ def test_configurations_are_timed_side_by_side(regime):
     run = time_configs(default_device("cuda"), configs, PROBLEM, rounds=15, regime=regime)
     assert [timed.name for timed in run.timed] == [config.short_form() for config in configs]
     assert run.timed[0].ratio.median == 1
-    assert all(timed.time_us.rounds == 15 for timed in run.timed)
+    rounds = 15 * run.attempts
+    assert all(timed.time_us.rounds == rounds for timed in run.timed)
     assert all(timed.time_us.median > 0 for timed in run.timed)
-    assert len(run.states) == 16
+    assert len(run.states) == 1 + rounds // (TIMED_A_LOAD if regime == "sustained" else 1)
 
 
 @pytest.mark.gpu

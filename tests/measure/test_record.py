@@ -55,6 +55,12 @@ def test_a_commit_that_is_given_is_taken():
     assert (environment.commit, environment.dirty) == ("abc", False)
 
 
+def test_a_copy_without_a_repository_is_told_its_commit(monkeypatch):
+    monkeypatch.setenv("FLASHSMITH_COMMIT", "0123abcd")
+    environment = environment_of(open_device("emulator"))
+    assert (environment.commit, environment.dirty) == ("0123abcd", False)
+
+
 def test_the_commit_of_a_checkout_is_hexadecimal_or_unknown():
     commit, _ = commit_of_checkout()
     assert commit == "unknown" or int(commit, 16) >= 0

@@ -14,6 +14,7 @@ NVRTC = "FLASHSMITH_NVRTC"
 BUNDLE = "FLASHSMITH_BUNDLE"
 DEVICE = "FLASHSMITH_DEVICE"
 RESULTS = "FLASHSMITH_RESULTS"
+COMMIT = "FLASHSMITH_COMMIT"
 VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
 
 
@@ -67,6 +68,11 @@ def results_path() -> Path:
     base = os.environ.get("XDG_DATA_HOME")
     folder = Path(base) if base else Path.home() / ".local" / "share"
     return folder / "flashsmith" / "results.sqlite"
+
+
+def commit() -> str:
+    """The commit that records name where the package is no checkout, or an empty text."""
+    return os.environ.get(COMMIT, "").strip()
 
 
 def only_gpu(ordinal: int) -> dict[str, str]:

@@ -27,7 +27,7 @@ PeersOption = Annotated[
 ]
 RoundsOption = Annotated[int, typer.Option("--rounds", min=15, help="Rounds of timing.")]
 SustainedOption = Annotated[
-    bool, typer.Option("--sustained", help="0.3 s of load before each run instead of rest.")
+    bool, typer.Option("--sustained", help="Under load (0.3 s of it first) instead of rested.")
 ]
 OutputOption = Annotated[
     Path | None, typer.Option("-o", help="Append records to this JSON lines file.")

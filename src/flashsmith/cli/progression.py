@@ -33,7 +33,7 @@ KnobOption = Annotated[
     str | None, typer.Option("--knob", help="Move one knob through its values instead.")
 ]
 SustainedOption = Annotated[
-    bool, typer.Option("--sustained", help="0.3 s of load before each run instead of rest.")
+    bool, typer.Option("--sustained", help="Under load (0.3 s of it first) instead of rested.")
 ]
 RoundsOption = Annotated[int, typer.Option("--rounds", min=15, help="Rounds of timing.")]
 OutputOption = Annotated[

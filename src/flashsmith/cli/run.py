@@ -42,7 +42,7 @@ CountersOption = Annotated[
 ]
 RoundsOption = Annotated[int, typer.Option("--rounds", min=15, help="CUDA: rounds of timing.")]
 SustainedOption = Annotated[
-    bool, typer.Option("--sustained", help="CUDA: 0.3 s of load before each run, not rest.")
+    bool, typer.Option("--sustained", help="CUDA: under load (0.3 s of it first), not rested.")
 ]
 SeedOption = Annotated[
     int | None,

@@ -10,6 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from flashsmith import __version__
+from flashsmith.base import settings
 from flashsmith.measure.gpu_state import GpuMonitor
 from flashsmith.runtime.cuda_device import CudaDevice
 from flashsmith.runtime.device import Device
@@ -38,7 +39,10 @@ class Environment:
 
 
 def environment_of(device: Device, *, compiler: str = "", commit: str = "") -> Environment:
-    """The environment of `device` at this moment; `commit` is for copies without a repository."""
+    """The environment of `device` at this moment.
+
+    `commit`, else FLASHSMITH_COMMIT, is for copies without a repository.
+    """
     driver, cuda, mhz, watt = "", "", None, None
     if isinstance(device, CudaDevice):
         monitor = monitor_of(device)
@@ -70,7 +74,13 @@ def monitor_of(device: CudaDevice) -> GpuMonitor:
 
 
 def commit_of_checkout() -> tuple[str, bool]:
-    """The commit this package is run from, and whether files differ from it."""
+    """The commit this package is run from, and whether files differ from it.
+
+    A copy that is no checkout is told by FLASHSMITH_COMMIT.
+    """
+    told = settings.commit()
+    if told:
+        return told, False
     here = Path(__file__).parent
     commit = _git(here, "rev-parse", "--short=12", "HEAD")
     if commit is None:

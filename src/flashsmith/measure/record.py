@@ -92,6 +92,7 @@ def _result(comparison: Comparison, timed: Timed, flops: float) -> dict[str, Any
         "ratio_p80": timed.ratio.p80,
         "control": comparison.control.median,
         "void": comparison.is_void,
+        "attempts": comparison.attempts,
         "noise": comparison.is_noise(timed),
         "sm_mhz_low": min(clocks, default=None),
         "sm_mhz_high": max(clocks, default=None),
