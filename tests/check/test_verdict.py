@@ -149,6 +149,21 @@ def test_an_lse_in_base_two_is_found():
     assert verdict.reason == "lse is too far from the truth"
 
 
+def test_an_lse_may_be_off_by_its_own_last_places_where_the_scores_are_small():
+    """Of 64 small scores it is log 64 and more: float32 has no more places there."""
+    case = Case("small scores", AttentionProblem(2, 3, 1, 130, 64, 8, DType.FP16))
+
+    def off_by(steps):
+        def plant(o, after):
+            lse = after["lse"][MARGIN:-MARGIN].view(np.float32)
+            lse += np.float32(steps) * np.spacing(lse)
+
+        return verdict_after(case, plant)
+
+    assert off_by(2).ok
+    assert off_by(8).reason == "lse is too far from the truth"
+
+
 def test_a_nan_of_the_truth_must_come_out_as_one():
     case = Case("nan", AttentionProblem(1, 3, 1, 5, 9, 8, DType.FP16), nan=True)
     places, before, after = launched(case)

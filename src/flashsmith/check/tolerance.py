@@ -56,7 +56,7 @@ def expectation_of(case: Case) -> Expectation:
     truth = reference_attention(case.problem, q, k, v)
     near_o, near_lse = same_precision_attention(case.problem, q, k, v)
     o_error = _furthest(_errors(near_o, truth.o, _row_scale(truth.o)))[0]
-    lse_scale = _lse_scale(case.problem, q, k)
+    lse_scale = np.maximum(_lse_scale(case.problem, q, k), _finite(truth.lse))
     lse_error = _furthest(_errors(near_lse, truth.lse, lse_scale))[0]
     return Expectation(
         truth.o,
@@ -74,7 +74,11 @@ def o_distance(expected: Expectation, o: NDArray[np.float32]) -> Distance:
 
 
 def lse_distance(expected: Expectation, lse: NDArray[np.float32]) -> Distance:
-    """The LSE that is furthest off, relative to the sums its row's scores were made of."""
+    """The LSE that is furthest off, relative to the sums its row's scores were made of.
+
+    Or to itself, where it is larger: many small scores have a large log-sum-exp, which is rounded
+    as what it is.
+    """
     worst, at = _furthest(_errors(lse, expected.lse, expected.lse_scale))
     return Distance("lse", worst, expected.lse_allowed, _place("lse", at, lse, expected.lse))
 
@@ -93,7 +97,12 @@ def _row_scale(o: NDArray[np.float64]) -> NDArray[np.float64]:
     """The largest number of each row; 0 for a row that sees nothing, which must be exactly 0."""
     if not o.shape[-1]:
         return np.ones((*o.shape[:-1], 1))
-    return np.asarray(np.where(np.isfinite(o), np.abs(o), 0.0).max(axis=-1, keepdims=True))
+    return _finite(o).max(axis=-1, keepdims=True)
+
+
+def _finite(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Magnitudes, 0 for what is not finite."""
+    return np.asarray(np.where(np.isfinite(values), np.abs(values), 0.0))
 
 
 def _lse_scale(
