@@ -1,8 +1,7 @@
 """The Ray executor: the same outcomes as local workers, and a lost worker loses nothing."""
 
-from pathlib import Path
-
 import pytest
+from beside import HERE
 from tuning_process import CONFIGS, tune
 
 from flashsmith.base.errors import ArgumentError
@@ -12,7 +11,6 @@ from flashsmith.tuner.store import ResultStore
 from flashsmith.tuner.worker_pool import WorkerPool
 
 ray = pytest.importorskip("ray", reason="Ray is an optional extra")
-HERE = {"PYTHONPATH": str(Path(__file__).parent)}
 
 
 @pytest.fixture(scope="module")

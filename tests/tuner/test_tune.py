@@ -1,8 +1,7 @@
 """A tuning run: it ends whatever its kernels do, resumes, and stays in a numeric class."""
 
-from pathlib import Path
-
 import pytest
+from beside import HERE
 from planted_faults import CONFIGS, FAULTS
 
 from flashsmith.base.dtypes import DType
@@ -15,7 +14,6 @@ from flashsmith.tuner.tune import Tuner, tune_problem
 from flashsmith.tuner.worker_pool import WorkerPool
 
 PROBLEM = AttentionProblem(1, 3, 3, 512, 512, 128, DType.BF16)
-HERE = {"PYTHONPATH": str(Path(__file__).parent)}
 HANG_SECONDS = 30.0  # far above what a sound kernel takes, on a busy machine too
 
 

@@ -1,9 +1,9 @@
 """`flashsmith tune`: options that decide what is done, and what it writes for others."""
 
 import json
-from pathlib import Path
 
 import pytest
+from beside import HERE
 from tuning_process import CANDIDATES, TARGET, tune
 from typer.testing import CliRunner
 
@@ -19,8 +19,6 @@ from flashsmith.tuner.exchange import choosable_table, read_lines
 from flashsmith.tuner.store import ResultStore
 from flashsmith.tuner.tune import Tuner
 from flashsmith.tuner.worker_pool import WorkerPool
-
-HERE = {"PYTHONPATH": str(Path(__file__).parent)}
 
 
 def run(*arguments):

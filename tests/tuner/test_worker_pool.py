@@ -1,13 +1,11 @@
 """Workers: warm between jobs, replaced after a death, and never mistaken about an answer."""
 
 import re
-from pathlib import Path
 
 import pytest
+from beside import HERE
 
 from flashsmith.tuner.worker_pool import Answer, Died, Late, Worker, WorkerPool
-
-HERE = {"PYTHONPATH": str(Path(__file__).parent)}
 
 
 @pytest.fixture

@@ -6,6 +6,8 @@ python tuning_process.py STORE
 import sys
 from pathlib import Path
 
+from beside import HERE
+
 from flashsmith.base.dtypes import DType
 from flashsmith.config import get_kernel_configs
 from flashsmith.problem.attention_problem import AttentionProblem
@@ -19,7 +21,6 @@ TARGET = Target("cuda", "a GPU of tests", "sm_90a", "1", "nvrtc", 132)
 PROBLEM = AttentionProblem(1, 3, 3, 512, 512, 128, DType.BF16)
 CONFIGS = [c for c in get_kernel_configs("tune") if c.dtype is DType.BF16]
 CANDIDATES = [Candidate(config, PROBLEM, None) for config in CONFIGS]
-HERE = {"PYTHONPATH": str(Path(__file__).parent)}
 
 
 def tune(store, pool):
