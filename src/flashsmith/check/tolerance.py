@@ -97,7 +97,7 @@ def _row_scale(o: NDArray[np.float64]) -> NDArray[np.float64]:
     """The largest number of each row; 0 for a row that sees nothing, which must be exactly 0."""
     if not o.shape[-1]:
         return np.ones((*o.shape[:-1], 1))
-    return _finite(o).max(axis=-1, keepdims=True)
+    return np.asarray(_finite(o).max(axis=-1, keepdims=True))
 
 
 def _finite(values: NDArray[np.float64]) -> NDArray[np.float64]:
