@@ -53,7 +53,7 @@ def test_a_void_run_is_taken_again_with_more_rounds_and_not_for_ever(
 ):
     asked = []
 
-    def once(device, contenders, rounds, regime):
+    def once(device, contenders, rounds, regime, timed_a_load):
         asked.append(rounds)
         return Comparison(regime, (), summarize([controls[len(asked) - 1]]), ())
 
@@ -65,8 +65,8 @@ def test_a_void_run_is_taken_again_with_more_rounds_and_not_for_ever(
 
 
 def test_one_load_serves_several_rounds_and_every_round_is_timed():
-    assert [count for _, count in turns(4, 21, "burst")] == [1] * 21
-    sustained = list(turns(4, 17, "sustained"))
+    assert [count for _, count in turns(4, 21, 1)] == [1] * 21
+    sustained = list(turns(4, 17, TIMED_A_LOAD))
     assert [count for _, count in sustained] == [TIMED_A_LOAD] * 3 + [2]
     assert [order[0] for order, _ in sustained] == [0, 1, 2, 3]
 

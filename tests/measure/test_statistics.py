@@ -1,5 +1,8 @@
 """Statistics of rounds: medians, spread, and ratios taken where both sides were measured."""
 
+import itertools
+from collections import Counter
+
 import pytest
 
 from flashsmith.base.errors import ArgumentError
@@ -42,6 +45,15 @@ def test_every_contender_takes_every_place():
     for place in range(4):
         assert sorted(order[place] for order in orders) == sorted(list(range(4)) * 4)
     assert all(sorted(order) == [0, 1, 2, 3] for order in orders)
+
+
+@pytest.mark.parametrize("count", [2, 4, 5, 6, 7])
+def test_every_contender_runs_behind_every_other_equally_often(count):
+    orders = rotations(count, 2 * count)
+    pairs = Counter(pair for order in orders for pair in itertools.pairwise(order))
+    assert len(pairs) == count * (count - 1)
+    assert set(pairs.values()) == {2}
+    assert all(sorted(order) == list(range(count)) for order in orders)
 
 
 def comparison(control):

@@ -1,9 +1,10 @@
 """The timing protocol: contenders side by side in one process, cold cache, order rotated, control.
 
 The GPU is power-limited, so numbers of different moments do not compare: every round times every
-contender once, the order moves on by one each round, and what is reported is the ratio within the
-rounds. The baseline runs twice under two names; where it differs from itself by more than 1 %,
-nothing measured beside it counts, and the run is taken again with more rounds.
+contender once, the order moves on by one each round so that nobody always runs behind the same
+other, and what is reported is the ratio within the rounds. The baseline runs twice under two names;
+where it differs from itself by more than 1 %, nothing measured beside it counts, and the run is
+taken again with more rounds.
 """
 
 from __future__ import annotations
@@ -83,8 +84,9 @@ def compare(
     *,
     rounds: int = 21,
     regime: Regime = "burst",
+    timed_a_load: int = TIMED_A_LOAD,
 ) -> Comparison:
-    """Times the contenders against the first of them."""
+    """Times the contenders against the first of them; sustained, `timed_a_load` runs at a time."""
     if not contenders or rounds < MIN_ROUNDS:
         raise ArgumentError(
             f"{len(contenders)} contenders and {rounds} rounds were given; at least 1 and "
@@ -92,14 +94,18 @@ def compare(
         )
     for attempt in range(1, ATTEMPTS + 1):
         # Chance moves the median of more rounds less; what is off for another reason stays off.
-        found = _compare_once(device, contenders, rounds * attempt, regime)
+        found = _compare_once(device, contenders, rounds * attempt, regime, timed_a_load)
         if not found.is_void:
             break
     return replace(found, attempts=attempt)
 
 
 def _compare_once(
-    device: CudaDevice, contenders: Sequence[Contender], rounds: int, regime: Regime
+    device: CudaDevice,
+    contenders: Sequence[Contender],
+    rounds: int,
+    regime: Regime,
+    timed_a_load: int,
 ) -> Comparison:
     monitor = monitor_of(device)
     flush_address = device.allocate(FLUSH_BYTES)
@@ -110,7 +116,8 @@ def _compare_once(
             run = _Run(timer, flush_address, regime)
             states = [monitor.read()]
             times: list[list[float]] = [[] for _ in launches]
-            for order, count in turns(len(launches), rounds, regime):
+            at_once = timed_a_load if regime == "sustained" else 1
+            for order, count in turns(len(launches), rounds, at_once):
                 for index in order:
                     times[index] += run.times_us(launches[index], count)
                 states.append(monitor.read())
@@ -136,13 +143,21 @@ def sample_us(device: CudaDevice, contender: Contender, *, runs: int) -> list[fl
 
 
 def rotations(count: int, rounds: int) -> list[list[int]]:
-    """The order of every round: each starts one further, so that every place is taken in turn."""
-    return [[(start + i) % count for i in range(count)] for start in range(rounds)]
+    """The order of every round: each starts one further, so that every place is taken in turn.
+
+    Places go to and fro (0, 1, -1, 2, -2, …): neighbours differ by another number each, so over
+    `count` rounds everyone runs behind everyone else equally often (a Williams square); where
+    `count` is odd that takes the mirror image too, in every second round.
+    """
+    places = [(i + 1) // 2 * (1 if i % 2 else -1) for i in range(count)]
+    orders = [[(place + start) % count for place in places] for start in range(rounds)]
+    return [
+        order[::-1] if count % 2 and number % 2 else order for number, order in enumerate(orders)
+    ]
 
 
-def turns(count: int, rounds: int, regime: Regime) -> Iterator[tuple[list[int], int]]:
+def turns(count: int, rounds: int, at_once: int) -> Iterator[tuple[list[int], int]]:
     """The order of every turn, and how many rounds it times: a load serves several."""
-    at_once = TIMED_A_LOAD if regime == "sustained" else 1
     for number, order in enumerate(rotations(count, -(-rounds // at_once))):
         yield order, min(at_once, rounds - number * at_once)
 
