@@ -57,7 +57,9 @@ def test_build_makes_the_kernels_of_the_shipped_measurements(tmp_path, monkeypat
     key = MeasurementKey("NVIDIA Test", "sm_80", "", "", "", SMALL, problem, "final")
     write_lines([Measurement(key, Timed(9.0, 9.0, 9.0, 15, "f"), gate=True)], tmp_path / "t.jsonl")
     (row,) = json.loads(run("build", "--shipped", "--json").stdout)
-    assert row == {"made": str(tmp_path / "sm_80.bundle"), "kernels": 4}
+    place = tmp_path / "sm_80.bundle"
+    megabytes = round(place.stat().st_size / 1e6, 2)
+    assert row == {"made": str(place), "kernels": 16, "megabytes": megabytes}
     assert read_bundle(tmp_path / "sm_80.bundle").arches() == ["sm_80"]
 
 

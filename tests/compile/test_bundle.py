@@ -10,7 +10,7 @@ from flashsmith import arch as arches
 from flashsmith.base.errors import CompilerMissing, DamagedFile, Unsupported
 from flashsmith.compile import nvrtc
 from flashsmith.compile.ahead_of_time import build_bundle
-from flashsmith.compile.bundle import open_bundle, read_bundle
+from flashsmith.compile.bundle import open_bundle, read_bundle, write_bundle
 from flashsmith.compile.compiler import compile_kernel
 from flashsmith.compile.kernel_cache import KernelCache
 from flashsmith.compile.source import UnitOptions
@@ -179,3 +179,15 @@ def test_an_archive_whose_manifest_is_no_json_object_is_refused(tmp_path):
             archive.writestr("manifest.json", content)
         with pytest.raises(DamagedFile, match=r"odd\.bundle is no whole bundle"):
             read_bundle(path)
+
+
+def test_a_bundle_for_gpus_alone_is_smaller_and_has_no_ptx(built, small, tmp_path):
+    cache = built[1]
+    kernel = compile_kernel(small, PLAIN, "sm_86", cache=cache)
+    sizes = {
+        with_ptx: write_bundle([(small, PLAIN, kernel)], tmp_path / "b", with_ptx=with_ptx)
+        for with_ptx in (True, False)
+    }
+    read = read_bundle(tmp_path / "b").kernel(small, PLAIN, "sm_86")
+    assert (read.cubin, read.ptx) == (kernel.cubin, "")
+    assert sizes[False] < 0.6 * sizes[True]

@@ -89,3 +89,18 @@ def test_a_driver_too_old_for_the_cubins_says_which_extra_to_install(machine):
     assert driver_misfit(library) == ""
     machine("driver", DRIVER_535)
     assert "install flashsmith[cu12] or a driver of branch 580" in driver_misfit(library)
+
+
+@pytest.mark.parametrize(
+    ("driver", "compiler", "loads"),
+    [
+        (None, "nvrtc 13.4.92", True),
+        (13, "nvrtc 13.4.92", True),
+        (13, "nvrtc 12.8.93", True),
+        (12, "nvrtc 12.8.93", True),
+        (12, "nvrtc 13.0.88", False),
+    ],
+)
+def test_a_driver_loads_cubins_of_its_cuda_and_older(monkeypatch, driver, compiler, loads):
+    monkeypatch.setattr(nvrtc_library, "driver_cuda_major", lambda: driver)
+    assert nvrtc_library.loads_on_driver(compiler) is loads

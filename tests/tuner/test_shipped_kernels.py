@@ -1,21 +1,28 @@
 """Kernels that come with a wheel are used in place of a compiler, as long as they are current."""
 
+import shutil
 from dataclasses import replace
+from functools import cache
 
+import ml_dtypes
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from standin_gpus import plug_in
 
-from flashsmith.api.array_view import ArrayView, compact
-from flashsmith.api.launches import launch_for
-from flashsmith.api.options import CallOptions
+from flashsmith import flash_attention
 from flashsmith.base.dtypes import DType
-from flashsmith.compile.compiler import compile_kernel
+from flashsmith.compile import compiler, header_closure, nvrtc, nvrtc_library
+from flashsmith.compile.compiler import CompileJob, compile_kernel
 from flashsmith.config.parse import parse_config
 from flashsmith.config.traits import ForwardTraits
 from flashsmith.problem.attention_problem import AttentionProblem
-from flashsmith.runtime.devices import open_device
-from flashsmith.runtime.tensors import tensor_shapes
-from flashsmith.tuner import shipped_kernels
+from flashsmith.runtime.launch import plan
+from flashsmith.tuner import measured, shipped_kernels
+from flashsmith.tuner.choose import choose
 from flashsmith.tuner.exchange import write_lines
+from flashsmith.tuner.measured import MeasuredTable
 from flashsmith.tuner.measurement import Measurement, MeasurementKey
 from flashsmith.tuner.outcome import Timed
 
@@ -23,39 +30,103 @@ ARCH = "sm_90a"
 CONFIG = parse_config("(BF16, 64, 64, 32, 4): async+load_2_2_2_tiles")
 PROBLEM = AttentionProblem(1, 3, 1, 128, 128, 64, DType.BF16, causal=True)
 TRAITS = ForwardTraits(causal=True)
+SHIPPED_TABLE = measured.SHIPPED_FOLDER / "nvidia_h200.jsonl"
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """What a package ships that has one measurement, of an H200, and its kernels."""
+    folder = tmp_path_factory.mktemp("shipped")
+    key = MeasurementKey("NVIDIA H200", ARCH, "", "", "", CONFIG.short_form(), PROBLEM, "final")
+    timed = Timed(10.0, 10.0, 10.0, 15, "f")
+    write_lines([Measurement(key, timed, gate=True)], folder / "nvidia_h200.jsonl")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("flashsmith.tuner.measured.SHIPPED_FOLDER", folder)
+        made = shipped_kernels.write_shipped_kernels()
+    # Two types, with LSE and without, whole tiles or not of queries and of keys.
+    assert made == {folder / f"{ARCH}.bundle": 16}
+    return folder
 
 
 @pytest.fixture
-def shipped(tmp_path, monkeypatch):
-    """A package with one measurement, of a GPU that is called `emulator`, and its kernels."""
-    monkeypatch.setattr("flashsmith.tuner.measured.SHIPPED_FOLDER", tmp_path)
+def shipped(built, tmp_path, monkeypatch):
+    """The same, as the package's own; the user has no results and no kernel in the cache."""
+    folder = tmp_path / "shipped"
+    shutil.copytree(built, folder)
+    monkeypatch.setattr("flashsmith.tuner.measured.SHIPPED_FOLDER", folder)
     monkeypatch.setenv("FLASHSMITH_RESULTS", str(tmp_path / "none.sqlite"))
-    key = MeasurementKey("emulator", ARCH, "", "", "", CONFIG.short_form(), PROBLEM, "final")
-    timed = Timed(10.0, 10.0, 10.0, 15, "f")
-    write_lines([Measurement(key, timed, gate=True)], tmp_path / "emulator.jsonl")
-    made = shipped_kernels.write_shipped_kernels()
-    assert made == {tmp_path / f"{ARCH}.bundle": 4}  # two types, with LSE and without
-    return tmp_path
+    return folder
 
 
-def forbid_compiling(monkeypatch):
-    monkeypatch.setattr(
-        "flashsmith.tuner.shipped_kernels.compile_kernel",
-        lambda *_: pytest.fail("a shipped kernel was compiled"),
+@pytest.fixture
+def no_compiler(tmp_path, monkeypatch):
+    """NVRTC cannot be loaded and the cache is empty: whoever compiles fails."""
+    monkeypatch.setenv("FLASHSMITH_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(nvrtc, "_load", lambda path: pytest.fail("NVRTC was loaded"))
+    monkeypatch.setattr(compiler, "_compile", lambda *_: pytest.fail("a kernel was compiled"))
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("lse", [False, True])
+@pytest.mark.parametrize(("q_len", "k_len"), [(128, 128), (100, 128), (192, 101), (130, 203)])
+def test_a_shipped_choice_loads_no_compiler(
+    shipped, no_compiler, monkeypatch, dtype, lse, q_len, k_len
+):
+    gpu = plug_in(monkeypatch, "NVIDIA H200")
+    q, k = (np.zeros((1, n, 3, 64), dtype) for n in (q_len, k_len))
+    *_, choice = flash_attention(q, k, k, causal=True, return_lse=lse, explain=True)
+    assert choice.source == "shipped measurement"
+    traits = ForwardTraits(causal=True, ragged_q=q_len % 64 > 0, ragged_k=k_len % 32 > 0, lse=lse)
+    assert [started.kernel for started in gpu.started] == [choice.config.kernel_name(traits)]
+
+
+def test_without_a_bundle_a_shipped_choice_is_compiled(shipped, monkeypatch):
+    shipped_kernels.bundle_path(ARCH).unlink()
+    gpu = plug_in(monkeypatch, "NVIDIA H200")
+    q = np.zeros((1, 128, 3, 64), np.float16)
+    _, choice = flash_attention(q, q, q, causal=True, explain=True)
+    assert choice.source == "shipped measurement"
+    assert [started.kernel for started in gpu.started] == [choice.config.kernel_name(TRAITS)]
+
+
+def test_the_emulator_runs_what_is_compiled(shipped):
+    """A shipped kernel has no PTX."""
+    q = np.zeros((1, 128, 3, 64), ml_dtypes.bfloat16)
+    flash_attention(q, q, q, causal=True, config=CONFIG, backend="emulator")
+    assert shipped_kernels.shipped_or_compiled(CONFIG, TRAITS, ARCH).ptx == ""
+
+
+@st.composite
+def calls(draw):
+    """A shape near one of the H200's table, in lengths, heads, type and layout."""
+    near = draw(st.sampled_from(measured.choosable(SHIPPED_TABLE))).key.problem
+    heads = draw(st.sampled_from([1, 3, 8, 48]))
+    return AttentionProblem(
+        batch=draw(st.integers(1, 64)),
+        heads=heads,
+        kv_heads=draw(st.sampled_from([n for n in (1, heads) if heads % n == 0])),
+        q_len=draw(st.integers(near.q_len // 2, 2 * near.q_len)),
+        k_len=draw(st.integers(near.k_len // 2, 2 * near.k_len)),
+        d_head=near.d_head,
+        dtype=draw(st.sampled_from(DType)),
+        causal=near.causal,
     )
 
 
-@pytest.mark.parametrize("dtype", DType)
-@pytest.mark.parametrize("lse", [False, True])
-def test_a_shipped_choice_is_not_compiled(shipped, monkeypatch, dtype, lse):
-    forbid_compiling(monkeypatch)
-    problem = replace(PROBLEM, dtype=dtype)
-    options = CallOptions(causal=True, return_lse=lse)
-    shapes = tensor_shapes(problem)
-    views = [ArrayView(n, shapes[n], compact(shapes[n]), "", 0, "cpu") for n in ("q", "k", "v")]
-    launch = launch_for(open_device("emulator"), problem, options, views)
-    assert launch.choice.source == "shipped measurement"
-    assert launch.start.kernel.name == launch.choice.config.kernel_name(replace(TRAITS, lse=lse))
+@settings(max_examples=300, deadline=None, derandomize=True, database=None)
+@given(problem=calls(), lse=st.booleans())
+def test_every_choice_of_the_shipped_table_is_among_the_kernels_of_a_wheel(problem, lse):
+    jobs = set(_jobs_of_a_wheel())
+    table = MeasuredTable("shipped measurement", lambda: measured.choosable(SHIPPED_TABLE))
+    choice = choose(problem, ARCH, gpu="NVIDIA H200", measurements=[table])
+    assert choice.source == "shipped measurement"
+    traits = plan(choice.config, problem, lse=lse, sm_count=132).traits
+    assert CompileJob(choice.config, traits, ARCH) in jobs
+
+
+@cache
+def _jobs_of_a_wheel():
+    return tuple(shipped_kernels.shipped_jobs()[ARCH])
 
 
 def test_the_shipped_kernel_is_the_compiled_one(shipped):
@@ -65,15 +136,21 @@ def test_the_shipped_kernel_is_the_compiled_one(shipped):
     assert kernel.compile_seconds == 0
 
 
-@pytest.mark.parametrize("other", ["traits", "configuration", "sources", "damage"])
-def test_anything_else_is_compiled(shipped, monkeypatch, other):
+@pytest.mark.parametrize("other", ["traits", "configuration", "sources", "driver", "damage"])
+def test_anything_else_is_compiled(shipped, tmp_path, monkeypatch, other):
     config, traits = CONFIG, TRAITS
     if other == "traits":
         traits = ForwardTraits()
     elif other == "configuration":
         config = replace(CONFIG, swizzled=True)
     elif other == "sources":
-        monkeypatch.setattr(shipped_kernels, "kernel_source_hash", lambda *_: "another")
+        headers = tmp_path / "include"
+        shutil.copytree(header_closure.INCLUDE_ROOT, headers)
+        with (headers / CONFIG.HEADER).open("a") as header:
+            header.write("// another\n")
+        monkeypatch.setattr(header_closure.closure_hash, "__defaults__", (headers,))
+    elif other == "driver":
+        monkeypatch.setattr(nvrtc_library, "driver_cuda_major", lambda: 12)
     else:
         shipped_kernels.bundle_path(ARCH).write_bytes(b"PK")
     compiled = []

@@ -10,10 +10,16 @@ from flashsmith.api.notices import say_once
 from flashsmith.api.options import CallOptions, read_config
 from flashsmith.base import settings
 from flashsmith.base.errors import ArgumentError, DeviceMissing, OutOfResources, Unsupported
+from flashsmith.compile.compiler import compile_kernel
 from flashsmith.config.kernel_config import KernelConfig
 from flashsmith.problem.attention_problem import AttentionProblem
 from flashsmith.runtime.device import Device
-from flashsmith.runtime.devices import default_device, default_device_name, has_cuda
+from flashsmith.runtime.devices import (
+    current_gpu,
+    default_device,
+    default_device_name,
+    has_cuda,
+)
 from flashsmith.runtime.forward import PreparedForward, is_empty, prepare_forward, remember
 from flashsmith.runtime.launch import plan
 from flashsmith.runtime.launch.plan import ForwardCall, TensorArg
@@ -68,7 +74,8 @@ def _prepare(
                 choice.config,
                 problem,
                 lse=options.return_lse,
-                compile_with=shipped_or_compiled,
+                # What comes with a wheel is machine code alone.
+                compile_with=compile_kernel if device.runs_ptx else shipped_or_compiled,
             )
             return Launch(problem, choice, start)
         except (Unsupported, OutOfResources) as error:  # strides, spills or registers
@@ -89,7 +96,7 @@ def _require_readable(
 
 
 def host_device(backend: str | None) -> Device:
-    """The device for arrays in the host's memory: the GPU if there is one, else the emulator."""
+    """The device for arrays in the host's memory: the current GPU if any, else the emulator."""
     if backend == "cuda" and not has_cuda():
         raise ArgumentError(
             "backend is 'cuda' and this machine has no CUDA GPU; pass 'emulator' or None."
@@ -101,7 +108,7 @@ def host_device(backend: str | None) -> Device:
             "flashsmith found no CUDA GPU and runs its kernels in the emulator, which is exact and "
             "slow; pass backend='emulator' if this is wanted.",
         )
-    return default_device(name)
+    return default_device(name, current_gpu() if name == "cuda" else 0)
 
 
 def gpu_device(view: ArrayView, backend: str | None) -> Device:

@@ -47,7 +47,10 @@ def command(
     Example: flashsmith build all --arch sm_80,sm_90a --bundle kernels.bundle
     """
     if shipped:
-        rows = [{"made": str(path), "kernels": n} for path, n in write_shipped_kernels().items()]
+        rows = [
+            {"made": str(path), "kernels": n, "megabytes": round(path.stat().st_size / 1e6, 2)}
+            for path, n in write_shipped_kernels().items()
+        ]
         show(rows, json=json, csv=csv)
         return
     if library is None and bundle is None:

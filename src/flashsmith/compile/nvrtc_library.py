@@ -67,6 +67,12 @@ def driver_misfit(library: NvrtcLibrary) -> str:
     )
 
 
+def loads_on_driver(compiler: str) -> bool:
+    """Whether the driver is new enough for cubins of `compiler` ("nvrtc 13.4.92")."""
+    driver, found = driver_cuda_major(), re.search(r"(\d+)\.", compiler)
+    return driver is None or found is None or int(found[1]) <= driver
+
+
 @functools.lru_cache(maxsize=8)
 def _find(setting: Path | None, driver: int | None) -> NvrtcLibrary:
     if setting is not None:

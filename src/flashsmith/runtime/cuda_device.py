@@ -69,6 +69,11 @@ class CudaDevice:
         return self._sm_count
 
     @property
+    def runs_ptx(self) -> bool:
+        """Kernels are loaded as machine code."""
+        return False
+
+    @property
     def prepared(self) -> dict[Hashable, Any]:
         """What callers keep for this device, by keys of their own."""
         return self._prepared

@@ -56,6 +56,10 @@ class Device(Protocol):
         """Streaming multiprocessors (what a persistent kernel sizes its grid by)."""
 
     @property
+    def runs_ptx(self) -> bool:
+        """Whether kernels run from their PTX; if not, from their cubin."""
+
+    @property
     def prepared(self) -> dict[Hashable, Any]:
         """What callers keep for this device, by keys of their own (launch plans by shape)."""
 

@@ -28,6 +28,16 @@ def gpu_names() -> list[str]:
     return [driver.text("cuDeviceGetName", handle) for handle in handles]
 
 
+def current_gpu() -> int:
+    """The ordinal of the GPU that a library made current in this thread, else 0."""
+    driver = find_driver()
+    if isinstance(driver, str) or not driver.pointer("cuCtxGetCurrent"):
+        return 0
+    handle = driver.integer("cuCtxGetDevice")
+    count = driver.integer("cuDeviceGetCount")
+    return next((n for n in range(count) if driver.integer("cuDeviceGet", n) == handle), 0)
+
+
 def default_device_name() -> str:
     """`FLASHSMITH_DEVICE` if set, else `cuda` where there is a GPU, else `emulator`."""
     return settings.device_name() or ("cuda" if has_cuda() else "emulator")

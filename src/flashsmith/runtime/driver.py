@@ -23,6 +23,7 @@ _PROTOTYPES: dict[str, tuple[Any, ...]] = {  # Any: ctypes types have no common 
     "cuDeviceGetAttribute": (_Out, c_int, c_int),
     "cuDevicePrimaryCtxRetain": (_Out, c_int),
     "cuCtxGetCurrent": (_Out,),
+    "cuCtxGetDevice": (_Out,),
     "cuCtxPushCurrent_v2": (c_void_p,),
     "cuCtxPopCurrent_v2": (_Out,),
     "cuCtxSynchronize": (),

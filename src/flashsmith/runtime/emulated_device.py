@@ -59,6 +59,11 @@ class EmulatedDevice:
         return self._sm_count
 
     @property
+    def runs_ptx(self) -> bool:
+        """It interprets PTX."""
+        return True
+
+    @property
     def prepared(self) -> dict[Hashable, Any]:
         """What callers keep for this device, by keys of their own."""
         return self._prepared
