@@ -1,6 +1,7 @@
 """`flashsmith results`: each action works on the file that is named, or says what it wants."""
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -61,6 +62,51 @@ def test_diff_shows_what_got_slower(store, tmp_path):
     assert rows[0]["ratio"] == pytest.approx(1.1)
 
 
+def run_of(path, *times, winner=0):
+    """A results file with the finals of three configurations; the winner passed the gate."""
+    with ResultStore(path) as opened:
+        for number, us in enumerate(times):
+            key = replace(KEY, config=CONFIGS[number].short_form())
+            opened.add(Measurement(key, Timed(us, us, us, 31, "aa11"), gate=number == winner))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("second", "gaps", "verdict"),
+    [
+        ((101.0, 103.0), (0.0, 0.0), "1 with the same pick, 0 with another.*the runs agree"),
+        ((101.0, 100.5), (0.004, 0.00498), "0 with the same pick, 1 with.*0.50%.*the runs agree"),
+        ((103.0, 100.0), (0.004, 0.03), "0 with another.*at most 3.00%.*the runs do NOT agree"),
+    ],
+)
+def test_picks_of_two_runs_are_held_against_each_runs_own_times(tmp_path, second, gaps, verdict):
+    first = run_of(tmp_path / "a.sqlite", 100.0, 100.4)
+    winner = second.index(min(second))
+    later = run_of(tmp_path / "b.sqlite", *second, winner=winner)
+    ran = run("picks", first, later, "--json")
+    (row,) = json.loads(ran.stdout)
+    assert row["before"] == CONFIGS[0].short_form()
+    assert row["after"] == ("the same" if winner == 0 else CONFIGS[1].short_form())
+    assert (row["gap_before"], row["gap_after"]) == pytest.approx(gaps, abs=1e-5)
+    assert row["agrees"] is ("NOT" not in verdict)
+    assert re.search(verdict, ran.stderr)
+
+
+def test_a_pick_that_the_other_run_did_not_time_does_not_agree(tmp_path):
+    first = run_of(tmp_path / "a.sqlite", 100.0)
+    with ResultStore(tmp_path / "b.sqlite") as opened:
+        opened.add(replace(FAST, key=replace(KEY, config=CONFIGS[1].short_form())))
+    (row,) = json.loads(run("picks", first, tmp_path / "b.sqlite", "--json").stdout)
+    assert (row["gap_before"], row["gap_after"], row["agrees"]) == (None, None, False)
+
+
+def test_times_and_a_benchmarks_records_cannot_be_compared(store, tmp_path):
+    other = tmp_path / "empty.jsonl"
+    other.write_text("")
+    with pytest.raises(ArgumentError, match="picks takes two results of `tune`; give two"):
+        run("picks", store, other)
+
+
 def test_what_is_exported_can_be_imported_elsewhere_once(store, tmp_path):
     lines, elsewhere = tmp_path / "mine.jsonl", tmp_path / "e.sqlite"
     run("export", "--store", store, "-o", lines)
@@ -99,6 +145,7 @@ def test_prune_forgets_kernels_that_changed_and_no_others(store):
         (["forget"], "action is 'forget'; it is list, show, diff"),
         (["export"], "export was given no file.*add -o FILE"),
         (["diff", "a.jsonl"], "diff was given 1 files; it takes 2"),
+        (["diff", "a.jsonl", "b.jsonl"], "a.jsonl does not exist"),
         (["import", "missing.jsonl"], "missing.jsonl does not exist"),
         (["show"], "show was given 0 files"),
     ],

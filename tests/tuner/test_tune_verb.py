@@ -1,6 +1,7 @@
 """`flashsmith tune`: options that decide what is done, and what it writes for others."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from beside import HERE
@@ -9,13 +10,17 @@ from typer.testing import CliRunner
 
 from flashsmith.base import settings
 from flashsmith.base.errors import ArgumentError
+from flashsmith.check.cases import full_cases
 from flashsmith.cli.main import app
 from flashsmith.cli.tune import seconds_of
-from flashsmith.cli.tune_report import rows_of, title_of, write_table
+from flashsmith.cli.tune_report import rows_of, say_end, title_of, write_table
+from flashsmith.cli.tune_steps import Found
 from flashsmith.compile.bundle import open_bundle
 from flashsmith.compile.compiler import kernel_source_hash
 from flashsmith.runtime.launch import plan
+from flashsmith.tuner import candidates
 from flashsmith.tuner.exchange import choosable_table, read_lines
+from flashsmith.tuner.executor import Answer
 from flashsmith.tuner.store import ResultStore
 from flashsmith.tuner.tune import Tuner
 from flashsmith.tuner.worker_pool import WorkerPool
@@ -115,6 +120,46 @@ def test_with_a_gpu_rows_are_in_measured_order(tuned):
     assert rows[0]["winner"]
     assert "predicted_place" not in rows[0]
     assert title_of(TARGET, {}) == "measured on a GPU of tests"
+
+
+def test_a_winner_without_a_valid_last_race_is_said_to_be_one(tuned, tmp_path, capsys):
+    _, (winner, *others) = tuned
+    screened = replace(winner.measurement.key, protocol="screen")
+    unraced = replace(winner, measurement=replace(winner.measurement, key=screened))
+    for first, said in ((winner, False), (unraced, True)):
+        say_end(Found({CANDIDATES[0].problem: [first, *others]}, {}, 3, 0), tmp_path, 1.0)
+        assert ("its last race was void" in capsys.readouterr().err) is said
+
+
+def test_the_gates_kernels_are_compiled_side_by_side(monkeypatch):
+    asked = []
+    monkeypatch.setattr(candidates, "compile_many", asked.append)
+    config = CANDIDATES[0].config
+    candidates.compile_for_gate(config, TARGET)
+    (jobs,) = asked
+    wanted = {
+        plan(config, case.problem, lse=case.lse, sm_count=132).traits for case in full_cases(config)
+    }
+    assert {job.traits for job in jobs} == wanted
+    assert len(jobs) == len(wanted) > 3
+
+
+def test_they_are_compiled_before_a_worker_asks_for_them(monkeypatch, tmp_path):
+    order = []
+
+    class Pool:
+        def run(self, jobs, seconds, on_reply):
+            order.append(jobs[0]["kind"])
+            on_reply(0, Answer({"outcome": "Verified", "fingerprint": ""}))
+
+    monkeypatch.setattr(
+        "flashsmith.tuner.tune.compile_for_gate", lambda config, target: order.append(config)
+    )
+    compiled = replace(CANDIDATES[0], kernel=object())
+    with ResultStore(tmp_path / "r.sqlite") as store:
+        tuner = Tuner(TARGET, store, Pool(), second_opinion=lambda config: "")
+        assert tuner.passes_gate(compiled, "final")
+    assert order == [compiled.config, "gate"]
 
 
 def test_the_table_holds_the_winner_alone(tuned, tmp_path):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
@@ -13,9 +13,8 @@ from flashsmith.arch import get as get_arch
 from flashsmith.base.errors import ArgumentError
 from flashsmith.cli import options
 from flashsmith.cli.output import Row, note, show
-from flashsmith.cli.progress import progress_bar
-from flashsmith.cli.results import shape_text
-from flashsmith.compile.compiler import available_cores
+from flashsmith.cli.places import counted_places, none_fits
+from flashsmith.cli.shapes import shape_text
 from flashsmith.config import KernelConfig, parse_config
 from flashsmith.config.parse import looks_like_config
 from flashsmith.measure.environment import commit_of_checkout
@@ -24,10 +23,9 @@ from flashsmith.problem.attention_problem import AttentionProblem
 from flashsmith.report.sources import PLACE, ReportData, gather
 from flashsmith.tuner import predict
 from flashsmith.tuner.candidates import competes
-from flashsmith.tuner.counting import Places, count_facts, predicted_places, sm_count_of
+from flashsmith.tuner.counting import Places, sm_count_of
 from flashsmith.tuner.measurement import problem_fields, problem_from_fields
 from flashsmith.tuner.outcome import Timed
-from flashsmith.tuner.worker_pool import WorkerPool
 
 AgainstOption = Annotated[
     list[Path] | None,
@@ -81,11 +79,8 @@ def command(
     )
     pairs = [(c, p) for p in problems for c in configs if competes(c, p, configs)]
     if not pairs:
-        raise ArgumentError(
-            f"None of the {len(configs)} configurations is for {dtype} and d_head {d_heads}; "
-            f"choose another KEY, --dtype or --d-heads."
-        )
-    places = _places(pairs, arch_name, sm_count_of("", arch_name))
+        raise none_fits(configs, problems[0])
+    places = counted_places(pairs, arch_name, sm_count_of("", arch_name))
     _append(output, places, "", arch_name)
     rows = [
         {"predicted_place": place, "config": config.short_form(), "problem": shape_text(problem)}
@@ -102,16 +97,6 @@ def _existing(paths: list[Path]) -> list[Path]:
                 f"tune --export`, `results export`, `bench -o` or `progression -o`; make one."
             )
     return paths
-
-
-def _places(
-    pairs: Iterable[tuple[KernelConfig, AttentionProblem]], arch: str, sm_count: int
-) -> Places:
-    pairs = list(pairs)
-    configs = list(dict.fromkeys(config for config, _ in pairs))
-    with progress_bar("counting") as progress, WorkerPool(available_cores()) as pool:
-        facts = count_facts(pool, configs, arch, progress=progress)
-    return predicted_places(pairs, facts, arch, sm_count)
 
 
 def _times_of(data: ReportData, key: str | None) -> Times:
@@ -153,7 +138,7 @@ def _qualities(times: Times, arch: str, output: Path | None) -> list[Row]:
     for gpu, sm_count in sm_counts.items():
         mine = {problem: found for (name, problem), found in times.items() if name == gpu}
         pairs = [(config, problem) for problem, found in mine.items() for config in found]
-        places = _places(pairs, arch, sm_count)
+        places = counted_places(pairs, arch, sm_count)
         _append(output, places, gpu, arch)
         for problem, found in mine.items():
             known = [config for config in found if (config, problem) in places]

@@ -116,12 +116,9 @@ def _problems(
 
 def _times(path: Path) -> Times:
     """The last time of every configuration on every problem, from records or results."""
-    from flashsmith.report.contenders import problem_of
 
     data = gather([path])
-    times = {
-        (str(r.what["name"]), problem_of(r)): float(r.result["median_us"]) for r in data.records
-    }
+    times = {(str(r.what["name"]), r.problem): float(r.result["median_us"]) for r in data.records}
     for m in data.measurements:
         if isinstance(m.outcome, Timed):
             times[m.key.config, m.key.problem] = m.outcome.median_us

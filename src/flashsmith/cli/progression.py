@@ -14,7 +14,7 @@ from flashsmith.bench.ladder import KNOB, LADDER, Step, ablation, steps_of
 from flashsmith.cli import options
 from flashsmith.cli.output import Row, note, show
 from flashsmith.cli.progress import progress_bar
-from flashsmith.cli.results import shape_text
+from flashsmith.cli.shapes import shape_text
 from flashsmith.config import KernelConfig, get_kernel_configs, parse_config
 from flashsmith.measure.facts import facts_of
 from flashsmith.measure.interleaved import Comparison, Regime

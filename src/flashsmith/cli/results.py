@@ -12,16 +12,16 @@ from flashsmith.base import settings
 from flashsmith.base.errors import ArgumentError
 from flashsmith.cli import options
 from flashsmith.cli.output import Row, note, show
-from flashsmith.problem.attention_problem import AttentionProblem
+from flashsmith.cli.results_compared import compared
+from flashsmith.cli.shapes import shape_text
 from flashsmith.tuner import exchange
 from flashsmith.tuner.measurement import Measurement
 from flashsmith.tuner.outcome import Timed, outcome_fields, reason_of
 from flashsmith.tuner.stale import stale_measurements
 from flashsmith.tuner.store import ResultStore
 
-ActionArgument = Annotated[
-    str, typer.Argument(metavar="ACTION", help="list, show, diff, merge, export, import or prune.")
-]
+_ACTIONS = "list, show, diff, picks, merge, export, import or prune"
+ActionArgument = Annotated[str, typer.Argument(metavar="ACTION", help=f"{_ACTIONS}.")]
 FilesArgument = Annotated[
     list[str] | None,
     typer.Argument(metavar="[FILES]", help="What the action works on; see the examples."),
@@ -44,7 +44,8 @@ def command(
 
     flashsmith results list;
     flashsmith results show "(BF16, 128, 64, 64, 4): async+load_0_0_0_tiles";
-    flashsmith results diff before.jsonl after.jsonl;
+    flashsmith results diff before.jsonl after.jsonl (of `bench -o`: do the ratios agree?);
+    flashsmith results picks first.sqlite second.sqlite (do two tuning runs choose the same?);
     flashsmith results merge other.sqlite;
     flashsmith results export -o mine.jsonl;
     flashsmith results import colleague.jsonl;
@@ -52,10 +53,10 @@ def command(
     """
     path = store or settings.results_path()
     names = files or []
-    if action == "diff":
+    if action in ("diff", "picks"):
         _require_files(action, names, 2)
-        rows = _difference_rows(*(exchange.read_any(Path(name)) for name in names))
-        show(rows, json=json, csv=csv, title=f"{len(rows)} differences", columns=_DIFF_COLUMNS)
+        title, rows = compared(action, *(Path(name) for name in names))
+        show(rows, json=json, csv=csv, title=title)
         return
     if action in ("merge", "import"):
         _require_files(action, names, 1)
@@ -76,15 +77,10 @@ def command(
             note(f"{opened.remove(m.key for m in stale)} measurements of changed kernels forgotten")
         return
     if action not in ("list", "show"):
-        raise ArgumentError(
-            f"action is {action!r}; it is list, show, diff, merge, export, import or prune."
-        )
+        raise ArgumentError(f"action is {action!r}; it is {_ACTIONS}.")
     with ResultStore(path) as opened:
         rows = _list_rows(opened.all(), _matcher(action, names))
     show(rows, json=json, csv=csv, title=f"{len(rows)} measurements in {path}")
-
-
-_DIFF_COLUMNS = ("config", "problem", "before_us", "after_us", "ratio")
 
 
 def _require_files(action: str, names: list[str], count: int) -> None:
@@ -116,23 +112,3 @@ def _list_rows(found: list[Measurement], wanted: Callable[[Measurement], bool]) 
         for m in found
         if wanted(m)
     ]
-
-
-def _difference_rows(before: list[Measurement], after: list[Measurement]) -> list[Row]:
-    return [
-        {
-            "config": d.config,
-            "problem": shape_text(d.problem),
-            "before_us": d.before_us,
-            "after_us": d.after_us,
-            "ratio": d.ratio,
-        }
-        for d in exchange.differences(before, after)
-    ]
-
-
-def shape_text(problem: AttentionProblem) -> str:
-    """A problem in a table: batch, heads, lengths, d_head, mask."""
-    heads = f"{problem.heads}/{problem.kv_heads}"
-    mask = f"causal{problem.diagonal_offset:+d}" if problem.causal else "full"
-    return f"{problem.batch}x{heads} {problem.q_len}x{problem.k_len} d{problem.d_head} {mask}"

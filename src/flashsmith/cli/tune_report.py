@@ -9,7 +9,7 @@ from pathlib import Path
 
 from flashsmith.base.errors import Unsupported
 from flashsmith.cli.output import Row, note
-from flashsmith.cli.results import shape_text
+from flashsmith.cli.shapes import shape_text
 from flashsmith.cli.tune_steps import Found
 from flashsmith.problem.attention_problem import AttentionProblem
 from flashsmith.problem.cost import forward_cost
@@ -19,9 +19,10 @@ from flashsmith.tuner.counting import Places
 from flashsmith.tuner.outcome import Timed, Verified, reason_of
 from flashsmith.tuner.store import ResultStore
 from flashsmith.tuner.target import Target
-from flashsmith.tuner.tune import Result, bits_of
+from flashsmith.tuner.tune import LAST, Result, bits_of
 
 Results = Mapping[AttentionProblem, list[Result]]
+UNRACED = " (its last race was void or failed: chosen by the times of the step before)"
 
 
 def rows_of(results: Results, target: Target, places: Places) -> list[Row]:
@@ -59,7 +60,8 @@ def say_end(found: Found, path: Path, seconds: float) -> None:
     for problem, group in results.items():
         winner = next((r for r in group if r.is_winner), None)
         if winner is not None:
-            note(f"{shape_text(problem)}: {winner.candidate.config.short_form()}")
+            how = "" if winner.measurement.key.protocol == LAST else UNRACED
+            note(f"{shape_text(problem)}: {winner.candidate.config.short_form()}{how}")
     note(f"Kept in {path}. Again: flashsmith {shlex.join(sys.argv[1:])}")
 
 

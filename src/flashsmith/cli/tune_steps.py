@@ -5,26 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from flashsmith.base.errors import ConfigError
+from flashsmith.cli.places import counted_places, none_fits
 from flashsmith.cli.progress import progress_bar
-from flashsmith.compile.compiler import available_cores
 from flashsmith.config import KernelConfig
 from flashsmith.problem.attention_problem import AttentionProblem
 from flashsmith.tuner import predict
 from flashsmith.tuner.candidates import Candidate, compiled_candidates
-from flashsmith.tuner.counting import (
-    Places,
-    count_facts,
-    in_predicted_order,
-    predicted_places,
-    sm_count_of,
-)
+from flashsmith.tuner.counting import Places, in_predicted_order, sm_count_of
 from flashsmith.tuner.executor import Executor
 from flashsmith.tuner.measurement import Measurement
 from flashsmith.tuner.store import ResultStore
 from flashsmith.tuner.target import Target
 from flashsmith.tuner.tune import Result, Tuner, tune_problem
-from flashsmith.tuner.worker_pool import WorkerPool
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +45,7 @@ def carry_out(wish: Wish, target: Target, store: ResultStore, pool: Executor) ->
     with progress_bar(f"compiling for {target.arch}") as progress:
         candidates = compiled_candidates(wish.configs, wish.problems, target, progress=progress)
     if not candidates:
-        first = wish.problems[0]
-        raise ConfigError(
-            f"None of the {len(wish.configs)} configurations is for {first.dtype.name} and d_head "
-            f"{first.d_head}; choose another KEY, --dtype or --d-heads."
-        )
+        raise none_fits(wish.configs, wish.problems[0])
     is_short = wish.deadline is not None or wish.trials is not None
     places = _places(candidates, target, needed=is_short)
     candidates = in_predicted_order(candidates, places)
@@ -74,13 +62,8 @@ def _places(candidates: Sequence[Candidate], target: Target, *, needed: bool) ->
     """The predicted places, where they decide something: without times, or when time is short."""
     if not predict.IS_USED or (target.can_time and not needed):
         return {}
-    sound = [c for c in candidates if c.kernel is not None]
-    configs = list(dict.fromkeys(c.config for c in sound))
-    causal = all(c.problem.causal for c in sound)
-    with progress_bar("counting") as progress, WorkerPool(available_cores()) as pool:
-        facts = count_facts(pool, configs, target.arch, causal=causal, progress=progress)
-    pairs = [(c.config, c.problem) for c in sound]
-    return predicted_places(pairs, facts, target.arch, sm_count_of(target.gpu, target.arch))
+    pairs = [(c.config, c.problem) for c in candidates if c.kernel is not None]
+    return counted_places(pairs, target.arch, sm_count_of(target.gpu, target.arch))
 
 
 def _screen(

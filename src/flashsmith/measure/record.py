@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from flashsmith.base.dtypes import DType
 from flashsmith.base.errors import DamagedFile
 from flashsmith.measure.environment import Environment
 from flashsmith.measure.interleaved import Comparison, Timed
@@ -26,6 +27,16 @@ class Record:
     what: Mapping[str, Any]  # Any: flat JSON values
     result: Mapping[str, Any]
     environment: Mapping[str, Any]
+
+    @property
+    def problem(self) -> AttentionProblem:
+        """The problem that the record is about; it must hold one."""
+        names = ("batch", "heads", "kv_heads", "q_len", "k_len", "d_head", "causal")
+        return AttentionProblem(
+            **{name: self.what[name] for name in names},
+            dtype=DType[self.what["dtype"]],
+            diagonal=self.what.get("diagonal"),
+        )
 
     def to_line(self) -> str:
         """The record as one line of JSON, without its end."""

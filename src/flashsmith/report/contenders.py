@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from flashsmith.base.dtypes import DType
 from flashsmith.bench.ladder import KNOB, LADDER
 from flashsmith.bench.versus import GEMM, GEMM_FLOPS, OURS
 from flashsmith.config.parse import looks_like_config
@@ -22,18 +21,6 @@ from flashsmith.report.cells import OURS_OVER_IT
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#999999", "#F0E442")
 _ORDER = (OURS, "cuDNN", "FlashAttention-2 (torch)", "FlexAttention", "efficient (torch)")
 _SAME = {"torch FA2": "FlashAttention-2 (torch)"}
-
-
-def problem_of(record: Record) -> AttentionProblem:
-    """The problem a record is about."""
-    what = record.what
-    names = ("batch", "heads", "kv_heads", "q_len", "k_len", "d_head")
-    return AttentionProblem(
-        **{name: what[name] for name in names},
-        dtype=DType[what["dtype"]],
-        causal=what["causal"],
-        diagonal=what.get("diagonal"),
-    )
 
 
 def problem_text(problem: AttentionProblem) -> str:
@@ -87,7 +74,7 @@ def runs_of(records: Sequence[Record]) -> list[list[Record]]:
     """Records of the same run side by side, runs in the order of their dates."""
     runs: dict[tuple[object, ...], list[Record]] = {}
     for r in records:
-        key = (r.what["suite"], regime_of(r), problem_of(r), r.environment["date"])
+        key = (r.what["suite"], regime_of(r), r.problem, r.environment["date"])
         runs.setdefault(key, []).append(r)
     return [runs[key] for key in sorted(runs, key=lambda key: str(key[3]))]
 
@@ -104,7 +91,7 @@ def rates_on_grid(
     """The best record of every contender at every length: self-attention, no groups, rested."""
     best: dict[tuple[str, int], Record] = {}
     for r in records:
-        p = problem_of(r)
+        p = r.problem
         is_on_grid = p.q_len == p.k_len and p.heads == p.kv_heads and regime_of(r) == "burst"
         if is_comparison(r) and is_on_grid and (p.d_head, p.causal) == (d_head, causal):
             key = (contender(r), p.q_len)
@@ -137,7 +124,7 @@ def against_peers(records: Sequence[Record]) -> list[Against]:
         for theirs in run:
             peer = contender(theirs)
             if peer != OURS:
-                problem, regime = problem_of(ours), regime_of(ours)
+                problem, regime = ours.problem, regime_of(ours)
                 ratio, p20, p80 = _ratio(ours, theirs)
                 key = (peer, problem, regime)
                 found[key] = Against(peer, problem, regime, ratio, p20, p80, ours, theirs)

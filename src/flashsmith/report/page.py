@@ -10,7 +10,7 @@ from typing import Any
 
 from flashsmith.base.errors import Unsupported
 from flashsmith.report import record_charts, tuning_charts
-from flashsmith.report.contenders import problem_of, problem_text
+from flashsmith.report.contenders import problem_text
 from flashsmith.report.figure import Figure
 from flashsmith.report.sources import ReportData
 from flashsmith.report.summary import missing, sentences
@@ -119,10 +119,10 @@ def _rows(data: ReportData) -> list[dict[str, object]]:
     ] or [
         {
             "config": r.what.get("config") or r.what["name"],
-            "problem": problem_text(problem_of(r)),
+            "problem": problem_text(r.problem),
             "outcome": "void" if r.result.get("void") else "Timed",
             "median_us": round(r.result["median_us"], 2),
-            "predicted_place": data.places.get((str(r.what["name"]), problem_of(r))),
+            "predicted_place": data.places.get((str(r.what["name"]), r.problem)),
             "registers": None,
             "blocks_per_sm": None,
             "bits": "",

@@ -19,7 +19,6 @@ from flashsmith.report.contenders import (
     best_of_ours,
     colour_of,
     is_comparison,
-    problem_of,
     problem_text,
     product_tflops,
     rates_on_grid,
@@ -132,7 +131,7 @@ def roofline(records: Sequence[Record], tuned: Sequence[Winner], device: str) ->
     runs = runs_of([r for r in records if is_comparison(r) and regime_of(r) == "burst"])
     best = [r for r in map(best_of_ours, runs) if r is not None]
     series = {
-        "beside peers": [(problem_of(r), float(r.result["tflops"])) for r in best],
+        "beside peers": [(r.problem, float(r.result["tflops"])) for r in best],
         "winners of the tuner": [(w.problem, w.tflops) for w in tuned],
     }
     gpu = find_gpu(device)
@@ -181,7 +180,7 @@ def ladders(records: Sequence[Record]) -> list[Figure]:
     newest: dict[tuple[object, ...], list[Record]] = {}
     for run in runs_of([r for r in records if r.what["suite"] == LADDER]):
         if len(run) > 1 and not run[0].result.get("void"):
-            newest[problem_of(run[0]), regime_of(run[0]), run[0].what["name"]] = run
+            newest[run[0].problem, regime_of(run[0]), run[0].what["name"]] = run
     return [_waterfall(run) for run in newest.values()]
 
 
@@ -220,7 +219,7 @@ def _waterfall(steps: Sequence[Record]) -> Figure:
     )
     figure.axis("x", tickangle=-35)
     figure.axis("y", title="TFLOP/s", rangemode="tozero")
-    where = f"{problem_text(problem_of(steps[0]))}, {regime_of(steps[0])}"
+    where = f"{problem_text(steps[0].problem)}, {regime_of(steps[0])}"
     return figure.titled(f"What each optimisation brings ({where})", height=520, wide=True)
 
 

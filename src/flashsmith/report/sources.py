@@ -12,7 +12,6 @@ from flashsmith.base.errors import ArgumentError, DamagedFile
 from flashsmith.measure.record import Record, record_from_line
 from flashsmith.problem.attention_problem import AttentionProblem
 from flashsmith.report.cells import is_cell, records_of_cell
-from flashsmith.report.contenders import problem_of
 from flashsmith.tuner.exchange import read_any
 from flashsmith.tuner.measurement import Measurement, measurement_from_line
 
@@ -82,7 +81,7 @@ def _read(paths: Sequence[Path], source: str) -> ReportData:
                 if isinstance(found, Measurement):
                     measurements.append(found)
                 elif PLACE in found.result:
-                    places[found.what["name"], problem_of(found)] = found.result[PLACE]
+                    places[found.what["name"], found.problem] = found.result[PLACE]
                 else:
                     records.append(found)
     return ReportData(tuple(records), tuple(measurements), source, places)

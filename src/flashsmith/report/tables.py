@@ -12,7 +12,7 @@ from flashsmith.config import KernelConfig, parse_config
 from flashsmith.config.parse import looks_like_config
 from flashsmith.measure.record import Record
 from flashsmith.measure.statistics import geometric_mean
-from flashsmith.report.contenders import Against, against_peers, problem_of, regime_of, runs_of
+from flashsmith.report.contenders import Against, against_peers, regime_of, runs_of
 from flashsmith.report.winners import Winner, winners_on_grid
 
 NOT_MEASURED = "not measured yet"
@@ -99,7 +99,7 @@ def ladder_table(configs: Sequence[KernelConfig], records: Sequence[Record]) -> 
         lines.append(f"| {number + 1} | {text} | {rate} | {gain} | `{config.short_form()}` |")
     if not run:
         return "\n".join(lines)
-    p, e = problem_of(run[0]), run[0].environment
+    p, e = run[0].problem, run[0].environment
     mask = "causal" if p.causal else "full"
     return "\n".join(
         [

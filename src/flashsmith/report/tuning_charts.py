@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from flashsmith.config.parse import looks_like_config
 from flashsmith.problem.attention_problem import AttentionProblem
-from flashsmith.report.contenders import COLOURS, problem_of, problem_text
+from flashsmith.report.contenders import COLOURS, problem_text
 from flashsmith.report.figure import Figure
 from flashsmith.report.sources import ReportData
 from flashsmith.tuner.measurement import Measurement
@@ -176,7 +176,7 @@ def outcomes(measurements: Sequence[Measurement]) -> Figure | None:
 def times_of(data: ReportData) -> dict[tuple[str, AttentionProblem], float]:
     """The time of every configuration on every problem: the tuner's, else a record's."""
     times = {
-        (str(r.what["name"]), problem_of(r)): float(r.result["median_us"])
+        (str(r.what["name"]), r.problem): float(r.result["median_us"])
         for r in data.records
         if looks_like_config(str(r.what["name"])) and not r.result.get("void")
     }

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from flashsmith.arch import Arch, occupancy
 from flashsmith.arch import get as get_arch
 from flashsmith.base.errors import FlashsmithError
-from flashsmith.check.cases import quick_cases
+from flashsmith.check.cases import Case, full_cases, quick_cases
 from flashsmith.compile.artefact import CompiledKernel
 from flashsmith.compile.compiler import CompileJob, compile_many
 from flashsmith.compile.cubin import code_hash
@@ -97,14 +97,29 @@ def _job(
     return CompileJob(config, traits, target.arch)
 
 
+def compile_for_gate(config: KernelConfig, target: Target) -> None:
+    """Fills the kernel cache, on all cores, with what the gate's cases will ask for one by one.
+
+    What does not compile is told by the gate itself.
+    """
+    compile_many(_case_jobs(config, full_cases(config), target))
+
+
 def _checking_jobs(
     config: KernelConfig, problem: AttentionProblem, target: Target
 ) -> list[CompileJob]:
     """The kernels that checking a configuration and taking its fingerprint will ask for."""
-    cases = [(case.problem, case.lse) for case in quick_cases(config)]
+    traits = plan(config, fingerprint_problem(problem), lse=False, sm_count=target.sm_count).traits
+    fingerprint = CompileJob(config, traits, target.arch)
+    return [*_case_jobs(config, quick_cases(config), target), fingerprint]
+
+
+def _case_jobs(config: KernelConfig, cases: Sequence[Case], target: Target) -> list[CompileJob]:
+    """The kernels of cases, each once."""
+    laid_out = [plan(config, c.problem, lse=c.lse, sm_count=target.sm_count) for c in cases]
     return [
-        CompileJob(config, plan(config, p, lse=lse, sm_count=target.sm_count).traits, target.arch)
-        for p, lse in (*cases, (fingerprint_problem(problem), False))
+        CompileJob(config, traits, target.arch)
+        for traits in dict.fromkeys(one.traits for one in laid_out)
     ]
 
 

@@ -11,7 +11,7 @@ from flashsmith.compile.compiler import kernel_source_hash
 from flashsmith.config.kernel_config import KernelConfig
 from flashsmith.problem.attention_problem import AttentionProblem
 from flashsmith.runtime.launch import plan
-from flashsmith.tuner.candidates import Candidate, artefact_facts
+from flashsmith.tuner.candidates import Candidate, artefact_facts, compile_for_gate
 from flashsmith.tuner.executor import Answer, Died, Executor, Job, Late, Reply
 from flashsmith.tuner.measurement import Measurement, MeasurementKey, problem_fields
 from flashsmith.tuner.outcome import (
@@ -30,6 +30,7 @@ JOB_SECONDS = 120.0  # a job still running then is hung: the slowest real one ta
 RACERS = 8  # survivors of the screening that are measured side by side
 FINALISTS = 3
 RACE_ROUNDS, FINAL_ROUNDS = 15, 31
+LAST = "final"  # the protocol of the last race
 SCREENING_SHARE = 0.6  # of a budget; the rest is for the races
 
 Progress = Callable[[int, int, str], None]  # done, total, the best so far in words
@@ -104,6 +105,8 @@ class Tuner:
         known = self.store.get(key)
         if known is not None and known.gate:
             return True
+        if candidate.kernel is not None:
+            compile_for_gate(candidate.config, self.target)
         job: Job = {
             "kind": "gate",
             "config": candidate.config.short_form(),
@@ -270,7 +273,7 @@ def _raced(tuner: Tuner, sound: list[Result]) -> list[Result]:
     rest: list[Result] = []
     for protocol, rounds, keep in (
         ("race", RACE_ROUNDS, FINALISTS),
-        ("final", FINAL_ROUNDS, FINALISTS),
+        (LAST, FINAL_ROUNDS, FINALISTS),
     ):
         times = tuner.race([r.candidate for r in front], protocol, rounds)
         if not times:

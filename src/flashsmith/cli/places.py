@@ -1,0 +1,33 @@
+"""The predicted order as verbs ask for it: facts counted on all cores under a progress bar."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from flashsmith.base.errors import ConfigError
+from flashsmith.cli.progress import progress_bar
+from flashsmith.compile.compiler import available_cores
+from flashsmith.config import KernelConfig
+from flashsmith.problem.attention_problem import AttentionProblem
+from flashsmith.tuner.counting import Places, count_facts, predicted_places
+from flashsmith.tuner.worker_pool import WorkerPool
+
+Pair = tuple[KernelConfig, AttentionProblem]
+
+
+def counted_places(pairs: Iterable[Pair], arch: str, sm_count: int) -> Places:
+    """The predicted place of every configuration on its problem; those that hang have none."""
+    pairs = list(pairs)
+    configs = list(dict.fromkeys(config for config, _ in pairs))
+    causal = all(problem.causal for _, problem in pairs)
+    with progress_bar("counting") as progress, WorkerPool(available_cores()) as pool:
+        facts = count_facts(pool, configs, arch, causal=causal, progress=progress)
+    return predicted_places(pairs, facts, arch, sm_count)
+
+
+def none_fits(configs: Sequence[KernelConfig], problem: AttentionProblem) -> ConfigError:
+    """The error for configurations of which none is meant for the first problem asked for."""
+    return ConfigError(
+        f"None of the {len(configs)} configurations is for {problem.dtype.name} and d_head "
+        f"{problem.d_head}; choose another KEY, --dtype or --d-heads."
+    )
