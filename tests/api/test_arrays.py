@@ -180,3 +180,17 @@ def test_jax_on_the_cpu_is_computed_and_traced_values_are_refused():
             jax.jit(flash_attention)(q, q, q)
         with pytest.raises(ArgumentError, match="those are immutable"):
             flash_attention(q, q, q, out=q)
+
+
+def test_a_first_call_imports_neither_masked_arrays_nor_sqlite():
+    """They take as long to import as all the rest of a first call with a warm cache."""
+    code = (
+        "import sys, numpy as np, flashsmith\n"
+        "from flashsmith.tuner.measured import choosable, SHIPPED_FOLDER\n"
+        "assert choosable(SHIPPED_FOLDER / 'nvidia_h200.jsonl')\n"
+        "q = np.zeros((1, 0, 1, 8), np.float16)\n"
+        "flashsmith.flash_attention(q, q, q, backend='emulator')\n"
+        "seen = [m for m in ('numpy.ma', 'sqlite3') if m in sys.modules]\n"
+        "assert not seen, seen\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 from flashsmith.base.errors import ConfigError
 from flashsmith.config.families import FAMILIES
@@ -19,6 +20,8 @@ _KERNEL_NAME = re.compile(r"\bflashsmith_([A-Za-z0-9_]+?)__[a-z_]+\b")
 _LOOKS_LIKE_SHORT_FORM = re.compile(r"(?P<prefix>\w*)\s*\([^()]*,[^()]*\)")
 
 
+# Kept: a table of measurements names a few configurations many times, and a first call reads it.
+@lru_cache(maxsize=1024)
 def parse_config(text: str) -> KernelConfig:
     """The configuration that `text` names: short form, kernel name, identifier or C++ literal.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from enum import Enum
+from functools import cache
 from typing import Any, TypeVar
 
 from flashsmith.base.errors import ConfigError
@@ -44,9 +45,8 @@ def parse_short_form(text: str, family: type[C]) -> C:
 
 def search_short_form(text: str, family: type[C]) -> C | None:
     """The first short form of the family anywhere in `text` (a table row, a log line), or None."""
-    head = r"\s*,\s*".join(f"(?:{_alternatives(what)})" for what in _head_knobs(family))
-    pattern = rf"{re.escape(family.PREFIX)}\s*\(\s*{head}\s*\)(?:\s*:\s*[\w+]*)?"
-    for found in re.finditer(pattern, text):
+    pattern = _short_form_pattern(family)  # type: ignore[arg-type]  # mypy: a class is no Hashable
+    for found in pattern.finditer(text):
         before = text[: found.start()].rstrip()
         # The family without a prefix must not claim another family's head.
         if family.PREFIX or not re.search(r"\w$", before[-1:]):
@@ -56,7 +56,8 @@ def search_short_form(text: str, family: type[C]) -> C | None:
 
 def parse_identifier(text: str, family: type[C]) -> C | None:
     """The configuration whose `identifier()` is exactly `text`, or None."""
-    found = _identifier_pattern(family).fullmatch(text)
+    pattern = _identifier_pattern(family)  # type: ignore[arg-type]  # as above
+    found = pattern.fullmatch(text)
     if found is None:
         return None
     values: dict[str, Any] = {}  # Any: values of any knob
@@ -103,6 +104,13 @@ def _alternatives(what: Knob) -> str:
     return "|".join(re.escape(value_text(value)) for value in what.values)
 
 
+@cache
+def _short_form_pattern(family: type[Knobs]) -> re.Pattern[str]:
+    head = r"\s*,\s*".join(f"(?:{_alternatives(what)})" for what in _head_knobs(family))
+    return re.compile(rf"{re.escape(family.PREFIX)}\s*\(\s*{head}\s*\)(?:\s*:\s*[\w+]*)?")
+
+
+@cache
 def _identifier_pattern(family: type[Knobs]) -> re.Pattern[str]:
     parts = [family.FAMILY] + [f"_({_alternatives(what)})" for what in _head_knobs(family)]
     for word in family.words():

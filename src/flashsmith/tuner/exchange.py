@@ -12,7 +12,6 @@ from flashsmith.problem.attention_problem import AttentionProblem
 from flashsmith.tuner.measurement import Measurement, MeasurementKey, measurement_from_line
 from flashsmith.tuner.outcome import Timed
 from flashsmith.tuner.stale import stale_measurements
-from flashsmith.tuner.store import ResultStore
 
 
 def write_lines(measurements: Iterable[Measurement], path: Path) -> int:
@@ -45,6 +44,8 @@ def read_any(path: Path) -> list[Measurement]:
         is_store = file.read(16) == b"SQLite format 3\0"
     if not is_store:
         return read_lines(path)
+    from flashsmith.tuner.store import ResultStore  # here: reading lines needs no SQLite
+
     with ResultStore(path) as store:
         return store.all()
 

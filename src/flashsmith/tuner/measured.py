@@ -98,12 +98,14 @@ def _read(path: Path) -> Sequence[Measurement]:
 
 @cache
 def _read_once(path: Path, stamps: tuple[int, ...]) -> Sequence[Measurement]:
-    from flashsmith.tuner.exchange import read_lines  # here: most calls find no file to read
-    from flashsmith.tuner.store import ResultStore
-
+    # Imported here: most calls find no file of their own to read, and SQLite takes its time.
     try:
         if path.suffix == ".jsonl":
+            from flashsmith.tuner.exchange import read_lines
+
             return read_lines(path)
+        from flashsmith.tuner.store import ResultStore
+
         with ResultStore(path) as store:
             return store.all()
     except FlashsmithError as error:

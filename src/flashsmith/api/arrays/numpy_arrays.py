@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ class NumpyArrays:
 
     def require_usable(self, name: str, array: Any) -> None:
         """Refuses scalars, masked arrays (their mask would be ignored) and swapped bytes."""
-        if not isinstance(array, np.ndarray) or isinstance(array, np.ma.MaskedArray):
+        if not isinstance(array, np.ndarray) or _is_masked(array):
             raise ArgumentTypeError(
                 f"{name} is of type {type(array).__name__}; pass a plain numpy.ndarray."
             )
@@ -51,6 +52,12 @@ class NumpyArrays:
     def from_float32(self, values: NDArray[np.float32]) -> Any:
         """The values as they are."""
         return values
+
+
+def _is_masked(array: Any) -> bool:
+    """Whether it is a masked array; their module takes 20 ms to import, so it is not asked."""
+    masked = sys.modules.get("numpy.ma")
+    return masked is not None and isinstance(array, masked.MaskedArray)
 
 
 LIBRARY = NumpyArrays()
