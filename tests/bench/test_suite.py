@@ -4,7 +4,7 @@ import pytest
 
 from flashsmith.base.dtypes import DType
 from flashsmith.base.errors import ArgumentError
-from flashsmith.bench.suite import read_suite, suite_names
+from flashsmith.bench.suite import of_lengths, read_suite, suite_names
 
 
 def test_the_papers_grid_is_36_problems_of_16k_tokens():
@@ -22,6 +22,14 @@ def test_every_shipped_suite_reads_in_both_dtypes(name):
         suite = read_suite(name, dtype)
         assert suite.about
         assert {shape.problem.dtype for shape in suite.shapes} == {dtype}
+
+
+def test_a_suite_can_be_held_to_some_of_its_lengths():
+    suite = of_lengths(read_suite("paper", DType.BF16), [1024, 16384])
+    assert len(suite.shapes) == 12
+    assert {shape.problem.q_len for shape in suite.shapes} == {1024, 16384}
+    with pytest.raises(ArgumentError, match="names 3000; the lengths of paper are 512, 1024"):
+        of_lengths(read_suite("paper", DType.BF16), [1024, 3000])
 
 
 def test_models_have_grouped_heads():

@@ -82,6 +82,14 @@ def test_bench_without_a_gpu_says_where_records_are_shown(monkeypatch):
     assert "flashsmith report" in str(ran.exception)
 
 
+def test_bench_runs_the_lengths_that_are_asked_for(monkeypatch):
+    asked = []
+    monkeypatch.setattr(bench, "_run", lambda suite, *_, **__: asked.append(suite) or [])
+    for arguments in ([], ["--seq-lens", "4096"]):
+        assert run("bench", *arguments, "--json").exit_code == 0
+    assert [len(suite.shapes) for suite in asked] == [8, 4]
+
+
 def test_an_unknown_suite_is_refused_before_anything_runs():
     ran = run("bench", "--suite", "papper")
     assert isinstance(ran.exception, ArgumentError)

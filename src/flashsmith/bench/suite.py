@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -59,6 +59,19 @@ def read_suite(name: str, dtype: DType) -> Suite:
     if not shapes:
         raise ArgumentError(f"{path} holds no shapes; add a [[grid]] or [[shape]] table.")
     return Suite(path.stem, str(data.get("about", "")), tuple(shapes))
+
+
+def of_lengths(suite: Suite, lengths: Sequence[int]) -> Suite:
+    """The suite with its shapes of these lengths alone."""
+    shapes = tuple(shape for shape in suite.shapes if shape.problem.q_len in lengths)
+    missing = sorted(set(lengths) - {shape.problem.q_len for shape in shapes})
+    if missing:
+        known = sorted({shape.problem.q_len for shape in suite.shapes})
+        raise ArgumentError(
+            f"--seq-lens names {', '.join(map(str, missing))}; the lengths of {suite.name} are "
+            f"{', '.join(map(str, known))}."
+        )
+    return replace(suite, shapes=shapes)
 
 
 def _grid(path: Path, table: Mapping[str, Any], dtype: DType) -> list[Shape]:  # Any: TOML values

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flashsmith.base.errors import ArgumentError, DeviceMissing
-from flashsmith.bench.suite import Suite, read_suite, suite_names
+from flashsmith.bench.suite import Suite, of_lengths, read_suite, suite_names
 from flashsmith.cli import options
 from flashsmith.cli.output import Row, note, show
 from flashsmith.cli.progress import progress_bar
@@ -25,6 +25,9 @@ SuiteOption = Annotated[
 PeersOption = Annotated[
     str, typer.Option("--peers", help="Only peers whose name contains one of these, as in cudnn.")
 ]
+OnlyLensOption = Annotated[
+    str | None, typer.Option("--seq-lens", help="Only the suite's shapes of these lengths.")
+]
 RoundsOption = Annotated[int, typer.Option("--rounds", min=15, help="Rounds of timing.")]
 SustainedOption = Annotated[
     bool, typer.Option("--sustained", help="Under load (0.3 s of it first) instead of rested.")
@@ -36,6 +39,7 @@ OutputOption = Annotated[
 
 def command(
     suite: SuiteOption = "quick",
+    seq_lens: OnlyLensOption = None,
     peers: PeersOption = "",
     dtype: options.DTypeOption = "bf16",
     rounds: RoundsOption = 21,
@@ -49,6 +53,8 @@ def command(
     Example: flashsmith bench --suite quick --peers cudnn -o records.jsonl
     """
     chosen = read_suite(suite, options.dtype_of(dtype))
+    if seq_lens is not None:
+        chosen = of_lengths(chosen, options.numbers_of("--seq-lens", seq_lens))
     rows = _run(chosen, peers, rounds=rounds, sustained=sustained, output=output)
     show(rows, json=json, csv=csv, title=f"{chosen.name}: {chosen.about}")
 
