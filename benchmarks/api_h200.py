@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
@@ -101,57 +102,100 @@ def host(arguments) -> None:
 
 FIRST_CALL = """
 import sys, time
-started = time.perf_counter()
 import numpy, torch
 torch.randn(8, device="cuda").sum().item()
 ready = time.perf_counter()
 from flashsmith import flash_attention
 imported = time.perf_counter()
-{call}
+choice = {call}
 torch.cuda.synchronize()
 first = time.perf_counter()
 {call}
 torch.cuda.synchronize()
 second = time.perf_counter()
-print(imported - ready, first - imported, second - first)
+print(imported - ready, first - imported, second - first, choice.source, sep="|")
 """
-Q = "q = torch.randn(2, {rows}, 8, 128, dtype=torch.bfloat16, device='cuda')\n"
-CALL = "flash_attention(q, q, q, causal=True{more})"
+Q = "q := torch.randn(2, 1000, 8, 128, dtype=torch.bfloat16, device='cuda')"
+HOST_Q = "q := numpy.ones((2, 1000, 8, 128), numpy.float16)"
+CALL = "flash_attention({q}, q, q, causal=True, explain=True{more})[-1]"
 CALLS_TIMED = {
-    "torch tensors": Q.format(rows=1000) + CALL.format(more=""),
-    "torch tensors, mma.sync": Q.format(rows=1000) + CALL.format(more=f", config={MMA!r}"),
-    "NumPy arrays": "q = numpy.ones((2, 1000, 8, 128), numpy.float16)\n" + CALL.format(more=""),
+    "torch tensors": CALL.format(q=Q, more=""),
+    "torch tensors, mma.sync": CALL.format(q=Q, more=f", config={MMA!r}"),
+    "NumPy arrays": CALL.format(q=HOST_Q, more=""),
 }
+NO_COMPILER = {"FLASHSMITH_NVRTC": "/nowhere"}
 
 
 def first(arguments) -> None:
-    """The first call of a process, with an empty and with a warm cache."""
+    """The first call of a process: empty cache, warm cache, and a shipped choice with no compiler.
+
+    About 45 s, most of it torch's import in eight processes.
+    """
     for kind, call in CALLS_TIMED.items():
         with tempfile.TemporaryDirectory() as cache:
             for state in ("empty cache", "warm cache"):
-                environment = {**os.environ, "FLASHSMITH_CACHE_DIR": cache}
-                run = subprocess.run(
-                    [sys.executable, "-c", FIRST_CALL.format(call=call)],
-                    env=environment,
-                    capture_output=True,
-                    text=True,
-                    check=False,
-                )
-                if run.returncode:
-                    print(kind, state, "failed:", run.stderr[-800:])
-                    continue
-                imported, first_s, second_s = map(float, run.stdout.split())
-                result = {
-                    "name": f"{kind}, {state}",
-                    "import_s": imported,
-                    "first_call_s": first_s,
-                    "second_call_s": second_s,
-                }
-                record(arguments, "first call", result)
-                print(
-                    f"{kind}, {state:17} import {imported:.3f} s, first call {first_s:.3f} s, "
-                    f"second {second_s * 1e3:.2f} ms"
-                )
+                first_call(arguments, f"{kind}, {state}", call, cache, {})
+    with shipped_kernels() as kernels, tempfile.TemporaryDirectory() as cache:
+        for kind in ("torch tensors", "NumPy arrays"):
+            name = f"{kind}, shipped choice, no compiler, empty cache"
+            call = CALLS_TIMED[kind]
+            first_call(arguments, name, call, cache, NO_COMPILER, bundled_kernels=kernels)
+
+
+def first_call(arguments, name: str, call: str, cache: str, changes: dict, **facts) -> None:
+    """Times one process and writes it down."""
+    run = subprocess.run(
+        [sys.executable, "-c", FIRST_CALL.format(call=call)],
+        env={**os.environ, "FLASHSMITH_CACHE_DIR": cache, **changes},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if run.returncode:
+        print(name, "failed:", run.stderr[-800:])
+        return
+    *times, source = run.stdout.strip().split("|")
+    import_s, first_s, second_s = map(float, times)
+    result = {
+        "name": name,
+        "import_s": import_s,
+        "first_call_s": first_s,
+        "second_call_s": second_s,
+        "choice": source,
+        **facts,
+    }
+    made = [json.loads(p.read_text()) for p in Path(cache).glob("kernels/*/artefact.json")]
+    if "empty" in name:
+        result |= {"kernels_compiled": len(made)}
+        result |= {"compile_s": sum(kernel["compile_seconds"] for kernel in made)}
+    record(arguments, "first call", result)
+    print(
+        f"{name:55} import {import_s:.3f} s, first call {first_s:.3f} s, of it compiling "
+        f"{result.get('compile_s', 0):.3f} s, second {second_s * 1e3:.2f} ms, {source}"
+    )
+
+
+@contextmanager
+def shipped_kernels():
+    """The package's bundle for this GPU; where it has none, one of what `first` calls."""
+    from flashsmith.compile.bundle import read_bundle
+    from flashsmith.runtime.devices import default_device
+    from flashsmith.tuner import measured
+    from flashsmith.tuner import shipped_kernels as shipped
+
+    device = default_device("cuda")
+    place = shipped.bundle_path(device.arch)
+    is_there = place.exists()
+    if not is_there:
+        slug = device.name.lower().replace(" ", "_")
+        items = measured.choosable(measured.SHIPPED_FOLDER / f"{slug}.jsonl")
+        wide = [i for i in items if i.key.problem.d_head == 128 and i.key.problem.causal]
+        shipped.write_kernels_of(wide, place)
+    try:
+        yield len(read_bundle(place))
+    finally:
+        if not is_there:
+            place.unlink()
 
 
 def model(arguments) -> None:

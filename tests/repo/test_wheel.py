@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -17,9 +18,13 @@ HEAVY = ("numpy", "torch", "cuda", "rich", "typer", "nvidia", "ray", "optuna", "
 @pytest.fixture(scope="module")
 def python(tmp_path_factory):
     """The interpreter of an environment that holds the built wheel and its dependencies."""
-    folder = tmp_path_factory.mktemp("wheel")
+    return installed(ROOT, tmp_path_factory.mktemp("wheel"))
+
+
+def installed(tree, folder):
+    """Builds the wheel of a source tree and installs it in a new environment; its interpreter."""
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
-    build = ["wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder), str(ROOT)]
+    build = ["wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder), str(tree)]
     subprocess.run([*pip, *build], check=True, cwd=folder)
     (wheel,) = folder.glob("flashsmith-*.whl")
     environment = folder / "environment"
@@ -82,3 +87,57 @@ def test_importing_flashsmith_imports_no_framework_and_no_cuda_package(python, t
     print(f"import flashsmith: {float(seconds):.3f} s")  # noqa: T201
     tops = {name.partition(".")[0] for name in modules.split()}
     assert not tops & set(HEAVY)
+
+
+SHIPPED_CALL = """
+import numpy, pytest
+import flashsmith
+from standin_gpus import plug_in
+
+with pytest.MonkeyPatch.context() as patched:
+    gpu = plug_in(patched, "NVIDIA H200")
+    q, k = (numpy.zeros((1, n, 3, 64), numpy.float16) for n in (130, 203))
+    out, choice = flashsmith.flash_attention(q, k, k, causal=True, explain=True)
+assert choice.source == "shipped measurement", choice
+assert len(gpu.started) == 1
+assert "libnvrtc" not in open("/proc/self/maps").read(), "NVRTC was loaded"
+print(flashsmith.__file__)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_wheel_with_its_kernels_needs_no_compiler_for_shipped_choices(tmp_path):
+    """Made as `make wheel` makes it, with a table of one small kernel."""
+    tree = tmp_path / "tree"
+    for name in ("src", "benchmarks/results/h200"):
+        unwanted = shutil.ignore_patterns("*.bundle", "__pycache__")
+        shutil.copytree(ROOT / name, tree / name, ignore=unwanted)
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copyfile(ROOT / name, tree / name)
+    table = tree / "src/flashsmith/tuner/shipped/nvidia_h200.jsonl"
+    line = json.loads(table.read_text().splitlines()[0])
+    line["config"] = "(BF16, 64, 64, 32, 4): async+load_2_2_2_tiles"
+    line["problem"] |= {"d_head": 64, "causal": True, "q_len": 128, "k_len": 128}
+    table.write_text(json.dumps(line) + "\n")
+    build = [sys.executable, "-m", "flashsmith", "build", "--shipped", "--json"]
+    made = subprocess.run(
+        build,
+        env={**os.environ, "PYTHONPATH": str(tree / "src")},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert json.loads(made.stdout)[0]["kernels"] == 16
+    interpreter = installed(tree, tmp_path)
+    changes = {"FLASHSMITH_NVRTC": "/nowhere", "FLASHSMITH_CACHE_DIR": str(tmp_path / "cache")}
+    changes["FLASHSMITH_RESULTS"] = str(tmp_path / "none.sqlite")
+    ran = subprocess.run(
+        [str(interpreter), "-c", SHIPPED_CALL],
+        env={**os.environ, **changes, "PYTHONPATH": str(ROOT / "tests/api")},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert Path(ran.stdout.strip()).is_relative_to(tmp_path / "environment")
+    assert not (tmp_path / "cache").exists()

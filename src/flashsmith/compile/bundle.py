@@ -47,6 +47,10 @@ class Bundle:
         self.path = path
         self._listed = listed
 
+    def __len__(self) -> int:
+        """How many kernels it holds."""
+        return len(self._listed)
+
     def configs(self) -> list[KernelConfig]:
         """The configurations it holds, each once, in the order they were written."""
         return list(dict.fromkeys(config for config, _, _ in self._listed))
