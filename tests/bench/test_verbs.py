@@ -32,7 +32,9 @@ def timed(monkeypatch):
         return Comparison(regime, found, summarize([1.0]), ())
 
     monkeypatch.setattr(progression, "_time", time_all)
-    monkeypatch.setattr(progression, "facts_of", lambda config, arch, causal: FACTS)
+    monkeypatch.setattr(
+        progression, "counted", lambda configs, arch, causal: dict.fromkeys(configs, FACTS)
+    )
     monkeypatch.setattr(progression, "default_device", lambda name: EmulatedDevice("sm_90a"))
     monkeypatch.setattr(progression, "default_device_name", lambda: "cuda")
 

@@ -1,4 +1,4 @@
-"""The predicted order as verbs ask for it: facts counted on all cores under a progress bar."""
+"""Facts as verbs ask for them, counted on all cores under a progress bar, and the order of them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from flashsmith.base.errors import ConfigError
 from flashsmith.cli.progress import progress_bar
 from flashsmith.compile.compiler import available_cores
 from flashsmith.config import KernelConfig
+from flashsmith.measure.facts import Facts
 from flashsmith.problem.attention_problem import AttentionProblem
 from flashsmith.tuner.counting import Places, count_facts, predicted_places
 from flashsmith.tuner.worker_pool import WorkerPool
@@ -20,9 +21,16 @@ def counted_places(pairs: Iterable[Pair], arch: str, sm_count: int) -> Places:
     pairs = list(pairs)
     configs = list(dict.fromkeys(config for config, _ in pairs))
     causal = all(problem.causal for _, problem in pairs)
-    with progress_bar("counting") as progress, WorkerPool(available_cores()) as pool:
-        facts = count_facts(pool, configs, arch, causal=causal, progress=progress)
-    return predicted_places(pairs, facts, arch, sm_count)
+    return predicted_places(pairs, counted(configs, arch, causal=causal), arch, sm_count)
+
+
+def counted(
+    configs: Sequence[KernelConfig], arch: str, *, causal: bool
+) -> dict[KernelConfig, Facts]:
+    """What compiler and emulator say of each configuration; nothing of one that hangs."""
+    workers = max(min(available_cores(), len(configs)), 1)
+    with progress_bar("counting events") as progress, WorkerPool(workers) as pool:
+        return count_facts(pool, configs, arch, causal=causal, progress=progress)
 
 
 def none_fits(configs: Sequence[KernelConfig], problem: AttentionProblem) -> ConfigError:

@@ -13,7 +13,7 @@ from flashsmith.arch import get as get_arch
 from flashsmith.bench.ladder import KNOB, LADDER, Step, ablation, steps_of
 from flashsmith.cli import options
 from flashsmith.cli.output import Row, note, show
-from flashsmith.cli.progress import progress_bar
+from flashsmith.cli.places import counted
 from flashsmith.cli.shapes import shape_text
 from flashsmith.config import KernelConfig, get_kernel_configs, parse_config
 from flashsmith.measure.facts import facts_of
@@ -74,11 +74,9 @@ def command(
     arch_name = default_device("cuda").arch if can_time else get_arch(arch).name
     if not can_time:
         note(f"No GPU is used: resources for {arch_name} and the emulator's counters, no times.")
-    with progress_bar("counting events") as progress:
-        facts = []
-        for number, config in enumerate(configs, start=1):
-            facts.append(facts_of(config, arch_name, causal=causal))
-            progress(number, len(configs))
+    known = counted(configs, arch_name, causal=causal)
+    # One that does not compile has no facts: asked here, the compiler's error is shown.
+    facts = [known.get(c) or facts_of(c, arch_name, causal=causal) for c in configs]
     rows: list[Row] = []
     for length in options.numbers_of("--seq-lens", seq_lens):
         problem = _problem(configs[0], length, batch, heads, kv_heads, causal)
