@@ -12,6 +12,8 @@ from placed_arrays import Placement, place, placed_inputs, require_right
 
 from flashsmith import FlashsmithWarning, flash_attention
 from flashsmith.api import notices
+from flashsmith.api.attention import attend
+from flashsmith.api.options import checked_options
 from flashsmith.base.dtypes import DType
 from flashsmith.base.errors import Unsupported
 from flashsmith.check.cases import Case, inputs_of
@@ -33,38 +35,63 @@ PLACEMENTS = st.sampled_from(
 )
 
 
+# How far causal masks reach: to the last key, or from the first one (torch's).
+MASKS = {"full": (False, None), "causal": (True, None), "top left": (True, 0)}
+
+
 @st.composite
-def cases(draw):
-    kv_heads = draw(st.sampled_from([1, 2]))
+def cases(draw, lengths, widths, shared, heads):
+    kv_heads = draw(st.sampled_from(heads))
+    causal, diagonal = MASKS[draw(st.sampled_from(list(MASKS)))]
     problem = AttentionProblem(
         batch=draw(st.sampled_from([1, 2])),
-        heads=kv_heads * draw(st.sampled_from([1, 3])),
+        heads=kv_heads * draw(st.sampled_from(shared)),
         kv_heads=kv_heads,
-        q_len=draw(st.sampled_from([1, 17, 64, 130])),
-        k_len=draw(st.sampled_from([1, 64, 192, 203])),
-        d_head=draw(st.sampled_from([8, 40, 64, 64, 96, 128])),
+        q_len=draw(lengths),
+        k_len=draw(lengths),
+        d_head=draw(widths),
         dtype=draw(st.sampled_from(DType)),
-        causal=draw(st.booleans()),
+        causal=causal,
+        diagonal=diagonal,
         scale=draw(st.sampled_from([None, 0.3])),
     )
     return Case("property", problem)
 
 
-def body(case, placement, layout, lse, to_array):
-    """Calls flash_attention on arrays that `to_array` makes, and holds the result to the truth."""
-    placed = placed_inputs(case, placement, layout)
+# The emulator is slow: few lengths, each of a kind of its own. A GPU takes any.
+FEW = cases(
+    lengths=st.sampled_from([1, 17, 64, 130, 203]),
+    widths=st.sampled_from([8, 40, 64, 64, 96, 128]),
+    shared=[1, 3],
+    heads=[1, 2],
+)
+ANY = cases(
+    lengths=st.one_of(st.sampled_from([1, 64, 192, 512]), st.integers(1, 700)),
+    widths=st.one_of(st.sampled_from([64, 128, 256]), st.integers(1, 32).map(lambda n: 8 * n)),
+    shared=[1, 2, 3, 8],
+    heads=[1, 2, 5],
+)
+
+
+def body(case, placements, layout, lse, to_array, backend):
+    """Computes attention of arrays that `to_array` makes, and holds the result to the truth."""
+    problem = case.problem
+    inputs = zip(inputs_of(case).values(), placements, strict=True)
+    placed = [place(bits, placement, layout) for bits, placement in inputs]
     before = [item.memory.copy() for item in placed]
-    arrays = [to_array(item, case.problem.dtype) for item in placed]
+    arrays = [to_array(item, problem.dtype) for item in placed]
+    options = checked_options(
+        causal=problem.causal,
+        scale=problem.scale,
+        layout=layout,
+        return_lse=lse,
+        config=None,
+        backend=backend,
+        top_left=problem.diagonal == 0,
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FlashsmithWarning)  # of copies, tested elsewhere
-        result = flash_attention(
-            *arrays,
-            causal=case.problem.causal,
-            scale=case.problem.scale,
-            layout=layout,
-            return_lse=lse,
-            backend=None if is_on_gpu(arrays[0]) else "emulator",
-        )
+        result = attend(*arrays, options)
     out, values = result if lse else (result, None)
     assert type(out) is type(arrays[0])
     assert out.dtype == arrays[0].dtype
@@ -72,10 +99,6 @@ def body(case, placement, layout, lse, to_array):
     require_right(case, layout, as_numpy(out), None if values is None else as_numpy(values))
     for item, memory in zip(placed, before, strict=True):
         assert np.array_equal(item.memory, memory), "an input was written"
-
-
-def is_on_gpu(array):
-    return isinstance(array, torch.Tensor) and array.is_cuda
 
 
 def as_numpy(array):
@@ -89,48 +112,47 @@ SETTINGS = settings(
     database=None,
     suppress_health_check=[HealthCheck.too_slow],
 )
-GIVEN = given(
-    case=cases(), placement=PLACEMENTS, layout=st.sampled_from(["bshd", "bhsd"]), lse=st.booleans()
-)
+
+
+def given_calls(strategy):
+    """Cases of a strategy, with q, k and v lying in memory each in its own way."""
+    return given(
+        case=strategy,
+        placements=st.tuples(PLACEMENTS, PLACEMENTS, PLACEMENTS),
+        layout=st.sampled_from(["bshd", "bhsd"]),
+        lse=st.booleans(),
+    )
 
 
 @SETTINGS
-@GIVEN
-def test_numpy_arrays_on_the_emulator(case, placement, layout, lse):
-    body(case, placement, layout, lse, lambda item, dtype: item.numpy(dtype))
+@given_calls(FEW)
+def test_numpy_arrays_on_the_emulator(case, placements, layout, lse):
+    body(case, placements, layout, lse, lambda item, dtype: item.numpy(dtype), "emulator")
 
 
 @settings(SETTINGS, max_examples=12)
-@GIVEN
-def test_torch_tensors_on_the_emulator(case, placement, layout, lse):
-    body(case, placement, layout, lse, lambda item, dtype: item.torch(dtype))
+@given_calls(FEW)
+def test_torch_tensors_on_the_emulator(case, placements, layout, lse):
+    body(case, placements, layout, lse, lambda item, dtype: item.torch(dtype), "emulator")
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", DType)
-@pytest.mark.parametrize("causal", [False, True])
-@settings(SETTINGS, max_examples=40)
-@GIVEN
-def test_torch_tensors_on_a_gpu(dtype, causal, case, placement, layout, lse):
-    case = replace(case, problem=replace(case.problem, dtype=dtype, causal=causal))
-    body(case, placement, layout, lse, lambda item, dtype: item.torch(dtype, "cuda"))
+@pytest.mark.parametrize("mask", MASKS)
+@settings(SETTINGS, max_examples=30)
+@given_calls(ANY)
+def test_torch_tensors_on_a_gpu(dtype, mask, case, placements, layout, lse):
+    causal, diagonal = MASKS[mask]
+    problem = replace(case.problem, dtype=dtype, causal=causal, diagonal=diagonal)
+    case = replace(case, problem=problem)
+    body(case, placements, layout, lse, lambda item, dtype: item.torch(dtype, "cuda"), None)
 
 
 @pytest.mark.gpu
-@settings(SETTINGS, max_examples=20)
-@GIVEN
-def test_numpy_arrays_on_a_gpu(case, placement, layout, lse):
-    placed = placed_inputs(case, placement, layout)
-    arrays = [item.numpy(case.problem.dtype) for item in placed]
-    out = flash_attention(
-        *arrays,
-        causal=case.problem.causal,
-        scale=case.problem.scale,
-        layout=layout,
-        return_lse=lse,
-        backend="cuda",
-    )
-    require_right(case, layout, *(out if lse else (out,)))
+@settings(SETTINGS, max_examples=30)
+@given_calls(ANY)
+def test_numpy_arrays_on_a_gpu(case, placements, layout, lse):
+    body(case, placements, layout, lse, lambda item, dtype: item.numpy(dtype), "cuda")
 
 
 RAGGED = Case("ragged", AttentionProblem(2, 3, 1, 70, 203, 64, DType.FP16, causal=True))

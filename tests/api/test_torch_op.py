@@ -1,5 +1,8 @@
 """The torch operator: compiled, exported, faked and captured like torch's own."""
 
+import os
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -244,11 +247,91 @@ def test_more_than_2_to_the_31_elements_are_addressed():
     assert (out - truth).abs().max() < 2e-2
 
 
+FIRST_IN_A_CAPTURE = """
+import torch
+from flashsmith import flash_attention
+
+def call():
+    return flash_attention(q, k, v, causal=True, return_lse=True, config=CONFIG)
+
+CONFIG = {config!r}
+q = torch.randn(2, 70, 6, 64, dtype=torch.bfloat16, device="cuda")
+k, v = (torch.randn(2, 203, 2, 64, dtype=torch.bfloat16, device="cuda") for _ in range(2))
+torch.cuda.synchronize()
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph):
+    captured = call()
+for _ in range(3):
+    for tensor in (q, k, v):
+        tensor.normal_()
+    graph.replay()
+    torch.cuda.synchronize()
+    for ours, theirs in zip(captured, call(), strict=True):
+        assert torch.equal(ours, theirs)
+print("captured")
+"""
+
+
 @gpu
-def test_the_second_gpu_is_used_when_tensors_lie_there():
-    if torch.cuda.device_count() < 2:
-        pytest.skip("one GPU")
-    arrays = tensors("cuda:1")
-    out = flash_attention(*arrays, causal=True)
-    assert out.device == arrays[0].device
-    require_right(CASE, "bshd", out.float().cpu().numpy())
+@pytest.mark.parametrize("config", [None, SHORT], ids=["chosen", "mma"])
+def test_the_first_call_of_a_process_can_be_captured(config, tmp_path):
+    """It compiles, loads its kernel and makes its workspace while its stream captures."""
+    ran = subprocess.run(
+        [sys.executable, "-c", FIRST_IN_A_CAPTURE.format(config=config)],
+        env={**os.environ, "FLASHSMITH_CACHE_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert ran.stdout == "captured\n", ran.stderr
+
+
+@gpu
+def test_a_captured_call_may_need_a_copy_of_its_input():
+    q, k, v = tensors("cuda", placement=Placement("bsdh"))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = flash_attention(q, k, v)
+    q.copy_(torch.randn_like(q))
+    graph.replay()
+    same(captured, flash_attention(q, k, v))
+
+
+two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="fewer than two GPUs")
+
+
+@gpu
+@two_gpus
+@pytest.mark.parametrize("current", [0, 1])
+@pytest.mark.parametrize("where", ["cuda:0", "cuda:1"])
+@pytest.mark.parametrize("name", ["causal", "lse", "out", "bhsd"])
+def test_a_call_runs_where_its_tensors_are_whichever_gpu_is_current(name, where, current):
+    arrays = tensors(where)
+    with torch.cuda.device(current):
+        outs = CALLS[name](*arrays)
+        assert torch.cuda.current_device() == current
+    outs = outs if isinstance(outs, tuple) else (outs,)
+    expected = CALLS[name](*tensors("cuda:0"))
+    for ours, theirs in zip(outs, expected if name == "lse" else (expected,), strict=True):
+        assert ours.device == torch.device(where)
+        assert torch.equal(ours.cpu(), theirs.cpu())
+
+
+@gpu
+@two_gpus
+def test_a_call_on_the_second_gpu_waits_for_that_gpus_stream():
+    q, k, v = tensors("cuda:1")
+    stream = torch.cuda.Stream(1)
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(20_000_000)  # cycles: what follows is late
+        doubled = q * 2
+        out = flash_attention(doubled, k, v)
+    stream.synchronize()
+    same(out, flash_attention(q * 2, k, v))
+
+
+@gpu
+@two_gpus
+def test_tensors_of_two_gpus_are_refused():
+    q, k, v = tensors("cuda:0")
+    with pytest.raises(ValueError, match="q is on cuda:0 and v on cuda:1"):
+        flash_attention(q, k, v.to("cuda:1"))
