@@ -1,10 +1,10 @@
-"""The cells of the Hopper comparison, and how each contender is called on a cell."""
+"""The cells of the Hopper comparison, and how our kernels and torch's are called on a cell."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -14,7 +14,7 @@ from flashsmith.base.dtypes import DType
 from flashsmith.compile.compiler import CompileJob, compile_many
 from flashsmith.config import get_kernel_configs
 from flashsmith.config.kernel_config import KernelConfig
-from flashsmith.config.traits import ForwardTraits
+from flashsmith.measure.interleaved import Contender
 from flashsmith.problem.attention_problem import AttentionProblem
 from flashsmith.runtime.cuda_device import CudaDevice
 from flashsmith.runtime.forward import prepare_forward
@@ -26,36 +26,8 @@ TOKENS = 16384  # batch times length
 WIDTH = 2048  # heads times d_head
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
 CELLS = [(d, causal, n) for d in (64, 128, 256) for causal in (False, True) for n in LENGTHS]
-
-PROTOTYPE_VARIANTS = {
-    (64, False): ("192x128e0", "192x128e0r0"),
-    (64, True): ("192x128e0", "192x128e0r0"),
-    (128, False): ("128x128", "128x128p1", "192x80e0", "192x80e0k20"),
-    (128, True): ("128x128", "128x128p1", "192x80e0"),
-    (256, False): ("128x64", "128x64h", "128x64c2"),
-    (256, True): ("128x64h", "128x64p1h"),
-}
-# Section in MB and factor of the short tiles that the prototype's own record has for causal cells.
-PROTOTYPE_ORDER = {
-    (64, 512): (4, 0),
-    (64, 1024): (16, None),
-    (64, 2048): (4, None),
-    (64, 4096): (32, 1.5),
-    (64, 8192): (32, 1.5),
-    (64, 16384): (32, None),
-    (128, 512): (16, 0),
-    (128, 1024): (32, 0),
-    (128, 2048): (16, None),
-    (128, 4096): (32, None),
-    (128, 8192): (64, None),
-    (128, 16384): (32, None),
-    (256, 512): (32, 0),
-    (256, 1024): (4, None),
-    (256, 2048): (16, 1.5),
-    (256, 4096): (32, 1.5),
-    (256, 8192): (32, 1.5),
-    (256, 16384): (64, 1.5),
-}
+SHAPES_LENGTH = 4096
+MORE_ROWS = 37  # 4,133 is a prime: no multiple of any tile
 
 _DEVICE: list[CudaDevice] = []
 
@@ -107,67 +79,49 @@ def problem_of(t: Tensors, *, causal: bool, diagonal: int | None = None) -> Atte
     )
 
 
-def flops(t: Tensors, *, causal: bool) -> float:
-    """4 B H Sq Sk D, halved when causal."""
-    batch, rows, heads, d = t.q.shape
-    return 4 * batch * heads * rows * t.k.shape[1] * d / (2 if causal else 1)
+def pick(problem: AttentionProblem) -> KernelConfig:
+    """What `choose` takes for a problem on this GPU."""
+    gpu = device()
+    picked = choose(problem, gpu.arch, gpu=gpu.name).config
+    assert picked is not None
+    return picked
 
 
 def ours(
     t: Tensors,
     *,
     causal: bool,
+    name: str = "",
     diagonal: int | None = None,
     config: KernelConfig | None = None,
     out: torch.Tensor | None = None,
     lse: torch.Tensor | None = None,
-) -> tuple[Callable[[], None], str]:
-    """A run of the configuration that `choose` picks, and its short form."""
+) -> tuple[Contender, KernelConfig]:
+    """A configuration on the tensors, and which: that of `choose` where none is given."""
     problem = problem_of(t, causal=causal, diagonal=diagonal)
-    gpu = device()
-    picked = config or choose(problem, gpu.arch, gpu=gpu.name).config
-    assert picked is not None
+    picked = config or pick(problem)
     o = torch.empty_like(t.q) if out is None else out
     call = ForwardCall(
-        *(_arg(x) for x in (t.q, t.k, t.v, o)), lse.data_ptr() if lse is not None else 0
+        _arg(t.q), _arg(t.k), _arg(t.v), _arg(o), lse.data_ptr() if lse is not None else 0
     )
-    prepared = prepare_forward(gpu, picked, problem, lse=lse is not None)
+    prepared = prepare_forward(device(), picked, problem, lse=lse is not None)
+    torch.cuda.synchronize()  # the tensors are filled: other streams do not wait for torch's
     keep = (t, o, lse)
 
-    def run() -> None:
+    def launch(stream: int) -> None:
         assert keep
-        prepared(call, torch.cuda.current_stream().cuda_stream)
+        prepared(call, stream)
 
-    return run, picked.short_form()
-
-
-def compile_ahead() -> None:
-    """Compiles on all cores what the comparison needs, into the cache."""
-    gpu, jobs = device(), set()
-    problems = []
-    for dtype in (DType.BF16, DType.FP16):
-        for d, causal, n in CELLS:
-            heads, batch = WIDTH // d, TOKENS // n
-            problems += [
-                AttentionProblem(batch, heads, heads // group, n + more, n + more, d, dtype, causal)
-                for group in (1, 8)
-                for more in (0, 37)
-                if dtype is DType.BF16 or n == 4096
-            ]
-            problems.append(AttentionProblem(2, 4, 4, 700, 700, d, dtype, causal))
-    for problem in problems:
-        picked = choose(problem, gpu.arch, gpu=gpu.name).config
-        assert picked is not None
-        jobs.add((picked, plan(picked, problem, lse=False, sm_count=gpu.sm_count).traits))
-    steps = get_kernel_configs("hopper-prog")
-    jobs |= {(c, ForwardTraits()) for c in steps} | {
-        (c, ForwardTraits(ragged_q=True)) for c in steps
-    }
-    compile_many([CompileJob(config, traits, gpu.arch) for config, traits in jobs])
+    return Contender(name or picked.short_form(), launch), picked
 
 
 def _arg(x: torch.Tensor) -> TensorArg:
     return TensorArg(x.data_ptr(), x.stride(0), x.stride(1), x.stride(2))
+
+
+def now(contender: Contender) -> None:
+    """Runs it on torch's stream."""
+    contender.launch(torch.cuda.current_stream().cuda_stream)
 
 
 def cudnn(t: Tensors, *, causal: bool) -> Callable[[], torch.Tensor]:
@@ -175,14 +129,36 @@ def cudnn(t: Tensors, *, causal: bool) -> Callable[[], torch.Tensor]:
     q, k, v = (x.transpose(1, 2) for x in (t.q, t.k, t.v))
 
     def run() -> torch.Tensor:
-        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION), torch.no_grad():
             return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
 
     return run
 
 
-def truth(t: Tensors, *, causal: bool, diagonal: int | None = None) -> torch.Tensor:
-    """float64 attention, indexed like Q; rows that see no key are 0."""
+def captured(name: str, run: Callable[[], object]) -> Contender:
+    """A graph of one run of torch, which keeps the memory that it writes."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(2):
+            run()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        written = run()
+
+    def launch(stream: int) -> None:
+        assert written is not None
+        with torch.cuda.stream(torch.cuda.ExternalStream(stream)):
+            graph.replay()
+
+    return Contender(name, launch, is_captured=True)
+
+
+def truth(
+    t: Tensors, *, causal: bool, diagonal: int | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """float64 attention, indexed like Q, and its log-sum-exps; rows that see no key are 0."""
     group = t.q.shape[2] // t.k.shape[2]
     q = t.q.double()
     k, v = (x.double().repeat_interleave(group, 2) for x in (t.k, t.v))
@@ -193,4 +169,38 @@ def truth(t: Tensors, *, causal: bool, diagonal: int | None = None) -> torch.Ten
         keys = torch.arange(k.shape[1], device=q.device)[None]
         s = s.masked_fill(keys > rows + offset, float("-inf"))
     p = torch.softmax(s, -1).nan_to_num(0.0)
-    return torch.einsum("bhqk,bkhd->bqhd", p, v)
+    return torch.einsum("bhqk,bkhd->bqhd", p, v), torch.logsumexp(s, -1)
+
+
+def problems() -> list[AttentionProblem]:
+    """Everything that `choose` is asked in the comparison, the shapes and the checks."""
+    made = []
+    for d, causal, n in CELLS:
+        heads, batch = WIDTH // d, TOKENS // n
+        plain = AttentionProblem(batch, heads, heads, n, n, d, DType.BF16, causal)
+        made.append(plain)
+        if n == SHAPES_LENGTH:
+            odd = n + MORE_ROWS
+            made += [replace(plain, dtype=DType.FP16), replace(plain, kv_heads=heads // 8)]
+            made.append(replace(plain, q_len=odd, k_len=odd))
+            small = AttentionProblem(2, 4, 4, 700, 700, d, DType.BF16, causal)
+            made += [small, replace(small, dtype=DType.FP16)]
+    return made
+
+
+def compile_ahead(
+    more: Iterable[tuple[KernelConfig, AttentionProblem]], jobs: Iterable[CompileJob]
+) -> None:
+    """Compiles on all cores what the parts need, into the cache; says what did not compile."""
+    gpu = device()
+    pairs = [(pick(problem), problem) for problem in problems()]
+    grid = AttentionProblem(1, 16, 16, TOKENS, TOKENS, 128, DType.BF16, False)
+    pairs += [(step, grid) for step in get_kernel_configs("hopper-prog")]
+    wanted = dict.fromkeys(
+        CompileJob(config, plan(config, problem, lse=lse, sm_count=gpu.sm_count).traits, gpu.arch)
+        for config, problem in (*pairs, *more)
+        for lse in ((False, True) if problem.q_len < SHAPES_LENGTH else (False,))
+    )
+    made = compile_many(list(wanted | dict.fromkeys(jobs)))
+    failed = [str(kernel) for kernel in made if isinstance(kernel, Exception)]
+    print(f"{len(made) - len(failed)} kernels compiled", *failed, sep="\n", flush=True)

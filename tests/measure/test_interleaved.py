@@ -62,6 +62,8 @@ def test_a_void_run_is_taken_again_with_more_rounds_and_not_for_ever(
     assert asked == rounds
     assert (found.is_void, found.attempts) == (is_void, len(rounds))
     assert found.attempts <= ATTEMPTS
+    asked.clear()
+    assert compare(None, [Contender("a", print)], rounds=15, attempts=1).attempts == len(asked) == 1
 
 
 def test_one_load_serves_several_rounds_and_every_round_is_timed():

@@ -85,6 +85,7 @@ def compare(
     rounds: int = 21,
     regime: Regime = "burst",
     timed_a_load: int = TIMED_A_LOAD,
+    attempts: int = ATTEMPTS,
 ) -> Comparison:
     """Times the contenders against the first of them; sustained, `timed_a_load` runs at a time."""
     if not contenders or rounds < MIN_ROUNDS:
@@ -92,7 +93,7 @@ def compare(
             f"{len(contenders)} contenders and {rounds} rounds were given; at least 1 and "
             f"{MIN_ROUNDS} are needed."
         )
-    for attempt in range(1, ATTEMPTS + 1):
+    for attempt in range(1, attempts + 1):
         # Chance moves the median of more rounds less; what is off for another reason stays off.
         found = _compare_once(device, contenders, rounds * attempt, regime, timed_a_load)
         if not found.is_void:

@@ -1,0 +1,180 @@
+"""The Hopper record on an H200: what is kept of a comparison, and which bars a record meets."""
+
+import importlib
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from flashsmith.base.dtypes import DType
+from flashsmith.config import get_kernel_configs
+from flashsmith.measure.environment import Environment
+from flashsmith.measure.interleaved import Comparison, Timed
+from flashsmith.measure.record import append_records, records_of
+from flashsmith.measure.statistics import ratio_by_round, summarize
+from flashsmith.problem.attention_problem import AttentionProblem
+
+pytest.importorskip("torch")
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+ENVIRONMENT = Environment(
+    *("NVIDIA H200", "sm_90a", 132, "580", "13.0", 1980, 700.0, "nvrtc 13.0.88", "3.12", {}, "0.1"),
+    *("abc", False, "2026-11-15T12:00:00+00:00"),
+)
+CELLS = [
+    (d, causal, length)
+    for d in (64, 128, 256)
+    for causal in (False, True)
+    for length in (512, 1024, 2048, 4096, 8192, 16384)
+]
+FASTER = {"prototype 192x80e0": 1.04, "prototype 128x128": 1.06, "cuDNN": 1.25}
+
+
+@pytest.fixture
+def module(monkeypatch):
+    """Imports a file of benchmarks/ as its programs do."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return importlib.import_module
+
+
+def comparison(slower, *, regime="burst", control=1.0):
+    """A run in which each contender took `slower` times as long as the first, round by round."""
+    base = (100.0, 101.0, 99.0)
+    timed = []
+    for name, factor in slower.items():
+        times = tuple(factor * time for time in base)
+        timed.append(Timed(name, times, summarize(times), ratio_by_round(base, times)))
+    return Comparison(regime, tuple(timed), summarize([control]), (None,))
+
+
+def problem_of(cell):
+    d, causal, length = cell
+    heads = 2048 // d
+    return AttentionProblem(16384 // length, heads, heads, length, length, d, DType.BF16, causal)
+
+
+def cell_records(parts, cell, regime, factors=FASTER, control=1.0):
+    run = comparison({"flashsmith": 1.0, **factors}, regime=regime, control=control)
+    made = records_of(run, problem_of(cell), ENVIRONMENT, suite="hopper", flops=1e9)
+    return parts.kept_records(made, "hopper(…)")
+
+
+@pytest.fixture
+def complete(module):
+    """A record that meets every bar."""
+    parts = module("hopper_parts")
+    variations = module("hopper_variations")
+    setting = parts.Setting(ENVIRONMENT, None, frozenset())
+    records = []
+    for regime in ("burst", "sustained"):
+        for cell in CELLS:
+            records += cell_records(parts, cell, regime)
+    names = ("plain", "fp16", "gqa 8:1", "heads first", "odd length")
+    cases = dict.fromkeys(names, 1.01) | {"cuDNN bf16": 1.2, "GEMM bf16": 2.0}
+    cases |= {"cuDNN fp16": 1.21, "GEMM fp16": 2.02, "plain": 1.0}
+    flops = dict.fromkeys(cases, 1e9)
+    for what, result in variations.shape_lines(comparison(cases), flops):
+        what |= {"suite": "hopper shapes", "d_head": 64, "causal": True, "length": 4096}
+        records.append(parts.flat(setting, what, result))
+    for check in ("accuracy", "masked rows", "same bits", "two streams"):
+        what = {"suite": "hopper checks", "check": check}
+        records.append(parts.flat(setting, what, {"ok": True, "of_cudnn": 1.05}))
+    what = {"suite": "sanitizer", "tool": "memcheck"}
+    clean = {"exit_code": 0, "errors": 0, "summary": "ERROR SUMMARY: 0 errors"}
+    records.append(parts.flat(setting, what, clean))
+    steps = {step.short_form(): 1.0 for step in get_kernel_configs("hopper-prog")}
+    for length in (4096, 16384):
+        problem = problem_of((128, False, length))
+        run = comparison(steps)
+        records += records_of(run, problem, ENVIRONMENT, suite="progression", flops=1e9)
+    return records
+
+
+def missed(bars, records):
+    return [bar.text for bar in bars.bars(records) if bar.holds is False]
+
+
+def test_the_fastest_variant_of_the_prototype_is_kept_with_the_rates_of_all(module):
+    ours, rival, cudnn = cell_records(module("hopper_parts"), CELLS[0], "sustained")
+    assert (ours.what["name"], ours.what["config"]) == ("flashsmith", "hopper(…)")
+    assert (rival.what["name"], rival.what["variant"]) == ("prototype", "192x80e0")
+    assert set(rival.result["variants"]) == {"192x80e0", "128x128"}
+    assert cudnn.what["name"] == "cuDNN"
+
+
+def test_a_complete_record_meets_every_bar_also_when_it_is_read_back(module, complete, tmp_path):
+    bars = module("hopper_bars")
+    assert missed(bars, complete) == []
+    append_records(tmp_path / "hopper.jsonl", complete)
+    lines = []
+    assert bars.show(bars.read(tmp_path / "hopper.jsonl"), lines.append)
+    assert lines[-1].startswith("0 of ")
+
+
+def test_an_empty_record_misses_every_bar(module):
+    bars = module("hopper_bars")
+    assert all(bar.holds is not True for bar in bars.bars([]))
+    assert not bars.show([], str)
+
+
+@pytest.mark.parametrize(
+    ("suite", "change", "bar"),
+    [
+        ("hopper checks", {"ok": False}, "check: accuracy"),
+        ("hopper checks", {"of_cudnn": 1.2}, "error at most 1.1"),
+        ("hopper shapes", {"share": 0.9}, "fp16 of plain"),
+        ("hopper shapes", {"void": True}, "shapes: controls"),
+        ("sanitizer", {"errors": 2}, "memcheck"),
+        ("sanitizer", {"exit_code": None}, "memcheck"),
+        ("progression", {"void": True}, "ladder at 4096"),
+    ],
+)
+def test_one_bad_line_is_a_missed_bar(module, complete, suite, change, bar):
+    changed = [
+        replace(r, result={**r.result, **change}) if r.what["suite"] == suite else r
+        for r in complete
+    ]
+    texts = missed(module("hopper_bars"), changed)
+    assert any(text.startswith(bar) for text in texts)
+
+
+def test_a_slow_cell_a_void_cell_and_a_lacking_cell_are_missed_bars(module, complete):
+    parts, bars = module("hopper_parts"), module("hopper_bars")
+    slow = cell_records(parts, CELLS[3], "burst", {"prototype 128x128": 0.96, "cuDNN": 1.2})
+    (text,) = missed(bars, [*complete, *slow])
+    assert text == "burst over prototype, every cell at least 0.97"
+    void = cell_records(parts, CELLS[3], "sustained", control=1.011)
+    assert missed(bars, [*complete, *void]) == ["sustained: controls within 1 %"]
+    assert "burst: cells measured of 36" in missed(bars, complete[3:])
+
+
+def test_a_part_that_dies_or_is_cut_off_is_said_and_cells_are_gone_on_with(module, monkeypatch):
+    program = module("hopper_h200")
+    asked = []
+
+    def run(command, *, timeout, check):
+        asked.append(command[-1])
+        if command[-1] == "shapes":
+            raise subprocess.TimeoutExpired(command, timeout)
+        return subprocess.CompletedProcess(command, int(command[-1] != "ladder"))
+
+    monkeypatch.setattr(program.subprocess, "run", run)
+    failed = program.run_all(["burst", "checks", "shapes", "ladder"], ["out"], 100.0)
+    assert asked == ["burst", "burst", "checks", "shapes", "ladder"]
+    assert failed == ["burst: 1", "checks: 1", "shapes: cut off after 100 s in all"]
+
+
+def test_the_summary_alone_ends_with_exit_code_1_where_bars_are_missed(tmp_path):
+    command = [sys.executable, str(BENCHMARKS / "hopper_h200.py"), str(tmp_path)]
+    command += ["--parts", "summary"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, "")
+    assert "MISSED memcheck clean" in done.stdout
+
+
+def test_every_kind_of_line_is_told_in_one_line_of_the_log(module, complete):
+    told = module("hopper_h200").told
+    lines = [told("part", record) for record in complete]
+    assert all("\n" not in line for line in lines)
+    assert any("prototype: tflops" in line and "192x80e0" in line for line in lines)
