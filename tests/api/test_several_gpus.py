@@ -11,7 +11,7 @@ from flashsmith import flash_attention
 from flashsmith.api import gpu_call
 from flashsmith.api.array_view import ArrayView, compact
 from flashsmith.api.options import CallOptions
-from flashsmith.base.errors import ArgumentError
+from flashsmith.base.errors import ArgumentError, LaunchError
 
 SHORT = "(FP16, 64, 64, 32, 4): async+swizzled+load_2_2_2_tiles"
 HOPPER = "hopper(FP16, 64, 2, 64): kv_2+q_4+overlap+tiles_DYNAMIC+regs_232_40"
@@ -112,3 +112,14 @@ def test_a_first_call_can_be_captured(two, config):
     ((started),) = two.started
     assert started == Started(0, two.loaded[0][1], STREAM)
     assert two._thread.mode == 0, "the thread's capture mode was not restored"
+
+
+def test_a_call_that_must_wait_is_refused_in_a_capture_with_advice(two):
+    q = np.zeros((1, 70, 3, 64), np.float16)
+    with (
+        two.current(0),
+        two.capture(STREAM),
+        pytest.raises(LaunchError, match="capture calls on arrays of the GPU, or call before"),
+    ):
+        flash_attention(q, q, q, config=SHORT)
+    assert not two._memory, "memory was not given back"

@@ -108,7 +108,7 @@ class CudaDevice:
 
     def free(self, address: int) -> None:
         """Gives memory back."""
-        with self.current():
+        with self._set_up():
             self.driver.call("cuMemFree_v2", address)
 
     def upload(self, address: int, data: NDArray[Any]) -> None:

@@ -71,6 +71,10 @@ _ADVICE = {
         "a kernel touched memory that is not its own; run it with `--device emulator` to see where"
     ),
     "CUDA_ERROR_OUT_OF_MEMORY": "lower the batch or free memory on the GPU",
+    "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED": (
+        "a CUDA graph is being captured, which allows no waiting and no copies from or to the "
+        "host; capture calls on arrays of the GPU, or call before the capture"
+    ),
 }
 
 
