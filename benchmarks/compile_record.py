@@ -105,7 +105,7 @@ def _summary(rows: list[SurveyRow]) -> dict[str, object]:
 
 
 def _largest_spill(rows: list[SurveyRow]) -> int:
-    return max((row.kernel.resources.spill_store_bytes for row in rows), default=0)
+    return max((row.kernel.resources.spill_bytes for row in rows), default=0)
 
 
 def _rows_per_warp(config: KernelConfig) -> int:

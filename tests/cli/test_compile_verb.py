@@ -46,7 +46,6 @@ def test_one_row_a_configuration_and_architecture(tmp_path):
         "arch",
         "registers",
         "spill_bytes",
-        "spill_load_bytes",
         "smem_bytes",
         "blocks_per_sm",
         "compile_s",

@@ -26,6 +26,7 @@ def test_every_figure_is_read(log):
     assert resources.registers == 255
     assert resources.stack_bytes == 48
     assert (resources.spill_store_bytes, resources.spill_load_bytes) == (40, 36)
+    assert resources.spill_bytes == 40 + 36
     assert (resources.barriers, resources.static_smem_bytes) == (3, 1024)
     assert resources.warnings == ()
 

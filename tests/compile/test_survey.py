@@ -7,8 +7,11 @@ from flashsmith.base.errors import CompilerMissing
 from flashsmith.compile import survey as survey_module
 from flashsmith.compile.registry import GENERAL
 from flashsmith.compile.survey import survey
+from flashsmith.config.parse import parse_config
 from flashsmith.config.rules import Refusal
 from flashsmith.config.traits import ForwardTraits
+from flashsmith.measure.facts import facts_of, small_problem
+from flashsmith.tuner.candidates import Candidate, artefact_facts
 
 PLAIN = ForwardTraits()
 SM_80, SM_86 = arches.get("sm_80"), arches.get("sm_86")
@@ -31,6 +34,18 @@ def test_each_architecture_has_a_row_with_figures_or_the_reason(cache, small, la
     assert flat["compile_s"] > 0
     assert "131,072 bytes of shared memory" in rows[3].as_flat()["note"]
     assert not rows[3].failed
+
+
+def test_spill_bytes_are_stores_and_loads_wherever_they_are_shown():
+    spilling = parse_config("(FP16, 128, 128, 64, 4): async+eager+swizzled+load_2_2_2_tiles")
+    (row,) = survey([spilling], PLAIN, [SM_80])
+    used = row.kernel.resources
+    assert min(used.spill_store_bytes, used.spill_load_bytes) > 0
+    spilled = used.spill_store_bytes + used.spill_load_bytes
+    assert row.as_flat()["spill_bytes"] == spilled
+    assert facts_of(spilling, "sm_80").spill_bytes == spilled
+    problem = small_problem(spilling)
+    assert artefact_facts(Candidate(spilling, problem, row.kernel))["spill_bytes"] == spilled
 
 
 def test_a_configuration_that_no_compiler_could_build_says_so_without_a_compile(cache, small):
@@ -92,4 +107,4 @@ def test_progress_counts_what_is_compiled(cache, small, large):
 def test_a_kernel_compiles_for_every_architecture(cache, small, traits):
     rows = survey([small], traits, arches.ARCHES, cache=cache)
     assert [row.kernel.arch for row in rows] == [arch.name for arch in arches.ARCHES]
-    assert all(row.kernel.resources.spill_store_bytes == 0 for row in rows)
+    assert all(row.kernel.resources.spill_bytes == 0 for row in rows)

@@ -27,7 +27,7 @@ def main_configurations():
 @pytest.mark.parametrize("config", main_configurations(), ids=str)
 def test_the_loop_keeps_descriptors_in_uniform_registers(config, traits):
     kernel = compile_kernel(config, traits, "sm_90a")
-    assert kernel.resources.spill_store_bytes == 0
+    assert kernel.resources.spill_bytes == 0
     sass = disassemble(kernel.cubin)
     assert wgmma_faults(sass) == []
     loop = wgmma_loop(sass)

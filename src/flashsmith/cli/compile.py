@@ -19,7 +19,6 @@ COLUMNS = (
     "arch",
     "registers",
     "spill_bytes",
-    "spill_load_bytes",
     "smem_bytes",
     "blocks_per_sm",
     "compile_s",
@@ -60,6 +59,7 @@ def command(
     """Compile a set: one row a configuration and architecture, no GPU needed.
 
     The kernel is the one for a full mask and whole tiles unless options ask for more.
+    spill_bytes: what a thread stores to and loads from local memory for want of registers, added.
     Example: flashsmith compile prog --arch sm_80,sm_90a --causal
     """
     configs = options.configs_of(key, "tune")
@@ -93,5 +93,5 @@ def parse_arches(text: str) -> list[arches.Arch]:
 
 def _used_columns(rows: list[SurveyRow]) -> list[str]:
     flat = [row.as_flat() for row in rows]
-    always = set(COLUMNS) - {"spill_load_bytes", "same_as", "note"}
+    always = set(COLUMNS) - {"same_as", "note"}
     return [name for name in COLUMNS if name in always or any(row[name] for row in flat)]

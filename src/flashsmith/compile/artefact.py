@@ -18,6 +18,11 @@ class Resources:
     barriers: int
     warnings: tuple[str, ...] = ()
 
+    @property
+    def spill_bytes(self) -> int:
+        """Bytes a thread spills: stores and loads of local memory in the machine code, added."""
+        return self.spill_store_bytes + self.spill_load_bytes
+
 
 @dataclass(frozen=True, slots=True)
 class CompiledKernel:

@@ -69,7 +69,7 @@ def compile_kernel(
     name = config.kernel_name(traits)
     kernel = _compile(_Unit(source, name, config.short_form(), arch, options), cache)
     made = kernel.resources
-    refusal = None if options.debug else config.refused_build(made.spill_store_bytes, made.warnings)
+    refusal = None if options.debug else config.refused_build(made.spill_bytes, made.warnings)
     if refusal is not None:
         raise Unsupported(f"{config.short_form()}: {refusal}.")
     return kernel

@@ -33,8 +33,7 @@ class SurveyRow:
         kernel = self.kernel
         used = kernel.resources if kernel else None
         flat["registers"] = used.registers if used else None
-        flat["spill_bytes"] = used.spill_store_bytes if used else None
-        flat["spill_load_bytes"] = used.spill_load_bytes if used else None
+        flat["spill_bytes"] = used.spill_bytes if used else None
         flat["smem_bytes"] = self.config.smem_bytes()
         flat["blocks_per_sm"] = self.blocks_per_sm()
         flat["compile_s"] = round(kernel.compile_seconds, 3) if kernel else None

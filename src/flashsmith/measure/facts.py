@@ -25,7 +25,7 @@ class Facts:
     """What is true of a kernel wherever it runs; counts are of a small problem, per score block."""
 
     registers: int
-    spill_bytes: int
+    spill_bytes: int  # stored and loaded, added
     smem_bytes: int
     blocks_per_sm: int
     limit: str  # what bounds blocks_per_sm
@@ -51,7 +51,7 @@ def facts_of(config: KernelConfig, arch: str, *, causal: bool = False) -> Facts:
     )
     return Facts(
         used.registers,
-        used.spill_store_bytes + used.spill_load_bytes,
+        used.spill_bytes,
         config.smem_bytes(),
         room.blocks,
         room.limit,

@@ -44,7 +44,7 @@ def artefact_facts(candidate: Candidate) -> dict[str, object]:
     )
     return {
         "registers": used.registers,
-        "spill_bytes": used.spill_store_bytes + used.spill_load_bytes,
+        "spill_bytes": used.spill_bytes,
         "smem_bytes": candidate.config.smem_bytes(),
         "blocks_per_sm": room.blocks,
         "limit": room.limit,
