@@ -14,6 +14,7 @@ from flashsmith.config.parse import parse_config
 from flashsmith.problem.attention_problem import AttentionProblem
 from flashsmith.tuner.choose import choose
 from flashsmith.tuner.exchange import write_lines
+from flashsmith.tuner.launched import launched_area
 from flashsmith.tuner.measured import MeasuredTable, distance, known_measurements
 from flashsmith.tuner.measurement import Measurement, MeasurementKey
 from flashsmith.tuner.outcome import Timed, Wrong
@@ -26,10 +27,21 @@ SLOW = "(BF16, 128, 128, 32, 4): async+eager+swizzled+load_2_2_2_tiles+opt_softm
 TOO_LARGE = "(BF16, 256, 128, 128, 8): async+eager+swizzled+load_2_2_2_tiles+opt_softmax"
 
 
-def measured(config, median_us, problem=PROBLEM, *, gate=True, gpu=GPU, outcome=None):
+PAIRS = (
+    "hopper(BF16, 256, 2, 64): kv_2+q_3+overlap+early_rescale+stats_SUM+lazy_8+cluster_2"
+    "+tiles_DYNAMIC+regs_232_40"
+)
+ALONE = PAIRS.replace("+cluster_2", "")
+WIDE = AttentionProblem(4, 8, 8, 4096, 4096, 256, DType.BF16)
+ROOM = {"sm_count": 132, "blocks_per_sm": 1}
+
+
+def measured(
+    config, median_us, problem=PROBLEM, *, gate=True, gpu=GPU, outcome=None, environment=None
+):
     key = MeasurementKey(gpu, "sm_90a", "580", "nvrtc", "", config, problem, "final")
     timed = Timed(median_us, median_us, median_us, 15, "f")
-    return Measurement(key, outcome or timed, gate=gate)
+    return Measurement(key, outcome or timed, gate=gate, environment=environment or {})
 
 
 def table(*measurements, label="measured on this machine"):
@@ -102,6 +114,55 @@ def test_a_neighbours_measurement_is_taken_and_said():
     choice = chosen(replace(PROBLEM, q_len=3000, k_len=3000), table(measured(FAST, 10.0)))
     assert choice.config == parse_config(FAST)
     assert "the nearest shape measured, batch 2, heads 3:1, 4096 x 4096" in choice.reason
+
+
+def wide_table(room=ROOM, shorter=2048):
+    """Pairs of blocks won at 4096, single ones at another length."""
+    other = replace(WIDE, batch=16384 // shorter, q_len=shorter, k_len=shorter)
+    us = 665.2 * 1.04 * shorter / 4096  # a little less efficient than the pairs
+    return table(
+        measured(PAIRS, 665.2, WIDE, environment=room),
+        measured(ALONE, us, other, environment=room),
+    )
+
+
+def test_33_tiles_are_no_pairs_so_a_cluster_that_won_on_32_yields_and_it_is_said():
+    choice = chosen(replace(WIDE, q_len=4133, k_len=4133), wide_table())
+    assert choice.config == parse_config(ALONE)
+    assert "on batch 8, heads 8, 2048 x 2048" in choice.reason
+    # 8 waves of 65 blocks of keys in place of 8 of 32; the pairs need 9 waves instead of 8 of 64.
+    us = 665.2 * 1.04 / 2 * 65 / 32
+    assert choice.reason.endswith(f"its whole tiles and waves make {us:.1f} µs of it here")
+    (loser,) = choice.rejected
+    assert loser.what == PAIRS
+    assert loser.reason.startswith("665.2 µs on the nearest shape measured, batch 4, heads 8, 4096")
+    assert loser.reason.endswith(f"make {665.2 * 9 / 8 * 65 / 64:.1f} µs of it here")
+
+
+@pytest.mark.parametrize(
+    ("problem", "known"),
+    [
+        (WIDE, wide_table()),  # measured: nothing is estimated
+        (replace(WIDE, q_len=4090, k_len=4090), wide_table()),  # 32 tiles are pairs
+        (replace(WIDE, q_len=4133, k_len=4133), wide_table(room={})),  # waves are not known
+        # More keys hide what a tile costs: times at 8192 say nothing good of 4133.
+        (replace(WIDE, q_len=4133, k_len=4133), wide_table(shorter=8192)),
+    ],
+)
+def test_a_cluster_that_won_stays_where_it_fits_or_nothing_better_is_known(problem, known):
+    assert chosen(problem, known).config == parse_config(PAIRS)
+
+
+def test_launched_area_counts_whole_tiles_whole_waves_and_what_a_mask_leaves():
+    alone, pairs = parse_config(ALONE), parse_config(PAIRS)
+    odd = replace(WIDE, q_len=4133, k_len=4133)
+    keys = 65 * 64
+    assert launched_area(alone, odd, 132) == 8 * 132 * 128 * keys
+    assert launched_area(pairs, odd, 132) == 9 * 66 * 256 * keys
+    assert launched_area(pairs, odd, 0) == 17 * 32 * 256 * keys
+    causal = replace(WIDE, q_len=300, k_len=300, causal=True)  # rows to 128, 256 and 300
+    assert launched_area(alone, causal, 132) == 32 * 128 * (128 + 256 + 320)
+    assert launched_area(alone, replace(causal, diagonal=-300), 132) == 0
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,16 @@ from flashsmith.config.kernel_config import KernelConfig
 from flashsmith.config.parse import parse_config
 from flashsmith.problem.attention_problem import AttentionProblem
 from flashsmith.runtime.launch import require_computable
-from flashsmith.tuner.measured import Candidate, MeasuredTable, distance, known_measurements
+from flashsmith.tuner.launched import launched_area
+from flashsmith.tuner.measured import (
+    Candidate,
+    MeasuredTable,
+    distance,
+    known_measurements,
+    states_a_floor,
+)
 
+MARGIN = 0.03  # by which a neighbour's winner must be beaten: less is within what is estimated
 _NOTHING: Mapping[KernelConfig, str] = {}
 
 
@@ -112,12 +120,56 @@ def _measured_choice(
             Rejected(other.config, f"{other.median_us:.1f} µs against {item.median_us:.1f}")
             for other in ranked[place + 1 :]
         )
-        where = (
-            "this shape" if least == 0 else f"the nearest shape measured, {_shape(item.problem)}"
-        )
+        where = "this shape"
+        if least > 0:
+            where = f"the nearest shape measured, {_shape(item.problem)}"
+            better = _better_filled(question, table, measured, (config, item))
+            if better is not None:
+                return replace(better, rejected=(*passed, *better.rejected, *slower))
         reason = f"{table.label}: {item.median_us:.1f} µs on {where}, {question.gpu}"
         return Choice(config, table.label, reason, (*passed, *slower))
     return None
+
+
+def _better_filled(
+    question: _Question,
+    table: MeasuredTable,
+    measured: Sequence[Candidate],
+    winner: tuple[KernelConfig, Candidate],
+) -> Choice | None:
+    """What should be faster here than a neighbour's winner, whose tiles or waves fit less well."""
+    config, item = winner
+    expected_us = _expected_us(question, config, item)
+    best: tuple[float, KernelConfig, Candidate] | None = None
+    for other in measured:
+        if other.config == item.config or not states_a_floor(question.problem, other.problem):
+            continue
+        rival, _ = _usable(question, other)
+        if rival is None:
+            continue
+        rival_us = _expected_us(question, rival, other)
+        if rival_us < (best[0] if best else (1 - MARGIN) * expected_us):
+            best = (rival_us, rival, other)
+    if best is None:
+        return None
+    rival_us, rival, other = best
+    reason = (
+        f"{table.label}: {other.median_us:.1f} µs on {_shape(other.problem)}, {question.gpu}; its "
+        f"whole tiles and waves make {rival_us:.1f} µs of it here"
+    )
+    loser = (
+        f"{item.median_us:.1f} µs on the nearest shape measured, {_shape(item.problem)}; its whole "
+        f"tiles and waves make {expected_us:.1f} µs of it here"
+    )
+    return Choice(rival, table.label, reason, (Rejected(item.config, loser),))
+
+
+def _expected_us(question: _Question, config: KernelConfig, item: Candidate) -> float:
+    """The time on the question's problem if a launched element costs what it did when measured."""
+    here = launched_area(config, question.problem, item.blocks_at_once)
+    measured = replace(item.problem, dtype=question.problem.dtype)
+    there = launched_area(config, measured, item.blocks_at_once)
+    return item.median_us * here / max(there, 1)
 
 
 def _usable(question: _Question, item: Candidate) -> tuple[KernelConfig | None, str]:

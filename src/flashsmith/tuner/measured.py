@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from flashsmith.tuner.outcome import Timed
 
 SHIPPED_FOLDER = Path(__file__).parent / "shipped"  # one file of JSON lines a GPU
 NEAR = 1.0  # powers of two that each length of a neighbour may be off
+FLOOR_NEAR = 2.0  # the same for what may take the place of a neighbour's winner
 OTHER_DTYPE = 0.01  # a tie-break: FP16 and BF16 kernels take the same time
 
 _log = logging.getLogger("flashsmith.choose")
@@ -29,6 +30,7 @@ class Candidate:
     problem: AttentionProblem
     config: str  # short form
     median_us: float
+    blocks_at_once: int = 0  # that the GPU it ran on holds; 0: not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +43,17 @@ class MeasuredTable:
     def of_gpu(self, gpu: str) -> Sequence[Candidate]:
         """Everything choosable that was measured on a GPU of that name."""
         return [
-            Candidate(item.key.problem, item.key.config, item.outcome.median_us)
+            Candidate(
+                item.key.problem, item.key.config, item.outcome.median_us, _blocks_at_once(item)
+            )
             for item in self.read()
             if item.gate and item.key.gpu == gpu and isinstance(item.outcome, Timed)
         ]
+
+
+def _blocks_at_once(item: Measurement) -> int:
+    counts = [item.environment.get(name) for name in ("sm_count", "blocks_per_sm")]
+    return math.prod(count if isinstance(count, int) else 0 for count in counts)
 
 
 def known_measurements(gpu: str) -> tuple[MeasuredTable, ...]:
@@ -72,16 +81,30 @@ def distance(a: AttentionProblem, b: AttentionProblem) -> float:
         return math.inf
     if a.causal and _ends_bottom_right(a) is not _ends_bottom_right(b):
         return math.inf
+    steps = _steps(a, b)
+    if max(steps[:2]) > NEAR:
+        return math.inf
+    return sum(steps) + (OTHER_DTYPE if a.dtype is not b.dtype else 0.0)
+
+
+def states_a_floor(a: AttentionProblem, b: AttentionProblem) -> bool:
+    """Whether a kernel that took a time on `b` does no worse on `a`, in proportion to the work.
+
+    Starting and ending a tile weighs more where there are fewer keys, so `b` must not have more.
+    """
+    like = distance(replace(a, q_len=b.q_len, k_len=b.k_len), b) < math.inf
+    return like and b.k_len <= a.k_len and max(_steps(a, b)[:2]) <= FLOOR_NEAR
+
+
+def _steps(a: AttentionProblem, b: AttentionProblem) -> list[float]:
+    """Powers of two between lengths of Q, of K, heads in all, and heads of a group."""
     pairs = (
         (a.q_len, b.q_len),
         (a.k_len, b.k_len),
         (a.batch * a.heads, b.batch * b.heads),
         (a.heads // max(a.kv_heads, 1), b.heads // max(b.kv_heads, 1)),
     )
-    steps = [abs(math.log2(max(x, 1) / max(y, 1))) for x, y in pairs]
-    if max(steps[:2]) > NEAR:
-        return math.inf
-    return sum(steps) + (OTHER_DTYPE if a.dtype is not b.dtype else 0.0)
+    return [abs(math.log2(max(x, 1) / max(y, 1))) for x, y in pairs]
 
 
 def _ends_bottom_right(problem: AttentionProblem) -> bool:
