@@ -89,6 +89,15 @@ def test_importing_flashsmith_imports_no_framework_and_no_cuda_package(python, t
     assert not tops & set(HEAVY)
 
 
+def test_the_lines_of_the_readme_run_without_torch_and_cuda_packages(python, tmp_path):
+    lines = (ROOT / "README.md").read_text(encoding="utf-8").split("```python\n")[1].split("```")[0]
+    assert "flash_attention(" in lines
+    blocked = "import sys; sys.modules['torch'] = sys.modules['cuda'] = None\n"
+    ran = run(python, "-c", blocked + lines, cwd=tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.startswith("(1, 200, 3, 64) ")
+
+
 SHIPPED_CALL = """
 import numpy, pytest
 import flashsmith
