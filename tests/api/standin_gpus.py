@@ -50,6 +50,7 @@ class StandInGpus:
 
     def __init__(self, *names):
         self.names = names
+        self.calls = []  # names of functions
         self.started, self.loaded = [], []  # launches; GPU and kernel
         self.capturing = set()  # streams
         self._memory, self._kernels = {}, {}
@@ -59,7 +60,12 @@ class StandInGpus:
     def __getattr__(self, name):
         if name not in _FUNCTIONS:
             raise AttributeError(name)
-        return lambda *arguments: _FUNCTIONS[name](self, *arguments)
+
+        def call(*arguments):
+            self.calls.append(name)
+            return _FUNCTIONS[name](self, *arguments)
+
+        return call
 
     def __getitem__(self, name):
         return getattr(self, name)

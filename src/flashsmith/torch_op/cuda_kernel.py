@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -34,7 +35,8 @@ class _Plan:
     device: Device
     launch: Launch
     ordinal: int
-    heads_first: bool
+    empty_output: Callable[[Tensor], Tensor]  # of q
+    lse_like: Tensor | None  # of one element: `empty_like` of it takes a third of `new_empty`
     copies: bool  # an input must be copied before each launch
     workspace_bytes: int
     params: dict[tuple[int, ...], tuple[bytes, ...]] = field(default_factory=dict)  # by addresses
@@ -46,7 +48,7 @@ _plans: dict[tuple[Any, ...], _Plan] = {}  # Any: shapes, strides, types and the
 def forward(q: Tensor, k: Tensor, v: Tensor, *wish: Any) -> Tensor:  # Any: the fields of a Wish
     """Attention of tensors on a GPU, in torch's current stream."""
     plan = _plan_of(q, k, v, False, wish)
-    out = empty_output(q)
+    out = plan.empty_output(q)
     _launch(plan, q, k, v, out, 0)
     return out
 
@@ -54,7 +56,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, *wish: Any) -> Tensor:  # Any: the 
 def forward_lse(q: Tensor, k: Tensor, v: Tensor, *wish: Any) -> tuple[Tensor, Tensor]:
     """The same, and the log-sum-exp."""
     plan = _plan_of(q, k, v, True, wish)
-    out, lse = empty_output(q), empty_lse(q, plan.heads_first)
+    out, lse = plan.empty_output(q), torch.empty_like(plan.lse_like)
     _launch(plan, q, k, v, out, lse.data_ptr())
     return out, lse
 
@@ -97,10 +99,17 @@ def _make_plan(q: Tensor, k: Tensor, v: Tensor, wish: Wish, lse: bool) -> _Plan:
         device=device,
         launch=launch,
         ordinal=q.get_device(),
-        heads_first=wish.heads_first,
+        empty_output=torch.empty_like if torch.empty_like(q).stride(3) == 1 else empty_output,
+        lse_like=_lse_like(q, wish.heads_first) if lse else None,
         copies=any(replace(view, address=0).obstacle() for view in views),
         workspace_bytes=launch.start.plan.workspace_bytes if launch.start is not None else 0,
     )
+
+
+def _lse_like(q: Tensor, heads_first: bool) -> Tensor:
+    """A tensor with the shape of the log-sum-exp that takes the memory of one number."""
+    shape = empty_lse(q.to("meta"), heads_first).shape
+    return q.new_empty((), dtype=torch.float32).expand(shape)
 
 
 def _launch(plan: _Plan, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: int) -> None:

@@ -1,0 +1,59 @@
+"""The operator's side on a GPU, with a driver that computes nothing: what it makes and asks for."""
+
+import pytest
+import torch
+from placed_arrays import Placement, placed_inputs
+from standin_gpus import plug_in
+
+from flashsmith.base.dtypes import DType
+from flashsmith.check.cases import Case
+from flashsmith.problem.attention_problem import AttentionProblem
+from flashsmith.runtime.devices import default_device
+from flashsmith.torch_op import cuda_kernel, fake_kernel
+
+CASE = Case("operator", AttentionProblem(2, 6, 2, 70, 203, 64, DType.BF16, causal=True))
+MMA = "(BF16, 64, 64, 32, 4): async+swizzled+load_2_2_2_tiles"
+HOPPER = "hopper(BF16, 64, 2, 64): kv_2+q_4+overlap+tiles_DYNAMIC+regs_232_40"
+PLACEMENTS = [Placement(), Placement("bhsd"), Placement("sbhd"), Placement("bsdh")]
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """One GPU, on which tensors of the CPU are said to lie."""
+    gpus = plug_in(monkeypatch, "NVIDIA H200")
+    monkeypatch.setattr(cuda_kernel, "gpu_device", lambda view, backend: default_device("cuda"))
+    monkeypatch.setattr(cuda_kernel, "_current_stream", lambda ordinal: 0)
+    monkeypatch.setattr(cuda_kernel, "_plans", {})
+    return gpus
+
+
+def tensors(placement=PLACEMENTS[0], layout="bshd"):
+    return [item.torch(DType.BF16) for item in placed_inputs(CASE, placement, layout)]
+
+
+@pytest.mark.filterwarnings("ignore::flashsmith.FlashsmithWarning")
+@pytest.mark.parametrize("placement", PLACEMENTS, ids=str)
+@pytest.mark.parametrize("layout", ["bshd", "bhsd"])
+def test_outputs_are_those_that_tracing_promises(gpu, placement, layout):
+    arrays = tensors(placement, layout)
+    wish = (None, True, False, layout == "bhsd", MMA)
+    for _ in range(2):
+        made = (*cuda_kernel.forward_lse(*arrays, *wish), cuda_kernel.forward(*arrays, *wish))
+    promised = (*fake_kernel.forward_lse(*arrays, *wish), fake_kernel.forward(*arrays, *wish))
+    for ours, theirs in zip(made, promised, strict=True):
+        assert (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype)
+        assert ours.stride() == theirs.stride()
+    assert len({tensor.data_ptr() for tensor in made}) == 3
+
+
+@pytest.mark.parametrize("config", [MMA, HOPPER], ids=["mma", "hopper"])
+def test_a_warm_call_asks_the_driver_for_the_current_context_and_launches(gpu, config, monkeypatch):
+    arrays = tensors()
+    out = torch.empty_like(arrays[0])
+    monkeypatch.setattr(torch, "empty_like", lambda q: out)  # torch's memory comes back, too
+    wish = (None, True, False, False, config)
+    with gpu.current(0):
+        cuda_kernel.forward(*arrays, *wish)
+        gpu.calls.clear()
+        cuda_kernel.forward(*arrays, *wish)
+    assert gpu.calls == ["cuCtxGetCurrent", "cuLaunchKernel"]
