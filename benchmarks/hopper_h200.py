@@ -23,7 +23,7 @@ import hopper_bars as bars
 
 from flashsmith.measure.record import Record, append_records
 
-PARTS = ("burst", "checks", "shapes", "ladder", "counters", "sanitize", "sustained")
+PARTS = ("burst", "checks", "shapes", "ladder", "counters", "sanitize", "knobs", "sustained")
 RECORD = "hopper.jsonl"
 FILES = {"fp16": "hopper_fp16.jsonl"}  # an exploration: not part of the record
 RESUMED = ("burst", "sustained")  # a second process goes on with the cells that are missing
@@ -32,6 +32,7 @@ RESUMED = ("burst", "sustained")  # a second process goes on with the cells that
 def run_part(part: str, out: Path, prototype: Path | None, commit: str) -> None:
     """One part, in this process; every line is written as soon as it is known."""
     import hopper_checks as checks
+    import hopper_knobs as knobs
     import hopper_parts as parts
     import hopper_variations as variations
     from hopper_prototype import Prototype
@@ -55,6 +56,7 @@ def run_part(part: str, out: Path, prototype: Path | None, commit: str) -> None:
         "shapes": lambda: variations.shapes(setting),
         "ladder": lambda: parts.ladder(setting),
         "counters": lambda: parts.counters(setting),
+        "knobs": lambda: knobs.knobs(setting),
         "fp16": lambda: variations.fp16(setting),
     }
     for record in made[part]():
@@ -83,11 +85,13 @@ def _short(value: object) -> str:
 def compile_all(wanted: list[str]) -> None:
     """Fills the cache on all cores, before anything is timed."""
     from hopper_checks import memory_checked
+    from hopper_knobs import knob_problems
     from hopper_shapes import compile_ahead
     from hopper_variations import fp16_problems
 
+    more = {"fp16": fp16_problems, "knobs": knob_problems}
     compile_ahead(
-        fp16_problems() if "fp16" in wanted else (),
+        [pair for part, pairs in more.items() if part in wanted for pair in pairs()],
         memory_checked() if "sanitize" in wanted else (),
     )
 
@@ -121,7 +125,7 @@ def main() -> int:
     parser.add_argument("--prototype", type=Path)
     parser.add_argument("--parts", default=",".join(PARTS))
     parser.add_argument("--commit", default="")
-    parser.add_argument("--seconds", type=float, default=330.0, help="for all parts together")
+    parser.add_argument("--seconds", type=float, default=400.0, help="for all parts together")
     parser.add_argument("--here", action="store_true", help="one part, in this process")
     asked = parser.parse_args()
     wanted = asked.parts.split(",")

@@ -11,6 +11,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from flashsmith.base.dtypes import DType
+from flashsmith.base.errors import FlashsmithError
 from flashsmith.compile.compiler import CompileJob, compile_many
 from flashsmith.config import get_kernel_configs
 from flashsmith.config.kernel_config import KernelConfig
@@ -28,6 +29,8 @@ LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
 CELLS = [(d, causal, n) for d in (64, 128, 256) for causal in (False, True) for n in LENGTHS]
 SHAPES_LENGTH = 4096
 MORE_ROWS = 37  # 4,133 is a prime: no multiple of any tile
+
+ROUNDING = 5e-3  # twice what a BF16 kernel is off the truth
 
 _DEVICE: list[CudaDevice] = []
 
@@ -113,6 +116,25 @@ def ours(
         prepared(call, stream)
 
     return Contender(name or picked.short_form(), launch), picked
+
+
+def if_right(
+    t: Tensors, config: KernelConfig, expected: torch.Tensor, *, causal: bool
+) -> Contender | None:
+    """A configuration that builds and computes what is expected; else None, and it is said."""
+    out = torch.full_like(t.q, float("nan"))
+    try:
+        found, _ = ours(t, causal=causal, config=config, out=out)
+    except FlashsmithError as error:
+        print("left out:", error, flush=True)
+        return None
+    now(found)
+    torch.cuda.synchronize()
+    off = float((out.double() - expected.double()).norm() / expected.double().norm())
+    if off < ROUNDING:
+        return found
+    print(f"WRONG by {off}: {config.short_form()}", flush=True)
+    return None
 
 
 def _arg(x: torch.Tensor) -> TensorArg:

@@ -178,3 +178,17 @@ def test_every_kind_of_line_is_told_in_one_line_of_the_log(module, complete):
     lines = [told("part", record) for record in complete]
     assert all("\n" not in line for line in lines)
     assert any("prototype: tflops" in line and "192x80e0" in line for line in lines)
+
+
+def test_each_knob_is_moved_alone_or_with_what_it_forces(module):
+    knobs = module("hopper_knobs")
+    last = get_kernel_configs("hopper-prog")[-1]
+    found = {(name, text): other for name, text, other in knobs.moved(last, causal=False)}
+    assert {name for name, _ in found} >= {"overlap", "pingpong", "statistics", "scheduler"}
+    for (name, _), other in found.items():
+        assert other.refusal() is None
+        differing = {k for k in last.knobs() if getattr(last, k) != getattr(other, k)}
+        assert name in differing
+        assert differing <= {name, *knobs.ALSO.get(name, ())}
+    assert "l2_sections" not in {name for name, _ in found}
+    assert "l2_sections" in {name for name, _, _ in knobs.moved(last, causal=True)}
