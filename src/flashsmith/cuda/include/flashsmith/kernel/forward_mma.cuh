@@ -79,9 +79,20 @@ class ForwardTile {
                 }
             }
             between_products<kMasked>(block, step);
+            Fragments<Kernel::kRowTiles> p[Kernel::kStepSpans];
             if (active) {
-                softmax_and_multiply_pv<Kernel, kMasked>(o_, rows_, s, of_step(v_reader_, step),
-                                                         args_.scale_log2);
+                const VReader<Kernel> v_reader = of_step(v_reader_, step);
+                begin_softmax<Kernel, kMasked>(p, o_, rows_, s, args_.scale_log2);
+                if constexpr (!Kernel::kVAfterSoftmax) {
+                    multiply_pv<Kernel, kMasked>(o_, rows_, p, s, v_reader, args_.scale_log2);
+                }
+            }
+            if constexpr (Kernel::kVAfterSoftmax) {
+                if (step == 0) finish_copies();  // V of this block is in
+                if (active) {
+                    multiply_pv<Kernel, kMasked>(o_, rows_, p, s, of_step(v_reader_, step),
+                                                 args_.scale_log2);
+                }
             }
         }
     }
@@ -116,10 +127,12 @@ class ForwardTile {
         return first_key <= last_row + args_.diagonal;
     }
 
-    // Makes V ready before its first use, and gives K's room away after its last.
+    // Makes V ready before its first use, unless that is left for after the softmax, and gives K's
+    // room away after its last.
     template <bool kMasked>
     FS_DEVICE void between_products(int block, int step) {
-        if (step == 0) {
+        const bool first = step == 0 && !Kernel::kVAfterSoftmax;
+        if (first) {
             if constexpr (Kernel::kEager) {
                 ptx::cp_async_wait<0>();
             } else {
@@ -129,7 +142,7 @@ class ForwardTile {
         }
         if constexpr (Kernel::kEager) {
             const bool last = step == Kernel::kSteps - 1;
-            if (step == 0 || last) ptx::bar_sync();  // V is in (first), K has been read (last)
+            if (first || last) ptx::bar_sync();  // V is in (first), K has been read (last)
             if (last && block > 0) copy_k<false>(block - 1);
         }
     }

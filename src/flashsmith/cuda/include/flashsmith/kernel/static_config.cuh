@@ -44,6 +44,12 @@ struct StaticForwardKernelConfig {
     static constexpr int kDSpans = kDHead / kMatrixSpan;
     static constexpr int kStepSpans = kStepCols / kMatrixSpan;
 
+    // Where blocks are taken in steps, V has a barrier of its own. Plain, it stands after the
+    // softmax: ptxas then reads no V while all of S is held, which made it spill (NVRTC 13.4). A
+    // step of one span leaves room for both.
+    static constexpr bool kVAfterSoftmax =
+        kEager && !kOptimizedSoftmax && kSteps > 1 && kStepSpans > 1;
+
     using S = Accumulator<kRowTiles, 2 * kStepSpans>;
     using O = Accumulator<kRowTiles, 2 * kDSpans>;
     using QKGroups =

@@ -97,14 +97,11 @@ FS_DEVICE void exponentiate_step(Fragments<Kernel::kRowTiles> (&p)[Kernel::kStep
     }
 }
 
-// Optimized, the exponentials of a group are computed beside the products of the group before, so
-// that the special-function units and the tensor cores work at the same time.
+// What of P is computed before products with V begin: all of it, or optimized the first group.
 template <class Kernel, bool kMasked>
-FS_DEVICE void softmax_and_multiply_pv(typename Kernel::O& o, RowState<Kernel>& rows,
-                                       typename Kernel::S& s, const VReader<Kernel>& v_reader,
-                                       float scale_log2) {
-    using Groups = typename Kernel::PVGroups;
-    Fragments<Kernel::kRowTiles> p[Kernel::kStepSpans];
+FS_DEVICE void begin_softmax(Fragments<Kernel::kRowTiles> (&p)[Kernel::kStepSpans],
+                             typename Kernel::O& o, RowState<Kernel>& rows, typename Kernel::S& s,
+                             float scale_log2) {
     if constexpr (Kernel::kOptimizedSoftmax) {
         rescale_when_outgrown<Kernel, kMasked>(rows, o, s, scale_log2);
         exponentiate_group<Kernel, kMasked>(p, rows, s, scale_log2, 0);
@@ -112,6 +109,16 @@ FS_DEVICE void softmax_and_multiply_pv(typename Kernel::O& o, RowState<Kernel>& 
         scale_and_rescale<Kernel, kMasked>(rows, o, s, scale_log2);
         exponentiate_step<Kernel, kMasked>(p, rows, s, scale_log2);
     }
+}
+
+// Optimized, the exponentials of a group are computed beside the products of the group before, so
+// that the special-function units and the tensor cores work at the same time.
+template <class Kernel, bool kMasked>
+FS_DEVICE void multiply_pv(typename Kernel::O& o, RowState<Kernel>& rows,
+                           Fragments<Kernel::kRowTiles> (&p)[Kernel::kStepSpans],
+                           const typename Kernel::S& s, const VReader<Kernel>& v_reader,
+                           float scale_log2) {
+    using Groups = typename Kernel::PVGroups;
     VOperands<Kernel> operands[Groups::kStages];
     operands[0].read(v_reader, 0);
     FS_UNROLL
