@@ -1,8 +1,8 @@
 """What the API costs on a GPU, and whether it holds there: host time, first calls, a model.
 
-    python benchmarks/api_h200.py host|first|model|small --out FOLDER [--commit HASH]
+    python benchmarks/api_h200.py all|host|first|model|sanitizer|small --out FOLDER [--commit HASH]
 
-Each part appends JSON lines to FOLDER/api.jsonl and prints a table.
+Each part appends JSON lines to FOLDER/api.jsonl and prints a table; `all` takes about a minute.
 """
 
 from __future__ import annotations
@@ -115,30 +115,29 @@ torch.cuda.synchronize()
 second = time.perf_counter()
 print(imported - ready, first - imported, second - first, choice.source, sep="|")
 """
-Q = "q := torch.randn(2, 1000, 8, 128, dtype=torch.bfloat16, device='cuda')"
-HOST_Q = "q := numpy.ones((2, 1000, 8, 128), numpy.float16)"
+Q = "q := torch.randn(2, 1000, 8, 128, dtype=torch.{dtype}, device='cuda')"
 CALL = "flash_attention({q}, q, q, causal=True, explain=True{more})[-1]"
-CALLS_TIMED = {
-    "torch tensors": CALL.format(q=Q, more=""),
-    "torch tensors, mma.sync": CALL.format(q=Q, more=f", config={MMA!r}"),
-    "NumPy arrays": CALL.format(q=HOST_Q, more=""),
-}
+TORCH = CALL.format(q=Q.format(dtype="float16"), more="")
+NUMPY = CALL.format(q="q := numpy.ones((2, 1000, 8, 128), numpy.float16)", more="")
+MMA_SYNC = CALL.format(q=Q.format(dtype="bfloat16"), more=f", config={MMA!r}")
 NO_COMPILER = {"FLASHSMITH_NVRTC": "/nowhere"}
 
 
 def first(arguments) -> None:
     """The first call of a process: empty cache, warm cache, and a shipped choice with no compiler.
 
-    About 45 s, most of it torch's import in eight processes.
+    To be run alone: beside other jobs a compile takes two and three times as long.
     """
-    for kind, call in CALLS_TIMED.items():
-        with tempfile.TemporaryDirectory() as cache:
-            for state in ("empty cache", "warm cache"):
-                first_call(arguments, f"{kind}, {state}", call, cache, {})
+    with tempfile.TemporaryDirectory() as cache:
+        first_call(arguments, "torch tensors, empty cache", TORCH, cache, {})
+        first_call(arguments, "torch tensors, warm cache", TORCH, cache, {})
+        first_call(arguments, "NumPy arrays, warm cache", NUMPY, cache, {})  # of the same kernel
+    with tempfile.TemporaryDirectory() as cache:
+        for state in ("empty cache", "warm cache"):
+            first_call(arguments, f"torch tensors, mma.sync, {state}", MMA_SYNC, cache, {})
     with shipped_kernels() as kernels, tempfile.TemporaryDirectory() as cache:
-        for kind in ("torch tensors", "NumPy arrays"):
+        for kind, call in (("torch tensors", TORCH), ("NumPy arrays", NUMPY)):
             name = f"{kind}, shipped choice, no compiler, empty cache"
-            call = CALLS_TIMED[kind]
             first_call(arguments, name, call, cache, NO_COMPILER, bundled_kernels=kernels)
 
 
@@ -262,8 +261,46 @@ def small(arguments) -> None:
     print("small calls done")
 
 
+def sanitizer(arguments) -> None:
+    """The small calls under compute-sanitizer's memcheck."""
+    program = [sys.executable, __file__, "small"]
+    run = subprocess.run(
+        ["compute-sanitizer", "--tool", "memcheck", "--error-exitcode", "9", *program],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    result = {
+        "name": "17 small calls of every kind",
+        "exit_code": run.returncode,
+        "summary": next((line for line in run.stdout.splitlines() if "ERROR SUMMARY" in line), ""),
+    }
+    record(arguments, "sanitizer", result)
+    print(json.dumps(result))
+
+
+def everything(arguments) -> None:
+    """All parts: what is timed one by one, then what is not side by side."""
+    started = time.perf_counter()
+    options = ["--out", str(arguments.out), "--commit", arguments.commit]
+    for together in (["host"], ["first"], ["model", "sanitizer"]):
+        children = [
+            subprocess.Popen([sys.executable, __file__, part, *options]) for part in together
+        ]
+        for child in children:
+            child.wait()
+    print(f"{time.perf_counter() - started:.0f} s")
+
+
 def main() -> None:
-    parts = {"host": host, "first": first, "model": model, "small": small}
+    parts = {
+        "all": everything,
+        "host": host,
+        "first": first,
+        "model": model,
+        "sanitizer": sanitizer,
+        "small": small,
+    }
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("part", choices=parts)
     parser.add_argument("--out", type=Path, default=Path("out"))
