@@ -102,6 +102,18 @@ def test_run_says_which_problem_it_ran():
     assert "batch 1, heads 4/2, 33 x 33, causal, on emulator" in done.stdout
 
 
+def test_run_takes_several_lengths_and_says_which_a_row_is_of():
+    done = run("run", SMALL, "--q-len", "33,70", "--k-len", 99, "--json")
+    assert [(row["config"], row["q_len"], row["result"]) for row in rows(done)] == [
+        (SMALL, 33, "right"),
+        (SMALL, 70, "right"),
+    ]
+    done = run("run", SMALL, "--q-len", "33,x")
+    assert "--q-len is '33,x'; it is a list of numbers above 0" in str(done.exception)
+    (row,) = rows(run("run", SMALL, "--q-len", 0, "--k-len", 99, "--json"))
+    assert row["result"] == "right"
+
+
 def test_a_large_problem_is_checked_on_the_quick_cases():
     (row,) = rows(run("run", SMALL, "--q-len", 8192, "--json"))
     assert row["checked_on"] == "2 quick cases"
@@ -116,6 +128,17 @@ def test_counters_show_that_swizzling_removes_bank_conflicts():
     assert swizzled == 0
     assert plain > 0
     assert found[0]["warp_instructions"] > 0
+
+
+def test_many_counters_are_shown_on_their_side_and_whole(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    arguments = ("--q-len", 64, "--k-len", 96, "--counters")
+    table = run("run", SMALL, *arguments).stdout
+    (row,) = rows(run("run", SMALL, *arguments, "--json"))
+    assert max(map(len, table.splitlines())) <= 100
+    lines = [line.split() for line in table.splitlines()]
+    for name in ("warp_instructions", "async_copy_instructions", "global_load_bytes"):
+        assert [name, f"{row[name]:,}"] in lines
 
 
 def test_a_seed_gives_another_schedule_and_the_same_answer():

@@ -6,7 +6,7 @@ import csv as csv_module
 import io
 import json as json_module
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import typer
 
@@ -15,6 +15,7 @@ from flashsmith.base.errors import ArgumentError
 Row = Mapping[str, object]
 
 _PIPED_WIDTH = 160  # columns of a table that is not written to a terminal
+_GAP, _FOLDED, _TURNED = 3, 16, 28  # between columns; of a folded text; of a row on its side
 
 
 def show(
@@ -85,6 +86,10 @@ def _print_table(rows: Sequence[Row], names: list[str], title: str) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    if rows and _least_width(rows, names) > terminal_width():
+        for block in _turned(rows, names):
+            _print_table(block, list(block[0]), title)
+        return
     table = Table(box=box.SIMPLE, title=title or None, title_justify="left", pad_edge=False)
     for name in names:
         values = [row.get(name) for row in rows]
@@ -95,3 +100,27 @@ def _print_table(rows: Sequence[Row], names: list[str], title: str) -> None:
     for row in rows:
         table.add_row(*(Text(cell_text(row.get(name))) for name in names))
     Console(width=terminal_width(), highlight=False).print(table)
+
+
+def _least_width(rows: Sequence[Row], names: Sequence[str]) -> int:
+    """Columns that a table needs: numbers and their names stay whole, texts can be folded."""
+    return sum(_column_width([row.get(name) for row in rows], name) for name in names)
+
+
+def _column_width(values: Sequence[object], name: str) -> int:
+    longest = max(len(text) for text in (name, *map(cell_text, values)))
+    is_number = all(isinstance(value, int | float) or value is None for value in values)
+    return _GAP + (longest if is_number else min(longest, _FOLDED))
+
+
+def _turned(rows: Sequence[Row], names: Sequence[str]) -> Iterator[list[Row]]:
+    """The table on its side, a line for each column, as many rows at a time as fit beside them."""
+    beside = terminal_width() - _GAP - max(map(len, names))
+    at_once = max(beside // (_GAP + _TURNED), 1)
+    for start in range(0, len(rows), at_once):
+        shown = dict(enumerate(rows[start : start + at_once], start=start + 1))
+        yield [
+            {"": name} | {f"{number}": cell_text(row.get(name)) for number, row in shown.items()}
+            for name in names
+            if any(row.get(name) is not None for row in shown.values())
+        ]

@@ -1,8 +1,8 @@
-"""`flashsmith run`: configurations on one problem, checked, and timed where there is a GPU."""
+"""`flashsmith run`: configurations on problems, checked, and timed where there is a GPU."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -27,13 +27,12 @@ from flashsmith.runtime.devices import default_device, default_device_name
 CHECKED_FLOPS = 4e9
 DEFAULT_LENGTH = {"cuda": 4096, "emulator": 200}
 QLenOption = Annotated[
-    int | None,
+    str | None,
     typer.Option(
         "--q-len",
         "--seq-len",
         "--seq-lens",
-        min=0,
-        help="Query rows; without it 4096 (emulator: 200).",
+        help="Query rows, as in 1024,4096; without it 4096 (emulator: 200).",
     ),
 ]
 LseOption = Annotated[bool, typer.Option("--lse", help="Write the log-sum-exp too.")]
@@ -102,23 +101,36 @@ def command(
     json: options.JsonOption = False,
     csv: options.CsvOption = False,
 ) -> None:
-    """Run configurations on one problem: check each, and time those that are right on a GPU.
+    """Run configurations: check each, and time those that are right on a GPU, side by side.
 
-    Example: flashsmith run smoke --device emulator --heads 3 --q-len 200 --k-len 333 --causal
+    Examples: flashsmith run smoke --device emulator --heads 3 --q-len 200 --k-len 333 --causal;
+    flashsmith run prog --seq-lens 1024,4096
     """
     configs = options.configs_of(key, "smoke")
     name = device or default_device_name()
-    length = DEFAULT_LENGTH.get(name, 0) if q_len is None else q_len
-    request = Request(batch, heads, kv_heads, length, k_len, d_head, causal, diagonal, scale, lse)
+    lengths = _lengths(q_len, DEFAULT_LENGTH.get(name, 0))
     target = _open(name, counters=counters, seed=seed)
-    rows = _run(target, configs, request, counters=counters)
-    if name == "cuda":
-        _time(target, configs, request, rows, rounds=rounds, sustained=sustained)
-    show(list(rows.values()), json=json, csv=csv, title=_title(request, name))
-    wrong = sum(row["result"] == "wrong" for row in rows.values())
+    rows: list[Row] = []
+    for length in lengths:
+        request = Request(
+            batch, heads, kv_heads, length, k_len, d_head, causal, diagonal, scale, lse
+        )
+        found = _run(target, configs, request, counters=counters)
+        if name == "cuda":
+            _time(target, configs, request, found, rounds=rounds, sustained=sustained)
+        each: Row = {"q_len": length} if len(lengths) > 1 else {}
+        rows += [{"config": row["config"], **each, **row} for row in found.values()]
+    show(rows, json=json, csv=csv, title=_title(request, lengths, name))
+    wrong = sum(row["result"] == "wrong" for row in rows)
     if wrong:
         note(f"{wrong} of {len(rows)} are wrong; their rows say where.")
         raise typer.Exit(1)
+
+
+def _lengths(text: str | None, default: int) -> list[int]:
+    if text is None:
+        return [default]
+    return [0] if text.strip() == "0" else options.numbers_of("--q-len", text)
 
 
 def _open(name: str, *, counters: bool, seed: int | None) -> Device:
@@ -186,9 +198,13 @@ def _counts(device: Device) -> Row:
         "shared_phases": counts.shared_phases,
         "sectors_a_request": round(counts.sectors_a_request, 3),
         "barrier_waits": counts.barrier_waits,
-        **{f"{name}_instructions": n for name, n in sorted(counts.instructions.items())},
-        **{f"{name.replace(' ', '_')}_bytes": n for name, n in sorted(counts.bytes.items())},
+        **_named(counts.instructions, "instructions"),
+        **_named(counts.bytes, "bytes"),
     }
+
+
+def _named(counts: Mapping[str, int], unit: str) -> Row:
+    return {f"{name.replace(' ', '_')}_{unit}": n for name, n in sorted(counts.items())}
 
 
 def _time(
@@ -235,10 +251,11 @@ def _time(
         note(f"control {run.control.median:.4f}{warning}")
 
 
-def _title(request: Request, device: str) -> str:
-    keys = request.q_len if request.k_len is None else request.k_len
+def _title(request: Request, lengths: Sequence[int], device: str) -> str:
+    rows = ", ".join(map(str, lengths))
+    keys = rows if request.k_len is None else request.k_len
     mask = "causal" if request.causal else "full"
     return (
         f"batch {request.batch}, heads {request.heads}/{request.kv_heads or request.heads}, "
-        f"{request.q_len} x {keys}, {mask}, on {device}"
+        f"{rows} x {keys}, {mask}, on {device}"
     )
