@@ -33,7 +33,6 @@ format: $(VENV)/.test
 # The README's picture and every table that follows from committed records.
 figures: $(VENV)/.test
 	$(BIN)/python benchmarks/figures.py
-	@if [ -f tools/write_hopper_page.py ]; then $(BIN)/python tools/write_hopper_page.py; fi
 
 # The machine's own Python and packages: nothing is installed.
 test-gpu:

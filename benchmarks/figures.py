@@ -10,6 +10,11 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parent))  # also where this file is imported, not run
+
+from hopper_page import PAGE as HOPPER_PAGE
+from hopper_page import hopper_page
+
 from flashsmith.config import get_kernel_configs
 from flashsmith.report.contenders import COLOURS, OURS, colour_of, rates_on_grid
 from flashsmith.report.sources import ReportData, gather
@@ -34,6 +39,8 @@ def pages() -> dict[Path, str]:
         text = (ROOT / path).read_text(encoding="utf-8")
         table = ladder_table(get_kernel_configs(key), data.records)
         made[path] = between_marks(text, "ladder", table)
+    hopper = (ROOT / HOPPER_PAGE).read_text(encoding="utf-8")
+    made[HOPPER_PAGE] = hopper_page(hopper, RECORDS)
     benchmarks = (ROOT / "docs/benchmarks.md").read_text(encoding="utf-8")
     for regime in ("burst", "sustained"):
         table = peers_table(data.records, PEERS, regime)
@@ -83,8 +90,8 @@ def readme(data: ReportData) -> str:
             "",
             peers_table(data.records, PEERS),
             "",
-            "The tuner's winners in the picture ran without peers; what an exploration saw beside "
-            "cuDNN is in [docs/kernels/hopper.md](docs/kernels/hopper.md).",
+            "The tuner's winners in the picture ran without peers; the Hopper kernels cell by "
+            "cell: [docs/kernels/hopper.md](docs/kernels/hopper.md).",
             "",
             f"From [benchmarks/results/h200](benchmarks/results/h200) ({', '.join(dates)}) by "
             f"`make figures`; under sustained load: [docs/benchmarks.md](docs/benchmarks.md).",

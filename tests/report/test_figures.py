@@ -9,6 +9,7 @@ from benchmarks import figures
 from report_records import CONFIGS, record
 
 from flashsmith.base.errors import DamagedFile
+from flashsmith.config import get_kernel_configs
 from flashsmith.report.svg import Panel, panels_svg
 from flashsmith.report.tables import (
     NOT_MEASURED,
@@ -29,16 +30,17 @@ def test_a_page_is_as_the_records_say(path):
     assert written == PAGES[path], "write it again: make figures"
 
 
-def test_the_page_of_the_ladder_explains_every_knob_that_a_step_moves():
-    text = (Path(figures.ROOT) / "docs/kernels/mma.md").read_text(encoding="utf-8")
+@pytest.mark.parametrize(("key", "page"), [("prog", "mma.md"), ("hopper-prog", "hopper.md")])
+def test_the_page_of_a_ladder_explains_every_knob_that_a_step_moves(key, page):
+    text = (Path(figures.ROOT) / "docs/kernels" / page).read_text(encoding="utf-8")
     moved = {
         name
-        for before, after in pairwise(CONFIGS)
+        for before, after in pairwise(get_kernel_configs(key))
         for name in after.knobs()
         if getattr(before, name) != getattr(after, name)
     }
     assert moved
-    assert not [name for name in moved if f"`{name}`" not in text]
+    assert not [name for name in moved if f"`{name}" not in text]
 
 
 def test_a_table_has_a_row_for_every_peer_and_a_column_for_every_length():
