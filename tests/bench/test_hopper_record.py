@@ -15,6 +15,7 @@ from flashsmith.measure.interleaved import Comparison, Timed
 from flashsmith.measure.record import append_records, records_of
 from flashsmith.measure.statistics import ratio_by_round, summarize
 from flashsmith.problem.attention_problem import AttentionProblem
+from flashsmith.tuner.measurement import problem_fields
 
 pytest.importorskip("torch")
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -192,3 +193,42 @@ def test_each_knob_is_moved_alone_or_with_what_it_forces(module):
         assert differing <= {name, *knobs.ALSO.get(name, ())}
     assert "l2_sections" not in {name for name, _ in found}
     assert "l2_sections" in {name for name, _, _ in knobs.moved(last, causal=True)}
+
+
+def test_the_page_states_gains_cycles_and_tensor_use_of_each_step(module, complete):
+    page, parts = module("hopper_page"), module("hopper_parts")
+    setting = parts.Setting(ENVIRONMENT, None, frozenset())
+    steps = get_kernel_configs("hopper-prog")
+    problem = problem_of((128, False, 16384))
+    # 16 waves of tiles of 128 rows, each over 128 blocks of 128 keys; twice the ideal of 2,048.
+    counted = {"cycles": 2 * 2048.0 * 16 * 128, "tensor_pct": 49.7}
+    for step in steps:
+        what = {"suite": "profile", "name": step.short_form(), **problem_fields(problem)}
+        complete.append(parts.flat(setting, what, counted))
+    lines = page.ladder(complete).splitlines()
+    assert lines[0].startswith("|  | adds | TFLOP/s at 4,096 | × the step before |")
+    assert lines[4].startswith("| 3 | n_warpgroups: 2")
+    assert lines[4].endswith("| 1.000 | 4096 | 2048 | 50 % | 50 % |")
+    assert "NVIDIA H200, driver 580, nvrtc 13.0.88, 2026-11-15, commit abc." in lines
+    assert f"11. `{steps[-1].short_form()}`" in lines
+    assert page.NOT_MEASURED in page.ladder([])
+
+
+def test_the_page_states_cells_shapes_demands_and_what_moving_a_knob_does(module, complete):
+    page, parts = module("hopper_page"), module("hopper_parts")
+    burst = page.cells("burst")(complete).splitlines()
+    rates = "| 10 | 10 | 8 | 1.040 | 1.250 | 1.0000 |"
+    assert burst[2] == f"| 64 | full | 512 {rates}"
+    assert "- over prototype: 1.040 in the geometric mean of 36 cells (1.040 to 1.040)" in burst
+    assert "| 64 | causal | 10 | 0.990 |" in page.shapes(complete)
+    assert "**no**" not in page.demands(complete)
+    what = {"suite": "hopper knobs", "knob": "pingpong", "from": "True", "to": "False"}
+    result = {"share": 0.97, "noise": False, "void": False}
+    setting = parts.Setting(ENVIRONMENT, None, frozenset())
+    moved = parts.flat(setting, {**what, "d_head": 64, "causal": True}, result)
+    noise = parts.flat(
+        setting, {**what, "d_head": 128, "causal": False}, {**result, "share": 1.001, "noise": True}
+    )
+    (row,) = page.effects([moved, noise]).splitlines()[2:3]
+    assert row == "| `pingpong` | True → False |  | -3.0 % | (+0.1 %) |  |  |  |"
+    assert page.effects([]) == page.NOT_MEASURED
