@@ -21,6 +21,7 @@ from pathlib import Path
 
 import hopper_bars as bars
 
+from flashsmith.compile.compiler import CompileJob
 from flashsmith.measure.record import Record, append_records
 
 PARTS = ("burst", "checks", "shapes", "ladder", "counters", "sanitize", "knobs", "sustained")
@@ -85,15 +86,18 @@ def _short(value: object) -> str:
 def compile_all(wanted: list[str]) -> None:
     """Fills the cache on all cores, before anything is timed."""
     from hopper_checks import memory_checked
+    from hopper_compile import compile_apart
     from hopper_knobs import knob_problems
-    from hopper_shapes import compile_ahead
+    from hopper_shapes import jobs_of, usual_jobs
     from hopper_variations import fp16_problems
 
-    more = {"fp16": fp16_problems, "knobs": knob_problems}
-    compile_ahead(
-        [pair for part, pairs in more.items() if part in wanted for pair in pairs()],
-        memory_checked() if "sanitize" in wanted else (),
-    )
+    more: dict[str, Callable[[], list[CompileJob]]] = {
+        "sanitize": memory_checked,
+        "knobs": lambda: jobs_of(knob_problems()),
+        "fp16": lambda: jobs_of(fp16_problems()),
+    }
+    extra = [job for part, jobs in more.items() if part in wanted for job in jobs()]
+    compile_apart([*usual_jobs(), *extra])
 
 
 def run_all(wanted: list[str], arguments: list[str], seconds: float) -> list[str]:

@@ -12,7 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from flashsmith.base.dtypes import DType
 from flashsmith.base.errors import FlashsmithError
-from flashsmith.compile.compiler import CompileJob, compile_many
+from flashsmith.compile.compiler import CompileJob
 from flashsmith.config import get_kernel_configs
 from flashsmith.config.kernel_config import KernelConfig
 from flashsmith.measure.interleaved import Contender
@@ -210,19 +210,18 @@ def problems() -> list[AttentionProblem]:
     return made
 
 
-def compile_ahead(
-    more: Iterable[tuple[KernelConfig, AttentionProblem]], jobs: Iterable[CompileJob]
-) -> None:
-    """Compiles on all cores what the parts need, into the cache; says what did not compile."""
+def jobs_of(pairs: Iterable[tuple[KernelConfig, AttentionProblem]]) -> list[CompileJob]:
+    """The kernels of configurations on problems; of small problems with log-sum-exp too."""
     gpu = device()
-    pairs = [(pick(problem), problem) for problem in problems()]
-    grid = AttentionProblem(1, 16, 16, TOKENS, TOKENS, 128, DType.BF16, False)
-    pairs += [(step, grid) for step in get_kernel_configs("hopper-prog")]
-    wanted = dict.fromkeys(
+    return [
         CompileJob(config, plan(config, problem, lse=lse, sm_count=gpu.sm_count).traits, gpu.arch)
-        for config, problem in (*pairs, *more)
+        for config, problem in pairs
         for lse in ((False, True) if problem.q_len < SHAPES_LENGTH else (False,))
-    )
-    made = compile_many(list(wanted | dict.fromkeys(jobs)))
-    failed = [str(kernel) for kernel in made if isinstance(kernel, Exception)]
-    print(f"{len(made) - len(failed)} kernels compiled", *failed, sep="\n", flush=True)
+    ]
+
+
+def usual_jobs() -> list[CompileJob]:
+    """The kernels of the cells, the shapes, the checks and the ladder."""
+    grid = AttentionProblem(1, 16, 16, TOKENS, TOKENS, 128, DType.BF16, False)
+    steps = [(step, grid) for step in get_kernel_configs("hopper-prog")]
+    return jobs_of([*((pick(problem), problem) for problem in problems()), *steps])
