@@ -157,7 +157,7 @@ def effects(records: Sequence[Record]) -> str:
     head = ["knob", "from → to", *(f"{d} {'causal' if c else 'full'}" for d, c in SHAPES)]
     rows = [
         [f"`{knob}`", text, *(found.get(shape, "") for shape in SHAPES)]
-        for (knob, text), found in values.items()
+        for (knob, text), found in sorted(values.items())
     ]
     return f"{_table(head, rows)}\n\n{_source(lines)}"
 
