@@ -13,10 +13,11 @@ part failed or a bar is missed.
 from __future__ import annotations
 
 import argparse
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 
 import hopper_bars as bars
@@ -100,25 +101,35 @@ def compile_all(wanted: list[str]) -> None:
     compile_apart([*usual_jobs(), *extra])
 
 
-def run_all(wanted: list[str], arguments: list[str], seconds: float) -> list[str]:
-    """Each part as a process, so that a fault ends that part alone; what failed, and how."""
+def run_apart(work: Callable[[], None], seconds: float) -> int | str:
+    """Runs in a process of its own, which a fault of the GPU ends alone; how it ended.
+
+    It is forked, so that torch is loaded once; nothing here may have called CUDA before.
+    """
+    process = get_context("fork").Process(target=work)
+    process.start()
+    process.join(max(seconds, 1.0))
+    if process.is_alive():
+        process.terminate()
+        process.join()
+        return "cut off"
+    return process.exitcode or 0
+
+
+def run_all(wanted: list[str], work: Callable[[str], None], seconds: float) -> list[str]:
+    """Each part apart, until the time is up; what failed, and how."""
     failed = []
     end = time.monotonic() + seconds
     for part in wanted:
-        command = [sys.executable, __file__, *arguments, "--here", "--parts", part]
         begin = time.monotonic()
-        code: int | str = 1
+        ended: int | str = 0
         for _ in range(2 if part in RESUMED else 1):
-            try:
-                left = max(end - time.monotonic(), 1.0)
-                code = subprocess.run(command, timeout=left, check=False).returncode
-            except subprocess.TimeoutExpired:
-                code = f"cut off after {seconds:g} s in all"
-            if code == 0 or isinstance(code, str):
+            ended = run_apart(partial(work, part), end - time.monotonic())
+            if ended == 0 or ended == "cut off":
                 break
-        print(f"{part}: {time.monotonic() - begin:.1f} s, exit code {code}", flush=True)
-        if code != 0:
-            failed.append(f"{part}: {code}")
+        print(f"{part}: {time.monotonic() - begin:.1f} s, ended with {ended}", flush=True)
+        if ended != 0:
+            failed.append(f"{part}: {ended}")
     return failed
 
 
@@ -130,24 +141,23 @@ def main() -> int:
     parser.add_argument("--parts", default=",".join(PARTS))
     parser.add_argument("--commit", default="")
     parser.add_argument("--seconds", type=float, default=400.0, help="for all parts together")
-    parser.add_argument("--here", action="store_true", help="one part, in this process")
     asked = parser.parse_args()
     wanted = asked.parts.split(",")
     unknown = set(wanted) - {*PARTS, "fp16", "summary"}
     if unknown:
         parser.error(f"--parts has {', '.join(sorted(unknown))}; it takes {PARTS}, fp16, summary")
     asked.out.mkdir(parents=True, exist_ok=True)
-    if asked.here:
-        run_part(wanted[0], asked.out, asked.prototype, asked.commit)
-        return 0
     timed = [part for part in wanted if part != "summary"]
-    begin = time.monotonic()
+
+    def work(part: str) -> None:
+        if part == "compile":
+            compile_all(timed)
+        else:
+            run_part(part, asked.out, asked.prototype, asked.commit)
+
     if timed:
-        compile_all(timed)
-        print(f"compiled in {time.monotonic() - begin:.1f} s", flush=True)
-    arguments = [str(asked.out), "--commit", asked.commit]
-    arguments += ["--prototype", str(asked.prototype)] if asked.prototype else []
-    failed = run_all(timed, arguments, asked.seconds - (time.monotonic() - begin))
+        import hopper_variations  # noqa: F401  (with it torch, before the parts are forked)
+    failed = run_all(["compile", *timed] if timed else [], work, asked.seconds)
     holds = bars.show(bars.read(asked.out / RECORD), print)
     for text in failed:
         print("FAILED", text)

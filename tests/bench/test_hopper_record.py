@@ -1,9 +1,11 @@
 """The Hopper record on an H200: what is kept of a comparison, and which bars a record meets."""
 
 import importlib
+import signal
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -154,16 +156,22 @@ def test_a_part_that_dies_or_is_cut_off_is_said_and_cells_are_gone_on_with(modul
     program = module("hopper_h200")
     asked = []
 
-    def run(command, *, timeout, check):
-        asked.append(command[-1])
-        if command[-1] == "shapes":
-            raise subprocess.TimeoutExpired(command, timeout)
-        return subprocess.CompletedProcess(command, int(command[-1] != "ladder"))
+    def run_apart(work, seconds):
+        work()
+        return {"ladder": 0, "shapes": "cut off"}.get(asked[-1], -6)
 
-    monkeypatch.setattr(program.subprocess, "run", run)
-    failed = program.run_all(["burst", "checks", "shapes", "ladder"], ["out"], 100.0)
+    monkeypatch.setattr(program, "run_apart", run_apart)
+    failed = program.run_all(["burst", "checks", "shapes", "ladder"], asked.append, 100.0)
     assert asked == ["burst", "burst", "checks", "shapes", "ladder"]
-    assert failed == ["burst: 1", "checks: 1", "shapes: cut off after 100 s in all"]
+    assert failed == ["burst: -6", "checks: -6", "shapes: cut off"]
+
+
+def test_a_process_of_its_own_ends_with_its_code_or_is_cut_off(module):
+    run_apart = module("hopper_h200").run_apart
+    assert run_apart(int, 60) == 0
+    assert run_apart(partial(sys.exit, 3), 60) == 3
+    assert run_apart(partial(signal.raise_signal, signal.SIGKILL), 60) == -signal.SIGKILL
+    assert run_apart(signal.pause, 0.1) == "cut off"
 
 
 def test_the_summary_alone_ends_with_exit_code_1_where_bars_are_missed(tmp_path):
