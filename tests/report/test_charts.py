@@ -1,14 +1,16 @@
 """Charts: ratios stay inside a run, spreads are shown, one waterfall a ladder, regret is stated."""
 
 import json
+import math
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from report_records import CONFIGS, record
 
 from flashsmith.base.errors import DamagedFile
 from flashsmith.config import get_kernel_configs
-from flashsmith.report import record_charts, tuning_charts
+from flashsmith.report import ladder_charts, record_charts, tuning_charts
 from flashsmith.report.contenders import OURS, against_peers, product_tflops
 from flashsmith.report.sources import ReportData, gather
 from flashsmith.report.summary import missing
@@ -72,7 +74,7 @@ def test_every_ladder_has_a_waterfall_whose_steps_say_what_they_add():
     ]
     for r in records[-len(HOPPER) :]:
         r.environment["date"] = "2026-11-16"
-    figures = record_charts.ladders(records)
+    figures = ladder_charts.ladders(records)
     assert len(figures) == 3
     first = figures[0].data[0]
     assert len(first["x"]) == len(CONFIGS)
@@ -81,13 +83,82 @@ def test_every_ladder_has_a_waterfall_whose_steps_say_what_they_add():
     assert all(len(f.data[1]["error_y"]["array"]) == len(f.data[0]["x"]) for f in figures)
 
 
+def test_a_step_names_every_knob_that_it_moves_and_its_family():
+    records = [record("progression", c.short_form(), 4096, 9.0 - n) for n, c in enumerate(CONFIGS)]
+    (figure,) = ladder_charts.ladders(records)
+    label = figure.data[0]["x"][3]
+    assert label == ("4. Q_mma_load_K_tiles: 2<br>K_mma_load_K_tiles: 2<br>V_mma_load_K_tiles: 2")
+    assert "the mma family" in figure.layout["title"]["text"]
+
+
+def test_shapes_stand_in_order_whichever_peer_has_them():
+    runs = [(4096, ("cuDNN",)), (1024, ("cuDNN", "FlashInfer")), (512, ("FlashInfer",))]
+    records = [record("a", OURS, length, 50.0) for length, _ in runs]
+    records += [record("a", peer, length, 60.0) for length, peers in runs for peer in peers]
+    figure = record_charts.speedups(records, "burst")
+    assert all(trace["x"][1] == ["512", "1024", "4096"] for trace in figure.data)
+    by_peer = {trace["name"]: trace["y"] for trace in figure.data}
+    assert by_peer["over cuDNN"] == [None, 1.2, 1.2]
+    assert by_peer["over FlashInfer"] == [1.2, 1.2, None]
+
+
+def test_the_roof_bends_at_its_knee_only(gpu_data):
+    figure = record_charts.roofline(gpu_data.records, [], "NVIDIA H200")
+    roof = figure.data[0]
+    slopes = {
+        round(math.log(y1 / y0) / math.log(x1 / x0), 6)
+        for (x0, y0), (x1, y1) in pairwise(zip(roof["x"], roof["y"], strict=True))
+    }
+    assert slopes == {0.0, 1.0}
+
+
+def test_spills_go_from_none_upwards(gpu_data):
+    facts = [0, 408, 8, 0, 56]
+    spilling = [
+        replace(m, environment={**m.environment, "spill_bytes": n})
+        for m, n in zip(gpu_data.measurements, facts, strict=False)
+    ]
+    (bars,) = tuning_charts.spills(spilling).data
+    assert bars["x"] == ["none", "8 bytes", "56 bytes", "408 bytes"]
+    assert bars["y"] == [2, 1, 1, 1]
+
+
+def test_classes_are_told_apart_by_width_and_mask(gpu_data):
+    timed = [m for m in gpu_data.measurements if isinstance(m.outcome, Timed)]
+    causal = [
+        replace(m, key=replace(m.key, problem=replace(m.key.problem, causal=True))) for m in timed
+    ]
+    (bars,) = tuning_charts.numeric_classes([*timed, *causal]).data
+    assert bars["x"][0] == ["d 128, full"] * 2 + ["d 128, causal"] * 2
+    assert sum(bars["y"]) == 2 * len(timed)
+
+
+def test_how_candidates_ended_is_a_chart_only_where_they_ended_differently(gpu_data):
+    assert tuning_charts.outcomes(gpu_data.measurements) is not None
+    timed = [m for m in gpu_data.measurements if isinstance(m.outcome, Timed)]
+    assert tuning_charts.outcomes(timed) is None
+    assert tuning_charts.outcomes([]) is None
+
+
+def test_a_chart_says_how_to_read_it(gpu_data):
+    shown = [
+        record_charts.speedups(gpu_data.records, "burst"),
+        record_charts.roofline(gpu_data.records, [], "NVIDIA H200"),
+        *ladder_charts.ladders(gpu_data.records),
+        tuning_charts.landscape(gpu_data.measurements),
+        tuning_charts.resources(gpu_data.measurements),
+        tuning_charts.numeric_classes(gpu_data.measurements),
+    ]
+    assert all("<br><span" in figure.layout["title"]["text"] for figure in shown)
+
+
 def test_a_knob_is_shown_over_the_lengths():
     records = [
         record("knob B_c", CONFIGS[-1].replace(B_c=b).short_form(), length, 10.0)
         for length in (1024, 4096)
         for b in (32, 64)
     ]
-    (figure,) = record_charts.knobs(records)
+    (figure,) = ladder_charts.knobs(records)
     assert [trace["name"] for trace in figure.data] == ["B_c = 32", "B_c = 64"]
     assert against_peers(records) == []
 
@@ -153,6 +224,6 @@ def test_a_ladder_at_one_length_becomes_its_steps(tmp_path):
     path.write_text(json.dumps(cell | {"gpu": "NVIDIA H200", "date": "2026-11-15"}))
     records = gather([path]).records
     assert [r.what["name"] for r in records] == list(rates)
-    (figure,) = record_charts.ladders(records)
+    (figure,) = ladder_charts.ladders(records)
     assert figure.data[0]["text"][:2] == ["100", "101"]
     assert against_peers(records) == []

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 from report_records import record
@@ -93,6 +94,40 @@ def test_the_words_name_winner_margin_and_peers(gpu_data, gpuless_data):
     assert missing(gpu_data) == []
     without = ReportData(gpu_data.records, gpu_data.measurements, "x")
     assert "no predicted order" in missing(without)[0]
+
+
+def test_many_winners_are_summed_up_with_the_most_frequent_and_the_margin(gpu_data):
+    timed = [m for m in gpu_data.measurements if isinstance(m.outcome, Timed)]
+    many = [
+        replace(m, key=replace(m.key, problem=replace(m.key.problem, q_len=length)))
+        for length in (64, 128, 256, 512, 1024)
+        for m in timed
+    ]
+    words = " ".join(sentences(ReportData((), tuple(many), "x")))
+    assert f"Most often, on 5 of them: {timed[0].key.config}." in words
+    assert "In the median a winner is 2.0% ahead" in words
+    assert f"{len(many)} candidates were right and timed, all that there were" in words
+    words = " ".join(sentences(gpu_data))
+    assert f"{len(timed)} candidates were right and timed; 1 could not be" in words
+
+
+def test_the_page_states_protocols_clocks_packages_and_the_days(gpu_data, tmp_path):
+    dates = ("2026-11-15T09:00:00+00:00", "2026-11-16T09:00:00+00:00", "2026-11-15T10:00:00+00:00")
+    facts = {"max_sm_mhz": 1980, "packages": {"numpy": "2.1"}}
+    records = tuple(
+        replace(r, environment={**r.environment, **facts, "date": date})
+        for r, date in zip(gpu_data.records, dates, strict=False)
+    )
+    path = tmp_path / "r.html"
+    write_page(replace(gpu_data, records=records), path)
+    text = path.read_text()
+    assert "<th>max_sm_mhz</th><td>1980</td>" in text
+    assert "<td>numpy 2.1</td>" in text
+    assert f" to {dates[1]}</td>" in text
+    assert '"protocol": "screen"' in text
+    rows = json.loads(re.search(r"rows = (\[.*?\]), columns", text)[1])
+    times = [row["median_us"] for row in rows]
+    assert times == [*sorted(t for t in times if t), None]
 
 
 def test_void_records_are_no_evidence(gpu_data):

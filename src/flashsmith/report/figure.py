@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+_GREY = "#888888"  # readable on white and on black
 _LETTERS = 80  # of a legend, in one line of the narrowest chart
 _ABOVE = {"y": 1.0, "yanchor": "bottom"}
 _BELOW = {"y": -0.22, "yanchor": "top"}
@@ -32,30 +34,62 @@ class Figure:
         )
 
     def titled(
-        self, title: str, height: int = 420, *, wide: bool = False, filtered: bool = False
+        self,
+        title: str,
+        reads: str = "",
+        *,
+        height: int = 420,
+        wide: bool = False,
+        filtered: bool = False,
     ) -> Figure:
         """The figure with its title and the frame that all charts share.
 
-        A `wide` one takes the page's width; a `filtered` one shows what the page's filter leaves.
+        `reads` says below the title how to read it. A `wide` one takes the page's width; a
+        `filtered` one shows what the page's filter leaves.
         """
+        below = f'<br><span style="font-size:12px;color:{_GREY}">{reads}</span>' if reads else ""
+        place = {"x": 0.02, "xanchor": "left", "y": 0.96, "yanchor": "top"}
         self.layout |= {
-            "title": {"text": title, "x": 0.02, "xanchor": "left", "font": {"size": 16}},
+            "title": {"text": f"{title}{below}", "font": {"size": 16}, **place},
             "height": height,
             "meta": {"wide": wide, "filtered": filtered},
             "paper_bgcolor": "rgba(0,0,0,0)",
             "plot_bgcolor": "rgba(0,0,0,0)",
-            "margin": {"l": 60, "r": 20, "t": 86, "b": 60},
-            "legend": {"orientation": "h", "x": 0, **(_BELOW if self._is_crowded else _ABOVE)},
+            "margin": {"l": 60, "r": 20, "t": 92 if self._legend_is_above else 72, "b": 60},
+            "legend": {"orientation": "h", "x": 0, **(_ABOVE if self._legend_is_above else _BELOW)},
             # One named trace is worth its legend too, which plotly would hide.
-            "showlegend": any("name" in trace for trace in self.data),
+            "showlegend": self._has_legend,
         }
         return self
 
     @property
-    def _is_crowded(self) -> bool:
-        """Whether the legend takes more than the line that is free below the title."""
-        return sum(len(trace.get("name", "")) + 6 for trace in self.data) > _LETTERS
+    def _has_legend(self) -> bool:
+        return any("name" in trace for trace in self.data)
+
+    @property
+    def _legend_is_above(self) -> bool:
+        """Whether the legend fits the line that is free below the title."""
+        letters = sum(len(trace.get("name", "")) + 6 for trace in self.data)
+        return self._has_legend and letters <= _LETTERS
 
     def to_json(self) -> dict[str, Any]:
         """What plotly.js takes."""
         return {"data": self.data, "layout": self.layout}
+
+
+def spread(values: Sequence[tuple[float, float | None, float | None]]) -> dict[str, Any]:
+    """Error bars from the 20 % to the 80 % point; Any: plotly's JSON."""
+    return {
+        "type": "data",
+        "symmetric": False,
+        "array": [round(p80 - y, 4) if p80 is not None else 0 for y, _, p80 in values],
+        "arrayminus": [round(y - p20, 4) if p20 is not None else 0 for y, p20, _ in values],
+        "thickness": 1.2,
+        "width": 3,
+        "color": "#888888",
+    }
+
+
+def ticks(values: Sequence[int]) -> dict[str, Any]:
+    """An axis marked at these numbers; Any: plotly's JSON."""
+    return {"tickvals": list(values), "ticktext": [f"{value:,}" for value in values]}

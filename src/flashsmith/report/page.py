@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import html
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from flashsmith.base.errors import Unsupported
-from flashsmith.report import record_charts, tuning_charts
-from flashsmith.report.contenders import problem_text
+from flashsmith.report import ladder_charts, record_charts, tuning_charts
+from flashsmith.report.contenders import problem_text, regime_of
 from flashsmith.report.figure import Figure
 from flashsmith.report.sources import ReportData
 from flashsmith.report.summary import missing, sentences
 from flashsmith.report.winners import winners
+from flashsmith.tuner.measurement import Measurement
 from flashsmith.tuner.outcome import Timed, outcome_fields, reason_of
 
 _TEMPLATE = Path(__file__).parent / "page.html"
 _COLUMNS = (
-    *("config", "problem", "outcome", "median_us", "predicted_place", "registers", "blocks_per_sm"),
-    "bits",
+    *("config", "problem", "outcome", "protocol", "median_us", "predicted_place", "registers"),
+    *("blocks_per_sm", "bits"),
+)
+_ENVIRONMENT = (
+    *("device", "arch", "sm_count", "max_sm_mhz", "power_limit_w", "driver", "cuda", "compiler"),
+    *("python", "packages", "flashsmith", "commit", "date"),
 )
 
 
@@ -63,8 +69,8 @@ def _figures(data: ReportData) -> list[dict[str, Any]]:  # Any: plotly's JSON
             for d, causal in sorted(shapes)
         ),
         record_charts.roofline(records, tuned, data.device),
-        *record_charts.ladders(records),
-        *record_charts.knobs(records),
+        *ladder_charts.ladders(records),
+        *ladder_charts.knobs(records),
         tuning_charts.landscape(measurements),
         tuning_charts.predicted(tuning_charts.times_of(data), data.places),
         tuning_charts.outcomes(measurements),
@@ -91,12 +97,15 @@ def _winners(data: ReportData) -> str:
         )
         for w in found
     ]
-    head = "".join(f"<th>{html.escape(name)}</th>" for name in heads)
-    body = "".join(
-        f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>" for row in rows
-    )
+    head = f"{_cells(heads[:2], tag='th')}{_cells(heads[2:], 'number', tag='th')}"
+    body = "".join(f"<tr>{_cells(row[:2])}{_cells(row[2:], 'number')}</tr>" for row in rows)
     table = f"<table><thead><tr>{head}</tr></thead>{body}</table>"
     return f'<h2>Winners</h2><div class="card scroll" id="winners">{table}</div>'
+
+
+def _cells(texts: Sequence[str], kind: str = "", *, tag: str = "td") -> str:
+    named = f' class="{kind}"' if kind else ""
+    return "".join(f"<{tag}{named}>{html.escape(text)}</{tag}>" for text in texts)
 
 
 def _wide(figure: dict[str, Any]) -> str:
@@ -109,18 +118,20 @@ def _rows(data: ReportData) -> list[dict[str, object]]:
             "config": m.key.config,
             "problem": problem_text(m.key.problem),
             "outcome": type(m.outcome).__name__,
+            "protocol": m.key.protocol,
             "median_us": round(m.outcome.median_us, 2) if isinstance(m.outcome, Timed) else None,
             "predicted_place": data.places.get((m.key.config, m.key.problem)),
             "registers": m.environment.get("registers"),
             "blocks_per_sm": m.environment.get("blocks_per_sm"),
             "bits": str(outcome_fields(m.outcome).get("fingerprint", reason_of(m.outcome)))[:60],
         }
-        for m in data.measurements
+        for m in sorted(data.measurements, key=_by_problem_and_time)
     ] or [
         {
             "config": r.what.get("config") or r.what["name"],
             "problem": problem_text(r.problem),
             "outcome": "void" if r.result.get("void") else "Timed",
+            "protocol": regime_of(r),
             "median_us": round(r.result["median_us"], 2),
             "predicted_place": data.places.get((str(r.what["name"]), r.problem)),
             "registers": None,
@@ -131,29 +142,33 @@ def _rows(data: ReportData) -> list[dict[str, object]]:
     ]
 
 
+def _by_problem_and_time(m: Measurement) -> tuple[object, ...]:
+    p = m.key.problem
+    us = m.outcome.median_us if isinstance(m.outcome, Timed) else math.inf
+    return p.d_head, p.causal, p.q_len, p.k_len, p.batch, p.heads, us, m.key.config
+
+
 def _environment(data: ReportData) -> str:
     seen = [dict(r.environment) for r in data.records]
     seen += [dict(m.environment) for m in data.measurements]
     if not seen:
         return "<p>None stated.</p>"
-    names = (
-        "device",
-        "arch",
-        "driver",
-        "cuda",
-        "compiler",
-        "python",
-        "flashsmith",
-        "commit",
-        "date",
-    )
     lines = []
-    for name in names:
-        values = list(dict.fromkeys(str(e[name]) for e in seen if e.get(name) not in (None, "")))
+    for name in _ENVIRONMENT:
+        values = list(dict.fromkeys(_stated(e[name]) for e in seen if e.get(name)))
+        if name == "date" and values:
+            values = list(dict.fromkeys((min(values), max(values))))
         if values:
-            text = ", ".join(values[:4]) + (" …" if values[4:] else "")
+            text = (" to " if name == "date" else ", ").join(values)
             lines.append(f"<tr><th>{name}</th><td>{html.escape(text)}</td></tr>")
     return f"<table>{''.join(lines)}</table>"
+
+
+def _stated(value: object) -> str:
+    """A value of the environment in words; packages with their versions."""
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {version}" for name, version in value.items())
+    return str(value)
 
 
 def _list(items: Sequence[str]) -> str:

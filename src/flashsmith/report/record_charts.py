@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
-from typing import Any
 
 from flashsmith.arch import find_gpu
-from flashsmith.bench.ladder import KNOB, LADDER, changes
 from flashsmith.bench.versus import OURS
-from flashsmith.config import parse_config
 from flashsmith.measure.record import Record
+from flashsmith.problem.attention_problem import AttentionProblem
 from flashsmith.problem.cost import forward_cost
 from flashsmith.report.contenders import (
     COLOURS,
-    Against,
     against_peers,
     best_of_ours,
     colour_of,
@@ -25,10 +21,8 @@ from flashsmith.report.contenders import (
     regime_of,
     runs_of,
 )
-from flashsmith.report.figure import Figure
+from flashsmith.report.figure import Figure, spread, ticks
 from flashsmith.report.winners import TUNED, Winner, winners_on_grid
-
-_LABEL = 34  # letters of a step below a bar
 
 
 def peers_over_length(
@@ -51,7 +45,7 @@ def peers_over_length(
             name=name,
             mode="lines+markers",
             line={"color": colour_of(name), "width": 3 if name == OURS else 2},
-            text=[str(r.what.get("config") or r.what["name"]) for r in points],
+            text=[_config_text(r) for r in points],
             hovertemplate="%{text}<br>%{x}: %{y} TFLOP/s<extra></extra>",
         )
     if alone:
@@ -66,10 +60,10 @@ def peers_over_length(
             text=[w.config for w in found],
             hovertemplate="%{text}<br>%{x}: %{y} TFLOP/s<extra></extra>",
         )
-    ticks = [str(length) for length in lengths]
-    figure.axis("x", title="sequence length", type="log", tickvals=lengths, ticktext=ticks)
+    figure.axis("x", title="sequence length", type="log", **ticks(lengths))
     figure.axis("y", title="TFLOP/s", rangemode="tozero")
-    return figure.titled(f"d_head {d_head}, {'causal' if causal else 'full'} mask")
+    reads = "Higher is better. Dotted: the tuner's winners, timed without peers." if alone else ""
+    return figure.titled(f"d_head {d_head}, {'causal' if causal else 'full'} mask", reads)
 
 
 def speedups(records: Sequence[Record], regime: str) -> Figure | None:
@@ -78,15 +72,20 @@ def speedups(records: Sequence[Record], regime: str) -> Figure | None:
     if not found:
         return None
     figure = Figure()
+    # Every trace has every shape: the axis takes the order of the first.
+    shapes = sorted({a.problem for a in found}, key=_by_shape)
     for peer in sorted({a.peer for a in found}):
-        mine = sorted((a for a in found if a.peer == peer), key=_by_shape)
+        mine = {a.problem: a for a in found if a.peer == peer}
+        there = [mine.get(problem) for problem in shapes]
         figure.add(
             "bar",
-            x=_shape_ticks(mine),
-            y=[round(a.ratio, 3) for a in mine],
-            error_y=_spread([(a.ratio, a.p20, a.p80) for a in mine]),
+            x=_shape_ticks(shapes),
+            y=[round(a.ratio, 3) if a else None for a in there],
+            error_y=spread([(a.ratio, a.p20, a.p80) if a else (0, None, None) for a in there]),
             name=f"over {peer}",
-            text=[str(a.ours.what.get("config") or a.ours.what["name"]) for a in mine],
+            text=[
+                str(a.ours.what.get("config") or a.ours.what["name"]) if a else "" for a in there
+            ],
             textposition="none",
             hovertemplate="%{x}: %{y} times as fast<br>%{text}<extra></extra>",
             marker={"color": colour_of(peer)},
@@ -94,36 +93,27 @@ def speedups(records: Sequence[Record], regime: str) -> Figure | None:
     figure.level(1)
     figure.axis("y", title="times as fast, median of rounds")
     figure.axis("x")
-    return figure.titled(f"Against what one would use instead ({regime})", height=480, wide=True)
+    reads = "Above the dashed line flashsmith is faster. Whiskers: middle three fifths of rounds."
+    title = f"Against what one would use instead ({regime})"
+    return figure.titled(title, reads, height=480, wide=True)
 
 
-def _by_shape(a: Against) -> tuple[object, ...]:
-    p = a.problem
-    return p.d_head, p.causal, p.q_len, p.k_len, p.batch, p.heads
+def _config_text(record: Record) -> str:
+    return str(record.what.get("config") or record.what["name"])
 
 
-def _shape_ticks(found: Sequence[Against]) -> list[list[str]]:
+def _by_shape(p: AttentionProblem) -> tuple[object, ...]:
+    return p.d_head, p.causal, p.q_len, p.k_len, p.batch, p.heads, p.kv_heads, p
+
+
+def _shape_ticks(problems: Sequence[AttentionProblem]) -> list[list[str]]:
     """Two rows below the axis: width and mask, and the length."""
-    problems = [a.problem for a in found]
     groups = [f"d {p.d_head} {'causal' if p.causal else 'full'}" for p in problems]
     lengths = [
         f"{p.q_len}" + (f" ({p.heads}/{p.kv_heads})" if p.heads != p.kv_heads else "")
         for p in problems
     ]
     return [groups, lengths]
-
-
-def _spread(values: Sequence[tuple[float, float | None, float | None]]) -> dict[str, Any]:
-    """Error bars from the 20 % to the 80 % point; Any: plotly's JSON."""
-    return {
-        "type": "data",
-        "symmetric": False,
-        "array": [round(p80 - y, 4) if p80 is not None else 0 for y, _, p80 in values],
-        "arrayminus": [round(y - p20, 4) if p20 is not None else 0 for y, p20, _ in values],
-        "thickness": 1.2,
-        "width": 3,
-        "color": "#888888",
-    }
 
 
 def roofline(records: Sequence[Record], tuned: Sequence[Winner], device: str) -> Figure | None:
@@ -138,7 +128,8 @@ def roofline(records: Sequence[Record], tuned: Sequence[Winner], device: str) ->
     if gpu is None or not any(series.values()):
         return None
     figure = Figure()
-    x = [2.0**n for n in range(5, 15)]
+    # With the knee among them, both parts of the roof are straight lines.
+    x = sorted([*(2.0**n for n in range(5, 15)), gpu.tflops * 1e3 / gpu.bandwidth_gb_s])
     roof = [min(gpu.tflops, gpu.bandwidth_gb_s * i / 1e3) for i in x]
     grey = {"color": "#888888"}
     figure.add("scatter", x=x, y=roof, mode="lines", name=f"{gpu.name} data sheet", line=grey)
@@ -166,110 +157,7 @@ def roofline(records: Sequence[Record], tuned: Sequence[Winner], device: str) ->
             )
     rates = [50, 100, 200, 400, 800, 1600]
     steps = [2**n for n in range(5, 15, 2)]
-    figure.axis("x", title="FLOP a byte that must move", type="log", **_ticks(steps))
-    figure.axis("y", title="TFLOP/s", type="log", **_ticks(rates))
-    return figure.titled("Roofline")
-
-
-def _ticks(values: Sequence[int]) -> dict[str, Any]:  # Any: plotly's JSON
-    return {"tickvals": list(values), "ticktext": [f"{value:,}" for value in values]}
-
-
-def ladders(records: Sequence[Record]) -> list[Figure]:
-    """What each step of a progression brings, a waterfall of TFLOP/s for every run of one."""
-    newest: dict[tuple[object, ...], list[Record]] = {}
-    for run in runs_of([r for r in records if r.what["suite"] == LADDER]):
-        if len(run) > 1 and not run[0].result.get("void"):
-            newest[run[0].problem, regime_of(run[0]), run[0].what["name"]] = run
-    return [_waterfall(run) for run in newest.values()]
-
-
-def _waterfall(steps: Sequence[Record]) -> Figure:
-    configs = [parse_config(r.what["name"]) for r in steps]
-    adds = ["the start"] + [changes(a, b) for a, b in pairwise(configs)]
-    rates = [float(r.result["tflops"]) for r in steps]
-    labels = [f"{n}. {_short(text)}" for n, text in enumerate(adds, start=1)]
-    figure = Figure()
-    figure.add(
-        "waterfall",
-        x=labels,
-        y=[round(rates[0], 1)] + [round(b - a, 1) for a, b in pairwise(rates)],
-        measure=["absolute"] + ["relative"] * (len(steps) - 1),
-        text=[f"{rate:.0f}" for rate in rates],
-        textposition="outside",
-        cliponaxis=False,
-        customdata=[f"{text}<br>{r.what['name']}" for text, r in zip(adds, steps, strict=True)],
-        hovertemplate="%{customdata}<br>%{text} TFLOP/s<extra></extra>",
-        increasing={"marker": {"color": COLOURS[2]}},
-        decreasing={"marker": {"color": COLOURS[5]}},
-        totals={"marker": {"color": COLOURS[0]}},
-        connector={"line": {"color": "#888888", "width": 1}},
-        showlegend=False,
-    )
-    slow_fast = [(rate, *_rates_between(r, rate)) for rate, r in zip(rates, steps, strict=True)]
-    figure.add(
-        "scatter",
-        x=labels,
-        y=rates,
-        error_y=_spread(slow_fast),
-        mode="markers",
-        marker={"size": 1, "color": "#888888"},
-        hoverinfo="skip",
-        showlegend=False,
-    )
-    figure.axis("x", tickangle=-35)
-    figure.axis("y", title="TFLOP/s", rangemode="tozero")
-    where = f"{problem_text(steps[0].problem)}, {regime_of(steps[0])}"
-    return figure.titled(f"What each optimisation brings ({where})", height=520, wide=True)
-
-
-def _rates_between(record: Record, rate: float) -> tuple[float | None, float | None]:
-    """The rates at the slow and the fast end of the rounds."""
-    r = record.result
-    if "p20_us" not in r or "p80_us" not in r:
-        return None, None
-    return rate * r["median_us"] / r["p80_us"], rate * r["median_us"] / r["p20_us"]
-
-
-def _short(text: str) -> str:
-    words = text.replace(": True", "").replace(": False", " off")
-    return words if len(words) <= _LABEL else f"{words[: _LABEL - 1]}…"
-
-
-def knobs(records: Sequence[Record]) -> list[Figure]:
-    """One knob through its values over lengths: where it pays, and where it costs."""
-    suites = dict.fromkeys(str(r.what["suite"]) for r in records)
-    return [
-        figure
-        for suite in suites
-        if suite.startswith(KNOB)
-        and (figure := _knob([r for r in records if r.what["suite"] == suite], suite))
-    ]
-
-
-def _knob(records: Sequence[Record], suite: str) -> Figure | None:
-    knob = suite.removeprefix(KNOB)
-    lines: dict[str, dict[int, Record]] = {}
-    for record in records:
-        if not record.result.get("void"):
-            value = str(getattr(parse_config(record.what["name"]), knob))
-            lines.setdefault(value, {})[record.what["q_len"]] = record
-    if len(lines) < 2:
-        return None
-    figure = Figure()
-    for number, (value, points) in enumerate(lines.items()):
-        found = [points[length] for length in sorted(points)]
-        ratios = [(r.result["ratio"], r.result["ratio_p20"], r.result["ratio_p80"]) for r in found]
-        figure.add(
-            "scatter",
-            x=sorted(points),
-            y=[round(ratio, 4) for ratio, _, _ in ratios],
-            error_y=_spread(ratios),
-            name=f"{knob} = {value}",
-            mode="lines+markers",
-            line={"color": COLOURS[number % len(COLOURS)]},
-        )
-    lengths = sorted({length for points in lines.values() for length in points})
-    figure.axis("x", title="sequence length", type="log", **_ticks(lengths))
-    figure.axis("y", title="times as fast as the start")
-    return figure.titled(f"What {knob} brings")
+    figure.axis("x", title="FLOP a byte that must move", type="log", **ticks(steps))
+    figure.axis("y", title="TFLOP/s", type="log", **ticks(rates))
+    reads = "Lines: what the GPU could do at most; points: attention, burst."
+    return figure.titled("Roofline", reads)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from statistics import median
 
 from flashsmith.bench.ladder import LADDER
 from flashsmith.bench.versus import OURS
@@ -34,6 +36,7 @@ def sentences(data: ReportData) -> list[str]:
         *_against_peers(data.records),
         *_of_the_product(data.records),
         *_winners(data.measurements),
+        *_timed(data.measurements),
         *_verified(data.measurements),
     ]
 
@@ -68,17 +71,34 @@ def _of_the_product(records: Sequence[Record]) -> list[str]:
 def _winners(measurements: Sequence[Measurement]) -> list[str]:
     found = winners(measurements)
     if len(found) > _SAID:
-        kinds = {winner.config for winner in found}
-        rates = [winner.tflops for winner in found]
+        counts = Counter(winner.config for winner in found)
+        (favourite, times), rates = counts.most_common(1)[0], [winner.tflops for winner in found]
+        margins = sorted(winner.ahead for winner in found if winner.ahead is not None)
+        ahead = (
+            f" In the median a winner is {median(margins):.1%} ahead of the next."
+            if margins
+            else ""
+        )
         return [
-            f"{len(found)} problems were tuned; {len(kinds)} configurations win them, at "
-            f"{min(rates):.0f} to {max(rates):.0f} TFLOP/s (table below)."
+            f"{len(found)} problems were tuned; {len(counts)} configurations win them, at "
+            f"{min(rates):.0f} to {max(rates):.0f} TFLOP/s (table below). Most often, on {times} "
+            f"of them: {favourite}.{ahead}"
         ]
     return [
         f"{problem_text(w.problem)}: {w.config}, {w.median_us:.1f} µs"
         + (f", {w.ahead:.1%} ahead of the next." if w.ahead is not None else ".")
         for w in found
     ]
+
+
+def _timed(measurements: Sequence[Measurement]) -> list[str]:
+    candidates = {(m.key.config, m.key.problem): m.outcome for m in measurements}
+    timed = sum(isinstance(outcome, Timed) for outcome in candidates.values())
+    if not timed:
+        return []
+    others = len(candidates) - timed
+    end = f"; {others} could not be, the chart says why" if others else ", all that there were"
+    return [f"{timed} candidates were right and timed{end}."]
 
 
 def _verified(measurements: Sequence[Measurement]) -> list[str]:

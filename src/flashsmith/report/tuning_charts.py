@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from flashsmith.config.parse import looks_like_config
@@ -42,7 +43,8 @@ def landscape(measurements: Sequence[Measurement]) -> Figure | None:
     figure.axis("x", title="place on its problem")
     figure.axis("y", title="time over the best")
     title = f"Landscape: every configuration that was timed ({len(problems)} problems)"
-    return figure.titled(title, height=480, wide=True, filtered=True)
+    reads = "A point is a configuration on a problem, 1 the fastest there. The filter narrows it."
+    return figure.titled(title, reads, height=480, wide=True, filtered=True)
 
 
 def _add_points(
@@ -78,13 +80,14 @@ def resources(measurements: Sequence[Measurement]) -> Figure | None:
             "bar",
             x=[m.key.config for m in group],
             y=[m.environment["registers"] for m in group],
-            name=f"{blocks} blocks an SM",
+            name=f"{blocks} block{'s' if blocks != 1 else ''} an SM",
             marker={"color": COLOURS[number % len(COLOURS)]},
             hovertemplate="%{x}<br>%{y} registers<extra></extra>",
         )
     figure.axis("x", title="configuration (hover shows it)", showticklabels=False)
     figure.axis("y", title="registers a thread")
-    return figure.titled("Registers and occupancy, from the compiler")
+    reads = "A bar is a kernel. More blocks on an SM hide more waiting."
+    return figure.titled("Registers and occupancy, from the compiler", reads)
 
 
 def shared_memory(measurements: Sequence[Measurement]) -> Figure | None:
@@ -107,57 +110,55 @@ def shared_memory(measurements: Sequence[Measurement]) -> Figure | None:
         )
     figure.axis("x", title="registers a thread")
     figure.axis("y", title="shared memory of a block, KiB")
-    return figure.titled("What bounds occupancy")
+    return figure.titled("What bounds occupancy", "The resource that runs out first.")
 
 
 def spills(measurements: Sequence[Measurement]) -> Figure | None:
-    """Bytes that did not fit the registers, for the kernels that have any."""
+    """Bytes that did not fit the registers, from none upwards."""
     known = _with_facts(measurements)
     if not known:
         return None
-    counts: dict[str, int] = {}
-    for m in known:
-        amount = m.environment.get("spill_bytes", 0)
-        label = "no spills" if not amount else f"{amount} bytes"
-        counts[label] = counts.get(label, 0) + 1
+    counts = Counter(int(str(m.environment.get("spill_bytes", 0))) for m in known)
+    amounts = sorted(counts)
+    labels = ["none" if not amount else f"{amount} bytes" for amount in amounts]
     figure = Figure()
-    figure.add("bar", x=list(counts), y=list(counts.values()), marker={"color": COLOURS[4]})
+    figure.add("bar", x=labels, y=[counts[n] for n in amounts], marker={"color": COLOURS[4]})
     figure.axis("y", title="kernels")
-    return figure.titled("Register spills")
+    reads = "What the compiler writes to memory for want of registers, a thread of a kernel."
+    return figure.titled("Register spills", reads)
 
 
 def numeric_classes(measurements: Sequence[Measurement]) -> Figure | None:
     """How many configurations share the bits of their output."""
-    members: dict[str, list[str]] = {}
+    members: dict[tuple[Group, str], set[str]] = {}
     for m in latest([m for m in measurements if isinstance(m.outcome, Timed | Verified)]):
         assert isinstance(m.outcome, Timed | Verified)
-        name = f"{m.outcome.fingerprint[:8]} {'causal' if m.key.problem.causal else 'full'}"
-        members.setdefault(name, []).append(m.key.config)
+        group = (m.key.problem.d_head, m.key.problem.causal)
+        members.setdefault((group, m.outcome.fingerprint), set()).add(m.key.config)
     if not members:
         return None
+    found = sorted(members.items(), key=lambda item: (item[0][0], -len(item[1]), item[0][1]))
     figure = Figure()
     figure.add(
         "bar",
-        x=list(members),
-        y=[len(set(found)) for found in members.values()],
-        text=["<br>".join(sorted(set(found))[:6]) for found in members.values()],
+        x=[[_group_text(group) for (group, _), _ in found], [bits[:6] for (_, bits), _ in found]],
+        y=[len(configs) for _, configs in found],
+        text=["<br>".join(sorted(configs)[:6]) for _, configs in found],
         textposition="none",
         hovertemplate="%{x}: %{y} configurations<br>%{text}<extra></extra>",
         marker={"color": COLOURS[3]},
     )
-    figure.axis("x", title="bits of the output on fixed inputs")
+    figure.axis("x", title="bits of the output on fixed inputs, for each width and mask")
     figure.axis("y", title="configurations")
-    return figure.titled("Numeric classes: equal bits")
+    reads = "Configurations of one bar give the same bits: among them tuning changes no result."
+    return figure.titled("Numeric classes", reads, wide=True)
 
 
 def outcomes(measurements: Sequence[Measurement]) -> Figure | None:
-    """How the candidates ended."""
-    if not measurements:
+    """How the candidates ended; words say it where all were timed."""
+    counts = Counter(type(m.outcome).__name__ for m in latest(measurements))
+    if not counts or set(counts) == {Timed.__name__}:
         return None
-    counts: dict[str, int] = {}
-    for m in latest(measurements):
-        kind = type(m.outcome).__name__
-        counts[kind] = counts.get(kind, 0) + 1
     reasons = {type(m.outcome).__name__: reason_of(m.outcome)[:80] for m in measurements}
     figure = Figure()
     figure.add(
@@ -170,7 +171,7 @@ def outcomes(measurements: Sequence[Measurement]) -> Figure | None:
         marker={"color": COLOURS[0]},
     )
     figure.axis("y", title="candidates")
-    return figure.titled("How the candidates ended")
+    return figure.titled("How the candidates ended", "Hover shows a reason.")
 
 
 def times_of(data: ReportData) -> dict[tuple[str, AttentionProblem], float]:
@@ -219,7 +220,8 @@ def predicted(times: Mapping[tuple[str, AttentionProblem], float], places: Place
         f"Predicted against measured: the best of the first 5 is {regret:.1%} off at most, mean "
         f"rank correlation {rank:.2f} ({len(everything)} problems)"
     )
-    return figure.titled(title, height=480, wide=True, filtered=True)
+    reads = "A good prediction rises from left to right; a short run measures its first places."
+    return figure.titled(title, reads, height=480, wide=True, filtered=True)
 
 
 def _with_facts(measurements: Sequence[Measurement]) -> list[Measurement]:
