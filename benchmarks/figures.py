@@ -1,4 +1,4 @@
-"""Writes the picture and the tables of README and docs from the committed H200 records.
+"""Writes the picture and the tables of README and docs from the committed records.
 
     python benchmarks/figures.py [--check]
 
@@ -7,6 +7,7 @@ With --check nothing is written; the exit code is 1 where a page is not what the
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -16,10 +17,17 @@ from hopper_page import PAGE as HOPPER_PAGE
 from hopper_page import hopper_page
 
 from flashsmith.config import get_kernel_configs
+from flashsmith.measure.record import Record
 from flashsmith.report.contenders import COLOURS, OURS, colour_of, rates_on_grid
 from flashsmith.report.sources import ReportData, gather
 from flashsmith.report.svg import Panel, panels_svg
-from flashsmith.report.tables import between_marks, ladder_table, peers_table, winners_table
+from flashsmith.report.tables import (
+    between_marks,
+    ladder_table,
+    peers_table,
+    spills_table,
+    winners_table,
+)
 from flashsmith.report.winners import TUNED, winners, winners_on_grid
 
 ROOT = Path(__file__).parents[1]
@@ -28,6 +36,8 @@ PICTURE = Path("docs/figures/h200.svg")
 PEERS = ("cuDNN", "FlashAttention-2 (torch)")
 BESIDE = "flashsmith, beside peers"
 LADDERS = {"prog": Path("docs/kernels/mma.md")}
+COMPILED = ROOT / "benchmarks" / "results" / "compile"
+SPILLS = Path("docs/kernels/mma.md")
 
 
 def pages() -> dict[Path, str]:
@@ -41,12 +51,23 @@ def pages() -> dict[Path, str]:
         made[path] = between_marks(text, "ladder", table)
     hopper = (ROOT / HOPPER_PAGE).read_text(encoding="utf-8")
     made[HOPPER_PAGE] = hopper_page(hopper, RECORDS)
+    made[SPILLS] = between_marks(made[SPILLS], "spills", spills_table(compiled_kernels()))
     benchmarks = (ROOT / "docs/benchmarks.md").read_text(encoding="utf-8")
     for regime in ("burst", "sustained"):
         table = peers_table(data.records, PEERS, regime)
         benchmarks = between_marks(benchmarks, regime, table)
     benchmarks = between_marks(benchmarks, "tuned", winners_table(winners(data.measurements)))
     return made | {Path("docs/benchmarks.md"): benchmarks}
+
+
+def compiled_kernels() -> list[Record]:
+    """The committed records of compiling: no device is in them, so they are read as they are."""
+    lines = [
+        json.loads(line)
+        for path in sorted(COMPILED.glob("*.jsonl"))
+        for line in path.read_text(encoding="utf-8").splitlines()
+    ]
+    return [Record(line["what"], line["result"], line["environment"]) for line in lines]
 
 
 def picture(data: ReportData) -> str:

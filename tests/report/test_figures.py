@@ -10,12 +10,14 @@ from report_records import CONFIGS, record
 
 from flashsmith.base.errors import DamagedFile
 from flashsmith.config import get_kernel_configs
+from flashsmith.measure.record import Record
 from flashsmith.report.svg import Panel, panels_svg
 from flashsmith.report.tables import (
     NOT_MEASURED,
     between_marks,
     ladder_table,
     peers_table,
+    spills_table,
     winners_table,
 )
 from flashsmith.report.winners import winners
@@ -96,3 +98,17 @@ def test_the_tuners_winners_have_a_table_of_rates(gpu_data):
     flops = 4 * 1 * 3 * 512 * 512 * 128
     assert table[2] == f"| 128 | full | mma | {flops / 51e-6 / 1e12:.0f} |"
     assert winners_table([]) == NOT_MEASURED
+
+
+def test_spills_are_listed_by_configuration_and_architecture_with_the_compiler_named():
+    environment = {"compiler": "nvrtc 99.1"}
+    amounts = {("a", "sm_80"): 48, ("a", "sm_90a"): 0, ("b", "sm_80"): 0, ("b", "sm_90a"): None}
+    rows = [
+        Record({"suite": "compile", "name": name, "arch": arch}, {"spill_bytes": n}, environment)
+        for (name, arch), n in amounts.items()
+    ]
+    summary = Record({"suite": "compile", "name": "summary"}, {"rows": 4}, environment)
+    lines = spills_table([*rows, summary]).splitlines()
+    assert lines[0] == "| configuration | sm_80 | sm_90a |"
+    assert lines[2] == "| `a` | 48 | 0 |"
+    assert lines[-1] == "nvrtc 99.1; the other 1 configurations spill nothing."

@@ -112,6 +112,23 @@ def ladder_table(configs: Sequence[KernelConfig], records: Sequence[Record]) -> 
     )
 
 
+def spills_table(compiled: Sequence[Record]) -> str:
+    """Kernels of a compile record that spill on any architecture: bytes stored plus loaded."""
+    rows = [record for record in compiled if "arch" in record.what]
+    arches = list(dict.fromkeys(str(row.what["arch"]) for row in rows))
+    spilled = {(row.what["name"], row.what["arch"]): row.result["spill_bytes"] for row in rows}
+    names = list(dict.fromkeys(name for (name, _), amount in spilled.items() if amount))
+    lines = ["| configuration |" + "".join(f" {arch} |" for arch in arches)]
+    lines.append("|---|" + "---:|" * len(arches))
+    for name in names:
+        amounts = [spilled.get((name, arch)) for arch in arches]
+        shown = " | ".join("" if amount is None else str(amount) for amount in amounts)
+        lines.append(f"| `{name}` | {shown} |")
+    compilers = ", ".join(sorted({str(row.environment["compiler"]) for row in rows}))
+    others = len({row.what["name"] for row in rows}) - len(names)
+    return "\n".join([*lines, "", f"{compilers}; the other {others} configurations spill nothing."])
+
+
 def _gain(before: Record, after: Record) -> float:
     """Times as fast: from the ratios to the first step where rounds were compared."""
     if "ratio" in before.result and "ratio" in after.result:
