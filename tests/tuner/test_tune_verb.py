@@ -133,7 +133,7 @@ def test_a_winner_without_a_valid_last_race_is_said_to_be_one(tuned, tmp_path, c
 
 def test_the_gates_kernels_are_compiled_side_by_side(monkeypatch):
     asked = []
-    monkeypatch.setattr(candidates, "compile_many", asked.append)
+    monkeypatch.setattr(candidates, "compile_in_processes", asked.append)
     config = CANDIDATES[0].config
     candidates.compile_for_gate(config, TARGET)
     (jobs,) = asked
