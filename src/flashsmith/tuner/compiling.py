@@ -1,4 +1,4 @@
-"""Many kernels compiled ahead, a process a core: NVRTC lets one thread of a process compile."""
+"""Many kernels compiled ahead, a process a core: threads of one NVRTC wait for each other."""
 
 from __future__ import annotations
 
