@@ -20,6 +20,11 @@ from flashsmith.config import get_kernel_configs
 from flashsmith.measure.record import Record
 from flashsmith.report.contenders import COLOURS, OURS, colour_of, rates_on_grid
 from flashsmith.report.sources import ReportData, gather
+from flashsmith.report.statements import (
+    agreement_statement,
+    picks_statement,
+    prediction_statement,
+)
 from flashsmith.report.svg import Panel, panels_svg
 from flashsmith.report.tables import (
     between_marks,
@@ -36,6 +41,8 @@ PICTURE = Path("docs/figures/h200.svg")
 PEERS = ("cuDNN", "FlashAttention-2 (torch)")
 BESIDE = "flashsmith, beside peers"
 LADDERS = {"prog": Path("docs/kernels/mma.md")}
+TWICE = ROOT / "benchmarks" / "results" / "h200_twice"
+TUNING = Path("docs/tuning.md")
 COMPILED = ROOT / "benchmarks" / "results" / "compile"
 SPILLS = Path("docs/kernels/mma.md")
 
@@ -57,7 +64,23 @@ def pages() -> dict[Path, str]:
         table = peers_table(data.records, PEERS, regime)
         benchmarks = between_marks(benchmarks, regime, table)
     benchmarks = between_marks(benchmarks, "tuned", winners_table(winners(data.measurements)))
-    return made | {Path("docs/benchmarks.md"): benchmarks}
+    first, second = (twice(f"quick_{n}").records for n in (1, 2))
+    benchmarks = between_marks(benchmarks, "quick twice", agreement_statement(first, second))
+    return made | {Path("docs/benchmarks.md"): benchmarks, TUNING: tuning(data)}
+
+
+def tuning(data: ReportData) -> str:
+    """The page on tuning, with what the records say of prediction and repetition."""
+    text = (ROOT / TUNING).read_text(encoding="utf-8")
+    first, second = (twice(f"tune_{n}").measurements for n in (1, 2))
+    text = between_marks(text, "tuned twice", picks_statement(first, second))
+    return between_marks(text, "prediction", prediction_statement(data))
+
+
+def twice(name: str) -> ReportData:
+    """One of two runs that were made to be held against each other; empty where none was."""
+    path = TWICE / f"{name}.jsonl"
+    return gather([path]) if path.exists() else ReportData((), (), "")
 
 
 def compiled_kernels() -> list[Record]:

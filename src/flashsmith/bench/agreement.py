@@ -50,7 +50,7 @@ def agreements(before: Iterable[Record], after: Iterable[Record]) -> list[Agreem
         Agreement(
             str(record.what["name"]),
             record.problem,
-            str(record.result["regime"]),
+            _regime(record),
             _stated(old[place]),
             _stated(record),
         )
@@ -67,7 +67,11 @@ def _by_place(records: Iterable[Record]) -> dict[Place, Record]:
 
 def _place(r: Record) -> Place:
     suite, name = str(r.what["suite"]), str(r.what["name"])
-    return suite, name, r.problem, str(r.result["regime"]), str(r.environment["device"])
+    return suite, name, r.problem, _regime(r), str(r.environment["device"])
+
+
+def _regime(record: Record) -> str:
+    return str(record.result.get("regime", "burst"))
 
 
 def _is_baseline(record: Record) -> bool:

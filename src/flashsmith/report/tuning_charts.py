@@ -185,24 +185,30 @@ def times_of(data: ReportData) -> dict[tuple[str, AttentionProblem], float]:
     return times | {(m.key.config, m.key.problem): _us(m) for m in timed}
 
 
-def predicted(times: Mapping[tuple[str, AttentionProblem], float], places: Places) -> Figure | None:
-    """The predicted place of every configuration against its measured time, with the regret."""
+def ranked_problems(
+    times: Mapping[tuple[str, AttentionProblem], float], places: Places
+) -> dict[AttentionProblem, list[tuple[int, float, str]]]:
+    """Predicted place, time and configuration, in predicted order, of problems that have enough."""
     problems: dict[AttentionProblem, list[tuple[int, float, str]]] = {}
     for (config, problem), us in times.items():
         if (config, problem) in places:
             problems.setdefault(problem, []).append((places[config, problem], us, config))
+    return {problem: sorted(found) for problem, found in problems.items() if len(found) >= _LEAST}
+
+
+def predicted(times: Mapping[tuple[str, AttentionProblem], float], places: Places) -> Figure | None:
+    """The predicted place of every configuration against its measured time, with the regret."""
     groups: dict[Group, list[tuple[int, float, str]]] = {}
     qualities: dict[Group, list[Quality]] = {}
-    for problem, found in problems.items():
-        if len(found) >= _LEAST:
-            group = (problem.d_head, problem.causal)
-            best = min(us for _, us, _ in found)
-            guesses, truths = [float(place) for place, _, _ in found], [us for _, us, _ in found]
-            qualities.setdefault(group, []).append(quality(guesses, truths))
-            groups.setdefault(group, []).extend(
-                (rank, us / best, f"{config}<br>{problem_text(problem)}")
-                for rank, (_, us, config) in enumerate(sorted(found), start=1)
-            )
+    for problem, found in ranked_problems(times, places).items():
+        group = (problem.d_head, problem.causal)
+        best = min(us for _, us, _ in found)
+        guesses, truths = [float(place) for place, _, _ in found], [us for _, us, _ in found]
+        qualities.setdefault(group, []).append(quality(guesses, truths))
+        groups.setdefault(group, []).extend(
+            (rank, us / best, f"{config}<br>{problem_text(problem)}")
+            for rank, (_, us, config) in enumerate(found, start=1)
+        )
     if not groups:
         return None
     figure = Figure()
