@@ -18,6 +18,10 @@ CONFIG = parse_config(
     "hopper(BF16, 128, 2, 128): kv_2+q_4+overlap+early_rescale+stats_VOTE+lazy_8+tiles_DYNAMIC"
     "+sections+o_smem+regs_232_40"
 )
+WIDE = parse_config(
+    "hopper(BF16, 256, 2, 64): kv_2+q_3+overlap+early_rescale+stats_VOTE+lazy_8+tiles_DYNAMIC"
+    "+sections+regs_232_40"
+)
 PROBLEM = AttentionProblem(2, 6, 3, 300, 500, 120, DType.BF16, causal=True)
 OFFSETS = {
     "q": 0,
@@ -183,3 +187,16 @@ def test_a_section_has_some_heads_and_leaves_long_tiles(k_len):
     order = plan_hopper(CONFIG, problem, lse=False, sm_count=132).order
     assert 1 <= order.section_heads <= 64
     assert 0 <= order.short_tiles < -(-k_len // 128)
+
+
+@pytest.mark.parametrize(
+    ("d_head", "k_len", "megabytes"),
+    [(64, 4096, 16), (64, 16384, 32), (128, 4096, 16), (128, 8192, 32), (256, 8192, 64)],
+)
+def test_a_section_holds_as_many_megabytes_of_k_and_v_as_measured_best(d_head, k_len, megabytes):
+    config = CONFIG.replace(d_head=d_head) if d_head <= 128 else WIDE
+    problem = AttentionProblem(
+        16, 2048 // d_head, 2048 // d_head, k_len, k_len, d_head, causal=True
+    )
+    heads = plan_hopper(config, problem, lse=False, sm_count=132).order.section_heads
+    assert heads * 2 * k_len * d_head * 2 == megabytes << 20
