@@ -1,5 +1,6 @@
 """Kernels that come with a wheel are used in place of a compiler, as long as they are current."""
 
+import json
 import shutil
 from dataclasses import replace
 from functools import cache
@@ -10,9 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from standin_gpus import plug_in
+from typer.testing import CliRunner
 
 from flashsmith import flash_attention
 from flashsmith.base.dtypes import DType
+from flashsmith.cli.main import app
 from flashsmith.compile import compiler, header_closure, nvrtc, nvrtc_library
 from flashsmith.compile.compiler import CompileJob, compile_kernel
 from flashsmith.config.parse import parse_config
@@ -94,6 +97,21 @@ def test_the_emulator_runs_what_is_compiled(shipped):
     q = np.zeros((1, 128, 3, 64), ml_dtypes.bfloat16)
     flash_attention(q, q, q, causal=True, config=CONFIG, backend="emulator")
     assert shipped_kernels.shipped_or_compiled(CONFIG, TRAITS, ARCH).ptx == ""
+
+
+def test_env_says_what_is_shipped_and_what_of_it_is_of_other_sources(shipped, monkeypatch):
+    def found():
+        ran = CliRunner().invoke(app, ["env", "--json"])
+        rows = {row["what"]: row for row in json.loads(ran.stdout)}
+        return rows["shipped kernels"]
+
+    assert found()["found"] == "sm_90a: 16 kernels"
+    monkeypatch.setattr(shipped_kernels, "kernel_source_hash", lambda *_: "another")
+    assert found()["found"] == "sm_90a: 16 kernels, 16 of them of other sources"
+    shipped_kernels.bundle_path(ARCH).write_bytes(b"PK")
+    assert "is no whole bundle" in found()["found"]
+    shipped_kernels.bundle_path(ARCH).unlink()
+    assert (found()["found"], found()["to_get_it"]) == (None, "make wheel")
 
 
 @st.composite

@@ -10,12 +10,15 @@ from importlib import metadata
 
 from flashsmith import __version__, arch
 from flashsmith.base import settings
-from flashsmith.base.errors import CompilerMissing, FlashsmithError
+from flashsmith.base.errors import CompilerMissing, DamagedFile, FlashsmithError
 from flashsmith.cli import options
 from flashsmith.cli.output import Row, show
 from flashsmith.compile import cache_upkeep
+from flashsmith.compile.bundle import open_bundle
 from flashsmith.compile.nvrtc_library import driver_misfit, find_nvrtc
 from flashsmith.runtime.driver import Driver, find_driver
+from flashsmith.tuner import measured
+from flashsmith.tuner.shipped_kernels import current_kernels
 
 # Package, what needs it, and the command that brings it.
 PACKAGES = (
@@ -47,6 +50,7 @@ def command(json: options.JsonOption = False, csv: options.CsvOption = False) ->
         _row("flashsmith", __version__),
         _row("Python", f"{platform.python_version()} on {platform.system()} {platform.machine()}"),
         *_compiler(),
+        _shipped(),
         *_driver_and_gpus(),
         *(_package(*package) for package in PACKAGES),
         *(_program(*program) for program in PROGRAMS),
@@ -73,6 +77,21 @@ def _compiler() -> list[Row]:
         return [_row("NVRTC", "", needed_for, "pip install nvidia-cuda-nvrtc")]
     fits = driver_misfit(library) or f"for drivers of CUDA {library.cuda_major or 'any'} and later"
     return [_row("NVRTC", f"{library.version} ({library.origin}), {fits}", needed_for)]
+
+
+def _shipped() -> Row:
+    """The kernels that came with the package; those of other sources are never used."""
+    needed_for = "first calls that compile nothing"
+    texts = []
+    for path in sorted(measured.SHIPPED_FOLDER.glob("*.bundle")):
+        try:
+            kernels, current = len(open_bundle(path)), current_kernels(path)
+        except DamagedFile as error:
+            texts.append(str(error))
+            continue
+        old = "" if current == kernels else f", {kernels - current} of them of other sources"
+        texts.append(f"{path.stem}: {kernels} kernels{old}")
+    return _row("shipped kernels", "; ".join(texts), needed_for, "" if texts else "make wheel")
 
 
 def _driver_and_gpus() -> list[Row]:

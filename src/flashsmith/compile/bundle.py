@@ -55,6 +55,10 @@ class Bundle:
         """The configurations it holds, each once, in the order they were written."""
         return list(dict.fromkeys(config for config, _, _ in self._listed))
 
+    def source_hashes(self) -> dict[Key, str]:
+        """Of what sources each kernel is."""
+        return {key: str(listed.facts["source_hash"]) for key, listed in self._listed.items()}
+
     def arches(self) -> list[str]:
         """The architectures it holds kernels for."""
         return sorted({arch for _, _, arch in self._listed})

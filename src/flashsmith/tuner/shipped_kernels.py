@@ -63,6 +63,14 @@ def _shipped(
     return kernel if is_exact and is_current and loads_on_driver(kernel.compiler) else None
 
 
+def current_kernels(path: Path) -> int:
+    """How many kernels of a package's bundle are of the package's sources."""
+    found = open_bundle(path).source_hashes().items()
+    return sum(
+        source == kernel_source_hash(config, traits) for (config, traits, _), source in found
+    )
+
+
 def write_shipped_kernels() -> dict[Path, int]:
     """Compiles what the shipped measurements may choose, beside them; files and their kernels."""
     made = {}
