@@ -49,7 +49,7 @@ def gpuless_data(gpu_data):
         Measurement(m.key, Verified(f"{n % 3:016x}"), environment=m.environment)
         for n, m in enumerate(gpu_data.measurements)
     ]
-    return ReportData((), tuple(verified), "a test without a GPU")
+    return ReportData((), tuple(verified), "a test without a GPU", gpu_data.places)
 
 
 @pytest.fixture

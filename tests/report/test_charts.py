@@ -10,7 +10,7 @@ from report_records import CONFIGS, record
 
 from flashsmith.base.errors import DamagedFile
 from flashsmith.config import get_kernel_configs
-from flashsmith.report import ladder_charts, record_charts, tuning_charts
+from flashsmith.report import ladder_charts, order_charts, record_charts, tuning_charts
 from flashsmith.report.contenders import OURS, against_peers, product_tflops
 from flashsmith.report.sources import ReportData, gather
 from flashsmith.report.summary import missing
@@ -131,6 +131,18 @@ def test_classes_are_told_apart_by_width_and_mask(gpu_data):
     (bars,) = tuning_charts.numeric_classes([*timed, *causal]).data
     assert bars["x"][0] == ["d 128, full"] * 2 + ["d 128, causal"] * 2
     assert sum(bars["y"]) == 2 * len(timed)
+    few = tuning_charts.numeric_classes(timed)
+    assert not few.layout["meta"]["wide"]
+
+
+def test_without_times_the_predicted_order_is_shown_and_called_that(gpu_data, gpuless_data):
+    assert order_charts.predicted_order(gpu_data.measurements, gpu_data.places) is None
+    assert order_charts.predicted_order(gpuless_data.measurements, {}) is None
+    last_first = {key: len(gpuless_data.places) - n for n, key in enumerate(gpuless_data.places)}
+    figure = order_charts.predicted_order(gpuless_data.measurements, last_first)
+    assert "Predicted order, nothing was timed" in figure.layout["title"]["text"]
+    assert figure.layout["yaxis"]["categoryarray"][-1] == f"1. {CONFIGS[-1].short_form()} "
+    assert sum(len(trace["y"]) for trace in figure.data) == len(CONFIGS)
 
 
 def test_how_candidates_ended_is_a_chart_only_where_they_ended_differently(gpu_data):

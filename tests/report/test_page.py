@@ -79,6 +79,12 @@ def test_a_page_is_one_file_that_loads_nothing(gpu_data, tmp_path):
     assert "@@" not in re.sub(r"<script>.*?</script>", "", text, flags=re.S)
 
 
+def test_commands_in_the_words_are_code(gpuless_data, tmp_path):
+    write_page(gpuless_data, tmp_path / "r.html")
+    text = (tmp_path / "r.html").read_text()
+    assert "Left out: no peers were measured (<code>flashsmith bench</code>)." in text
+
+
 def test_a_configuration_cannot_end_the_script(gpu_data, tmp_path):
     bad = record("paper", "</script><b>peer", 1024, 90.0)
     write_page(type(gpu_data)((*gpu_data.records, bad), (), "x"), tmp_path / "r.html")
@@ -89,7 +95,10 @@ def test_the_words_name_winner_margin_and_peers(gpu_data, gpuless_data):
     words = " ".join(sentences(gpu_data))
     assert "1.200 times as fast as cuDNN" in words
     assert "51.0 µs, 2.0% ahead of the next" in words
-    assert "Nothing was timed" in " ".join(sentences(gpuless_data))
+    without = " ".join(sentences(gpuless_data))
+    assert "Nothing was timed" in without
+    first = gpuless_data.measurements[0].key.config
+    assert f"Predicted fastest on 512, d 128, full, not measured: {first}." in without
     assert any("nothing was timed" in gap for gap in missing(gpuless_data))
     assert missing(gpu_data) == []
     without = ReportData(gpu_data.records, gpu_data.measurements, "x")

@@ -5,12 +5,13 @@ from __future__ import annotations
 import html
 import json
 import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from flashsmith.base.errors import Unsupported
-from flashsmith.report import ladder_charts, record_charts, tuning_charts
+from flashsmith.report import ladder_charts, order_charts, record_charts, tuning_charts
 from flashsmith.report.contenders import problem_text, regime_of
 from flashsmith.report.figure import Figure
 from flashsmith.report.sources import ReportData
@@ -73,6 +74,7 @@ def _figures(data: ReportData) -> list[dict[str, Any]]:  # Any: plotly's JSON
         *ladder_charts.knobs(records),
         tuning_charts.landscape(measurements),
         tuning_charts.predicted(tuning_charts.times_of(data), data.places),
+        order_charts.predicted_order(measurements, data.places),
         tuning_charts.outcomes(measurements),
         tuning_charts.resources(measurements),
         tuning_charts.shared_memory(measurements),
@@ -172,7 +174,9 @@ def _stated(value: object) -> str:
 
 
 def _list(items: Sequence[str]) -> str:
-    return "".join(f"<li>{html.escape(item)}</li>" for item in items)
+    """Items of a list; what stands between backticks is code."""
+    coded = (re.sub("`([^`]+)`", r"<code>\1</code>", html.escape(item)) for item in items)
+    return "".join(f"<li>{item}</li>" for item in coded)
 
 
 def _script_json(value: object) -> str:

@@ -38,6 +38,7 @@ def sentences(data: ReportData) -> list[str]:
         *_winners(data.measurements),
         *_timed(data.measurements),
         *_verified(data.measurements),
+        *_predicted_first(data),
     ]
 
 
@@ -109,6 +110,20 @@ def _verified(measurements: Sequence[Measurement]) -> list[str]:
     return [
         f"{len(right)} candidates ran in the emulator and were right; their outputs fall into "
         f"{len(classes)} classes of equal bits. Nothing was timed: there was no GPU."
+    ]
+
+
+def _predicted_first(data: ReportData) -> list[str]:
+    """What is predicted to win, where nothing was timed."""
+    verified = {m.key.problem for m in data.measurements if isinstance(m.outcome, Verified)}
+    first = {
+        problem: config
+        for (config, problem), place in data.places.items()
+        if place == 1 and problem in verified
+    }
+    return [
+        f"Predicted fastest on {problem_text(problem)}, not measured: {config}."
+        for problem, config in list(first.items())[:_SAID]
     ]
 
 

@@ -15,6 +15,7 @@ from flashsmith.tuner.outcome import Timed, Verified, reason_of
 from flashsmith.tuner.predict import Quality, quality
 
 Places = Mapping[tuple[str, AttentionProblem], int]  # 1 for what is predicted fastest
+_ABREAST = 8  # bars with their names in half of the page's width
 _LEAST = 3  # configurations of a problem, below which an order says nothing
 
 
@@ -150,14 +151,14 @@ def numeric_classes(measurements: Sequence[Measurement]) -> Figure | None:
     )
     figure.axis("x", title="bits of the output on fixed inputs, for each width and mask")
     figure.axis("y", title="configurations")
-    reads = "Configurations of one bar give the same bits: among them tuning changes no result."
-    return figure.titled("Numeric classes", reads, wide=True)
+    reads = "Configurations of one bar give the same bits: tuning among them changes none."
+    return figure.titled("Numeric classes", reads, wide=len(found) > _ABREAST)
 
 
 def outcomes(measurements: Sequence[Measurement]) -> Figure | None:
-    """How the candidates ended; words say it where all were timed."""
+    """How the candidates ended; words say it where all ended alike and well."""
     counts = Counter(type(m.outcome).__name__ for m in latest(measurements))
-    if not counts or set(counts) == {Timed.__name__}:
+    if set(counts) in (set(), {Timed.__name__}, {Verified.__name__}):
         return None
     reasons = {type(m.outcome).__name__: reason_of(m.outcome)[:80] for m in measurements}
     figure = Figure()
