@@ -49,6 +49,7 @@ PAIRS = {
     "p_in_smem": (SMALL, True),
     "cluster": (SMALL.replace(pingpong=False), 2),
     "scheduler": (SMALL.replace(l2_sections=False), Scheduler.STATIC),
+    "early_tiles": (SMALL, True),
     "l2_sections": (SMALL, False),
     "o_staged": (SMALL, False),
     "late_store": (SMALL, True),
@@ -126,6 +127,14 @@ def test_lengths_may_differ(device, config, q_len, k_len):
     require(device, config, Case("lengths", lengths))
 
 
+@pytest.mark.parametrize("scheduler", tuple(Scheduler), ids=lambda s: s.name)
+@pytest.mark.parametrize(("cluster", "k_len"), [(1, 40), (1, 65), (1, 300), (2, 65), (2, 300)])
+def test_the_next_tile_may_be_told_early(device, scheduler, cluster, k_len):
+    config = SMALL.replace(early_tiles=True, scheduler=scheduler, l2_sections=False)
+    config = config.replace(cluster=cluster, pingpong=cluster == 1)
+    require(device, config, Case("early tiles", problem(config, q_len=700, k_len=k_len)))
+
+
 @pytest.mark.parametrize("d_head", [8, 40, 56])
 @pytest.mark.parametrize("o_staged", [True, False])
 def test_a_head_may_be_narrower_than_the_kernel(device, d_head, o_staged):
@@ -142,8 +151,13 @@ def test_a_warpgroup_may_skip_more_blocks_than_the_ring_has_stages(device):
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(
     "config",
-    [SMALL, PLAIN, SMALL.replace(cluster=2, pingpong=False, p_in_smem=True)],
-    ids=["overlap", "plain", "cluster"],
+    [
+        SMALL,
+        PLAIN,
+        SMALL.replace(cluster=2, pingpong=False, p_in_smem=True),
+        SMALL.replace(cluster=2, pingpong=False, early_tiles=True),
+    ],
+    ids=["overlap", "plain", "cluster", "early tiles"],
 )
 def test_no_schedule_of_warps_and_copies_changes_the_result(config, seed):
     device = EmulatedDevice(options=EmulatorOptions(seed=seed, delayed_landing=True))

@@ -98,6 +98,9 @@ class HopperForwardKernelConfig(KernelConfig):
     scheduler: Scheduler = knob(
         tuple(Scheduler), "how tiles come to blocks", "tiles_{}", absent=Scheduler.SINGLE
     )
+    early_tiles: bool = flag(
+        "early_tiles", "the next tile is known and told before the last loads of this one"
+    )
     l2_sections: bool = flag(
         "sections", "causal: the longest tiles of as many heads as L2 holds come first"
     )
@@ -275,6 +278,12 @@ HopperForwardKernelConfig.AUTOTUNE_RULES = (
         lambda c: c.d_head > 128 and c.overlap and not c.early_rescale,
         "rescaling 96 or more registers of O on the critical path cost 8 % (H200, 2026-11)",
         "add early_rescale",
+    ),
+    Rule(
+        "early_tiles_for_clusters",
+        lambda c: c.early_tiles and c.cluster == 1,
+        "a block alone has the counter's answer in time (H200, 2026-11: 0 to -1 %; cluster_2 +1 %)",
+        "drop early_tiles or use cluster_2",
     ),
     Rule(
         "cluster_with_pingpong",

@@ -73,6 +73,7 @@ CANDIDATES: tuple[tuple[str, tuple[str, ...]], ...] = (
             f"kv_2+q_3+{_BITS}+pingpong+{_WIDE}+hints+{_TWO}",
             f"kv_2+q_3+{_VOTE}+{_WIDE}+{_TWO}",
             f"kv_2+q_3+{_SUM}+cluster_2+{_WIDE}+{_TWO}",
+            f"kv_2+q_3+{_SUM}+cluster_2+early_tiles+{_WIDE}+{_TWO}",
         ),
     ),
 )

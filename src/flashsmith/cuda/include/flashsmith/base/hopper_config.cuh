@@ -38,6 +38,7 @@ struct HopperForwardKernelConfig {
     bool p_in_smem = required<bool>();
     int cluster = required<int>();
     Scheduler scheduler = required<Scheduler>();
+    bool early_tiles = required<bool>();
     bool l2_sections = required<bool>();
     bool o_staged = required<bool>();
     bool late_store = required<bool>();

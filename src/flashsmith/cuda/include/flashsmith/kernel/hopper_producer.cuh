@@ -52,6 +52,10 @@ struct HopperProducer {
         : args(args), smem(smem), rank(rank) {}
 
     FS_DEVICE void run() {
+        if constexpr (kConfig.early_tiles) {
+            run_early();
+            return;
+        }
         const i32 clusters = gridDim.x / kCluster;
         i32 index = blockIdx.x / kCluster;
         Source previous{0, 0, 0};
@@ -74,6 +78,52 @@ struct HopperProducer {
     }
 
   private:
+    // The same loads in the same order, but nothing waits for the counter, or for the block of the
+    // cluster that asks it, before the last block of a tile; consumers know the next tile by then.
+    FS_DEVICE void run_early() {
+        const i32 clusters = gridDim.x / kCluster;
+        i32 index = blockIdx.x / kCluster;
+        HopperTile current = tile_or_none(index);
+        publish(current);
+        Source previous{0, 0, 0};
+        while (current.n_blocks > 0) {
+            const u32 drawn = ask_counter();
+            const Source source{current.n_blocks, Division(current.head, args.kv_group).quotient,
+                                current.batch};
+            load_first(current, source, previous);
+            _Pragma("unroll 1") for (i32 n = source.n_blocks - 2; n > 0; --n) {
+                load_k(n, source);
+                load_v(n + 1, source);
+            }
+            index = share(tile_after(index, drawn, clusters));
+            current = tile_or_none(index);
+            publish(current);
+            if (source.n_blocks > 1) {
+                load_k(0, source);
+                load_v(1, source);
+            }
+            previous = source;
+        }
+        if (previous.n_blocks > 0) load_v(0, previous);
+        leave(clusters);
+    }
+
+    FS_DEVICE HopperTile tile_or_none(i32 index) const {
+        return index < args.tiles ? decode_tile<kConfig, kTraits>(args, index, rank)
+                                  : HopperTile{0, 0, 0, 0};
+    }
+
+    FS_DEVICE u32 ask_counter() const {
+        if (kConfig.scheduler != Scheduler::kDYNAMIC || rank != 0) return 0;
+        return ptx::atom_add_u32(args.counter, 1);
+    }
+
+    FS_DEVICE i32 tile_after(i32 index, u32 drawn, i32 clusters) const {
+        if constexpr (kConfig.scheduler == Scheduler::kSINGLE) return args.tiles;
+        if constexpr (kConfig.scheduler == Scheduler::kSTATIC) return index + clusters;
+        return static_cast<i32>(drawn) + clusters;
+    }
+
     FS_DEVICE i32 draw(i32 index, i32 clusters) const {
         if constexpr (kConfig.scheduler == Scheduler::kSINGLE) return args.tiles;
         if constexpr (kConfig.scheduler == Scheduler::kSTATIC) return index + clusters;
@@ -111,14 +161,19 @@ struct HopperProducer {
     // previous one.
     FS_DEVICE void load_tile(const HopperTile& current, const Source& source,
                              const Source& previous) {
-        if constexpr (kQFirst) load_q(current);
-        load_k(source.n_blocks - 1, source);
-        if (previous.n_blocks > 0) load_v(0, previous);
-        if constexpr (!kQFirst) load_q(current);
+        load_first(current, source, previous);
         _Pragma("unroll 1") for (i32 n = source.n_blocks - 2; n >= 0; --n) {
             load_k(n, source);
             load_v(n + 1, source);
         }
+    }
+
+    FS_DEVICE void load_first(const HopperTile& current, const Source& source,
+                              const Source& previous) {
+        if constexpr (kQFirst) load_q(current);
+        load_k(source.n_blocks - 1, source);
+        if (previous.n_blocks > 0) load_v(0, previous);
+        if constexpr (!kQFirst) load_q(current);
     }
 
     FS_DEVICE void load_q(const HopperTile& at) {
