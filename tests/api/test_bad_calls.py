@@ -140,12 +140,13 @@ BAD_CALLS = {
     "an odd width": (
         lambda: call(array(2, 70, 3, 60)),
         Unsupported,
-        "d_head is 60; the kernels take multiples of 8; pad q, k and v with zeros and give scale.",
+        "d_head is 60; the kernels take multiples of 8 up to 256; pad q, k and v with zeros and "
+        "give scale.",
     ),
     "a large width": (
         lambda: torch_call(tensor(2, 70, 3, 320)),
         Unsupported,
-        "d_head is 320; the kernels go up to 256.",
+        "d_head is 320; the kernels take multiples of 8 up to 256; use another implementation.",
     ),
     "an unknown layout": (
         lambda: call(layout="sbhd"),

@@ -19,9 +19,9 @@ def test_an_architecture_may_be_named_without_its_suffix_or_prefix(spelling):
     assert arch.get(spelling).name == "sm_90a"
 
 
-def test_an_unknown_architecture_lists_the_known_ones_and_the_nearest():
-    with pytest.raises(Unsupported, match=r"'sm_91' is no known.*sm_80, .*did you mean 'sm_89"):
-        arch.get("sm_91")
+def test_an_unknown_architecture_lists_the_known_ones():
+    with pytest.raises(Unsupported, match=r"'sm_75' is no known architecture; there are sm_80, "):
+        arch.get("sm_75")
     with pytest.raises(Unsupported, match=r"compute capability 7\.5 has no known architecture"):
         arch.of_capability(7, 5)
 

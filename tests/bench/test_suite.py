@@ -55,6 +55,21 @@ def test_a_wrong_file_is_refused_by_what_is_wrong(tmp_path, text, says):
         read_suite(str(path), DType.BF16)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "grid=5",
+        "grid=[5]",
+        "[[grid]]\nd_heads=[0]\nseq_lens=[9]\nmasks=['full']\ntokens=1\nwidth=1",
+    ],
+)
+def test_a_field_of_a_wrong_type_is_refused_with_the_file(tmp_path, text):
+    path = tmp_path / "mine.toml"
+    path.write_text(text)
+    with pytest.raises(ArgumentError, match=r"mine\.toml has a field of a wrong type"):
+        read_suite(str(path), DType.BF16)
+
+
 def test_an_unknown_suite_names_the_known_and_the_nearest():
     with pytest.raises(ArgumentError, match=r"llm, paper, quick .*did you mean paper"):
         read_suite("papper", DType.BF16)

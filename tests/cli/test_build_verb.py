@@ -75,4 +75,4 @@ def test_build_makes_a_library(tmp_path):
 def test_build_without_a_thing_to_make_is_refused():
     done = run("build", SMALL)
     assert isinstance(done.exception, ArgumentError)
-    assert "neither --library nor --bundle is given" in str(done.exception)
+    assert "none of --library, --bundle and --shipped is given" in str(done.exception)

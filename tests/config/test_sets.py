@@ -113,6 +113,9 @@ def test_a_bad_file_of_configurations_names_the_line(tmp_path):
         resolve_key(f"@{path}")
     with pytest.raises(ArgumentError, match="is no file"):
         resolve_key(f"@{tmp_path}/missing.txt")
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ArgumentError, match=r"bad\.txt cannot be read .*one short form a line"):
+        resolve_key(f"@{path}")
 
 
 def test_every_named_set_of_every_family_can_be_made():

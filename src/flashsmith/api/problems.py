@@ -8,10 +8,8 @@ from flashsmith.api.array_view import ArrayView
 from flashsmith.api.options import LAYOUTS, CallOptions
 from flashsmith.base.dtypes import DType
 from flashsmith.base.errors import ArgumentError, ArgumentTypeError, Unsupported
+from flashsmith.config.width import MAX_D_HEAD, require_width
 from flashsmith.problem.attention_problem import AttentionProblem
-
-MAX_D_HEAD = 256
-D_HEAD_STEP = 8  # 16 bytes: what one copy of the kernels moves
 
 
 def problem_of(views: Sequence[ArrayView], options: CallOptions) -> AttentionProblem:
@@ -124,13 +122,9 @@ def _require_heads_and_width(heads: int, kv_heads: int, d_head: int) -> None:
             f"q has {heads} heads and k has {kv_heads}; the heads of q must be a multiple of those "
             f"of k."
         )
-    if d_head == 0 or d_head % D_HEAD_STEP:
-        raise Unsupported(
-            f"d_head is {d_head}; the kernels take multiples of {D_HEAD_STEP}; pad q, k and v with "
-            f"zeros and give scale."
-        )
-    if d_head > MAX_D_HEAD:
-        raise Unsupported(f"d_head is {d_head}; the kernels go up to {MAX_D_HEAD}.")
+    can_pad = d_head <= MAX_D_HEAD
+    advice = "pad q, k and v with zeros and give scale" if can_pad else "use another implementation"
+    require_width(d_head, advice)
 
 
 def _overlap(a: ArrayView, b: ArrayView) -> bool:

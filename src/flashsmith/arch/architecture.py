@@ -6,7 +6,6 @@ capability); allocation units from `cuda_occupancy.h` of the CUDA toolkit.
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass
 
 from flashsmith.base.errors import Unsupported
@@ -60,9 +59,9 @@ def get(name: str) -> Arch:
     for candidate in (wanted, f"{wanted}a", wanted.removesuffix("a")):
         if candidate in _BY_NAME:
             return _BY_NAME[candidate]
-    near = difflib.get_close_matches(wanted, _BY_NAME, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]!r}?" if near else "choose one of these."
-    raise Unsupported(f"{name!r} is no known architecture; there are {', '.join(_BY_NAME)}; {hint}")
+    raise Unsupported(
+        f"{name!r} is no known architecture; there are {', '.join(_BY_NAME)}; choose one of these."
+    )
 
 
 def of_capability(major: int, minor: int) -> Arch:

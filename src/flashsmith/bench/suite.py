@@ -44,18 +44,30 @@ def suite_names() -> list[str]:
 def read_suite(name: str, dtype: DType) -> Suite:
     """A shipped suite by name, or the TOML file at a path."""
     path = Path(name) if name.endswith(".toml") else FOLDER / f"{name}.toml"
+    if name.endswith(".toml") and not path.is_file():
+        raise ArgumentError(
+            f"--suite is {name!r}; {path} does not exist; give a path to a .toml file, or one of "
+            f"{', '.join(suite_names())}."
+        )
     if not path.is_file():
         near = get_close_matches(name, suite_names(), 1)
-        hint = f"; did you mean {near[0]}?" if near else ""
+        hint = f"did you mean {near[0]}?" if near else "choose one."
         raise ArgumentError(
-            f"--suite is {name!r}; it is {', '.join(suite_names())} or a path to a .toml file{hint}"
+            f"--suite is {name!r}; it is {', '.join(suite_names())} or a path to a .toml file; "
+            f"{hint}"
         )
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ArgumentError(f"{path} is no TOML file: {error}.") from error
-    shapes = [shape for table in data.get("grid", []) for shape in _grid(path, table, dtype)]
-    shapes += [_shape(path, table, dtype) for table in data.get("shape", [])]
+    try:
+        shapes = [shape for table in data.get("grid", []) for shape in _grid(path, table, dtype)]
+        shapes += [_shape(path, table, dtype) for table in data.get("shape", [])]
+    except (TypeError, ZeroDivisionError) as error:
+        raise ArgumentError(
+            f"{path} has a field of a wrong type or a length or width of 0 ({error}); the shipped "
+            f"suites in {FOLDER} show how one is written."
+        ) from error
     if not shapes:
         raise ArgumentError(f"{path} holds no shapes; add a [[grid]] or [[shape]] table.")
     return Suite(path.stem, str(data.get("about", "")), tuple(shapes))

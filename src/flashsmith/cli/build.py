@@ -47,6 +47,8 @@ def command(
     Example: flashsmith build all --arch sm_80,sm_90a --bundle kernels.bundle
     """
     if shipped:
+        options.refuse_together({"KEY": key, "--shipped": shipped})
+        options.refuse_together({"--shipped": shipped, "--library": library, "--bundle": bundle})
         rows = [
             {"made": str(path), "kernels": n, "megabytes": round(path.stat().st_size / 1e6, 2)}
             for path, n in write_shipped_kernels().items()
@@ -55,8 +57,8 @@ def command(
         return
     if library is None and bundle is None:
         raise ArgumentError(
-            "neither --library nor --bundle is given; build makes a C library in a folder, a "
-            "bundle in a file, or both; name at least one."
+            "none of --library, --bundle and --shipped is given; build makes a C library in a "
+            "folder, a bundle in a file, or both; name at least one."
         )
     configs = options.configs_of(key, "all")
     chosen = parse_arches(arch)

@@ -29,8 +29,10 @@ def command(
 
     Example: flashsmith cache --list --csv
     """
+    options.refuse_together({"--clean": clean, "--list": entries})
     root = settings.cache_dir()
     if clean:
+        options.refuse_together({"--clean": clean, "--json": json, "--csv": csv})
         count, n_bytes = cache_upkeep.clean(root)
         say(f"removed {count} entries, {n_bytes / 1e6:.1f} MB, from {root}")
         return

@@ -40,7 +40,9 @@ def command(
     Blocks per SM follow from threads and shared memory; registers are known after a compile.
     Example: flashsmith configs 64,32 --arch sm_86 --csv
     """
+    options.refuse_together({"KEY": key, "--why": why, "--space": space, "--page": page})
     if page:
+        options.refuse_together({"--page": page, "--json": json, "--csv": csv})
         say(configuration_page())
         return
     chosen = arches.get(arch)

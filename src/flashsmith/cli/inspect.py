@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-from flashsmith.base.errors import ArgumentError
 from flashsmith.cli import options
 from flashsmith.cli.compile import LseOption, NarrowDOption, RaggedKOption, RaggedQOption
 from flashsmith.cli.output import note, say, show
@@ -48,8 +47,11 @@ def command(
 
     Example: flashsmith inspect "(FP16, 128, 64, 64, 4): async+load_2_2_2_tiles" --sass
     """
-    if ptx and sass:
-        raise ArgumentError("--ptx and --sass are both given; print one listing at a time.")
+    if ptx or sass:
+        listing = "--ptx" if ptx else "--sass"
+        for other, value in {"--sass": ptx and sass, "--json": json, "--csv": csv}.items():
+            options.refuse_together({listing: True, other: value})
+        options.refuse_together({listing: True, "--whole": whole})
     traits = ForwardTraits(
         causal=causal, ragged_q=ragged_q, ragged_k=ragged_k, narrow_d=narrow_d, lse=lse
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import sys
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from flashsmith import __version__
-from flashsmith.base.errors import FlashsmithError
+from flashsmith.base.errors import ArgumentError, FlashsmithError
 
 USAGE_ERROR = 2
 
@@ -59,6 +60,13 @@ class _Verbs(TyperGroup):
         single.command(cmd_name, no_args_is_help=False)(function)
         return typer.main.get_command(single)
 
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:  # Any: as above
+        if args[0] not in VERBS and not args[0].startswith("-"):
+            near = difflib.get_close_matches(args[0], VERBS, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else "`flashsmith --help` explains them."
+            raise ArgumentError(f"{args[0]!r} is no verb; there are {', '.join(VERBS)}; {hint}")
+        return super().resolve_command(ctx, args)
+
     def format_commands(self, ctx: Any, formatter: Any) -> None:  # Any: as above
         with formatter.section("Verbs"):
             formatter.write_dl([(name, verb.help) for name, verb in VERBS.items()])
@@ -100,4 +108,9 @@ def main() -> NoReturn:
         # The reader of a pipe has left (`| head`); say nothing, and let nothing flush into it.
         sys.stdout = None
         sys.exit(0)
+    except OSError as error:
+        if error.filename is None:  # not about a file that the user named: a bug is shown whole
+            raise
+        typer.echo(f"flashsmith: {error.filename}: {error.strerror}; check the path.", err=True)
+        sys.exit(USAGE_ERROR)
     sys.exit(0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated
 
 import typer
@@ -12,20 +13,40 @@ from flashsmith.base.dtypes import DType
 from flashsmith.base.errors import ArgumentError
 from flashsmith.config import KernelConfig, resolve_key
 from flashsmith.config.sets import named_sets
+from flashsmith.config.width import require_width
 from flashsmith.problem.attention_problem import AttentionProblem
+
+
+def refuse_together(given: Mapping[str, object]) -> None:
+    """Raises when more than one of these was given: one of them would have no effect."""
+    names = [name for name, value in given.items() if value]
+    if len(names) > 1:
+        raise ArgumentError(f"{names[0]} and {names[1]} are both given; drop one of them.")
+
+
+def _one_form(context: typer.Context, value: bool) -> bool:
+    # Asked before the verb begins: a long run must not end in this.
+    if value and (context.params.get("json") or context.params.get("csv")):
+        raise ArgumentError("--json and --csv are both given; output has one form; drop one.")
+    return value
+
 
 KeyArgument = Annotated[
     str | None,
     typer.Argument(
         metavar="[KEY]",
         help=f"A set ({', '.join(named_sets())}, or B_r,B_c; joined by +), a short form, or "
-        "@file of short forms. Without it: the environment variable KERNELS, else the verb's "
-        "default.",
+        "@file of short forms. Without it: the environment variable KERNELS, else tune (run: "
+        "smoke; profile: prog; generate and build: all).",
         show_default=False,
     ),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Write one JSON array of flat objects.")]
-CsvOption = Annotated[bool, typer.Option("--csv", help="Write CSV with the same columns.")]
+JsonOption = Annotated[
+    bool, typer.Option("--json", help="Write one JSON array of flat objects.", callback=_one_form)
+]
+CsvOption = Annotated[
+    bool, typer.Option("--csv", help="Write CSV with the same columns.", callback=_one_form)
+]
 ArchOption = Annotated[
     str, typer.Option("--arch", help="Architecture: sm_80, 86, 89, 90a, 100a or 120.")
 ]
@@ -105,6 +126,7 @@ def problem_of(
         raise ArgumentError(
             f"--diagonal is {diagonal} without --causal; it moves the causal mask; add --causal."
         )
+    require_width(d_head, "choose one of these")
     return AttentionProblem(
         batch=batch,
         heads=heads,
@@ -131,9 +153,11 @@ def problems_of(
     dtype: str,
 ) -> list[AttentionProblem]:
     """The grid of self-attention problems that the shared options describe."""
+    refuse_together({"--causal": causal, "--both-masks": both_masks})
     masks = (False, True) if both_masks else (causal,)
     problems = []
     for d_head in numbers_of("--d-heads", d_heads):
+        require_width(d_head, "choose one of these")
         for length in numbers_of("--seq-lens", seq_lens):
             for mask in masks:
                 n_heads = heads or max(WIDTH // d_head, 1)

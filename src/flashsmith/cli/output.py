@@ -10,8 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import typer
 
-from flashsmith.base.errors import ArgumentError
-
 Row = Mapping[str, object]
 
 _PIPED_WIDTH = 160  # columns of a table that is not written to a terminal
@@ -27,8 +25,6 @@ def show(
     columns: Sequence[str] | None = None,
 ) -> None:
     """Writes flat rows: a table fitted to the terminal, one JSON array, or CSV, same columns."""
-    if json and csv:
-        raise ArgumentError("--json and --csv are both given; output has one form; drop one.")
     names = list(columns) if columns is not None else _columns(rows)
     if json:
         typer.echo(json_module.dumps([{n: row.get(n) for n in names} for row in rows], indent=1))

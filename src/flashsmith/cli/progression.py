@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -10,12 +10,15 @@ from typing import Annotated
 import typer
 
 from flashsmith.arch import get as get_arch
+from flashsmith.base.errors import ArgumentError
 from flashsmith.bench.ladder import KNOB, LADDER, Step, ablation, steps_of
 from flashsmith.cli import options
 from flashsmith.cli.output import Row, note, show
 from flashsmith.cli.places import counted
 from flashsmith.cli.shapes import shape_text
 from flashsmith.config import KernelConfig, get_kernel_configs, parse_config
+from flashsmith.config.parse import looks_like_config
+from flashsmith.config.sets import named_sets
 from flashsmith.measure.facts import facts_of
 from flashsmith.measure.interleaved import Comparison, Regime
 from flashsmith.problem.attention_problem import AttentionProblem
@@ -73,6 +76,7 @@ def command(
     can_time = name == "cuda"
     arch_name = default_device("cuda").arch if can_time else get_arch(arch).name
     if not can_time:
+        _refuse_times({"-o": output, "--sustained": sustained})
         note(f"No GPU is used: resources for {arch_name} and the emulator's counters, no times.")
     known = counted(configs, arch_name, causal=causal)
     # One that does not compile has no facts: asked here, the compiler's error is shown.
@@ -102,8 +106,23 @@ def _configs(ladder: str | None, knob: str | None) -> list[KernelConfig]:
 
 
 def _set_name(text: str) -> str:
+    if looks_like_config(text):
+        raise ArgumentError(f"{text!r} is one configuration, moved knob by knob; add --knob NAME.")
+    ladders = [name for name in named_sets() if "prog" in name]
     # `progression hopper` means that family's ladder, not its tuning set.
-    return text if text.endswith("prog") or text.startswith("prog") else f"{text}-prog"
+    for name in (text, f"{text}-prog"):
+        if name in ladders:
+            return name
+    raise ArgumentError(f"{text!r} has no ladder; there are {', '.join(ladders)}; choose one.")
+
+
+def _refuse_times(given: Mapping[str, object]) -> None:
+    for option, value in given.items():
+        if value:
+            raise ArgumentError(
+                f"{option} is given without a GPU; it is about times, and nothing is timed here; "
+                f"drop it."
+            )
 
 
 def _problem(

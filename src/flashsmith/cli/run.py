@@ -109,7 +109,7 @@ def command(
     configs = options.configs_of(key, "smoke")
     name = device or default_device_name()
     lengths = _lengths(q_len, DEFAULT_LENGTH.get(name, 0))
-    target = _open(name, counters=counters, seed=seed)
+    target = _open(name, counters=counters, seed=seed, sustained=sustained)
     rows: list[Row] = []
     for length in lengths:
         request = Request(
@@ -133,7 +133,7 @@ def _lengths(text: str | None, default: int) -> list[int]:
     return [0] if text.strip() == "0" else options.numbers_of("--q-len", text)
 
 
-def _open(name: str, *, counters: bool, seed: int | None) -> Device:
+def _open(name: str, *, counters: bool, seed: int | None, sustained: bool) -> Device:
     if name != "emulator":
         if counters or seed is not None:
             raise ArgumentError(
@@ -141,6 +141,11 @@ def _open(name: str, *, counters: bool, seed: int | None) -> Device:
                 f"add --device emulator."
             )
         return default_device(name)
+    if sustained:
+        raise ArgumentError(
+            "--sustained is given for the emulator; only a GPU is timed; drop it, or add "
+            "--device cuda."
+        )
     from flashsmith.emulator.options import EmulatorOptions
     from flashsmith.runtime.emulated_device import EmulatedDevice
 

@@ -96,7 +96,7 @@ def command(
 ) -> None:
     """Find the best configuration for each problem; interrupted runs go on where they stopped.
 
-    flashsmith tune tune+hopper --seq-lens 1024,4096 --both-masks --budget 2m;
+    Examples: flashsmith tune tune+hopper --seq-lens 1024,4096 --both-masks --budget 2m;
     flashsmith tune --same-bits-as "(BF16, 128, 64, 64, 4): async+eager+swizzled+load_0_2_2_tiles";
     flashsmith tune --search optuna --trials 200; flashsmith tune --executor ray --address auto
     """
@@ -131,8 +131,8 @@ def command(
 def seconds_of(text: str) -> float:
     """The seconds of a time such as `90s`, `2m` or `1h`."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", text.strip())
-    if not found:
-        raise ArgumentError(f"--budget is {text!r}; it is a time such as 90s, 2m or 1h.")
+    if not found or float(found[1]) == 0:
+        raise ArgumentError(f"--budget is {text!r}; it is a time above 0, such as 90s, 2m or 1h.")
     return float(found[1]) * _UNITS[found[2]]
 
 

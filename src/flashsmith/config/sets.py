@@ -82,8 +82,14 @@ def _unknown(key: str, valid: list[str]) -> ConfigError:
 def _from_file(path: Path) -> list[KernelConfig]:
     if not path.is_file():
         raise ArgumentError(f"@{path} is no file; it holds one short form a line; check the path.")
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ArgumentError(
+            f"@{path} cannot be read ({error}); it is text with one short form a line; check it."
+        ) from error
     configs = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    for number, line in enumerate(lines, start=1):
         text = line.partition("#")[0].strip()
         if not text:
             continue

@@ -36,6 +36,8 @@ class AttentionProblem:
                 raise ArgumentError(f"{name} is {value!r}, it must be an integer of at least 0.")
         if not isinstance(self.dtype, DType):
             raise ArgumentError(f"dtype is {self.dtype!r}; it is DType.FP16 or DType.BF16.")
+        if not isinstance(self.causal, bool):
+            raise ArgumentError(f"causal is {self.causal!r}; it is True or False.")
         if isinstance(self.diagonal, bool) or not isinstance(self.diagonal, int | None):
             raise ArgumentError(f"diagonal is {self.diagonal!r}; it is an integer or None.")
         if self.kv_heads and self.heads % self.kv_heads:

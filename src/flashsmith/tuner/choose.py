@@ -13,6 +13,7 @@ from flashsmith.base.errors import ConfigError, FlashsmithError, Unsupported
 from flashsmith.config.families import FAMILIES
 from flashsmith.config.kernel_config import KernelConfig
 from flashsmith.config.parse import parse_config
+from flashsmith.config.width import D_HEAD_STEP, MAX_D_HEAD
 from flashsmith.problem.attention_problem import AttentionProblem
 from flashsmith.runtime.launch import require_computable
 from flashsmith.tuner.launched import launched_area
@@ -202,7 +203,7 @@ def _ruled_choice(question: _Question, passed: list[Rejected]) -> Choice:
     if chosen is None:
         raise Unsupported(
             f"No configuration computes {_shape(question.problem)} on {question.arch.name}; "
-            f"flash_attention takes d_head up to 256 in FP16 and BF16."
+            f"the kernels take d_head in multiples of {D_HEAD_STEP} up to {MAX_D_HEAD}."
         )
     reason = "nothing was measured near this shape; the first of the rule's list that fits"
     return Choice(chosen, "rule", reason, tuple(passed))

@@ -7,6 +7,7 @@ from importlib import import_module
 
 from flashsmith.base.errors import ArgumentError, Unsupported
 from flashsmith.config.kernel_config import KernelConfig
+from flashsmith.config.width import D_HEAD_STEP
 from flashsmith.problem.attention_problem import AttentionProblem
 from flashsmith.runtime.launch.plan import LaunchPlan
 
@@ -15,7 +16,6 @@ _PLANNERS = {
     "mma": ("flashsmith.runtime.launch.mma", "plan_mma"),
     "hopper": ("flashsmith.runtime.launch.hopper", "plan_hopper"),
 }
-D_HEAD_STEP = 8  # elements of one 16-byte access
 
 
 def plan(
