@@ -172,8 +172,26 @@ def test_a_manifest_of_another_kind_is_refused(built, tmp_path, change):
         read_bundle(path)
 
 
+@pytest.mark.parametrize(
+    "change", [{"arch": None}, {"source_hash": 5}, {"traits": {"causal": None}}], ids=str
+)
+def test_a_kernel_of_the_manifest_with_a_field_of_another_type_is_refused(built, tmp_path, change):
+    path = tmp_path / "types.bundle"
+
+    def edit(name, data):
+        if name != "manifest.json":
+            return data
+        manifest = json.loads(data)
+        manifest["kernels"][0] |= change
+        return json.dumps(manifest)
+
+    rewrite(built[0].path, path, edit)
+    with pytest.raises(DamagedFile, match=r"types\.bundle is no whole bundle"):
+        read_bundle(path)
+
+
 def test_an_archive_whose_manifest_is_no_json_object_is_refused(tmp_path):
-    for content in ("[1, 2]", "{", "null", '"text"'):
+    for content in ("[1, 2]", "{", "null", '"text"', "[" * 100_000):
         path = tmp_path / "odd.bundle"
         with zipfile.ZipFile(path, "w") as archive:
             archive.writestr("manifest.json", content)

@@ -92,6 +92,14 @@ def test_a_damaged_entry_is_moved_aside_rebuilt_and_said_once(cache, caplog, nam
     assert len(list((cache.root / "damaged").iterdir())) == 1
 
 
+def test_a_damaged_entry_that_cannot_be_moved_is_a_miss_too(cache, caplog):
+    first = compile_one(cache)
+    (first.folder / "artefact.json").write_text("[" * 100_000)  # deeper than Python recurses
+    (cache.root / "damaged").write_text("not a folder")
+    assert cache.get(first.key) is None
+    assert "left there" in caplog.text
+
+
 def test_an_entry_under_another_key_is_damaged(cache, caplog):
     first = compile_one(cache)
     first.folder.rename(first.folder.with_name("0" * 64))

@@ -8,7 +8,7 @@ import pytest
 from tuning_process import CONFIGS, PROBLEM
 from typer.testing import CliRunner
 
-from flashsmith.base.errors import ArgumentError, DamagedFile
+from flashsmith.base.errors import ArgumentError, ConfigError, DamagedFile
 from flashsmith.cli.main import app
 from flashsmith.tuner.exchange import read_lines
 from flashsmith.tuner.measurement import Measurement, MeasurementKey
@@ -147,9 +147,28 @@ def test_prune_forgets_kernels_that_changed_and_no_others(store):
         (["diff", "a.jsonl"], "diff was given 1 files; it takes 2"),
         (["diff", "a.jsonl", "b.jsonl"], "a.jsonl does not exist"),
         (["import", "missing.jsonl"], "missing.jsonl does not exist"),
-        (["show"], "show was given 0 files"),
+        (["show"], "show was given 0 configurations; it takes 1"),
+        (["list", "extra"], "list was given 1 files; it takes 0"),
+        (["list", "-o", "x"], "-o is given for list; only export writes"),
+        (["prune", "--json"], "prune and --json are both given"),
     ],
 )
 def test_what_is_missing_is_said(store, arguments, says):
     with pytest.raises(ArgumentError, match=says):
         run(*arguments, "--store", store)
+
+
+def test_a_results_file_that_is_not_there_is_said_and_not_made(tmp_path):
+    with pytest.raises(ArgumentError, match=r"none\.sqlite does not exist; .* tune first"):
+        run("list", "--store", tmp_path / "none.sqlite")
+    assert not list(tmp_path.iterdir())
+
+
+def test_show_reads_any_spelling_of_a_configuration_and_says_when_there_is_nothing(store):
+    loose = KEY.config.replace(", ", ",")
+    assert json.loads(run("show", loose, "--store", store, "--json").stdout)
+    absent = run("show", CONFIGS[2].short_form(), "--store", store, "--json")
+    assert json.loads(absent.stdout) == []
+    assert "holds no measurement of" in absent.stderr
+    with pytest.raises(ConfigError, match="'nonsense' names no configuration"):
+        run("show", "nonsense", "--store", store)

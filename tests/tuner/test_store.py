@@ -2,6 +2,7 @@
 
 import json
 import signal
+import sqlite3
 import subprocess
 import sys
 from dataclasses import replace
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from flashsmith.base.dtypes import DType
-from flashsmith.base.errors import ArgumentError, DamagedFile
+from flashsmith.base.errors import ArgumentError, DamagedFile, FileInUse
 from flashsmith.config import get_kernel_configs
 from flashsmith.problem.attention_problem import AttentionProblem
 from flashsmith.tuner import exchange
@@ -164,6 +165,7 @@ def test_lines_go_out_and_come_back(tmp_path):
         ({"gpu": 5}, "gpu is 5; it is a text"),
         ({"problem": {"batch": 1}}, "its fields are batch, heads"),
         ({"gate": "yes"}, "gate, when or environment"),
+        ({"arch": "\ud800"}, "arch is .*; it is a text"),
     ],
 )
 def test_a_foreign_line_is_refused_by_field(tmp_path, change, says):
@@ -172,6 +174,12 @@ def test_a_foreign_line_is_refused_by_field(tmp_path, change, says):
     path.write_text(json.dumps(data))
     with pytest.raises(DamagedFile, match=says):
         exchange.read_any(path)
+
+
+@pytest.mark.parametrize("line", ["[" * 100_000, "1" * 5000], ids=["deep", "long"])
+def test_a_line_that_python_cannot_hold_is_no_line_of_json(line):
+    with pytest.raises(DamagedFile, match="here: not a line of JSON"):
+        measurement_from_line(line, "here")
 
 
 def test_what_is_no_results_file_is_said(tmp_path):
@@ -192,3 +200,42 @@ def test_differences_name_what_changed_across_compilers():
     (difference,) = exchange.differences([measured()], [faster])
     assert (difference.before_us, difference.after_us, difference.ratio) == (10.5, 5.25, 0.5)
     assert exchange.differences([measured()], [measured()]) == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "UPDATE measurement SET problem = '['",
+        "UPDATE measurement SET problem = 5",
+        "UPDATE measurement SET outcome = x'ff00'",
+        "UPDATE measurement SET config = CAST(x'ff00' AS TEXT)",
+        "ALTER TABLE measurement RENAME COLUMN gate TO other",
+    ],
+)
+def test_a_damaged_row_or_table_is_said_with_the_file(tmp_path, change):
+    path = tmp_path / "r.sqlite"
+    with ResultStore(path) as store:
+        store.add(measured())
+    with sqlite3.connect(path) as database:
+        database.execute(change)
+    with (
+        ResultStore(path) as store,
+        pytest.raises(DamagedFile, match=r"r\.sqlite is not a results file"),
+    ):
+        store.all()
+
+
+def test_a_folder_is_no_results_file(tmp_path):
+    with pytest.raises(DamagedFile, match="is not a results file"):
+        ResultStore(tmp_path)
+
+
+def test_who_reads_does_not_wait_for_who_writes_and_who_writes_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(store_module, "_BUSY_SECONDS", 0.05)
+    path = tmp_path / "r.sqlite"
+    with ResultStore(path) as writer:
+        writer.add(measured())
+        with writer._transaction(), ResultStore(path) as reader:
+            assert len(reader.all()) == 1
+            with pytest.raises(FileInUse, match=r"r\.sqlite is kept by another process"):
+                reader.add(measured(1))

@@ -145,5 +145,9 @@ class Mismatch(FlashsmithError):
         )
 
 
+class FileInUse(FlashsmithError):
+    """A file that another process has kept to itself for too long."""
+
+
 class DamagedFile(FlashsmithError, ValueError):
     """A cache entry, bundle or results file that is not what its name says."""

@@ -14,6 +14,7 @@ from flashsmith.cli import options
 from flashsmith.cli.output import Row, note, show
 from flashsmith.cli.results_compared import compared
 from flashsmith.cli.shapes import shape_text
+from flashsmith.config import parse_config
 from flashsmith.tuner import exchange
 from flashsmith.tuner.measurement import Measurement
 from flashsmith.tuner.outcome import Timed, outcome_fields, reason_of
@@ -21,6 +22,9 @@ from flashsmith.tuner.stale import stale_measurements
 from flashsmith.tuner.store import ResultStore
 
 _ACTIONS = "list, show, diff, picks, merge, export, import or prune"
+# How many files, or for `show` short forms, an action is given.
+_SHOW_ROWS = {"list": 0, "show": 1, "diff": 2, "picks": 2}
+_TAKES = _SHOW_ROWS | {"merge": 1, "export": 0, "import": 1, "prune": 0}
 ActionArgument = Annotated[str, typer.Argument(metavar="ACTION", help=f"{_ACTIONS}.")]
 FilesArgument = Annotated[
     list[str] | None,
@@ -42,7 +46,7 @@ def command(
 ) -> None:
     """Look at measurements, compare, merge, exchange and prune them.
 
-    flashsmith results list;
+    Examples: flashsmith results list;
     flashsmith results show "(BF16, 128, 64, 64, 4): async+load_0_0_0_tiles";
     flashsmith results diff before.jsonl after.jsonl (of `bench -o`: do the ratios agree?);
     flashsmith results picks first.sqlite second.sqlite (do two tuning runs choose the same?);
@@ -53,18 +57,25 @@ def command(
     """
     path = store or settings.results_path()
     names = files or []
+    if action not in _TAKES:
+        raise ArgumentError(f"action is {action!r}; it is {_ACTIONS}.")
+    _require_files(action, names, _TAKES[action])
+    if output is not None and action != "export":
+        raise ArgumentError(f"-o is given for {action}; only export writes a file; drop it.")
+    if action not in _SHOW_ROWS:
+        options.refuse_together({action: True, "--json": json})
+        options.refuse_together({action: True, "--csv": csv})
     if action in ("diff", "picks"):
-        _require_files(action, names, 2)
         title, rows = compared(action, *(Path(name) for name in names))
         show(rows, json=json, csv=csv, title=title)
         return
     if action in ("merge", "import"):
-        _require_files(action, names, 1)
         # Everything is read and checked before the first row is added.
         found = exchange.read_any(Path(names[0]))
         with ResultStore(path) as opened:
             note(f"{opened.add_all(found)} of {len(found)} measurements are new in {path}")
         return
+    _require_store(path)
     if action == "export":
         if output is None:
             raise ArgumentError("export was given no file; it writes JSON lines; add -o FILE.")
@@ -76,23 +87,26 @@ def command(
             stale = stale_measurements(opened.all())
             note(f"{opened.remove(m.key for m in stale)} measurements of changed kernels forgotten")
         return
-    if action not in ("list", "show"):
-        raise ArgumentError(f"action is {action!r}; it is {_ACTIONS}.")
+    wanted = parse_config(names[0]).short_form() if action == "show" else None
     with ResultStore(path) as opened:
-        rows = _list_rows(opened.all(), _matcher(action, names))
+        rows = _list_rows(opened.all(), lambda m: wanted in (None, m.key.config))
     show(rows, json=json, csv=csv, title=f"{len(rows)} measurements in {path}")
+    if wanted and not rows:
+        note(f"{path} holds no measurement of {wanted}; `flashsmith results list` shows all.")
 
 
 def _require_files(action: str, names: list[str], count: int) -> None:
     if len(names) != count:
-        raise ArgumentError(f"{action} was given {len(names)} files; it takes {count}.")
+        thing = "configurations" if action == "show" else "files"
+        raise ArgumentError(f"{action} was given {len(names)} {thing}; it takes {count}.")
 
 
-def _matcher(action: str, names: list[str]) -> Callable[[Measurement], bool]:
-    if action == "list":
-        return lambda _: True
-    _require_files("show", names, 1)
-    return lambda m: m.key.config == names[0]
+def _require_store(path: Path) -> None:
+    if not path.exists():
+        raise ArgumentError(
+            f"{path} does not exist; `flashsmith tune` writes it; tune first, or name another with "
+            f"--store."
+        )
 
 
 def _list_rows(found: list[Measurement], wanted: Callable[[Measurement], bool]) -> list[Row]:

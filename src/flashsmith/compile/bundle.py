@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from flashsmith.base.errors import DamagedFile, FlashsmithError, Unsupported
+from flashsmith.base.json_text import parse_json
 from flashsmith.compile.artefact import CompiledKernel, Resources
 from flashsmith.config.kernel_config import KernelConfig
 from flashsmith.config.parse import parse_config
@@ -150,12 +151,13 @@ def read_bundle(path: Path) -> Bundle:
     """Opens a bundle and checks its manifest; a kernel is checked when it is asked for."""
     try:
         with zipfile.ZipFile(path) as archive:
-            manifest = json.loads(_bytes(archive, MANIFEST))
+            manifest = parse_json(_bytes(archive, MANIFEST))
         if manifest["format"] != FORMAT or manifest["schema"] != SCHEMA:
             raise DamagedFile(f"its format is {manifest['format']!r} {manifest['schema']!r}")
         configs = {text: parse_config(text) for text in {f["config"] for f in manifest["kernels"]}}
         listed = {}
         for facts in manifest["kernels"]:
+            _require_types(facts)
             key = configs[facts["config"]], ForwardTraits(**facts["traits"]), facts["arch"]
             listed[key] = _Listed(facts["name"], facts)
         return Bundle(path, listed)
@@ -165,6 +167,14 @@ def read_bundle(path: Path) -> Bundle:
         ) from error
     except _DAMAGE as error:
         raise _damaged(path, error) from error
+
+
+def _require_types(facts: dict[str, Any]) -> None:  # Any: JSON
+    for name in ("arch", "name", "source_hash"):
+        if not isinstance(facts[name], str):
+            raise DamagedFile(f"{name} is {facts[name]!r}, no text")
+    if not all(isinstance(holds, bool) for holds in facts["traits"].values()):
+        raise DamagedFile(f"traits are {facts['traits']!r}")
 
 
 def open_bundle(path: Path) -> Bundle:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+from flashsmith.base.json_text import parse_json
 
 PARTS = ("kernels", "failed", "damaged")
 KEEP_SHARE = 0.9  # of the limit after an eviction, so that the next entry does not evict again
@@ -35,7 +36,7 @@ class CacheEntry:
     def arch(self) -> str:
         """The architecture it was compiled for; empty where that is not written."""
         try:
-            return str(json.loads((self.folder / "artefact.json").read_bytes())["arch"])
+            return str(parse_json((self.folder / "artefact.json").read_bytes())["arch"])
         except (OSError, ValueError, KeyError, TypeError):
             return ""
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from flashsmith.base import settings
 from flashsmith.base.errors import ArgumentError, DamagedFile
+from flashsmith.base.json_text import parse_json
 from flashsmith.compile import cache_upkeep
 from flashsmith.compile.artefact import CompiledKernel, Resources
 
@@ -143,6 +144,9 @@ class KernelCache:
             folder.rename(place)
         except FileNotFoundError:
             return  # another process was first
+        except OSError as error:  # of a cache that is another's, or on a full disk
+            _log.warning("cache entry %s is damaged (%s); left there: %s", folder, reason, error)
+            return
         _log.warning("cache entry %s is damaged (%s); moved to %s", folder.name, reason, place)
 
     def _note_growth(self, n_bytes: int) -> None:
@@ -179,7 +183,7 @@ def _take_lock(path: Path) -> int:
 
 
 def _read_entry(folder: Path, key: str) -> CompiledKernel:
-    facts: dict[str, Any] = json.loads((folder / "artefact.json").read_bytes())  # Any: JSON
+    facts: dict[str, Any] = parse_json((folder / "artefact.json").read_bytes())  # Any: JSON
     if facts["schema"] != SCHEMA or facts["key"] != key:
         raise DamagedFile("its key is another one")
     files = {name: (folder / name).read_bytes() for name in ("kernel.ptx", "kernel.cubin")}

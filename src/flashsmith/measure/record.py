@@ -11,6 +11,7 @@ from typing import Any
 
 from flashsmith.base.dtypes import DType
 from flashsmith.base.errors import DamagedFile
+from flashsmith.base.json_text import parse_json
 from flashsmith.measure.environment import Environment
 from flashsmith.measure.interleaved import Comparison, Timed
 from flashsmith.problem.attention_problem import AttentionProblem
@@ -114,7 +115,7 @@ def _result(comparison: Comparison, timed: Timed, flops: float) -> dict[str, Any
 def record_from_line(line: str, place: str) -> Record:
     """The record of one line; `place` names file and line in the error."""
     try:
-        data = json.loads(line)
+        data = parse_json(line)
     except ValueError as error:
         raise DamagedFile(f"{place}: not JSON: {error}.") from error
     if not isinstance(data, dict):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from flashsmith.base import settings
 from flashsmith.base.errors import ArgumentError, DamagedFile
+from flashsmith.base.json_text import parse_json
 from flashsmith.measure.record import Record, record_from_line
 from flashsmith.problem.attention_problem import AttentionProblem
 from flashsmith.report.cells import is_cell, records_of_cell
@@ -97,7 +97,7 @@ def _lines(path: Path) -> list[str]:
 def _parse(line: str, where: str) -> Sequence[Record | Measurement]:
     """Timing records or a tuner's measurement; other committed records have no chart here."""
     try:
-        data = json.loads(line)
+        data = parse_json(line)
     except ValueError as error:
         raise DamagedFile(f"{where}: not a line of JSON ({error}); remove the line.") from error
     if not isinstance(data, dict):

@@ -11,7 +11,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from flashsmith.base.errors import DamagedFile
+from flashsmith.base.errors import DamagedFile, FileInUse, FlashsmithError
+from flashsmith.base.json_text import parse_json
 from flashsmith.tuner.measurement import (
     Measurement,
     MeasurementKey,
@@ -33,16 +34,13 @@ class ResultStore:
     def __init__(self, path: Path) -> None:
         self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._db = sqlite3.connect(path, timeout=_BUSY_SECONDS, isolation_level=None)
+        with _explained(path):
+            self._db = sqlite3.connect(path, timeout=_BUSY_SECONDS, isolation_level=None)
         try:
             self._prepare()
-        except sqlite3.DatabaseError as error:
+        except BaseException:
             self._db.close()
-            if "locked" in str(error):
-                raise
-            raise DamagedFile(
-                f"{path} is not a results file ({error}); move it away, or name another."
-            ) from error
+            raise
 
     def __enter__(self) -> Self:
         return self
@@ -63,7 +61,7 @@ class ResultStore:
         """Keeps a measurement; False when its key is there already, which then stays as it is."""
         marks = ", ".join("?" * len(_COLUMNS))
         sql = f"INSERT OR IGNORE INTO measurement ({', '.join(_COLUMNS)}) VALUES ({marks})"
-        return self._db.execute(sql, _row(measurement)).rowcount == 1
+        return self._execute(sql, _row(measurement)).rowcount == 1
 
     def add_all(self, measurements: Iterable[Measurement]) -> int:
         """Keeps many in one transaction: all or, after a kill, none; returns how many are new."""
@@ -73,58 +71,86 @@ class ResultStore:
     def pass_gate(self, key: MeasurementKey) -> None:
         """Marks a measurement as choosable."""
         where = " AND ".join(f"{name} = ?" for name in _KEY)
-        self._db.execute(f"UPDATE measurement SET gate = 1 WHERE {where}", _key_row(key))
+        self._execute(f"UPDATE measurement SET gate = 1 WHERE {where}", _key_row(key))
 
     def get(self, key: MeasurementKey) -> Measurement | None:
         """The measurement of a key, or None."""
         where = " AND ".join(f"{name} = ?" for name in _KEY)
-        row = self._db.execute(
-            f"SELECT {', '.join(_COLUMNS)} FROM measurement WHERE {where}", _key_row(key)
-        ).fetchone()
-        return _measurement(row) if row else None
+        sql = f"SELECT {', '.join(_COLUMNS)} FROM measurement WHERE {where}"
+        with _explained(self.path):
+            row = self._db.execute(sql, _key_row(key)).fetchone()
+            return _measurement(row) if row else None
 
     def all(self) -> list[Measurement]:
         """Every measurement, in the order in which they were made."""
-        rows = self._db.execute(f"SELECT {', '.join(_COLUMNS)} FROM measurement ORDER BY number")
-        return [_measurement(row) for row in rows]
+        sql = f"SELECT {', '.join(_COLUMNS)} FROM measurement ORDER BY number"
+        with _explained(self.path):
+            return [_measurement(row) for row in self._db.execute(sql)]
 
     def remove(self, keys: Iterable[MeasurementKey]) -> int:
         """Forgets measurements; returns how many were there."""
         where = " AND ".join(f"{name} = ?" for name in _KEY)
         with self._transaction():
             return sum(
-                self._db.execute(f"DELETE FROM measurement WHERE {where}", _key_row(key)).rowcount
+                self._execute(f"DELETE FROM measurement WHERE {where}", _key_row(key)).rowcount
                 for key in keys
             )
 
     def _prepare(self) -> None:
         # Write-ahead logging needs shared memory between processes, which network disks lack.
         journal = "DELETE" if on_network_disk(self.path) else "WAL"
-        self._db.execute(f"PRAGMA journal_mode = {journal}")
-        self._db.execute("PRAGMA synchronous = FULL")
+        self._execute(f"PRAGMA journal_mode = {journal}")
+        self._execute("PRAGMA synchronous = FULL")
+        # Asked without a lock first: who only reads need not wait for a tuner that writes.
+        if self._version() == _VERSION:
+            return
         with self._transaction():
-            version = self._db.execute("PRAGMA user_version").fetchone()[0]
-            if version not in (0, _VERSION):
+            if self._version() not in (0, _VERSION):
                 raise DamagedFile(
-                    f"{self.path} has format {version}, this version reads {_VERSION}; export it "
-                    f"with the version that wrote it."
+                    f"{self.path} has format {self._version()}, this version reads {_VERSION}; "
+                    f"export it with the version that wrote it."
                 )
             columns = ", ".join(f"{name} NOT NULL" for name in _COLUMNS)
-            self._db.execute(
+            self._execute(
                 f"CREATE TABLE IF NOT EXISTS measurement (number INTEGER PRIMARY KEY, {columns}, "
                 f"UNIQUE ({', '.join(_KEY)}))"
             )
-            self._db.execute(f"PRAGMA user_version = {_VERSION}")
+            self._execute(f"PRAGMA user_version = {_VERSION}")
+
+    def _version(self) -> int:
+        return int(self._execute("PRAGMA user_version").fetchone()[0])
+
+    def _execute(self, sql: str, values: tuple[object, ...] = ()) -> sqlite3.Cursor:
+        with _explained(self.path):
+            return self._db.execute(sql, values)
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[None]:
-        self._db.execute("BEGIN IMMEDIATE")
+        self._execute("BEGIN IMMEDIATE")
         try:
             yield
         except BaseException:
-            self._db.execute("ROLLBACK")
+            self._execute("ROLLBACK")
             raise
-        self._db.execute("COMMIT")
+        self._execute("COMMIT")
+
+
+@contextlib.contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    """Turns what SQLite and damaged rows raise into errors that name the file."""
+    try:
+        yield
+    except FlashsmithError:
+        raise
+    except (sqlite3.Error, ValueError, TypeError) as error:
+        if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_BUSY:
+            raise FileInUse(
+                f"{path} is kept by another process for more than {_BUSY_SECONDS:.0f} s; wait for "
+                f"it, or name another results file."
+            ) from error
+        raise DamagedFile(
+            f"{path} is not a results file ({error}); move it away, or name another."
+        ) from error
 
 
 def on_network_disk(path: Path) -> bool:
@@ -158,12 +184,12 @@ def _row(measurement: Measurement) -> tuple[object, ...]:
 
 def _measurement(row: tuple[Any, ...]) -> Measurement:  # Any: what SQLite hands out
     values = dict(zip(_COLUMNS, row, strict=True))
-    values["problem"] = problem_from_fields(json.loads(values["problem"]))
+    values["problem"] = problem_from_fields(parse_json(values["problem"]))
     key = MeasurementKey(**{name: values[name] for name in _KEY})
     return Measurement(
         key,
-        outcome_from_fields(json.loads(values["outcome"])),
+        outcome_from_fields(parse_json(values["outcome"])),
         bool(values["gate"]),
         values["moment"],
-        json.loads(values["environment"]),
+        parse_json(values["environment"]),
     )
