@@ -153,6 +153,10 @@ def test_a_corrupt_line_is_named(tmp_path):
     path.write_text(record("paper", "cuDNN", 1024, 7.5).to_line().replace("7.5", '"fast"'))
     with pytest.raises(DamagedFile, match=r"line 1: field 'result.median_us' is 'fast'"):
         gather([path])
+    good = record("paper", "cuDNN", 1024, 7.5).to_line()
+    path.write_text("\n\n" + good.replace('"q_len": 1024', '"q_len": [1]'))
+    with pytest.raises(DamagedFile, match="line 3: suite, name, shape, rounds or place is of a"):
+        gather([path])
     path.write_text("not json\n")
     with pytest.raises(DamagedFile, match="not a line of JSON"):
         gather([path])

@@ -7,8 +7,12 @@ from typing import Any
 
 
 def parse_json(text: str | bytes) -> Any:  # Any: JSON
-    """As `json.loads`; a text nested deeper than Python recurses is a `ValueError` too."""
+    """As `json.loads`; what is nested too deeply, or is half a character, is refused too."""
     try:
-        return json.loads(text)
+        value = json.loads(text)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
+    if rb"\u" in (text.encode() if isinstance(text, str) else text):
+        # Half a surrogate pair can be spelt, but no file and no database takes it.
+        json.dumps(value, ensure_ascii=False).encode()
+    return value

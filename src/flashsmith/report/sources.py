@@ -76,7 +76,7 @@ def _read(paths: Sequence[Path], source: str) -> ReportData:
         if path.suffix != ".jsonl":
             measurements += read_any(path)
             continue
-        for number, line in enumerate(_lines(path), start=1):
+        for number, line in _lines(path):
             for found in _parse(line, f"{path}, line {number}"):
                 if isinstance(found, Measurement):
                     measurements.append(found)
@@ -87,9 +87,11 @@ def _read(paths: Sequence[Path], source: str) -> ReportData:
     return ReportData(tuple(records), tuple(measurements), source, places)
 
 
-def _lines(path: Path) -> list[str]:
+def _lines(path: Path) -> list[tuple[int, str]]:
+    """The lines that hold something, with their numbers."""
     try:
-        return [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        lines = path.read_text(encoding="utf-8").splitlines()
+        return [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
         raise ArgumentError(f"{path} cannot be read ({error}); give a records file.") from error
 
@@ -114,4 +116,22 @@ def _parse(line: str, where: str) -> Sequence[Record | Measurement]:
     lacking = sorted(_PROBLEM - set(what))
     if lacking:
         raise DamagedFile(f"{where}: 'what' lacks {', '.join(lacking)}; remove or mend the line.")
-    return [record_from_line(line, where)]
+    record = record_from_line(line, where)
+    _require_readable(record, where)
+    return [record]
+
+
+def _require_readable(record: Record, where: str) -> None:
+    """Raises where a field that charts read is of another type than ours."""
+    texts = [record.what["suite"], record.what["name"]]
+    counts = [record.result.get("rounds", 1), record.result.get(PLACE, 1)]
+    try:
+        has_problem = isinstance(record.problem, AttentionProblem)
+    except (KeyError, TypeError, ValueError):
+        has_problem = False
+    are_texts = all(isinstance(text, str) for text in texts)
+    if not has_problem or not are_texts or not all(isinstance(count, int) for count in counts):
+        raise DamagedFile(
+            f"{where}: suite, name, shape, rounds or place is of a wrong type; remove or mend the "
+            f"line."
+        )

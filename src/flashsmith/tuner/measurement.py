@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, field, fields
-from typing import TypeGuard
 
 from flashsmith.base.dtypes import DType
 from flashsmith.base.errors import ConfigError, DamagedFile, FlashsmithError
@@ -94,18 +93,13 @@ def _from_data(data: object) -> Measurement:
     for f in fields(MeasurementKey):
         if f.name == "problem":
             continue
-        if not _is_text(data.get(f.name)):
+        if not isinstance(data.get(f.name), str):
             raise DamagedFile(f"{f.name} is {data.get(f.name)!r}; it is a text.")
         texts[f.name] = data[f.name]
     if parse_config(texts["config"]).short_form() != texts["config"]:
         raise ConfigError(f"config is {texts['config']!r}; it is not a whole short form.")
     key = MeasurementKey(**texts, problem=problem_from_fields(data.get("problem")))
     gate, when, environment = data.get("gate"), data.get("when"), data.get("environment")
-    if not isinstance(gate, bool) or not _is_text(when) or not isinstance(environment, dict):
+    if not isinstance(gate, bool) or not isinstance(when, str) or not isinstance(environment, dict):
         raise DamagedFile("gate, when or environment is missing or of the wrong type.")
     return Measurement(key, outcome_from_fields(data), gate, when, environment)
-
-
-def _is_text(value: object) -> TypeGuard[str]:
-    # JSON can spell half a surrogate pair, which no file and no database takes.
-    return isinstance(value, str) and value == value.encode(errors="replace").decode()
