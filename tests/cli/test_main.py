@@ -52,6 +52,7 @@ def test_every_verb_has_help(verb):
         (("run", "smoke", "--json", "--csv"), "--json and --csv are both given"),
         (("run", "smoke", "--d-head", "300"), "d_head is 300; the kernels take multiples of 8 up"),
         (("tune", "--d-heads", "64,7"), "d_head is 7; the kernels take multiples of 8 up to 256"),
+        (("tune", "--seq-lens", "1024,²"), "--seq-lens is '1024,²'; it is a list of numbers"),
         (("tune", "--causal", "--both-masks"), "--causal and --both-masks are both given"),
         (("tune", "--budget", "0s"), "--budget is '0s'; it is a time above 0, such as 90s"),
         (("configs", "--why", "(FP16, 64)", "--page"), "--why and --page are both given"),

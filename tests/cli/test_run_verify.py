@@ -115,8 +115,10 @@ def test_run_takes_several_lengths_and_says_which_a_row_is_of():
 
 
 def test_a_large_problem_is_checked_on_the_quick_cases():
-    (row,) = rows(run("run", SMALL, "--q-len", 8192, "--json"))
+    ran = run("run", SMALL, "--q-len", 8192, "--json")
+    (row,) = rows(ran)
     assert row["checked_on"] == "2 quick cases"
+    assert "was not run: the emulator checked small cases in its place" in ran.stderr
 
 
 def test_counters_show_that_swizzling_removes_bank_conflicts():

@@ -35,7 +35,7 @@ def cache_dir() -> Path:
 def cache_limit_bytes() -> int:
     """How large the kernel cache may grow: `FLASHSMITH_CACHE_LIMIT_MB`, else 2 GB."""
     text = os.environ.get(CACHE_LIMIT_MB, "2048")
-    if not text.isdigit() or int(text) == 0:
+    if not (text.isascii() and text.isdecimal()) or int(text) == 0:
         raise ArgumentError(f"{CACHE_LIMIT_MB} is {text!r}; it is a number of megabytes above 0.")
     return int(text) << 20
 

@@ -179,7 +179,7 @@ def problems_of(
 def numbers_of(option: str, text: str) -> list[int]:
     """The positive numbers of a list such as `1024,4096`."""
     parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdigit() and int(part) > 0 for part in parts):
+    if not all(part.isascii() and part.isdecimal() and int(part) > 0 for part in parts):
         raise ArgumentError(
             f"{option} is {text!r}; it is a list of numbers above 0, such as 1024,4096."
         )

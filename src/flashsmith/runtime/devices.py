@@ -9,7 +9,6 @@ from flashsmith.base.errors import ArgumentError
 from flashsmith.runtime.device import Device
 from flashsmith.runtime.driver import find_driver
 
-NAMES = ("cuda", "emulator")
 _lock = threading.Lock()
 _opened: dict[tuple[str, int], Device] = {}
 
