@@ -38,6 +38,12 @@ def test_every_verb_has_help(verb):
     assert " ".join(ran.stdout.split()).count(f"flashsmith {verb} ") >= 2
 
 
+def test_help_keeps_the_lines_of_examples_and_asks_no_value_of_a_flag():
+    text = flashsmith("results", "--help").stdout
+    assert "  flashsmith results import colleague.jsonl;\n" in text
+    assert "  --json  " in text
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

@@ -28,13 +28,6 @@ PeersOption = Annotated[
 OnlyLensOption = Annotated[
     str | None, typer.Option("--seq-lens", help="Only the suite's shapes of these lengths.")
 ]
-RoundsOption = Annotated[int, typer.Option("--rounds", min=15, help="Rounds of timing.")]
-SustainedOption = Annotated[
-    bool, typer.Option("--sustained", help="Under load (0.3 s of it first) instead of rested.")
-]
-OutputOption = Annotated[
-    Path | None, typer.Option("-o", help="Append records to this JSON lines file.")
-]
 
 
 def command(
@@ -42,9 +35,9 @@ def command(
     seq_lens: OnlyLensOption = None,
     peers: PeersOption = "",
     dtype: options.DTypeOption = "bf16",
-    rounds: RoundsOption = 21,
-    sustained: SustainedOption = False,
-    output: OutputOption = None,
+    rounds: options.RoundsOption = 21,
+    sustained: options.SustainedOption = False,
+    output: options.AppendOption = None,
     json: options.JsonOption = False,
     csv: options.CsvOption = False,
 ) -> None:
@@ -78,7 +71,8 @@ def _run(
     assert isinstance(device, CudaDevice)
     wanted = find_peers([name.strip() for name in names.split(",") if name.strip()])
     if not wanted:
-        raise ArgumentError(f"--peers is {names!r}; no peer's name contains that.")
+        known = ", ".join(peer.name for peer in find_peers([]))
+        raise ArgumentError(f"--peers is {names!r}; peers are {known}; name one of them.")
     environment = environment_of(device, compiler=find_nvrtc().compiler)
     regime: Regime = "sustained" if sustained else "burst"
     rows: list[Row] = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import inspect
 import sys
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -55,9 +56,13 @@ class _Verbs(TyperGroup):
         verb = VERBS.get(cmd_name)
         if verb is None:
             return None
-        single = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+        single = typer.Typer(
+            add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
+        )
         function = importlib.import_module(verb.module).command
-        single.command(cmd_name, no_args_is_help=False)(function)
+        # \b: examples stand on lines of their own, as they were written.
+        text = inspect.cleandoc(function.__doc__ or "").replace("\n\n", "\n\n\b\n")
+        single.command(cmd_name, help=text, no_args_is_help=False)(function)
         return typer.main.get_command(single)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:  # Any: as above

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -91,6 +92,16 @@ DiagonalOption = Annotated[
 ]
 ScaleOption = Annotated[
     float | None, typer.Option("--scale", help="Factor of QKᵀ; without it 1 / sqrt(d_head).")
+]
+RoundsOption = Annotated[int, typer.Option("--rounds", min=15, help="Rounds of timing.")]
+SustainedOption = Annotated[
+    bool, typer.Option("--sustained", help="Under load (0.3 s of it first) instead of rested.")
+]
+AppendOption = Annotated[
+    Path | None, typer.Option("-o", help="Append records to this JSON lines file.")
+]
+StoreOption = Annotated[
+    Path | None, typer.Option("--store", help="The results file; without it FLASHSMITH_RESULTS.")
 ]
 DeviceOption = Annotated[
     str | None,

@@ -34,9 +34,6 @@ RecordsOption = Annotated[
     Path | None,
     typer.Option("--records", help="Join the times of these records or results as recorded_us."),
 ]
-OutputOption = Annotated[
-    Path | None, typer.Option("-o", help="Append records to this JSON lines file.")
-]
 # A terminal has room for these; --json and --csv hold all columns.
 TABLE = (
     *("config", "length", "d_head", "duration_us", "cycles", "registers", "l2_hit_pct", "tflops"),
@@ -56,7 +53,7 @@ def command(
     runs: RunsOption = 1,
     reference: ReferenceOption = True,
     records: RecordsOption = None,
-    output: OutputOption = None,
+    output: options.AppendOption = None,
     json: options.JsonOption = False,
     csv: options.CsvOption = False,
 ) -> None:

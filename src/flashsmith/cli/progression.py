@@ -35,13 +35,6 @@ LadderArgument = Annotated[
 KnobOption = Annotated[
     str | None, typer.Option("--knob", help="Move one knob through its values instead.")
 ]
-SustainedOption = Annotated[
-    bool, typer.Option("--sustained", help="Under load (0.3 s of it first) instead of rested.")
-]
-RoundsOption = Annotated[int, typer.Option("--rounds", min=15, help="Rounds of timing.")]
-OutputOption = Annotated[
-    Path | None, typer.Option("-o", help="Append records to this JSON lines file.")
-]
 
 # A terminal has room for what a step adds and why it pays; --json and --csv hold all columns.
 TABLE = (
@@ -60,9 +53,9 @@ def command(
     heads: options.GridHeadsOption = None,
     kv_heads: options.KvHeadsOption = None,
     causal: options.CausalOption = False,
-    rounds: RoundsOption = 21,
-    sustained: SustainedOption = False,
-    output: OutputOption = None,
+    rounds: options.RoundsOption = 21,
+    sustained: options.SustainedOption = False,
+    output: options.AppendOption = None,
     json: options.JsonOption = False,
     csv: options.CsvOption = False,
 ) -> None:

@@ -30,16 +30,13 @@ FilesArgument = Annotated[
     list[str] | None,
     typer.Argument(metavar="[FILES]", help="What the action works on; see the examples."),
 ]
-StoreOption = Annotated[
-    Path | None, typer.Option("--store", help="The results file; without it FLASHSMITH_RESULTS.")
-]
 OutputOption = Annotated[Path | None, typer.Option("-o", help="Where `export` writes.")]
 
 
 def command(
     action: ActionArgument,
     files: FilesArgument = None,
-    store: StoreOption = None,
+    store: options.StoreOption = None,
     output: OutputOption = None,
     json: options.JsonOption = False,
     csv: options.CsvOption = False,

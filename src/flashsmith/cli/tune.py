@@ -42,9 +42,6 @@ TuneArchOption = Annotated[
     str | None, typer.Option("--arch", help="Without a GPU: the architecture to compile for.")
 ]
 PageOption = Annotated[Path, typer.Option("-o", help="The page of charts that the run ends with.")]
-StoreOption = Annotated[
-    Path | None, typer.Option("--store", help="The results file; without it FLASHSMITH_RESULTS.")
-]
 ExportOption = Annotated[
     Path | None,
     typer.Option("--export", help="Write this GPU's choosable measurements as JSON lines."),
@@ -87,7 +84,7 @@ def command(
     address: AddressOption = None,
     workers: WorkersOption = None,
     gpu_type: GpuTypeOption = None,
-    store: StoreOption = None,
+    store: options.StoreOption = None,
     export: ExportOption = None,
     bundle: BundleOption = None,
     output: PageOption = Path("flashsmith-tune.html"),
