@@ -49,7 +49,7 @@ def test_a_budget_is_a_time(text, seconds):
 
 
 def test_a_budget_without_a_unit_is_refused():
-    with pytest.raises(ArgumentError, match="--budget is '90'; it is a time such as 90s"):
+    with pytest.raises(ArgumentError, match="--budget is '90'; it is a time above 0, such as 90s"):
         seconds_of("90")
 
 

@@ -28,7 +28,8 @@ from flashsmith.tuner.store import ResultStore
 from flashsmith.tuner.target import Target
 
 BudgetOption = Annotated[
-    str | None, typer.Option("--budget", help="Time to spend, as in 90s, 2m or 1h.")
+    str | None,
+    typer.Option("--budget", help="Time to spend, as in 90s or 2m; compiling is never cut short."),
 ]
 SameBitsOption = Annotated[
     str | None,
