@@ -63,6 +63,7 @@ def test_help_keeps_the_lines_of_examples_and_asks_no_value_of_a_flag():
         (("tune", "--budget", "0s"), "--budget is '0s'; it is a time above 0, such as 90s"),
         (("configs", "--why", "(FP16, 64)", "--page"), "--why and --page are both given"),
         (("configs", "prog", "--space"), "KEY and --space are both given"),
+        (("compile", "--debug", "--line-info"), "--debug and --line-info are both given"),
         (("cache", "--clean", "--list"), "--clean and --list are both given"),
         (("build", "smoke", "--shipped"), "KEY and --shipped are both given"),
         (("inspect", "x", "--ptx", "--json"), "--ptx and --json are both given"),

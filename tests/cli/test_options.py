@@ -41,6 +41,14 @@ def test_a_key_goes_before_kernels_and_kernels_before_the_default(monkeypatch):
     assert len(configs_of(None, "tune")) == 80
 
 
+def test_no_rows_are_said_apart_from_data(capsys):
+    show([], title="0 measurements")
+    told = capsys.readouterr()
+    assert (told.out, told.err) == ("", "0 measurements: no rows\n")
+    show([], json=True)
+    assert capsys.readouterr().out == "[]\n"
+
+
 @pytest.mark.parametrize(
     ("value", "text"),
     [

@@ -21,6 +21,7 @@ from flashsmith.runtime.launch import plan
 from flashsmith.tuner import candidates
 from flashsmith.tuner.exchange import choosable_table, read_lines
 from flashsmith.tuner.executor import Answer
+from flashsmith.tuner.outcome import Wrong
 from flashsmith.tuner.store import ResultStore
 from flashsmith.tuner.tune import Tuner
 from flashsmith.tuner.worker_pool import WorkerPool
@@ -129,6 +130,14 @@ def test_a_winner_without_a_valid_last_race_is_said_to_be_one(tuned, tmp_path, c
     for first, said in ((winner, False), (unraced, True)):
         say_end(Found({CANDIDATES[0].problem: [first, *others]}, {}, 3, 0), tmp_path, 1.0)
         assert ("its last race was void" in capsys.readouterr().err) is said
+
+
+def test_a_run_in_which_nothing_is_right_is_a_failed_one(tuned):
+    _, (winner, *others) = tuned
+    wrong = replace(winner, measurement=replace(winner.measurement, outcome=Wrong("far off")))
+    assert Found({CANDIDATES[0].problem: [wrong]}, {}, 0, 0).is_all_wrong
+    assert not Found({CANDIDATES[0].problem: [wrong, winner, *others]}, {}, 0, 0).is_all_wrong
+    assert not Found({}, {}, 0, 0).is_all_wrong
 
 
 def test_the_gates_kernels_are_compiled_side_by_side(monkeypatch):

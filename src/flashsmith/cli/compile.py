@@ -62,6 +62,7 @@ def command(
     spill_bytes: what a thread stores to and loads from local memory for want of registers, added.
     Example: flashsmith compile prog --arch sm_80,sm_90a --causal
     """
+    options.refuse_together({"--debug": debug, "--line-info": line_info})  # debug has lines
     configs = options.configs_of(key, "tune")
     chosen = parse_arches(arch)
     traits = ForwardTraits(

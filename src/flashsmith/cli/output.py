@@ -30,8 +30,10 @@ def show(
         typer.echo(json_module.dumps([{n: row.get(n) for n in names} for row in rows], indent=1))
     elif csv:
         typer.echo(_csv_text(rows, names), nl=False)
-    else:
+    elif rows:
         _print_table(rows, names, title)
+    else:
+        note(f"{title or 'nothing to show'}: no rows")
 
 
 def note(text: str) -> None:

@@ -124,6 +124,8 @@ def command(
         if export or bundle:
             write_table(opened, target.gpu, export, bundle)
     write_charts(found.results, output, found.places)
+    if found.is_all_wrong:
+        raise typer.Exit(1)
 
 
 def seconds_of(text: str) -> float:

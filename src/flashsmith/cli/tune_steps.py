@@ -14,6 +14,7 @@ from flashsmith.tuner.candidates import Candidate, compiled_candidates
 from flashsmith.tuner.counting import Places, in_predicted_order, sm_count_of
 from flashsmith.tuner.executor import Executor
 from flashsmith.tuner.measurement import Measurement
+from flashsmith.tuner.outcome import Timed, Verified
 from flashsmith.tuner.store import ResultStore
 from flashsmith.tuner.target import Target
 from flashsmith.tuner.tune import Result, Tuner, tune_problem
@@ -38,6 +39,12 @@ class Found:
     places: Places  # as predicted; empty where nothing was
     measured: int  # by this run; the rest was in the store
     unreached: int  # within the budget
+
+    @property
+    def is_all_wrong(self) -> bool:
+        """Whether something was tried and nothing is right."""
+        tried = [r.measurement.outcome for group in self.results.values() for r in group]
+        return bool(tried) and not any(isinstance(outcome, Timed | Verified) for outcome in tried)
 
 
 def carry_out(wish: Wish, target: Target, store: ResultStore, pool: Executor) -> Found:
