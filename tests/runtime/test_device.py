@@ -10,6 +10,7 @@ import pytest
 from flashsmith.base.errors import ArgumentError, DeviceMissing, LaunchError, Unsupported
 from flashsmith.compile.compiler import compile_text
 from flashsmith.runtime import devices
+from flashsmith.runtime.cuda_device import CudaDevice
 from flashsmith.runtime.device import LaunchGeometry
 
 WHERE = """
@@ -97,6 +98,21 @@ def test_a_workspace_is_zero_at_first_and_shared_by_launches_of_a_stream(device)
     assert device.workspace(8) == address
     larger = device.workspace(4096)
     assert not device.download(larger, 4096).any()
+
+
+def test_the_stream_that_every_thread_has_of_its_own_has_a_workspace_a_thread(monkeypatch):
+    gpu = CudaDevice.__new__(CudaDevice)  # no driver is needed for the book-keeping
+    gpu._lock, gpu._workspaces = threading.Lock(), {}
+    addresses = iter(range(256, 10**6, 256))
+    monkeypatch.setattr(CudaDevice, "_zeroed", lambda self, n_bytes: next(addresses))
+    monkeypatch.setattr(CudaDevice, "is_capturing", lambda self, stream: False)
+    per_thread, ordinary = 2, 0x1000  # 2 is CU_STREAM_PER_THREAD, whichever thread asks
+    first = gpu.workspace(64, per_thread), gpu.workspace(64, ordinary)
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(lambda: (gpu.workspace(64, per_thread), gpu.workspace(64, ordinary)))
+    assert other.result()[0] != first[0]
+    assert other.result()[1] == first[1]
+    assert gpu.workspace(64, per_thread) == first[0]
 
 
 def test_the_first_use_from_several_threads_loads_one_kernel(device):

@@ -27,6 +27,7 @@ _MAX_DYNAMIC_SMEM = 8
 _ELF_MAGIC = b"\x7fELF"
 _CAPTURE_NONE = 0  # CUstreamCaptureStatus
 _CAPTURE_RELAXED = 2  # CUstreamCaptureMode
+_PER_THREAD = 2  # CU_STREAM_PER_THREAD: one handle that means another stream in every thread
 _NON_BLOCKING = 1  # CUstream_flags: not ordered against the default stream
 
 
@@ -50,7 +51,8 @@ class CudaDevice:
         self._lock = threading.Lock()
         self._functions: dict[tuple[str, str], int] = {}
         self._smem_raised: dict[int, int] = {}
-        self._workspaces: dict[int, tuple[int, int]] = {}  # of each stream: address, bytes
+        # Address and bytes of each stream's, which is a handle and, for some handles, a thread.
+        self._workspaces: dict[tuple[int, int], tuple[int, int]] = {}
         self._prepared: dict[Hashable, Any] = {}
 
     @property
@@ -153,13 +155,14 @@ class CudaDevice:
         Launches of a stream follow each other and share it. A launch that is being captured gets
         its own, because the graph may run at the same time as anything else.
         """
+        key = stream, threading.get_ident() if stream == _PER_THREAD else 0
         with self._lock:
             if self.is_capturing(stream):
                 return self._zeroed(n_bytes)
-            address, size = self._workspaces.get(stream, (0, 0))
+            address, size = self._workspaces.get(key, (0, 0))
             if size < n_bytes:
                 address = self._zeroed(n_bytes)
-                self._workspaces[stream] = (address, n_bytes)
+                self._workspaces[key] = (address, n_bytes)
             return address
 
     def _zeroed(self, n_bytes: int) -> int:
