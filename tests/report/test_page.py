@@ -6,8 +6,10 @@ from dataclasses import replace
 
 import pytest
 from report_records import record
+from typer.testing import CliRunner
 
 from flashsmith.base.errors import ArgumentError, DamagedFile
+from flashsmith.cli.main import app
 from flashsmith.report.page import write_page
 from flashsmith.report.sources import ReportData, gather, shipped_records
 from flashsmith.report.summary import missing, sentences
@@ -143,6 +145,22 @@ def test_void_records_are_no_evidence(gpu_data):
     slow = record("paper", "slow peer", 1024, 1e6, void=True)
     data = type(gpu_data)((*gpu_data.records, slow), (), "x")
     assert "slow peer" not in " ".join(sentences(data))
+
+
+def test_a_page_makes_its_folder_and_takes_no_text_for_a_mark(gpu_data, tmp_path):
+    odd = record("paper", "@@PLOTLY@@ peer", 1024, 900.0)
+    data = type(gpu_data)((*gpu_data.records, odd), gpu_data.measurements, "x")
+    path = tmp_path / "new" / "page.html"
+    write_page(data, path)
+    assert "@@PLOTLY@@ peer" in path.read_text(encoding="utf-8")
+
+
+def test_a_file_without_times_makes_no_page(tmp_path):
+    path = tmp_path / "none.jsonl"
+    path.write_text("")
+    ran = CliRunner().invoke(app, ["report", str(path), "-o", str(tmp_path / "page.html")])
+    assert "none.jsonl holds no times" in str(ran.exception)
+    assert not (tmp_path / "page.html").exists()
 
 
 def test_a_corrupt_line_is_named(tmp_path):

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from flashsmith.base.errors import ArgumentError
 from flashsmith.cli.output import note, say
 from flashsmith.report.page import write_page
 from flashsmith.report.sources import gather
@@ -32,6 +33,11 @@ def command(
     Example: flashsmith report benchmarks/results/h200/mma_against_fa2.jsonl -o report.html
     """
     data = gather(records or [])
+    if data.is_empty:
+        raise ArgumentError(
+            f"{data.source} holds no times that a chart could show; give records of bench, "
+            f"progression or tune."
+        )
     charts = write_page(data, output, reproduce=f"flashsmith {shlex.join(sys.argv[1:])}")
     note(f"{charts} charts from {data.source}")
     say(str(output))

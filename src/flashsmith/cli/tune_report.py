@@ -52,7 +52,7 @@ def say_end(found: Found, path: Path, seconds: float) -> None:
     everything = [result for group in results.values() for result in group]
     sound = sum(isinstance(r.measurement.outcome, Timed | Verified) for r in everything)
     note(
-        f"{len(everything)} candidates, {sound} right; {found.measured} measured now, the rest "
+        f"{len(everything)} candidates, {sound} right; {found.measured} of them new, the rest "
         f"known from before; {seconds:.0f} s."
     )
     if found.unreached:

@@ -43,7 +43,6 @@ def build_bundle(
             raise kernel
         else:
             kernels.append((job.config, job.traits, kernel))
-    path.parent.mkdir(parents=True, exist_ok=True)
     n_bytes = write_bundle(kernels, path)
     return Built(
         path=path,

@@ -130,6 +130,7 @@ def write_bundle(
 
     Without PTX it is 0.4 times as large, and of no use to the emulator.
     """
+    path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}-{os.getpid()}")
     listed = []
     with zipfile.ZipFile(beside, "w", zipfile.ZIP_DEFLATED) as archive:

@@ -34,8 +34,7 @@ _ENVIRONMENT = (
 def write_page(data: ReportData, path: Path, *, reproduce: str = "") -> int:
     """Writes the page beside its place and renames it; returns the number of charts."""
     figures = _figures(data)
-    text = _TEMPLATE.read_text(encoding="utf-8")
-    for mark, value in {
+    values = {
         "@@SENTENCES@@": _list(sentences(data)),
         "@@MISSING@@": _list([f"Left out: {gap}." for gap in missing(data)]),
         "@@WINNERS@@": _winners(data),
@@ -49,8 +48,11 @@ def write_page(data: ReportData, path: Path, *, reproduce: str = "") -> int:
         "@@REPRODUCE@@": html.escape(reproduce or "flashsmith report"),
         "@@FIGURES@@": _script_json(figures),
         "@@PLOTLY@@": _plotly_js(),
-    }.items():
-        text = text.replace(mark, value)
+    }
+    # In one pass: a foreign text that looks like a mark stays what it is.
+    template = _TEMPLATE.read_text(encoding="utf-8")
+    text = re.sub("@@[A-Z]+@@", lambda mark: values[mark[0]], template)
+    path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.part")
     beside.write_text(text, encoding="utf-8")
     beside.replace(path)

@@ -17,6 +17,7 @@ from flashsmith.tuner.stale import stale_measurements
 def write_lines(measurements: Iterable[Measurement], path: Path) -> int:
     """Writes one line a measurement, beside the place and then renamed; returns how many."""
     lines = [m.to_line() for m in measurements]
+    path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     beside.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     beside.replace(path)
