@@ -1,6 +1,7 @@
 """Workers: warm between jobs, replaced after a death, and never mistaken about an answer."""
 
 import re
+import threading
 
 import pytest
 from beside import HERE
@@ -32,6 +33,17 @@ def test_a_death_is_a_reply_and_the_next_job_runs(worker, do, says):
     assert isinstance(reply, Died)
     assert re.search(says, reply.cause)
     assert isinstance(worker.ask({"do": "work"}, 60), Answer)
+
+
+def test_the_end_of_one_child_is_not_taken_for_the_next_ones(worker, monkeypatch):
+    late = []
+    monkeypatch.setattr(threading.Thread, "start", lambda reader: late.append(reader))
+    worker._start()
+    worker.stop()
+    worker._start()
+    for reader in late[:2]:  # the readers of the first child get to run only now
+        reader.run()
+    assert worker._lines.empty()
 
 
 def test_a_hang_ends_when_its_time_is_up(worker):

@@ -18,6 +18,7 @@ from flashsmith.runtime.devices import gpu_names
 from flashsmith.tuner.executor import EVALUATOR, Answer, Died, Job, Late, Reply
 
 _STDERR_LINES = 20
+_LAST_WORDS_SECONDS = 5.0  # a grandchild may keep the pipe open for longer
 
 
 class Worker:
@@ -29,6 +30,7 @@ class Worker:
         self._process: subprocess.Popen[str] | None = None
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._complaints: list[str] = []
+        self._listener: threading.Thread | None = None
 
     def ask(self, job: Job, seconds: float) -> Reply:
         """Hands a job to the child and waits for its answer, its death, or the end of its time."""
@@ -68,30 +70,37 @@ class Worker:
             text=True,
             env=settings.child_environment(self._environment),
         )
-        for target in (self._read_answers, self._read_complaints):
-            threading.Thread(target=target, args=(process,), daemon=True).start()
+        # A reader is given where it writes: one that starts late must not reach the next child's.
+        answers = threading.Thread(target=_read_answers, args=(process, self._lines), daemon=True)
+        self._listener = threading.Thread(
+            target=_read_complaints, args=(process, self._complaints), daemon=True
+        )
+        answers.start()
+        self._listener.start()
         return process
-
-    def _read_answers(self, process: subprocess.Popen[str]) -> None:
-        lines, stream = self._lines, process.stdout
-        assert stream is not None
-        for line in stream:
-            lines.put(line)
-        lines.put(None)
-
-    def _read_complaints(self, process: subprocess.Popen[str]) -> None:
-        complaints, stream = self._complaints, process.stderr
-        assert stream is not None
-        for line in stream:
-            complaints.append(line.strip())
-            del complaints[:-_STDERR_LINES]
 
     def _cause(self, process: subprocess.Popen[str]) -> str:
         code = process.wait()
         self._process = None
+        if self._listener is not None:
+            self._listener.join(_LAST_WORDS_SECONDS)  # its last words are the cause
         how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         last = next((line for line in reversed(self._complaints) if line), "")
         return f"the worker died ({how})" + (f": {last}" if last else "")
+
+
+def _read_answers(process: subprocess.Popen[str], lines: queue.SimpleQueue[str | None]) -> None:
+    assert process.stdout is not None
+    for line in process.stdout:
+        lines.put(line)
+    lines.put(None)
+
+
+def _read_complaints(process: subprocess.Popen[str], complaints: list[str]) -> None:
+    assert process.stderr is not None
+    for line in process.stderr:
+        complaints.append(line.strip())
+        del complaints[:-_STDERR_LINES]
 
 
 class WorkerPool:
