@@ -71,6 +71,12 @@ def test_torch_comes_before_a_toolkit(machine):
     assert find_nvrtc().origin == "torch"
 
 
+def test_of_a_toolkits_libraries_the_newest_is_taken_by_number(machine):
+    for version in ("13.4.92", "13.10.1", "9.2.148"):
+        machine(f"toolkit/lib64/libnvrtc.so.{version}")
+    assert find_nvrtc().version == "13.10.1"
+
+
 def test_a_library_without_a_version_is_told_apart_by_its_file(machine):
     first = nvrtc_library._version(machine("a/libnvrtc-1.so"))
     second = nvrtc_library._version(machine("b/libnvrtc-1.so", "another library"))

@@ -106,8 +106,12 @@ def _candidates() -> Iterator[NvrtcLibrary]:
     for root in TOOLKITS:
         for folder in (root, root / "lib64", root / "lib"):
             # Newest first; a plain libnvrtc.so is only there for linking.
-            for path in sorted(folder.glob("libnvrtc.so.[0-9]*"), reverse=True):
+            for path in sorted(folder.glob("libnvrtc.so.[0-9]*"), key=_numbers, reverse=True):
                 yield _library(path, "toolkit")
+
+
+def _numbers(path: Path) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", path.name)]
 
 
 def _library(path: Path, origin: str) -> NvrtcLibrary:
