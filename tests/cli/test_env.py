@@ -46,12 +46,14 @@ def test_what_is_missing_says_for_what_and_how_to_get_it(environment, monkeypatc
         raise CompilerMissing("none")
 
     monkeypatch.setattr(env, "find_nvrtc", no_compiler)
+    monkeypatch.setattr(env, "find_nvdisasm", no_compiler)
     monkeypatch.setattr(env, "PACKAGES", (("no-such-package", "a test", "pip install it"),))
     rows = environment()
     for what, needed_for, to_get_it in [
         ("NVRTC", "compiling kernels", "pip install nvidia-cuda-nvrtc"),
         ("GPU", "running on a GPU", "libcuda.so.1 cannot be loaded"),
         ("ncu", "profiling", "Nsight Compute"),
+        ("nvdisasm", "SASS in", "pip install nvidia-cuda-nvdisasm"),
         ("no-such-package", "a test", "pip install it"),
     ]:
         assert rows[what]["found"] is None

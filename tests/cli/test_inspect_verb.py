@@ -5,7 +5,8 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from flashsmith.base.errors import ArgumentError, Unsupported
+from flashsmith.base.errors import ArgumentError, CompilerMissing, Unsupported
+from flashsmith.cli import inspect
 from flashsmith.cli.main import app
 
 BASE = "(BF16, 64, 64, 32, 4): async+swizzled+load_2_2_2_tiles"
@@ -35,6 +36,16 @@ def test_ptx_and_sass_have_the_matrix_products_of_the_kernel():
     assert found["ptx", "mma"]["count"] == 32
     assert found["sass", "HMMA"]["count"] == 32
     assert found["sass", "LDGSTS"]["count"] > 0
+
+
+def test_without_a_disassembler_ptx_alone_is_counted_and_said_to_be(monkeypatch):
+    def is_missing():
+        raise CompilerMissing("no nvdisasm was found; install nvidia-cuda-nvdisasm.")
+
+    monkeypatch.setattr(inspect, "find_nvdisasm", is_missing)
+    done = run(BASE, "--arch", "sm_80", "--json")
+    assert {row["listing"] for row in json.loads(done.stdout)} == {"ptx"}
+    assert "Only PTX is counted: no nvdisasm was found" in done.stderr
 
 
 def test_modifiers_are_counted_where_asked():

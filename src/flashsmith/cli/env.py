@@ -16,6 +16,7 @@ from flashsmith.cli.output import Row, show
 from flashsmith.compile import cache_upkeep
 from flashsmith.compile.bundle import open_bundle
 from flashsmith.compile.nvrtc_library import driver_misfit, find_nvrtc
+from flashsmith.compile.sass import find_nvdisasm
 from flashsmith.runtime.driver import Driver, find_driver
 from flashsmith.tuner import measured
 from flashsmith.tuner.shipped_kernels import current_kernels
@@ -34,6 +35,7 @@ PACKAGES = (
 )
 # Program, what needs it, and where it comes from.
 PROGRAMS = (
+    ("nvdisasm", "SASS in `flashsmith inspect`", "pip install nvidia-cuda-nvdisasm"),
     ("ncu", "profiling", "part of the CUDA toolkit: Nsight Compute"),
     ("nvcc", "ahead-of-time libraries", "part of the CUDA toolkit"),
     ("compute-sanitizer", "memory checks in `make test-gpu`", "part of the CUDA toolkit"),
@@ -128,10 +130,18 @@ def _package(name: str, needed_for: str, to_get_it: str) -> Row:
 
 
 def _program(name: str, needed_for: str, to_get_it: str) -> Row:
-    path = shutil.which(name)
+    path = _nvdisasm() if name == "nvdisasm" else shutil.which(name)
     if path is None:
         return _row(name, "", needed_for, to_get_it)
     return _row(name, f"{_program_version(path)} at {path}", needed_for)
+
+
+def _nvdisasm() -> str | None:
+    """It may come with a wheel, which puts nothing on PATH."""
+    try:
+        return str(find_nvdisasm())
+    except CompilerMissing:
+        return None
 
 
 def _program_version(path: str) -> str:

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from flashsmith.base.errors import CompilerMissing
 from flashsmith.cli import options
 from flashsmith.cli.compile import LseOption, NarrowDOption, RaggedKOption, RaggedQOption
 from flashsmith.cli.output import note, say, show
@@ -15,7 +16,7 @@ from flashsmith.compile.artefact import CompiledKernel
 from flashsmith.compile.compiler import compile_kernel
 from flashsmith.compile.cubin import code_hash
 from flashsmith.compile.instruction_mix import ptx_mix, sass_mix
-from flashsmith.compile.sass import disassemble
+from flashsmith.compile.sass import disassemble, find_nvdisasm
 from flashsmith.config import KernelConfig, parse_config
 from flashsmith.config.traits import ForwardTraits
 
@@ -61,7 +62,8 @@ def command(
     if ptx or sass:
         _print_listing([k.ptx if ptx else disassemble(k.cubin) for k in kernels], configs)
         return
-    mixes = [_mix(kernel, whole) for kernel in kernels]
+    with_sass = _can_disassemble()
+    mixes = [_mix(kernel, whole, with_sass) for kernel in kernels]
     show(_rows(mixes), json=json, csv=csv, title=" | ".join(c.short_form() for c in configs))
     if len(kernels) == 2 and code_hash(kernels[0].cubin) == code_hash(kernels[1].cubin):
         note("The machine code of both is the same: they are aliases.")
@@ -72,11 +74,22 @@ def _compile(config: KernelConfig, traits: ForwardTraits, arch: str) -> Compiled
     return compile_kernel(config, traits, arch)
 
 
-def _mix(kernel: CompiledKernel, whole: bool) -> Counter[tuple[str, str]]:
+def _can_disassemble() -> bool:
+    """Whether SASS can be read here; where it cannot, PTX alone is counted, and said to be."""
+    try:
+        find_nvdisasm()
+    except CompilerMissing as error:
+        note(f"Only PTX is counted: {error}")
+        return False
+    return True
+
+
+def _mix(kernel: CompiledKernel, whole: bool, with_sass: bool) -> Counter[tuple[str, str]]:
     """Counts by listing and opcode."""
     found: Counter[tuple[str, str]] = Counter()
-    for opcode, count in sass_mix(disassemble(kernel.cubin), whole=whole).items():
-        found["sass", opcode] = count
+    if with_sass:
+        for opcode, count in sass_mix(disassemble(kernel.cubin), whole=whole).items():
+            found["sass", opcode] = count
     for opcode, count in ptx_mix(kernel.ptx, whole=whole).items():
         found["ptx", opcode] = count
     return found
