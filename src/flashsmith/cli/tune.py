@@ -124,8 +124,7 @@ def command(
         if export or bundle:
             write_table(opened, target.gpu, export, bundle)
     write_charts(found.results, output, found.places)
-    if found.is_all_wrong:
-        raise typer.Exit(1)
+    raise typer.Exit(1 if found.is_all_wrong else 0)
 
 
 def seconds_of(text: str) -> float:
