@@ -74,6 +74,8 @@ def test_kernels_is_read_when_used_and_a_key_goes_first(monkeypatch):
     assert len(get_kernel_configs()) == 32
     assert len(get_kernel_configs("prog")) == 7
     monkeypatch.delenv("KERNELS")
+    with pytest.raises(TypeError, match="kernels_key is 3; it is a text such as 'tune'"):
+        get_kernel_configs(3)
     with pytest.raises(ValueError, match="no key is given and KERNELS is not set; keys are prog"):
         get_kernel_configs()
 

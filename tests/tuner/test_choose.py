@@ -257,3 +257,8 @@ def test_a_damaged_file_is_said_and_left_out(tmp_path, monkeypatch, caplog):
     monkeypatch.setenv("FLASHSMITH_RESULTS", str(path))
     assert known_measurements(GPU)[0].of_gpu(GPU) == []
     assert "its measurements are left out" in caplog.text
+
+
+def test_what_is_no_problem_is_refused_by_type():
+    with pytest.raises(TypeError, match="problem is None; it is an AttentionProblem"):
+        choose(None, "sm_80")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flashsmith.base.errors import Unsupported
+from flashsmith.base.errors import ArgumentTypeError, Unsupported
 
 KIB = 1024
 
@@ -55,6 +55,8 @@ _BY_NAME = {arch.name: arch for arch in ARCHES}
 
 def get(name: str) -> Arch:
     """The architecture called `name`; `sm_90` and `90a` mean the one of that version."""
+    if not isinstance(name, str):
+        raise ArgumentTypeError(f"arch is {name!r}; it is a text such as 'sm_90a'.")
     wanted = name if name.startswith("sm_") else f"sm_{name}"
     for candidate in (wanted, f"{wanted}a", wanted.removesuffix("a")):
         if candidate in _BY_NAME:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from flashsmith.base import settings
-from flashsmith.base.errors import ArgumentError, ConfigError
+from flashsmith.base.errors import ArgumentError, ArgumentTypeError, ConfigError
 from flashsmith.config.families import FAMILIES
 from flashsmith.config.forward import FlashForwardKernelConfig
 from flashsmith.config.forward_sets import (
@@ -31,6 +31,8 @@ def get_kernel_configs(kernels_key: str = "") -> list[KernelConfig]:
     `prog…` is the ladder (with `all` in it: at all block sizes), `tune` the tuning set, `all` what
     is built ahead of time, `64,32` the part of the tuning set with B_r 64 and B_c 32.
     """
+    if not isinstance(kernels_key, str):
+        raise ArgumentTypeError(f"kernels_key is {kernels_key!r}; it is a text such as 'tune'.")
     key = kernels_key or settings.kernels_key()
     sets = named_sets()
     if key in sets:

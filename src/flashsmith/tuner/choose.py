@@ -9,7 +9,12 @@ from typing import Any
 
 from flashsmith.arch import Arch
 from flashsmith.arch import get as get_arch
-from flashsmith.base.errors import ConfigError, FlashsmithError, Unsupported
+from flashsmith.base.errors import (
+    ArgumentTypeError,
+    ConfigError,
+    FlashsmithError,
+    Unsupported,
+)
 from flashsmith.config.families import FAMILIES
 from flashsmith.config.kernel_config import KernelConfig
 from flashsmith.config.parse import parse_config
@@ -68,6 +73,8 @@ def choose(
     something beside problem and architecture rules out, with the reason. A given configuration is
     used or refused, never replaced.
     """
+    if not isinstance(problem, AttentionProblem):
+        raise ArgumentTypeError(f"problem is {problem!r}; it is an AttentionProblem.")
     question = _Question(problem, get_arch(arch), gpu, unusable)
     if given is not None:
         require_computable(given, problem)
