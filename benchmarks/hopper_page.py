@@ -202,7 +202,8 @@ def shapes(records: Sequence[Record]) -> str:
             found.setdefault((r.what["d_head"], r.what["causal"]), {})[r.what["case"]] = r.result
     if not found:
         return NOT_MEASURED
-    cases = ("fp16", "gqa 8:1", "heads first", "odd length", "cuDNN fp16", "GEMM fp16")
+    cases = ("fp16", "fp16, bf16 values", "gqa 8:1", "heads first", "odd length")
+    cases += ("cuDNN fp16", "GEMM fp16")
     head = ["d_head", "mask", "plain, TFLOP/s", *cases]
     rows = [
         [d, "causal" if causal else "full", f"{of['plain']['tflops']:.0f}"]

@@ -32,12 +32,14 @@ from flashsmith.problem.attention_problem import AttentionProblem
 from flashsmith.problem.cost import forward_cost
 
 SHAPES_ROUNDS = 25
+EQUAL_VALUES = "fp16, bf16 values"
 
 
 def shapes(setting: Setting) -> Iterator[Record]:
     """FP16, GQA, the other layout and an odd length, per useful FLOP, beside the plain case.
 
-    FP16 of cuDNN and of a matrix product stand beside their BF16: what the chip's power takes.
+    FP16 of cuDNN and of a matrix product stand beside their BF16, and ours on values that BF16
+    holds too: what the chip's power takes, because more bits of the operands move.
     """
     products = [_product(torch.bfloat16), _product(torch.float16)]
     for d in (64, 128, 256):
@@ -58,6 +60,7 @@ def _shapes_of(
     made = {
         "plain": make_tensors(d, length),
         "fp16": make_tensors(d, length, dtype=torch.float16),
+        EQUAL_VALUES: make_tensors(d, length, rounded=True, dtype=torch.float16),
         "gqa 8:1": make_tensors(d, length, group=8),
         "heads first": make_tensors(d, length, heads_first=True),
         "odd length": make_tensors(d, length, more_rows=MORE_ROWS),
