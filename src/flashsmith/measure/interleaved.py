@@ -146,7 +146,7 @@ def sample_us(device: CudaDevice, contender: Contender, *, runs: int) -> list[fl
 def rotations(count: int, rounds: int) -> list[list[int]]:
     """The order of every round: each starts one further, so that every place is taken in turn.
 
-    Places go to and fro (0, 1, -1, 2, -2, …): neighbours differ by another number each, so over
+    Places go back and forth (0, 1, -1, 2, -2, …): neighbours differ by another number each, so over
     `count` rounds everyone runs behind everyone else equally often (a Williams square); where
     `count` is odd that takes the mirror image too, in every second round.
     """
