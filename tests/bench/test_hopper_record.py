@@ -73,7 +73,7 @@ def complete(module):
     for regime in ("burst", "sustained"):
         for cell in CELLS:
             records += cell_records(parts, cell, regime)
-    names = ("plain", "fp16", "gqa 8:1", "heads first", "odd length")
+    names = ("plain", "fp16", "fp16, bf16 values", "gqa 8:1", "heads first", "odd length")
     cases = dict.fromkeys(names, 1.01) | {"cuDNN bf16": 1.2, "GEMM bf16": 2.0}
     cases |= {"cuDNN fp16": 1.21, "GEMM fp16": 2.02, "plain": 1.0}
     flops = dict.fromkeys(cases, 1e9)
