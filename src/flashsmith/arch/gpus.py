@@ -20,7 +20,6 @@ class Gpu:
     sm_count: int
     tflops: float  # 10^12 dense FP16/BF16 operations a second, FP32 accumulate
     bandwidth_gb_s: float  # 10^9 bytes a second of DRAM
-    l2_bytes: int
 
     @property
     def arch(self) -> Arch:
@@ -33,15 +32,14 @@ class Gpu:
         return self.tflops * 1e3 / self.bandwidth_gb_s
 
 
-MB = 1 << 20
 GPUS: tuple[Gpu, ...] = (
-    Gpu("A100", "sm_80", 108, 312.0, 2039.0, 40 * MB),
-    Gpu("RTX 3090", "sm_86", 82, 71.0, 936.2, 6 * MB),
-    Gpu("RTX 4090", "sm_89", 128, 165.2, 1008.0, 72 * MB),
-    Gpu("H100", "sm_90a", 132, 989.4, 3352.0, 50 * MB),
-    Gpu("H200", "sm_90a", 132, 989.4, 4800.0, 50 * MB),
-    Gpu("B200", "sm_100a", 148, 2250.0, 8000.0, 126 * MB),
-    Gpu("RTX 5090", "sm_120", 170, 209.5, 1792.0, 96 * MB),
+    Gpu("A100", "sm_80", 108, 312.0, 2039.0),
+    Gpu("RTX 3090", "sm_86", 82, 71.0, 936.2),
+    Gpu("RTX 4090", "sm_89", 128, 165.2, 1008.0),
+    Gpu("H100", "sm_90a", 132, 989.4, 3352.0),
+    Gpu("H200", "sm_90a", 132, 989.4, 4800.0),
+    Gpu("B200", "sm_100a", 148, 2250.0, 8000.0),
+    Gpu("RTX 5090", "sm_120", 170, 209.5, 1792.0),
 )
 
 

@@ -16,13 +16,6 @@ class Occupancy:
 
     blocks: int
     limit: str  # "warps", "blocks", "registers", "shared memory" or "barriers"
-    warps: int
-    max_warps: int
-
-    @property
-    def fraction(self) -> float:
-        """Resident warps out of those the SM has room for."""
-        return self.warps / self.max_warps
 
 
 def occupancy(
@@ -41,8 +34,7 @@ def occupancy(
         "barriers": arch.max_barriers_per_sm // max(barriers, 1),
     }
     limit = min(room, key=lambda name: room[name])
-    blocks = room[limit]
-    return Occupancy(blocks, limit, blocks * warps, arch.max_warps_per_sm)
+    return Occupancy(room[limit], limit)
 
 
 def _blocks_by_registers(arch: Arch, warps: int, registers: int) -> int:

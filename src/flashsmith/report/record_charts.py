@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from flashsmith.arch import find_gpu
+from flashsmith.arch import attainable_tflops, find_gpu
 from flashsmith.bench.versus import OURS
 from flashsmith.measure.record import Record
 from flashsmith.problem.attention_problem import AttentionProblem
@@ -129,8 +129,8 @@ def roofline(records: Sequence[Record], tuned: Sequence[Winner], device: str) ->
         return None
     figure = Figure()
     # With the knee among them, both parts of the roof are straight lines.
-    x = sorted([*(2.0**n for n in range(5, 15)), gpu.tflops * 1e3 / gpu.bandwidth_gb_s])
-    roof = [min(gpu.tflops, gpu.bandwidth_gb_s * i / 1e3) for i in x]
+    x = sorted([*(2.0**n for n in range(5, 15)), gpu.ridge_flop_per_byte])
+    roof = [attainable_tflops(gpu, i) for i in x]
     grey = {"color": "#888888"}
     figure.add("scatter", x=x, y=roof, mode="lines", name=f"{gpu.name} data sheet", line=grey)
     product = product_tflops(records)
