@@ -11,6 +11,7 @@ from flashsmith.compile.compiler import compile_text
 from flashsmith.config import parse_config
 from flashsmith.config.hopper import Scheduler
 from flashsmith.problem.attention_problem import AttentionProblem
+from flashsmith.runtime.launch import traits_of
 from flashsmith.runtime.launch.hopper import ARGS_BYTES, TileOrder, plan_hopper
 from flashsmith.runtime.launch.plan import ForwardCall, TensorArg
 
@@ -200,3 +201,11 @@ def test_a_section_holds_as_many_megabytes_of_k_and_v_as_measured_best(d_head, k
     )
     heads = plan_hopper(config, problem, lse=False, sm_count=132).order.section_heads
     assert heads * 2 * k_len * d_head * 2 == megabytes << 20
+
+
+@pytest.mark.parametrize("lse", [False, True])
+def test_what_a_kernel_knows_when_compiled_is_the_same_on_every_number_of_sms(lse):
+    for sm_count in (1, 114, 132, 148):
+        plan = plan_hopper(CONFIG, PROBLEM, lse=lse, sm_count=sm_count)
+        assert traits_of(CONFIG, PROBLEM, lse=lse) == plan.traits
+    assert plan.traits.lse is lse

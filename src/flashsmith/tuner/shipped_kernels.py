@@ -23,11 +23,10 @@ from flashsmith.compile.nvrtc_library import loads_on_driver
 from flashsmith.config.kernel_config import KernelConfig
 from flashsmith.config.parse import parse_config
 from flashsmith.config.traits import ForwardTraits
-from flashsmith.runtime.launch import plan
+from flashsmith.runtime.launch import traits_of
 from flashsmith.tuner import measured
 from flashsmith.tuner.measurement import Measurement
 
-_ANY_SM_COUNT = 132  # a plan's compile-time facts do not depend on it
 _TILES = 8  # any number: the lengths only have to be whole tiles, or not
 _log = logging.getLogger("flashsmith.choose")
 
@@ -119,5 +118,5 @@ def _jobs(items: Iterable[Measurement]) -> Iterator[CompileJob]:
             q_lens, k_lens = ((n * _TILES, n * _TILES + 1) for n in (config.tile_q, config.tile_k))
             for q_len, k_len in product(q_lens, k_lens):
                 problem = replace(item.key.problem, dtype=dtype, q_len=q_len, k_len=k_len)
-                traits = plan(config, problem, lse=lse, sm_count=_ANY_SM_COUNT).traits
+                traits = traits_of(config, problem, lse=lse)
                 yield CompileJob(config, traits, item.key.arch)

@@ -8,10 +8,8 @@ from functools import cache
 from flashsmith.base.errors import FlashsmithError
 from flashsmith.compile.compiler import kernel_source_hash
 from flashsmith.config import parse_config
-from flashsmith.runtime.launch import plan
+from flashsmith.runtime.launch import traits_of
 from flashsmith.tuner.measurement import Measurement, MeasurementKey
-
-_ANY_SM_COUNT = 132  # a plan's compile-time facts do not depend on it
 
 
 def stale_measurements(measurements: Iterable[Measurement]) -> list[Measurement]:
@@ -28,7 +26,6 @@ def current_source_hash(key: MeasurementKey) -> str | None:
     """The hash of the source that would be compiled for a measurement's kernel, or None."""
     try:
         config = parse_config(key.config)
-        traits = plan(config, key.problem, lse=False, sm_count=_ANY_SM_COUNT).traits
-        return kernel_source_hash(config, traits)
+        return kernel_source_hash(config, traits_of(config, key.problem, lse=False))
     except FlashsmithError:
         return None

@@ -7,9 +7,12 @@ from importlib import import_module
 
 from flashsmith.base.errors import ArgumentError, Unsupported
 from flashsmith.config.kernel_config import KernelConfig
+from flashsmith.config.traits import ForwardTraits
 from flashsmith.config.width import D_HEAD_STEP
 from flashsmith.problem.attention_problem import AttentionProblem
 from flashsmith.runtime.launch.plan import LaunchPlan
+
+_ANY_SM_COUNT = 132  # what is fixed at compile time does not depend on it
 
 # family → module and function, imported when a configuration of the family is launched
 _PLANNERS = {
@@ -27,6 +30,11 @@ def plan(
     make: Callable[[KernelConfig, AttentionProblem, bool, int], LaunchPlan]
     make = getattr(import_module(module), function)
     return make(config, problem, lse, sm_count)
+
+
+def traits_of(config: KernelConfig, problem: AttentionProblem, *, lse: bool) -> ForwardTraits:
+    """What a kernel of `config` must know of `problem` when it is compiled; raises as `plan`."""
+    return plan(config, problem, lse=lse, sm_count=_ANY_SM_COUNT).traits
 
 
 def require_computable(config: KernelConfig, problem: AttentionProblem) -> None:
