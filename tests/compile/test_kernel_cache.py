@@ -9,10 +9,11 @@ import time
 
 import pytest
 
-from flashsmith.base.errors import ArgumentError
+from flashsmith.base.errors import ArgumentError, CompileError
 from flashsmith.compile import cache_upkeep, compiler, kernel_cache, nvrtc
 from flashsmith.compile.compiler import compile_text
 from flashsmith.compile.kernel_cache import KernelCache
+from flashsmith.compile.source import UnitOptions
 
 SOURCE = 'extern "C" __global__ void k(float* p) { p[threadIdx.x] = 1.0f; }\n'
 
@@ -179,3 +180,47 @@ def test_a_folder_that_cannot_be_written_is_said_and_the_kernel_is_made_all_the_
     assert kernel.cubin
     assert [record.message for record in caplog.records if "cannot be written" in record.message]
     assert len(caplog.records) == 1
+
+
+def fails(*arguments, **options):
+    raise OSError(28, "No space left on device")
+
+
+def test_an_entry_that_cannot_be_written_does_not_compile_the_kernel_twice(
+    cache, monkeypatch, caplog
+):
+    compiler._say_unwritable.cache_clear()
+    compiled, compile_program = [], nvrtc.compile_program
+    monkeypatch.setattr(
+        nvrtc, "compile_program", lambda *a: compiled.append(1) or compile_program(*a)
+    )
+    monkeypatch.setattr(KernelCache, "put", fails)
+    kernel = compile_one(cache)
+    assert (len(compiled), kernel.folder) == (1, None)
+    assert kernel.cubin
+    assert "cannot be written (No space left on device)" in caplog.text
+    assert not list((cache.root / "locks").iterdir())
+
+
+def test_a_unit_that_does_not_compile_is_told_where_it_cannot_be_kept(cache, monkeypatch, caplog):
+    compiler._say_unwritable.cache_clear()
+    monkeypatch.setattr(KernelCache, "keep_failure", fails)
+    with pytest.raises(CompileError, match="does not compile") as refused:
+        compile_one(cache, "no C++")
+    assert refused.value.source_path is None
+    assert "cannot be written" in caplog.text
+
+
+def test_an_error_of_the_compiler_itself_is_not_blamed_on_the_cache(cache, monkeypatch, caplog):
+    started = []
+    monkeypatch.setattr(nvrtc, "compile_program", lambda *a: started.append(1) or fails())
+    with pytest.raises(OSError, match="No space left"):
+        compile_one(cache)
+    assert started == [1]
+    assert "cannot be written" not in caplog.text
+
+
+def test_a_compilers_process_that_does_not_start_is_an_error_of_the_unit(cache, monkeypatch):
+    monkeypatch.setattr(subprocess, "run", fails)
+    with pytest.raises(CompileError, match=r"process did not start: .*No space left"):
+        compile_text(SOURCE, "k", "sm_80", options=UnitOptions(debug=True), cache=cache)

@@ -25,13 +25,16 @@ def compile_apart(
         "library": [str(library.path), library.version, library.origin],
         "unit": [source, file_name, list(options)],
     }
-    done = subprocess.run(
-        [sys.executable, "-m", "flashsmith.compile.apart"],
-        input=json.dumps(job),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "flashsmith.compile.apart"],
+            input=json.dumps(job),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    except OSError as error:
+        raise RefusedUnit(f"error: the compiler's process did not start: {error}") from error
     if done.returncode:
         raise RefusedUnit(f"error: the compiler's process ended: {done.stderr.strip()[-500:]}")
     answer = json.loads(done.stdout)

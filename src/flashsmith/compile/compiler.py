@@ -11,6 +11,7 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -156,13 +157,14 @@ def _compile(unit: _Unit, cache: KernelCache | None) -> CompiledKernel:
     found = cache.get(key)
     if found is not None:
         return found
-    try:
-        with cache.lock(key):
-            # Looked at again: another process may have compiled it while this one waited.
-            return cache.get(key) or _build(unit, key, cache)
-    except OSError as error:
-        _say_unwritable(cache.root, error.strerror or str(error))
-        return _build(unit, key, None)
+    with ExitStack() as held:
+        try:
+            held.enter_context(cache.lock(key))
+        except OSError as error:
+            _say_unwritable(cache.root, error.strerror or str(error))
+            return _build(unit, key, None)
+        # Looked at again: another process may have compiled it while this one waited.
+        return cache.get(key) or _build(unit, key, cache)
 
 
 def _build(unit: _Unit, key: str, cache: KernelCache | None) -> CompiledKernel:
@@ -177,8 +179,9 @@ def _build(unit: _Unit, key: str, cache: KernelCache | None) -> CompiledKernel:
         compile_unit = compile_apart if unit.options.debug else nvrtc.compile_program
         output = compile_unit(library, unit.source, "kernel.cu", [*flags, f"-I{INCLUDE_ROOT}"])
     except nvrtc.RefusedUnit as error:
-        kept = cache.keep_failure(key, unit.source, error.log) if cache else None
-        raise CompileError(unit.subject, error.log, kept) from error
+        log = error.log
+        kept = _written(cache, lambda to: to.keep_failure(key, unit.source, log))
+        raise CompileError(unit.subject, log, kept) from error
     seconds = time.perf_counter() - started
     kernel = CompiledKernel(
         name=unit.name,
@@ -191,9 +194,19 @@ def _build(unit: _Unit, key: str, cache: KernelCache | None) -> CompiledKernel:
         key=key,
         compile_seconds=seconds,
     )
+    folder = _written(cache, lambda to: to.put(kernel, unit.source, output.log))
+    return replace(kernel, folder=folder)
+
+
+def _written(cache: KernelCache | None, write: Callable[[KernelCache], Path]) -> Path | None:
+    """The folder that was written; None where there is no cache, or it cannot be written."""
     if cache is None:
-        return kernel
-    return replace(kernel, folder=cache.put(kernel, unit.source, output.log))
+        return None
+    try:
+        return write(cache)
+    except OSError as error:
+        _say_unwritable(cache.root, error.strerror or str(error))
+        return None
 
 
 @functools.lru_cache(maxsize=8)  # once a folder and reason

@@ -98,7 +98,9 @@ class KernelCache:
             yield
         finally:
             # Removed while held; whoever waits on it sees that its file is gone and starts over.
-            path.unlink(missing_ok=True)
+            # One that stays, on a disk that became full or read-only, is free once it is closed.
+            with suppress(OSError):
+                path.unlink()
             os.close(descriptor)
 
     def _write_folder(self, part: str, key: str, files: dict[str, bytes]) -> Path:
