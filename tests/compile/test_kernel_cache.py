@@ -224,3 +224,15 @@ def test_a_compilers_process_that_does_not_start_is_an_error_of_the_unit(cache, 
     monkeypatch.setattr(subprocess, "run", fails)
     with pytest.raises(CompileError, match=r"process did not start: .*No space left"):
         compile_text(SOURCE, "k", "sm_80", options=UnitOptions(debug=True), cache=cache)
+
+
+def test_a_system_without_posix_locks_is_told_so_in_a_sentence():
+    code = (
+        "import sys; sys.modules['fcntl'] = None; sys.argv = ['flashsmith', 'compile', 'smoke']\n"
+        "from flashsmith.cli.main import main\n"
+        "main()"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert ran.returncode == 2
+    assert "no file locks of POSIX" in ran.stderr
+    assert "Traceback" not in ran.stderr

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import itertools
 import json
@@ -16,10 +15,18 @@ from pathlib import Path
 from typing import Any
 
 from flashsmith.base import settings
-from flashsmith.base.errors import ArgumentError, DamagedFile
+from flashsmith.base.errors import ArgumentError, DamagedFile, Unsupported
 from flashsmith.base.json_text import parse_json
 from flashsmith.compile import cache_upkeep
 from flashsmith.compile.artefact import CompiledKernel, Resources
+
+try:
+    import fcntl
+except ImportError as error:
+    raise Unsupported(
+        "this system has no file locks of POSIX; the kernel cache is held together by them; use "
+        "Linux or macOS (on Windows: WSL)."
+    ) from error
 
 SCHEMA = 1  # of an entry's files and of what its key is made of
 PRIVATE = 0o700
