@@ -59,6 +59,15 @@ def test_a_ladder_is_written_down_in_its_order(timed, tmp_path, ladder, key):
     assert rows[2]["registers"] == "168"
 
 
+@pytest.mark.parametrize(("given", "rounds"), [((), 21), (("--rounds", "33"), 33)])
+def test_a_ladder_is_timed_in_as_many_rounds_as_asked(timed, monkeypatch, given, rounds):
+    asked, time_all = [], progression._time
+    monkeypatch.setattr(progression, "_time", lambda *a: asked.append(a[2]) or time_all(*a))
+    ran = run("progression", *given)
+    assert ran.exit_code == 0, ran.output
+    assert asked == [rounds]
+
+
 def test_a_knob_is_written_down_under_its_name(timed, tmp_path):
     path = tmp_path / "records.jsonl"
     ran = run("progression", "--knob", "B_c", "--sustained", "-o", str(path), "--csv")

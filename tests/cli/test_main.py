@@ -71,6 +71,8 @@ def test_help_keeps_the_lines_of_examples_and_asks_no_value_of_a_flag():
         (("progression", "(FP16, 64, 64, 64, 4)"), "moved knob by knob; add --knob"),
         (("progression", "-o", "x", "--device", "emulator"), "-o is given without a GPU"),
         (("run", "--sustained", "--device", "emulator"), "--sustained is given for the emulator"),
+        (("run", "--rounds", "15", "--device", "emulator"), "--rounds is given for the emulator"),
+        (("progression", "--rounds", "15", "--device", "emulator"), "--rounds is given without a"),
         (("bench", "--suite", "nosuch.toml"), "nosuch.toml does not exist"),
     ],
 )

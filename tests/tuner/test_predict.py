@@ -107,6 +107,18 @@ def test_records_that_are_not_there_are_named():
         run("--against", "missing.jsonl")
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        *(["--seq-lens", "4096"], ["--d-heads", "128"], ["--batch", "4"], ["--heads", "16"]),
+        *(["--kv-heads", "4"], ["--causal"], ["--both-masks"], ["--dtype", "bf16"]),
+    ],
+)
+def test_a_problem_is_refused_beside_records_even_if_it_is_the_one_without_options(given):
+    with pytest.raises(ArgumentError, match=f"^{given[0]} is given with --against, whose records"):
+        run("--against", str(RECORD), *given)
+
+
 def test_too_few_times_are_no_judgement(tmp_path):
     path = tmp_path / "few.jsonl"
     path.write_text("")

@@ -35,7 +35,7 @@ def command(
     seq_lens: OnlyLensOption = None,
     peers: PeersOption = "",
     dtype: options.DTypeOption = "bf16",
-    rounds: options.RoundsOption = 21,
+    rounds: options.RoundsOption = None,
     sustained: options.SustainedOption = False,
     output: options.AppendOption = None,
     json: options.JsonOption = False,
@@ -48,7 +48,7 @@ def command(
     chosen = read_suite(suite, options.dtype_of(dtype))
     if seq_lens is not None:
         chosen = of_lengths(chosen, options.numbers_of("--seq-lens", seq_lens))
-    rows = _run(chosen, peers, rounds=rounds, sustained=sustained, output=output)
+    rows = _run(chosen, peers, rounds=rounds or options.ROUNDS, sustained=sustained, output=output)
     show(rows, json=json, csv=csv, title=f"{chosen.name}: {chosen.about}")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -23,6 +23,14 @@ def refuse_together(given: Mapping[str, object]) -> None:
     names = [name for name, value in given.items() if value]
     if len(names) > 1:
         raise ArgumentError(f"{names[0]} and {names[1]} are both given; drop one of them.")
+
+
+def refuse_given(context: typer.Context, names: Sequence[str], reason: str) -> None:
+    """Raises when one of these options, by its name in the verb, was given: it has no effect."""
+    for name in names:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            raise ArgumentError(f"--{name.replace('_', '-')} is given {reason}; drop one of them.")
 
 
 def _one_form(context: typer.Context, value: bool) -> bool:
@@ -93,7 +101,11 @@ DiagonalOption = Annotated[
 ScaleOption = Annotated[
     float | None, typer.Option("--scale", help="Factor of QKᵀ; without it 1 / sqrt(d_head).")
 ]
-RoundsOption = Annotated[int, typer.Option("--rounds", min=15, help="Rounds of timing.")]
+ROUNDS = 21
+RoundsOption = Annotated[
+    int | None,
+    typer.Option("--rounds", min=15, help=f"Rounds of timing on a GPU; without it {ROUNDS}."),
+]
 SustainedOption = Annotated[
     bool, typer.Option("--sustained", help="Under load (0.3 s of it first) instead of rested.")
 ]

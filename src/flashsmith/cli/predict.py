@@ -29,7 +29,10 @@ from flashsmith.tuner.outcome import Timed
 
 AgainstOption = Annotated[
     list[Path] | None,
-    typer.Option("--against", help="Records to hold the order against; may be given repeatedly."),
+    typer.Option(
+        "--against",
+        help="Records to hold the order against, each on its problem; may be given repeatedly.",
+    ),
 ]
 OutputOption = Annotated[
     Path | None, typer.Option("-o", help="Append the places to this JSON lines file.")
@@ -39,7 +42,12 @@ LEAST = 3  # configurations of a problem, below which an order says nothing
 Times = dict[tuple[str, AttentionProblem], dict[KernelConfig, float]]
 
 
+# What describes a problem; records hold their own.
+PROBLEM = ("seq_lens", "d_heads", "batch", "heads", "kv_heads", "causal", "both_masks", "dtype")
+
+
 def command(
+    context: typer.Context,
     key: options.KeyArgument = None,
     against: AgainstOption = None,
     arch: options.ArchOption = "sm_90a",
@@ -62,6 +70,7 @@ def command(
     """
     arch_name = get_arch(arch).name
     if against:
+        options.refuse_given(context, PROBLEM, "with --against, whose records name their problems")
         rows = _qualities(_times_of(gather(_existing(against)), key), arch_name, output)
         show(rows, json=json, csv=csv, title="the predicted order against measured times")
         _say_verdict(rows)

@@ -53,7 +53,7 @@ def command(
     heads: options.GridHeadsOption = None,
     kv_heads: options.KvHeadsOption = None,
     causal: options.CausalOption = False,
-    rounds: options.RoundsOption = 21,
+    rounds: options.RoundsOption = None,
     sustained: options.SustainedOption = False,
     output: options.AppendOption = None,
     json: options.JsonOption = False,
@@ -69,7 +69,7 @@ def command(
     can_time = name == "cuda"
     arch_name = default_device("cuda").arch if can_time else get_arch(arch).name
     if not can_time:
-        _refuse_times({"-o": output, "--sustained": sustained})
+        _refuse_times({"-o": output, "--rounds": rounds, "--sustained": sustained})
         note(f"No GPU is used: resources for {arch_name} and the emulator's counters, no times.")
     known = counted(configs, arch_name, causal=causal)
     # One that does not compile has no facts: asked here, the compiler's error is shown.
@@ -78,7 +78,7 @@ def command(
     for length in options.numbers_of("--seq-lens", seq_lens):
         problem = _problem(configs[0], length, batch, heads, kv_heads, causal)
         regime: Regime = "sustained" if sustained else "burst"
-        run = _time(configs, problem, rounds, regime) if can_time else None
+        run = _time(configs, problem, rounds or options.ROUNDS, regime) if can_time else None
         if run is not None and output is not None:
             _append(output, run, problem, KNOB + knob if knob else LADDER)
         steps = steps_of(configs, facts, run, against_first=knob is not None)

@@ -39,7 +39,6 @@ LseOption = Annotated[bool, typer.Option("--lse", help="Write the log-sum-exp to
 CountersOption = Annotated[
     bool, typer.Option("--counters", help="Emulator: count instructions, conflicts and bytes.")
 ]
-RoundsOption = Annotated[int, typer.Option("--rounds", min=15, help="CUDA: rounds of timing.")]
 SustainedOption = Annotated[
     bool, typer.Option("--sustained", help="CUDA: under load (0.3 s of it first), not rested.")
 ]
@@ -96,7 +95,7 @@ def command(
     lse: LseOption = False,
     counters: CountersOption = False,
     seed: SeedOption = None,
-    rounds: RoundsOption = 21,
+    rounds: options.RoundsOption = None,
     sustained: SustainedOption = False,
     json: options.JsonOption = False,
     csv: options.CsvOption = False,
@@ -109,7 +108,7 @@ def command(
     configs = options.configs_of(key, "smoke")
     name = device or default_device_name()
     lengths = _lengths(q_len, DEFAULT_LENGTH.get(name, 0))
-    target = _open(name, counters=counters, seed=seed, sustained=sustained)
+    target = _open(name, counters=counters, seed=seed, rounds=rounds, sustained=sustained)
     rows: list[Row] = []
     for length in lengths:
         request = Request(
@@ -117,7 +116,7 @@ def command(
         )
         found = _run(target, configs, request, counters=counters)
         if name == "cuda":
-            _time(target, configs, request, found, rounds=rounds, sustained=sustained)
+            _time(target, configs, request, found, rounds or options.ROUNDS, sustained=sustained)
         each: Row = {"q_len": length} if len(lengths) > 1 else {}
         rows += [{"config": row["config"], **each, **row} for row in found.values()]
     show(rows, json=json, csv=csv, title=_title(request, lengths, name))
@@ -135,7 +134,9 @@ def _lengths(text: str | None, default: int) -> list[int]:
     return [0] if text.strip() == "0" else options.numbers_of("--q-len", text)
 
 
-def _open(name: str, *, counters: bool, seed: int | None, sustained: bool) -> Device:
+def _open(
+    name: str, *, counters: bool, seed: int | None, rounds: int | None, sustained: bool
+) -> Device:
     if name != "emulator":
         if counters or seed is not None:
             raise ArgumentError(
@@ -143,10 +144,11 @@ def _open(name: str, *, counters: bool, seed: int | None, sustained: bool) -> De
                 f"add --device emulator."
             )
         return default_device(name)
-    if sustained:
+    if sustained or rounds:
+        option = "--sustained" if sustained else "--rounds"
         raise ArgumentError(
-            "--sustained is given for the emulator; only a GPU is timed; drop it, or add "
-            "--device cuda."
+            f"{option} is given for the emulator; only a GPU is timed; drop it, or add "
+            f"--device cuda."
         )
     from flashsmith.emulator.options import EmulatorOptions
     from flashsmith.runtime.emulated_device import EmulatedDevice
@@ -219,8 +221,8 @@ def _time(
     configs: Sequence[KernelConfig],
     request: Request,
     rows: dict[KernelConfig, dict[str, object]],
-    *,
     rounds: int,
+    *,
     sustained: bool,
 ) -> None:
     """Adds times to the rows of configurations that are right, problem by problem."""
