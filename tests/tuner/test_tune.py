@@ -8,9 +8,10 @@ from flashsmith.base.dtypes import DType
 from flashsmith.problem.attention_problem import AttentionProblem
 from flashsmith.tuner.candidates import compiled_candidates
 from flashsmith.tuner.outcome import DidNotRun, Timed, TimedOut, Verified, Wrong
+from flashsmith.tuner.ranking import tune_problem
 from flashsmith.tuner.store import ResultStore
 from flashsmith.tuner.target import target_here
-from flashsmith.tuner.tune import Tuner, tune_problem
+from flashsmith.tuner.tune import Tuner
 from flashsmith.tuner.worker_pool import WorkerPool
 
 PROBLEM = AttentionProblem(1, 3, 3, 512, 512, 128, DType.BF16)

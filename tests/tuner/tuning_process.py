@@ -12,9 +12,10 @@ from flashsmith.base.dtypes import DType
 from flashsmith.config import get_kernel_configs
 from flashsmith.problem.attention_problem import AttentionProblem
 from flashsmith.tuner.candidates import Candidate
+from flashsmith.tuner.ranking import tune_problem
 from flashsmith.tuner.store import ResultStore
 from flashsmith.tuner.target import Target
-from flashsmith.tuner.tune import Tuner, tune_problem
+from flashsmith.tuner.tune import Tuner
 from flashsmith.tuner.worker_pool import WorkerPool
 
 TARGET = Target("cuda", "a GPU of tests", "sm_90a", "1", "nvrtc", 132)

@@ -17,9 +17,9 @@ from flashsmith.tuner import exchange
 from flashsmith.tuner.candidates import artefact_facts
 from flashsmith.tuner.counting import Places
 from flashsmith.tuner.outcome import Timed, Verified, reason_of
+from flashsmith.tuner.ranking import LAST, Result, bits_of
 from flashsmith.tuner.store import ResultStore
 from flashsmith.tuner.target import Target
-from flashsmith.tuner.tune import LAST, Result, bits_of
 
 Results = Mapping[AttentionProblem, list[Result]]
 UNRACED = " (its last race was void or failed: chosen by the times of the step before)"

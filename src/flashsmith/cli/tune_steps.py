@@ -15,9 +15,10 @@ from flashsmith.tuner.counting import Places, in_predicted_order, sm_count_of
 from flashsmith.tuner.executor import Executor
 from flashsmith.tuner.measurement import Measurement
 from flashsmith.tuner.outcome import Timed, Verified
+from flashsmith.tuner.ranking import Result, tune_problem
 from flashsmith.tuner.store import ResultStore
 from flashsmith.tuner.target import Target
-from flashsmith.tuner.tune import Result, Tuner, tune_problem
+from flashsmith.tuner.tune import Tuner
 
 
 @dataclass(frozen=True, slots=True)

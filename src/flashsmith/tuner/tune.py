@@ -1,10 +1,10 @@
-"""A tuning run: screen every candidate in workers, race the best side by side, gate the winner."""
+"""A tuning run's measurements: screening in workers, races side by side, the gate; all kept."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from flashsmith.compile.compiler import kernel_source_hash
@@ -27,23 +27,9 @@ from flashsmith.tuner.store import ResultStore
 from flashsmith.tuner.target import Target
 
 JOB_SECONDS = 120.0  # a job still running then is hung: the slowest real one takes seconds
-RACERS = 8  # survivors of the screening that are measured side by side
-FINALISTS = 3
-RACE_ROUNDS, FINAL_ROUNDS = 15, 31
-LAST = "final"  # the protocol of the last race
 SCREENING_SHARE = 0.6  # of a budget; the rest is for the races
 
 Progress = Callable[[int, int, str], None]  # done, total, the best so far in words
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """What is known of one candidate at the end of a run."""
-
-    candidate: Candidate
-    measurement: Measurement
-    is_winner: bool = False
-    passed_over: str = ""  # why a sound candidate did not race: `other bits`
 
 
 @dataclass(slots=True)
@@ -211,52 +197,6 @@ class Tuner:
         }
 
 
-def tune_problem(
-    tuner: Tuner,
-    candidates: Sequence[Candidate],
-    screened: dict[Candidate, Measurement],
-    same_bits_as: KernelConfig | None = None,
-) -> list[Result]:
-    """Races the candidates of one problem; sound ones first, fastest first, then the others."""
-    wanted = class_of(candidates, screened, same_bits_as)
-    results = [
-        Result(
-            c, screened[c], passed_over="" if wanted in ("", bits_of(screened[c])) else "other bits"
-        )
-        for c in candidates
-        if c in screened
-    ]
-    sound = sorted(
-        (r for r in results if isinstance(r.measurement.outcome, Timed) and not r.passed_over),
-        key=_speed,
-    )
-    others = [r for r in results if r not in sound]
-    if not sound:
-        return sorted(others, key=lambda r: bool(r.passed_over))
-    ranked = _raced(tuner, sound)
-    return [*_gated(tuner, ranked), *others]
-
-
-def class_of(
-    candidates: Sequence[Candidate],
-    screened: dict[Candidate, Measurement],
-    same_bits_as: KernelConfig | None,
-) -> str:
-    """The fingerprint that candidates must share; empty when bits do not matter."""
-    if same_bits_as is None:
-        return ""
-    for candidate in candidates:
-        if candidate.config == same_bits_as and candidate in screened:
-            return bits_of(screened[candidate]) or "none"
-    return "none"
-
-
-def bits_of(measurement: Measurement) -> str:
-    """The fingerprint of an outcome that has one."""
-    outcome = measurement.outcome
-    return outcome.fingerprint if isinstance(outcome, Timed | Verified) else ""
-
-
 def outcome_of(reply: Reply, seconds: float) -> Outcome:
     """What a worker's reply says of its job."""
     if isinstance(reply, Late):
@@ -265,41 +205,6 @@ def outcome_of(reply: Reply, seconds: float) -> Outcome:
         return DidNotRun(reply.cause)
     fields = {name: value for name, value in reply.data.items() if name != "retire"}
     return outcome_from_fields(fields)
-
-
-def _raced(tuner: Tuner, sound: list[Result]) -> list[Result]:
-    """The sound results, the front of them in the order that the races gave."""
-    front = [r for r in sound if r.candidate.same_as is None][:RACERS]
-    rest: list[Result] = []
-    for protocol, rounds, keep in (
-        ("race", RACE_ROUNDS, FINALISTS),
-        (LAST, FINAL_ROUNDS, FINALISTS),
-    ):
-        times = tuner.race([r.candidate for r in front], protocol, rounds)
-        if not times:
-            break
-        front = sorted((replace(r, measurement=times[r.candidate]) for r in front), key=_speed)
-        front, rest = front[:keep], [*front[keep:], *rest]
-    raced = {r.candidate for r in (*front, *rest)}
-    return [*front, *rest, *(r for r in sound if r.candidate not in raced)]
-
-
-def _gated(tuner: Tuner, ranked: list[Result]) -> list[Result]:
-    """The first that passes the gate is the winner; one that does not is said to be wrong."""
-    for place, result in enumerate(ranked):
-        if tuner.passes_gate(result.candidate, result.measurement.key.protocol):
-            winner = replace(
-                result, is_winner=True, measurement=replace(result.measurement, gate=True)
-            )
-            return [winner, *ranked[:place], *ranked[place + 1 :]]
-    return ranked
-
-
-def _speed(result: Result) -> tuple[float, str]:
-    outcome = result.measurement.outcome
-    assert isinstance(outcome, Timed)
-    # Equal medians are decided by the text: the same pick on every run.
-    return outcome.median_us, result.candidate.config.short_form()
 
 
 def _best_text(best: dict[AttentionProblem, float], measurement: Measurement) -> str:
