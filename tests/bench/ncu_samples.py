@@ -53,7 +53,7 @@ def log_of(kernels, units=UNITS, columns=COLUMNS):
 
 # Writes notes and a table for the job it is given, as the real one and its child would.
 FAKE_NCU = f"""#!{sys.executable}
-import json, sys
+import json, os, signal, subprocess, sys
 from pathlib import Path
 from flashsmith.bench.profile import REFERENCE, Job
 from flashsmith.config.traits import ForwardTraits
@@ -62,7 +62,9 @@ from ncu_samples import COMBINE, FA2, log_of
 
 arguments = sys.argv[1:]
 metrics = arguments[arguments.index("--metrics") + 1].split(",")
-MODE = Path(sys.argv[0]).with_name("mode").read_text()
+here = Path(sys.argv[0]).parent
+MODE, *rest = (here / "modes").read_text().split()
+(here / "modes").write_text(" ".join(rest or [MODE]))
 log = Path(arguments[arguments.index("--log-file") + 1])
 if MODE == "permission":
     log.write_text("==ERROR== ERR_NVGPUCTRPERM - The user does not have permission\\n")
@@ -73,7 +75,19 @@ if MODE == "crash":
 if MODE == "old" and len(metrics) > 4:
     print("==ERROR== Failed to find metric " + metrics[4])
     sys.exit(1)
-Path(sys.argv[0]).with_name("arguments").write_text(json.dumps(arguments))
+(here / "arguments").write_text(json.dumps(arguments))
+if MODE in ("nothing", "silence"):
+    if MODE == "nothing":
+        Path(arguments[-1]).write_text(json.dumps(dict(task=0, who="x", left_out="does not fit")))
+    log.write_text("==WARNING== No kernels were profiled.\\n")
+    sys.exit(0)
+if MODE in ("hang", "stop"):
+    started = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
+    (here / "pids").write_text(f"{{os.getpid()}} {{started.pid}}")
+    Path(arguments[-1]).write_text("a launch\\nanother\\n")
+    if MODE == "stop":
+        os.kill(os.getppid(), signal.SIGTERM)
+    signal.pause()
 job, notes = Job.from_json(Path(arguments[-2]).read_text()), Path(arguments[-1])
 lines, kernels = [], []
 for number, task in enumerate(job.tasks):

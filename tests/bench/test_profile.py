@@ -1,10 +1,9 @@
 """Nsight Compute's table is read, kernels become configurations, refusals say why."""
 
 import json
-import stat
 
 import pytest
-from ncu_samples import COLUMNS, COMBINE, FA2, FAKE_NCU, UNITS, log_of
+from ncu_samples import COLUMNS, COMBINE, FA2, UNITS, log_of
 
 from flashsmith.base.dtypes import DType
 from flashsmith.base.errors import ArgumentError, DamagedFile, LaunchError, Unsupported
@@ -25,22 +24,6 @@ TENSOR = "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active"
 
 def name_of(config):
     return config.kernel_name(ForwardTraits(causal=True))
-
-
-@pytest.fixture
-def fake_ncu(tmp_path, monkeypatch):
-    """Puts a stand-in for ncu on the PATH; it behaves as the mode it is given says."""
-    path = tmp_path / "bin" / "ncu"
-    path.parent.mkdir()
-    path.write_text(FAKE_NCU)
-    path.chmod(path.stat().st_mode | stat.S_IXUSR)
-    monkeypatch.setenv("PATH", str(path.parent), prepend=":")
-
-    def behave(mode):
-        path.with_name("mode").write_text(mode)
-        return path.with_name("arguments")
-
-    return behave
 
 
 def test_a_table_becomes_numbers_in_one_unit():

@@ -9,7 +9,9 @@ from report_records import record
 from typer.testing import CliRunner
 
 from flashsmith.base.errors import ArgumentError, DeviceMissing
+from flashsmith.bench.ncu import ALL, ESSENTIAL
 from flashsmith.bench.profile import REFERENCE, Profile
+from flashsmith.bench.profile_groups import Profiled
 from flashsmith.cli import profile as verb
 from flashsmith.cli.main import app
 from flashsmith.config import get_kernel_configs
@@ -22,19 +24,29 @@ METRICS = {"duration_us": 1000.0, "cycles": 1.5e6, "registers": 168.0, "l2_hit_p
 
 @pytest.fixture
 def jobs(monkeypatch):
-    """Jobs that the verb made; every kernel of them takes 1 ms."""
+    """Jobs that the verb made, with their counters; every kernel of them takes 1 ms."""
     made = []
 
-    def profile(job):
+    def compiled_ahead(job, device, progress):
         made.append(job)
-        rows = [
-            Profile(config.short_form(), task.problem, METRICS, 1.25)
-            for task in job.tasks
-            for config in task.configs
-        ]
-        return [Profile(REFERENCE, job.tasks[0].problem, METRICS, None), *rows], ["x: no room"]
+        return job, ["x: no room"]
 
-    monkeypatch.setattr(verb, "profile", profile)
+    def profile_groups(groups, watcher, metrics):
+        made.append(metrics)
+        found = Profiled()
+        for group in groups:
+            rows = [Profile(REFERENCE, group.job.tasks[0].problem, METRICS, None)] + [
+                Profile(config.short_form(), task.problem, METRICS, 1.25)
+                for task in group.job.tasks
+                for config in task.configs
+            ]
+            found.profiles += rows
+            watcher.finished(group, rows)
+        return found
+
+    monkeypatch.setattr(verb, "compiled_ahead", compiled_ahead)
+    monkeypatch.setattr(verb, "profile_groups", profile_groups)
+    monkeypatch.setattr(verb, "default_device", lambda name: EmulatedDevice("sm_90a"))
     monkeypatch.setattr(verb, "has_cuda", lambda: True)
     monkeypatch.setattr(verb, "find_ncu", lambda: "/usr/bin/ncu")
     return made
@@ -48,7 +60,7 @@ def test_the_originals_line_profiles_the_tuning_set_at_every_length(jobs):
     lengths = "1024,2048,4096,8192,16384"
     ran = run(*("--seq-lens", lengths, "--d-heads", "128", "--runs", "1", "--csv"), KERNELS="tune")
     assert ran.exit_code == 0, ran.output
-    (job,) = jobs
+    job, _ = jobs
     assert job.runs == 1
     assert job.reference
     assert {task.problem.q_len for task in job.tasks} == {1024, 2048, 4096, 8192, 16384}
@@ -57,7 +69,7 @@ def test_the_originals_line_profiles_the_tuning_set_at_every_length(jobs):
         assert {c.short_form() for task in tasks for c in task.configs} == set(TUNE)
         assert all(c.dtype == task.problem.dtype for task in tasks for c in task.configs)
     rows = list(csv.DictReader(io.StringIO(ran.stdout)))
-    assert len(rows) == 1 + 5 * len(TUNE)
+    assert len(rows) == 5 + 5 * len(TUNE)  # ten problems in five groups
     assert rows[0]["config"] == REFERENCE
     assert {"duration_us", "cycles", "registers", "l2_hit_pct", "tflops"} < set(rows[1])
     assert rows[1]["times_as_fast"] == "1.25"
@@ -68,7 +80,7 @@ def test_the_originals_line_profiles_the_tuning_set_at_every_length(jobs):
 def test_options_reach_the_job(jobs):
     ran = run("prog", "--runs", "3", "--no-reference", "--causal", "--heads", "3", "--json")
     assert ran.exit_code == 0, ran.output
-    (job,) = jobs
+    job, _ = jobs
     assert (job.runs, job.reference) == (3, False)
     assert job.tasks[0].problem.causal
     assert job.tasks[0].problem.heads == 3
@@ -85,8 +97,7 @@ def test_times_of_records_stand_beside_the_counters(jobs, tmp_path):
     assert recorded[get_kernel_configs("prog")[0].short_form()] is None
 
 
-def test_counters_are_written_down_as_records(jobs, tmp_path, monkeypatch):
-    monkeypatch.setattr(verb, "default_device", lambda name: EmulatedDevice("sm_90a"))
+def test_counters_are_written_down_as_records(jobs, tmp_path):
     path = tmp_path / "profile.jsonl"
     ran = run("prog", "-o", str(path), "--csv")
     assert ran.exit_code == 0, ran.output
@@ -108,3 +119,16 @@ def test_a_machine_without_a_gpu_is_told_what_else_counts(monkeypatch):
 
 def test_a_width_that_the_set_lacks_is_refused_before_anything_runs():
     assert isinstance(run("prog", "--d-heads", "64").exception, ArgumentError)
+
+
+def test_the_counters_are_all_or_the_essential_ones(jobs):
+    assert run("prog", "--csv").exit_code == 0
+    assert run("prog", "--csv", "--metrics", "essential").exit_code == 0
+    assert jobs[1::2] == [ALL, ESSENTIAL]
+    assert "it is one of all, essential" in str(run("prog", "--metrics", "some").exception)
+
+
+def test_a_path_that_cannot_be_written_is_found_before_anything_runs(jobs, tmp_path):
+    ran = run("prog", "-o", str(tmp_path), "--csv")
+    assert isinstance(ran.exception, IsADirectoryError)
+    assert jobs == []

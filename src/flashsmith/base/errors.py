@@ -76,6 +76,10 @@ class LaunchError(FlashsmithError):
         return f"{self.call} returned {self.result}{tail}."
 
 
+class OutOfTime(LaunchError):
+    """A program that was ended because it took longer than it may."""
+
+
 class DeviceMissing(FlashsmithError):
     """A device that was asked for and is not there."""
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
+import signal
 import subprocess
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from flashsmith.base import settings
-from flashsmith.base.errors import DeviceMissing, LaunchError, Unsupported
+from flashsmith.base.errors import LaunchError, OutOfTime, Unsupported
 
 DURATION = "gpu__time_duration.sum"
 # A column of ours, and the counter that it is; the first four exist on every GPU.
@@ -24,10 +28,14 @@ METRICS = {
     "bank_conflicts": "l1tex__data_bank_conflicts_pipe_lsu.sum",
     "dram_bytes": "dram__bytes_read.sum",
 }
-ESSENTIAL = tuple(list(METRICS.values())[:4])
+ALL = tuple(METRICS.values())
+ESSENTIAL = ALL[:4]
 # The name without its template arguments; `.*` because older versions match the whole of it.
 KERNELS = "regex:.*(flashsmith_|flash_fwd).*"
 _PLACES = ("/usr/local/cuda/bin/ncu", "/opt/nvidia/nsight-compute")
+_LOOK_SECONDS = 0.5  # between two looks at what it has done
+_LAST_SECONDS = 5.0  # it may take to end when it is asked to
+_NOTHING = "No kernels were profiled"
 _UNKNOWN_METRIC = re.compile(r"(?i)failed to find metric|unknown metric|invalid metric")
 
 
@@ -48,7 +56,7 @@ def find_ncu() -> str:
 
 
 def ncu_command(
-    ncu: str, child: Sequence[str], log: Path, metrics: Sequence[str] = tuple(METRICS.values())
+    ncu: str, child: Sequence[str], log: Path, metrics: Sequence[str] = ALL
 ) -> list[str]:
     """The command line that profiles `child` and writes its table into `log`.
 
@@ -61,49 +69,85 @@ def ncu_command(
     ]
 
 
-def run_ncu(child: Sequence[str], folder: Path, *, seconds: float) -> str:
-    """Runs `child` under Nsight Compute; the text of its log, which holds the table."""
+def run_ncu(
+    child: Sequence[str],
+    folder: Path,
+    *,
+    seconds: float,
+    metrics: Sequence[str] = ALL,
+    look: Callable[[], None] = lambda: None,
+) -> str:
+    """Runs `child` under Nsight Compute; the text of its log, which holds the table.
+
+    `look` is called from time to time while it runs.
+    """
     ncu = find_ncu()
     log = folder / "ncu.csv"
-    for metrics in (tuple(METRICS.values()), ESSENTIAL):
+    for asked in dict.fromkeys((tuple(metrics), ESSENTIAL)):
         log.unlink(missing_ok=True)
-        done = _run(ncu_command(ncu, child, log, metrics), seconds)
+        code, out = _run(ncu_command(ncu, child, log, asked), seconds, look)
         text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
-        said = f"{text}\n{done.stdout}\n{done.stderr}"
-        if done.returncode == 0 and '"ID",' in text:
+        said = f"{text}\n{out}"
+        if code == 0 and ('"ID",' in text or (_NOTHING in said and not _is_forbidden(said))):
             return text
-        if metrics == ESSENTIAL or not _UNKNOWN_METRIC.search(said):
+        if not _UNKNOWN_METRIC.search(said):
             break
-    raise refusal_of(said, done.returncode)
+    raise refusal_of(said, code)
 
 
-def _run(command: list[str], seconds: float) -> subprocess.CompletedProcess[str]:
+def _run(command: list[str], seconds: float, look: Callable[[], None]) -> tuple[int, str]:
+    """The exit code and what was said; nothing of it is left running, whatever happens here."""
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        env=settings.child_environment({}),
+        start_new_session=True,  # it ends together with the program that it watches
+    )
+    end = time.monotonic() + seconds
     try:
-        return subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            timeout=seconds,
-            env=settings.child_environment({}),
-            check=False,
-        )
-    except subprocess.TimeoutExpired as error:
-        raise LaunchError(
-            "ncu", f"nothing after {seconds:g} s", "profile fewer kernels or lengths at a time"
-        ) from error
+        while time.monotonic() < end:
+            try:
+                said, _ = process.communicate(timeout=_LOOK_SECONDS)
+            except subprocess.TimeoutExpired:
+                look()
+                continue
+            return process.returncode, said
+    finally:
+        _end(process)
+    raise OutOfTime(
+        "ncu", f"nothing after {seconds:g} s", "profile fewer kernels or lengths at a time"
+    )
 
 
-def refusal_of(said: str, code: int) -> Unsupported | LaunchError | DeviceMissing:
+def _end(process: subprocess.Popen[str]) -> None:
+    """Ends it and all that it started: asked first, then without asking."""
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGTERM)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_LAST_SECONDS)
+        with suppress(ProcessLookupError):  # all have ended
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    if process.stdout is not None:
+        process.stdout.close()
+
+
+def _is_forbidden(said: str) -> bool:
+    return "ERR_NVGPUCTRPERM" in said
+
+
+def refusal_of(said: str, code: int) -> Unsupported | LaunchError:
     """The error that explains why Nsight Compute gave no table."""
-    if "ERR_NVGPUCTRPERM" in said:
+    if _is_forbidden(said):
         return Unsupported(
             "The driver lets only administrators read the GPU's counters (ERR_NVGPUCTRPERM). Run "
             "as root, start the container with --cap-add=SYS_ADMIN, or let everyone: put `options "
             "nvidia NVreg_RestrictProfilingToAdminUsers=0` into /etc/modprobe.d/nvidia.conf and "
             "load the driver again."
         )
-    if "No kernels were profiled" in said and not code:
-        return LaunchError("ncu", "no kernels", "none of the configurations ran on this GPU")
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     errors = [line for line in lines if "==ERROR==" in line or "Error" in line] or lines
     last = errors[-1] if errors else "without a word"

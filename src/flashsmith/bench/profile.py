@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from flashsmith.base.errors import ArgumentError, ConfigError, DamagedFile
-from flashsmith.bench.ncu import DURATION, METRICS, run_ncu
+from flashsmith.base.errors import ArgumentError, ConfigError, DamagedFile, LaunchError
+from flashsmith.bench.ncu import ALL, DURATION, METRICS, run_ncu
 from flashsmith.bench.ncu_csv import ProfiledKernel, parse_ncu_csv
 from flashsmith.config import KernelConfig, parse_config
 from flashsmith.problem.attention_problem import AttentionProblem
@@ -19,8 +19,9 @@ from flashsmith.problem.cost import forward_cost
 from flashsmith.tuner.measurement import problem_fields, problem_from_fields
 
 REFERENCE = "FlashAttention-2 (torch)"
-_SECONDS_A_LAUNCH = 20.0  # a launch is replayed for every group of counters
-_SECONDS_TO_START = 300.0
+# An H200 takes 0.5 s a launch, which is replayed for its counters, and 5 s to start.
+_SECONDS_A_LAUNCH = 5.0
+_SECONDS_TO_START = 120.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,20 +110,40 @@ def tasks_of(
     return tuple(found)
 
 
-def profile(job: Job) -> tuple[list[Profile], list[str]]:
-    """Runs the job under Nsight Compute; the rows, and what was left out with its reason."""
+def profile(
+    job: Job,
+    metrics: Sequence[str] = ALL,
+    launched: Callable[[int], None] = lambda launches: None,
+) -> tuple[list[Profile], list[str]]:
+    """Runs the job in one Nsight Compute; the rows, and what was left out with its reason.
+
+    `launched` is told from time to time how many launches are done.
+    """
     with tempfile.TemporaryDirectory(prefix="flashsmith-profile-") as name:
         folder = Path(name)
         asked, notes = folder / "job.json", folder / "launches.jsonl"
         asked.write_text(job.to_json(), encoding="utf-8")
         child = [sys.executable, "-m", "flashsmith.bench.profiled", str(asked), str(notes)]
         seconds = _SECONDS_TO_START + _SECONDS_A_LAUNCH * job.launches
-        kernels = parse_ncu_csv(run_ncu(child, folder, seconds=seconds))
-        launches = [
-            Launched(**json.loads(line)) for line in notes.read_text(encoding="utf-8").splitlines()
-        ]
+        log = run_ncu(
+            child,
+            folder,
+            seconds=seconds,
+            metrics=metrics,
+            look=lambda: launched(_lines_of(notes)),
+        )
+        noted = notes.read_text(encoding="utf-8").splitlines() if notes.exists() else []
+    launches = [Launched(**json.loads(line)) for line in noted]
+    if not launches:
+        raise LaunchError("ncu", "no launches", "the profiled program ended before its first")
     missing = dict.fromkeys(x.left_out for x in launches if x.left_out)
-    return profiles_of(job, [x for x in launches if not x.left_out], kernels), list(missing)
+    made = [x for x in launches if not x.left_out]
+    return profiles_of(job, made, parse_ncu_csv(log)), list(missing)
+
+
+def _lines_of(path: Path) -> int:
+    """The lines of a file that another process writes; 0 before it has begun."""
+    return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
 def profiles_of(

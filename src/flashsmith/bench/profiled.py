@@ -1,4 +1,4 @@
-"""The program that a profiler watches: compiles in parallel, launches all, notes the order.
+"""The program that a profiler watches: launches what the kernel cache holds, notes the order.
 
     python -m flashsmith.bench.profiled JOB.json LAUNCHES.jsonl
 
@@ -18,15 +18,11 @@ from pathlib import Path
 from flashsmith.base.errors import FlashsmithError
 from flashsmith.bench.peers import find_peers, torch_tensors
 from flashsmith.bench.profile import REFERENCE, Job, Launched
-from flashsmith.compile.compiler import CompileJob, compile_many
-from flashsmith.config.kernel_config import KernelConfig
-from flashsmith.config.traits import ForwardTraits
 from flashsmith.measure.timed_configs import random_inputs
 from flashsmith.problem.attention_problem import AttentionProblem
 from flashsmith.runtime.device import Device
 from flashsmith.runtime.devices import default_device
 from flashsmith.runtime.forward import forward, prepare_forward
-from flashsmith.runtime.launch import plan
 from flashsmith.runtime.tensors import tensors_on
 
 _PEER = "FlashAttention-2 (torch)"
@@ -36,7 +32,6 @@ Call = Callable[[], None]
 
 def launch_all(device: Device, job: Job, note: Note) -> None:
     """Launches every configuration of every task `job.runs` times; notes each launch."""
-    _compile(device, job)
     for number, task in enumerate(job.tasks):
         inputs = random_inputs(task.problem)
         with (
@@ -58,24 +53,6 @@ def launch_all(device: Device, job: Job, note: Note) -> None:
                     forward(device, config, task.problem, call)
                     device.synchronize()
                     note(Launched(number, config.short_form()))
-
-
-def _compile(device: Device, job: Job) -> None:
-    """Fills the kernel cache on all cores; what does not compile is told when it is prepared."""
-    compile_many(
-        list(
-            dict.fromkeys(
-                CompileJob(config, _traits(device, config, task.problem), device.arch)
-                for task in job.tasks
-                for config in task.configs
-                if config.runs_on(device.arch)
-            )
-        )
-    )
-
-
-def _traits(device: Device, config: KernelConfig, problem: AttentionProblem) -> ForwardTraits:
-    return plan(config, problem, lse=False, sm_count=device.sm_count).traits
 
 
 @contextmanager

@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import signal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from types import FrameType
+from typing import Annotated, Any
 
 import typer
 
-from flashsmith.base.errors import DeviceMissing
-from flashsmith.bench.ncu import find_ncu
-from flashsmith.bench.profile import REFERENCE, Job, Profile, profile, tasks_of
+from flashsmith.base.errors import ArgumentError, DeviceMissing, LaunchError
+from flashsmith.bench.ncu import ALL, ESSENTIAL, find_ncu
+from flashsmith.bench.profile import REFERENCE, Job, Profile, tasks_of
+from flashsmith.bench.profile_groups import (
+    Clock,
+    Group,
+    Profiled,
+    Watcher,
+    compiled_ahead,
+    groups_of,
+    profile_groups,
+)
 from flashsmith.cli import options
 from flashsmith.cli.output import Row, note, show
+from flashsmith.cli.progress import progress_bar
 from flashsmith.config import KernelConfig
 from flashsmith.measure.record import Record
 from flashsmith.problem.attention_problem import AttentionProblem
@@ -34,6 +47,12 @@ RecordsOption = Annotated[
     Path | None,
     typer.Option("--records", help="Join the times of these records or results as recorded_us."),
 ]
+MetricsOption = Annotated[
+    str,
+    typer.Option("--metrics", help="all, or essential: the first four, with fewer replays."),
+]
+CHOICES = {"all": ALL, "essential": ESSENTIAL}
+FAILED = 1  # the exit code where rows are missing
 # A terminal has room for these; --json and --csv hold all columns.
 TABLE = (
     *("config", "length", "d_head", "duration_us", "cycles", "registers", "l2_hit_pct", "tflops"),
@@ -52,6 +71,7 @@ def command(
     causal: options.CausalOption = False,
     runs: RunsOption = 1,
     reference: ReferenceOption = True,
+    metrics: MetricsOption = "all",
     records: RecordsOption = None,
     output: options.AppendOption = None,
     json: options.JsonOption = False,
@@ -64,6 +84,8 @@ def command(
     configs = options.configs_of(key, "prog")
     problems = _problems(configs, seq_lens, d_heads, batch, heads, kv_heads, causal)
     job = Job(tasks_of(configs, problems), runs, reference)
+    if metrics not in CHOICES:
+        raise ArgumentError(f"--metrics is {metrics!r}; it is one of {', '.join(CHOICES)}.")
     times = _times(records) if records is not None else {}
     if not has_cuda():
         raise DeviceMissing(
@@ -71,17 +93,62 @@ def command(
             "emulator's counters are shown by `flashsmith progression --device emulator`."
         )
     find_ncu()
-    note(f"{job.launches} launches under Nsight Compute, each replayed for its counters")
-    found, left_out = profile(job)
-    for reason in left_out:
-        note(f"left out: {reason}")
-    rows = [_row(one, times) for one in found]
-    if output is not None:
-        _append(output, found)
-        note(f"records appended to {output}")
+    found = _profile(job, CHOICES[metrics], output)
+    rows = [_row(one, times) for one in found.profiles]
     columns = None if json or csv or not rows else [name for name in TABLE if name in rows[0]]
     title = f"Counters on this GPU; times_as_fast is against {REFERENCE} in the same run"
     show(rows, json=json, csv=csv, columns=columns, title=title)
+    if found.failures:
+        note(f"{len(rows)} rows are what there is; more are missing")
+        raise typer.Exit(FAILED)
+
+
+def _profile(job: Job, metrics: Sequence[str], output: Path | None) -> Profiled:
+    """Compiles, then profiles in groups; the records of a group are written when it ends."""
+    append = _appender(output) if output is not None else lambda rows: None
+    with progress_bar("compiling") as progress:
+        job, refused = compiled_ahead(job, default_device("cuda"), progress)
+    groups = groups_of(job)
+    note(f"{job.launches} launches in {len(groups)} groups, each replayed for its counters")
+    clock = Clock(job.launches)
+    with progress_bar("profiling") as progress, _stopped_by_signals():
+
+        def finished(group: Group, rows: Sequence[Profile]) -> None:
+            append(rows)
+            done = sum(g.job.launches for g in groups[: group.number])
+            note(f"{group}: {clock.state(done)}")
+
+        watcher = Watcher(lambda done: progress(done, job.launches), finished)
+        found = profile_groups(groups, watcher, metrics)
+    for reason in dict.fromkeys([*refused, *found.left_out]):
+        note(f"left out: {reason}")
+    if not found.profiles and found.error is not None:
+        raise found.error
+    for failure in found.failures:
+        note(failure)
+    if not found.profiles and not found.failures:
+        raise LaunchError("ncu", "no kernels", "none of the configurations ran on this GPU")
+    if output is not None:
+        note(f"records appended to {output}")
+    return found
+
+
+@contextmanager
+def _stopped_by_signals() -> Iterator[None]:
+    """SIGINT and SIGTERM raise KeyboardInterrupt once: what follows them must not be cut short."""
+    ours = (signal.SIGINT, signal.SIGTERM)
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        for each in ours:
+            signal.signal(each, signal.SIG_IGN)
+        raise KeyboardInterrupt(signal.Signals(number).name)
+
+    before: dict[signal.Signals, Any] = {each: signal.signal(each, stop) for each in ours}
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
 
 
 def _problems(
@@ -147,20 +214,26 @@ def _rounded(name: str, value: float | None) -> float | int | None:
     return round(value, 2) if name.endswith(("_us", "_pct")) else round(value)
 
 
-def _append(path: Path, found: Sequence[Profile]) -> None:
+def _appender(path: Path) -> Callable[[Sequence[Profile]], None]:
+    """Writes rows as records; a path that cannot be written is found before anything runs."""
     from flashsmith.compile.nvrtc_library import find_nvrtc
     from flashsmith.measure.environment import environment_of
     from flashsmith.measure.record import append_records
 
     environment = asdict(environment_of(default_device("cuda"), compiler=find_nvrtc().compiler))
-    append_records(
-        path,
-        [
-            Record(
-                {"suite": "profile", "name": one.who, **problem_fields(one.problem)},
-                {**one.metrics, "tflops": one.tflops, "times_as_fast": one.times_as_fast},
-                environment,
-            )
-            for one in found
-        ],
-    )
+    append_records(path, [])
+
+    def append(rows: Sequence[Profile]) -> None:
+        append_records(
+            path,
+            [
+                Record(
+                    {"suite": "profile", "name": one.who, **problem_fields(one.problem)},
+                    {**one.metrics, "tflops": one.tflops, "times_as_fast": one.times_as_fast},
+                    environment,
+                )
+                for one in rows
+            ],
+        )
+
+    return append
