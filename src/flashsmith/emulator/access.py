@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,19 +25,18 @@ from flashsmith.emulator.bounds import (
 from flashsmith.emulator.counting import count_global, count_shared
 from flashsmith.emulator.shadow import Lanes
 from flashsmith.emulator.unit import Unit
+from flashsmith.emulator.values import Value
 
 if TYPE_CHECKING:
     from flashsmith.emulator.chunk import Chunk
 
-UINT: dict[int, Any] = {
+UINT: dict[int, Any] = {  # Any: numpy scalar classes
     1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128,
 }  # fmt: skip
 Mask = NDArray[np.bool_] | None
 
 
-def load(
-    c: Chunk, u: Unit, m: Mask, space: str, address: Any, n_bytes: int, index: int
-) -> Any:  # Any: lanes of UINT[n_bytes], or one scalar for all lanes
+def load(c: Chunk, u: Unit, m: Mask, space: str, address: Value, n_bytes: int, index: int) -> Value:
     """What lies at the lanes' addresses; 16 bytes come as complex128 (bits, not numbers)."""
     if space == "global" and address.ndim == 0:
         return _load_uniform(c, u, address, n_bytes, index)
@@ -50,7 +50,7 @@ def load(
 
 
 def store(
-    c: Chunk, u: Unit, m: Mask, space: str, address: Any, value: Any, n_bytes: int, index: int
+    c: Chunk, u: Unit, m: Mask, space: str, address: Value, value: Value, n_bytes: int, index: int
 ) -> None:
     """Writes the lanes' values to their addresses."""
     address, value = u.array(address), u.array(value)
@@ -129,7 +129,7 @@ def _store_cluster(
 # -- global ---------------------------------------------------------------------------------------
 
 
-def _load_uniform(c: Chunk, u: Unit, address: Any, n_bytes: int, index: int) -> Any:
+def _load_uniform(c: Chunk, u: Unit, address: Value, n_bytes: int, index: int) -> Value:
     cells = global_cells(c, u, None, np.asarray(address).reshape(1), n_bytes, index)
     if c.counters is not None:
         count_global(c, u, None, u.array(address), n_bytes, index, "global load")
@@ -279,11 +279,11 @@ def _store_generic(
         STORES[space](c, u, where, moved, value[at], n_bytes, index)
 
 
-LOADS: dict[str, Any] = {
+LOADS: dict[str, Callable[..., Value]] = {
     "shared": _load_shared, "global": _load_global, "local": _load_local, "param": _load_param,
     "const": _load_global, "generic": _load_generic, "cluster": _load_cluster,
 }  # fmt: skip
-STORES: dict[str, Any] = {
+STORES: dict[str, Callable[..., None]] = {
     "shared": _store_shared, "global": _store_global, "local": _store_local,
     "generic": _store_generic, "cluster": _store_cluster,
 }  # fmt: skip

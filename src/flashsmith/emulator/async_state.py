@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from flashsmith.base.errors import EmulationError
 from flashsmith.emulator.mbarrier import Ints, MbarrierTable
+from flashsmith.emulator.values import Value
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -178,7 +179,7 @@ def active_lanes(unit: Unit, mask: Mask) -> NDArray[np.intp]:
     return np.arange(32 * unit.pairs) if mask is None else np.flatnonzero(mask)
 
 
-def at_lanes(value: Any, lanes: NDArray[np.intp]) -> Ints:  # Any: array or scalar register
+def at_lanes(value: Value, lanes: NDArray[np.intp]) -> Ints:
     """A register's values in some lanes, as signed numbers."""
     value = np.asarray(value)
     picked = np.full(len(lanes), value) if value.ndim == 0 else value[lanes]
@@ -200,8 +201,8 @@ def told(
     index: int,
     lanes: NDArray[np.intp],
     action: Callable[..., Any],  # Any: arrays of the table
-    *arguments: Any,
-) -> Any:
+    *arguments: Value,
+) -> Value:
     """Runs an action of the barrier table; its faults get kernel, line, block, warp and lane."""
     try:
         return action(*arguments)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from flashsmith.emulator.unit import Unit
+from flashsmith.emulator.values import Value
 
 if TYPE_CHECKING:
     from flashsmith.emulator.chunk import Chunk
@@ -29,7 +30,7 @@ class Barriers:
         self.votes = np.zeros((*shape, 2), np.int64)  # bar.red: lanes for, lanes in all
         self.result = np.zeros_like(self.votes)  # of the last completion
 
-    def arrive(self, unit: Unit, ident: Any, count: Any, index: int, *, waits: bool) -> None:
+    def arrive(self, unit: Unit, ident: Value, count: Value, index: int, *, waits: bool) -> None:
         """Counts every warp of the unit as arrived; `waits` makes the unit wait for completion."""
         chunk = self.chunk
         if chunk.counters is not None:
@@ -63,9 +64,7 @@ class Barriers:
         if waits:
             unit.wait = BarrierWait(self, unit.block, idents, before, index)
 
-    def vote(
-        self, unit: Unit, ident: Any, count: Any, vote: Any, index: int
-    ) -> None:  # Any: scalars or lanes
+    def vote(self, unit: Unit, ident: Value, count: Value, vote: Value, index: int) -> None:
         """Arrives with a truth value a lane, and waits."""
         active = np.ones((unit.pairs, 32), np.bool_)
         if unit.mask is not None:
@@ -75,7 +74,7 @@ class Barriers:
         np.add.at(self.votes, where, np.stack([said.sum(axis=1), active.sum(axis=1)], axis=1))
         self.arrive(unit, unit.array(ident), count, index, waits=True)
 
-    def outcome(self, unit: Unit, ident: Any, operation: str) -> Any:  # Any: lanes
+    def outcome(self, unit: Unit, ident: Value, operation: str) -> Value:
         """What the arrivals of the last completion said together."""
         votes, total = self.result[unit.block, self._per_pair(unit, ident)].T
         found = {"popc": votes.astype(np.uint32), "and": votes == total, "or": votes > 0}
@@ -87,7 +86,7 @@ class Barriers:
         whole = unit.cached("whole", lambda: bool(unit.pairs == warps * len(np.unique(unit.block))))
         return bool(whole) and ident < COUNT and not self.arrived[unit.block, ident].any()
 
-    def _per_pair(self, unit: Unit, value: Any) -> NDArray[np.int64]:
+    def _per_pair(self, unit: Unit, value: Value) -> NDArray[np.int64]:
         value = np.asarray(value)
         if value.ndim == 0:
             return np.full(unit.pairs, int(value), np.int64)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,7 @@ from flashsmith.emulator.mbarrier import Ints
 from flashsmith.emulator.ops.mbarrier import find_barrier
 from flashsmith.emulator.shadow import IN_FLIGHT
 from flashsmith.emulator.transfers import LoadFlight, smem_chunks
+from flashsmith.emulator.values import Value
 
 if TYPE_CHECKING:
     from flashsmith.emulator.chunk import Chunk
@@ -27,8 +28,8 @@ if TYPE_CHECKING:
 
 
 def start_load(
-    c: Chunk, u: Unit, m: Mask, index: int, destination: Any, source: Any, size: Any,
-    barrier: Any, multicast: Any,
+    c: Chunk, u: Unit, m: Mask, index: int, destination: Value, source: Value, size: Value,
+    barrier: Value, multicast: Value,
 ) -> None:  # fmt: skip
     """Starts copies into shared memory; multicast ones go to several blocks."""
     lanes = active_lanes(u, m)
@@ -64,7 +65,9 @@ def start_load(
         c.flights.append(LoadFlight(index, place, block, offsets, at, places))
 
 
-def _targets(c: Chunk, u: Unit, lanes: Any, masks: Ints) -> tuple[NDArray[np.intp], Ints]:
+def _targets(
+    c: Chunk, u: Unit, lanes: NDArray[np.intp], masks: Ints
+) -> tuple[NDArray[np.intp], Ints]:
     """Multicast: which transfer each copy repeats, and the block it goes to."""
     bits = masks[:, None] >> np.arange(16) & 1
     copies, rank = np.nonzero(bits)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,7 @@ from flashsmith.emulator.mbarrier import Ints
 from flashsmith.emulator.smem_layout import CHUNK_BYTES
 from flashsmith.emulator.tensor_map import TensorMap, decode_tensor_map
 from flashsmith.emulator.transfers import Place
+from flashsmith.emulator.values import Value
 
 if TYPE_CHECKING:
     from flashsmith.emulator.chunk import Chunk
@@ -42,8 +43,8 @@ def transfer_places(
     u: Unit,
     index: int,
     lanes: NDArray[np.intp],
-    at: Any,
-    size: Any,
+    at: Value,
+    size: Value,
     *,
     is_store: bool,
 ) -> list[tuple[NDArray[np.intp], Place]]:

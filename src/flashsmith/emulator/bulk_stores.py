@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +12,7 @@ from flashsmith.emulator.async_state import Mask, active_lanes, at_lanes
 from flashsmith.emulator.bulk_places import check_smem, transfer_places
 from flashsmith.emulator.mbarrier import Ints
 from flashsmith.emulator.transfers import StoreFlight, StoreWait, smem_chunks
+from flashsmith.emulator.values import Value
 
 if TYPE_CHECKING:
     from flashsmith.emulator.chunk import Chunk
@@ -58,7 +59,7 @@ def _threads(c: Chunk, u: Unit, lanes: NDArray[np.intp]) -> Ints:
 
 
 def start_store(
-    c: Chunk, u: Unit, m: Mask, index: int, target: Any, size: Any, source: Any,
+    c: Chunk, u: Unit, m: Mask, index: int, target: Value, size: Value, source: Value,
     operation: str, kind: str,
 ) -> None:  # fmt: skip
     """Starts copies or reductions into global memory."""
@@ -103,7 +104,7 @@ def wait_for_stores(c: Chunk, u: Unit, m: Mask, count: int, index: int) -> None:
     position = np.full(len(groups.committed), -1, np.int64)
     position[thread] = lanes // 32
     waited: list[StoreFlight] = []
-    pair_of: dict[int, Any] = {}
+    pair_of: dict[int, NDArray[np.int64]] = {}
     for flight in groups.flights:
         if flight.landed:
             continue

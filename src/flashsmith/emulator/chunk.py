@@ -18,6 +18,7 @@ from flashsmith.emulator.ptx.module import Kernel
 from flashsmith.emulator.shadow import LATEST, Shadow, shadow_grain
 from flashsmith.emulator.special_registers import TIMERS, special_value
 from flashsmith.emulator.unit import LANES, Unit
+from flashsmith.emulator.values import Value
 
 ALWAYS = 1 << 40  # later than any time
 ASYNC_AGENTS = 40
@@ -199,7 +200,7 @@ class Chunk:
             self.land_all()
             return
         landing: list[Any] = []  # Any: as flights
-        flying: list[Any] = []
+        flying: list[Any] = []  # Any: as flights
         for flight in self.flights:
             late = random is None or random.random() > 0.15
             (flying if late else landing).append(flight)
@@ -215,7 +216,7 @@ class Chunk:
 
     # -- special registers -----------------------------------------------------------------------
 
-    def special(self, unit: Unit, name: str) -> Any:  # Any: scalar or lanes
+    def special(self, unit: Unit, name: str) -> Value:
         """The value of a special register; grid-uniform ones are scalars."""
         if name in TIMERS:
             return special_value(self, unit, name)

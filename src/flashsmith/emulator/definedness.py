@@ -6,12 +6,13 @@ register, true in the lanes that have written it, which forks and merges like an
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from flashsmith.emulator.segments import Segment
 from flashsmith.emulator.unit import Unit
+from flashsmith.emulator.values import Value
 
 if TYPE_CHECKING:
     from flashsmith.emulator.chunk import Chunk
@@ -44,12 +45,12 @@ def _add_companions(segment: Segment, doubtful: int, companions: dict[int, int])
     segment.effects = [(spread(reads), spread(writes)) for reads, writes in segment.effects]
 
 
-def defined_by(guard: Any, before: Any) -> Any:  # Any: None, a truth value, or lanes of them
+def defined_by(guard: Value, before: Value) -> Value:
     """The companion after a write in the lanes where `guard` holds."""
     return guard if before is None else guard | before
 
 
-def require_defined(c: Chunk, u: Unit, m: Any, companion: Any, name: str, index: int) -> None:
+def require_defined(c: Chunk, u: Unit, m: Value, companion: Value, name: str, index: int) -> None:
     """Faults when an active lane reads a register that it has not written."""
     if not c.options.checks or m is False:
         return

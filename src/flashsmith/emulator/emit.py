@@ -27,6 +27,7 @@ from flashsmith.emulator.ptx.instruction import (
 from flashsmith.emulator.ptx.module import Kernel
 from flashsmith.emulator.ptx.parse import SIZES
 from flashsmith.emulator.segments import CONTROL, Segment, numbers
+from flashsmith.emulator.values import Value
 
 # The numpy type that holds a value of each PTX type, and its name in generated text.
 NUMPY: dict[str, Any] = {  # Any: numpy scalar classes
@@ -56,6 +57,7 @@ class Emitter:
         self.kernel = kernel
         self.storage = storage  # type each register is kept in, by number
         self.symbols = symbols  # name → (space, address in it)
+        # Any: as in value()
         self.namespace: dict[str, Any] = {name_of(k): v for k, v in NUMPY.items()}
         self.namespace["np"] = np
         self.unknown: list[tuple[int, str]] = []
@@ -201,7 +203,7 @@ class Emitter:
         self.do(f"{name} = {expression}")
         return name
 
-    def use(self, function: Callable[..., Any]) -> str:
+    def use(self, function: Callable[..., object]) -> str:
         """Makes a Python function callable from generated text; returns its name there."""
         name = re.sub(r"\W", "_", function.__qualname__)
         if self.namespace.setdefault(name, function) is not function:
@@ -299,14 +301,14 @@ def _narrow_float(imm: Imm, dtype: Any) -> int:  # Any: a numpy dtype
     return int(given.astype(dtype).view(f"u{dtype.itemsize}"))
 
 
-def pick(guard: Any, new: Any, old: Any) -> Any:  # Any: arrays or scalars of any type
+def pick(guard: Value, new: Value, old: Value) -> Value:
     """`new` where the guard holds, `old` elsewhere."""
     if guard.ndim == 0:
         return new if guard else old
     return new if old is None else np.where(guard, new, old)
 
 
-def both(mask: Any, guard: Any) -> Any:  # Any: None, False or a boolean array
+def both(mask: Value, guard: Value) -> Value:
     """The lanes of `mask` where the guard holds: None for all lanes, False for none."""
     if guard.ndim == 0:
         return mask if guard else False

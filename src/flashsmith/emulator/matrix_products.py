@@ -9,12 +9,13 @@ the same mma in the same order then have the same bits, as they have on a GPU.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from flashsmith.emulator.ptx.instruction import Instruction, Operand, Reg, Vector
+from flashsmith.emulator.values import Value
 
 if TYPE_CHECKING:
     from flashsmith.emulator.emit import Emitter
@@ -138,7 +139,7 @@ def _write_group(e: Emitter, group: list[_Chain]) -> None:
             number += 1
 
 
-def _stacked(pairs: int, registers: tuple[Any, ...]) -> NDArray[np.uint32]:
+def _stacked(pairs: int, registers: tuple[Value, ...]) -> NDArray[np.uint32]:
     """Registers as rows; scalars are spread over the lanes."""
     out = np.empty((len(registers), 32 * pairs), np.uint32)
     for number, register in enumerate(registers):
@@ -158,9 +159,9 @@ def matrix_product(
     in_order: bool,
     bf16: bool,
     depth: int,
-    a: tuple[Any, ...],  # Any: lanes or scalars of u32, four a fragment
-    b: tuple[Any, ...],  # two a fragment, fragments of one column block together
-    start: tuple[Any, ...],  # f32, four a column block
+    a: tuple[Value, ...],  # u32, four a fragment
+    b: tuple[Value, ...],  # two a fragment, fragments of one column block together
+    start: tuple[Value, ...],  # f32, four a column block
 ) -> NDArray[np.float32]:
     """The accumulators, a row each, after `depth` products of 16 x 16 by 16 x 8 each.
 
@@ -177,14 +178,14 @@ def matrix_product(
     columns = _numbers(np.ascontiguousarray(right), bf16).reshape(pairs, 8 * blocks, 16 * depth)
     if not in_order:
         return _plus(start, np.matmul(rows, columns.transpose(0, 2, 1)))
-    sums: tuple[Any, ...] = start
+    sums: tuple[Value, ...] = start
     for k in range(0, 16 * depth, 16):
         part = np.matmul(rows[:, :, k : k + 16], columns[:, :, k : k + 16].transpose(0, 2, 1))
         sums = tuple(_plus(sums, part))
     return np.stack(sums)
 
 
-def _plus(start: tuple[Any, ...], product: NDArray[np.float32]) -> NDArray[np.float32]:
+def _plus(start: tuple[Value, ...], product: NDArray[np.float32]) -> NDArray[np.float32]:
     """Accumulators, a row each, plus the products of 16 rows by 8 columns a block.
 
     [pair, row half, g, column block, t, e] → [column block, row half, e, pair, g, t]

@@ -8,23 +8,26 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from flashsmith.emulator.values import Value
+
 F32, F64, U16, U32, U64 = np.float32, np.float64, np.uint16, np.uint32, np.uint64
 TINY = F32(2.0**-126)  # least normal f32
 _NAN32 = U32(0x7FFFFFFF)  # the NaN that PTX operations give
 
 
-def flush(x: Any) -> Any:  # Any here and below: lanes or a scalar
+def flush(x: Value) -> Value:
     """Subnormal numbers become zero of the same sign (.ftz)."""
-    return np.where(np.abs(x) < TINY, np.copysign(F32(0), x), x)[()]
+    out: Value = np.where(np.abs(x) < TINY, np.copysign(F32(0), x), x)
+    return out[()]
 
 
-def saturate(x: Any) -> Any:
+def saturate(x: Value) -> Value:
     """Clamped to 0…1, NaN to 0 (.sat)."""
     one, zero = x.dtype.type(1), x.dtype.type(0)
     return np.where(np.isnan(x), zero, np.minimum(np.maximum(x, zero), one))[()]
 
 
-def fma32(a: Any, b: Any, addend: Any) -> Any:
+def fma32(a: Value, b: Value, addend: Value) -> Value:
     """a * b + addend, rounded once: the product is exact in f64, the sum is rounded to odd."""
     product = a.astype(F64) * b
     total = product + addend
@@ -35,7 +38,7 @@ def fma32(a: Any, b: Any, addend: Any) -> Any:
     return total.astype(F32)
 
 
-def directed32(operation: str, mode: str, *sources: Any) -> Any:
+def directed32(operation: str, mode: str, *sources: Value) -> Value:
     """add, sub, mul or fma of f32, rounded towards zero (rz), down (rm) or up (rp)."""
     wide = [np.asarray(x).astype(F64) for x in sources]
     if operation in ("mul", "fma"):
@@ -55,7 +58,7 @@ def directed32(operation: str, mode: str, *sources: Any) -> Any:
     return np.where(up, np.nextafter(near, F32(np.inf)), out)[()]
 
 
-def _round_to_odd(product: Any, addend: Any, total: Any) -> Any:
+def _round_to_odd(product: Value, addend: Value, total: Value) -> Value:
     """The f64 sum with its last bit set to say that something was cut off."""
     part = total - product
     error = (product - (total - part)) + (addend - part)
@@ -65,29 +68,29 @@ def _round_to_odd(product: Any, addend: Any, total: Any) -> Any:
     return np.where(inexact, towards, bits).view(F64)
 
 
-def fma64(a: Any, b: Any, addend: Any) -> Any:
+def fma64(a: Value, b: Value, addend: Value) -> Value:
     """f64 fma through extended precision (80 bits where the platform has them)."""
     wide = np.asarray(a).astype(np.longdouble) * b + addend
     return wide.astype(F64)[()]
 
 
-def pair_operation(symbol: str, a: Any, b: Any) -> Any:
+def pair_operation(symbol: str, a: Value, b: Value) -> Value:
     """add, sub, mul of two f32 in 64 bits."""
     x, y = _pair(a), _pair(b)
     out = x + y if symbol == "+" else x - y if symbol == "-" else x * y
     return _unpair(out)
 
 
-def pair_fma(a: Any, b: Any, addend: Any) -> Any:
+def pair_fma(a: Value, b: Value, addend: Value) -> Value:
     """fma of two f32 in 64 bits."""
     return _unpair(fma32(_pair(a), _pair(b), _pair(addend)))
 
 
-def _pair(x: Any) -> NDArray[Any]:
+def _pair(x: Value) -> NDArray[Any]:
     return np.ascontiguousarray(x).reshape(-1, 1).view(F32)
 
 
-def _unpair(x: NDArray[Any]) -> Any:
+def _unpair(x: NDArray[Any]) -> Value:
     out = np.ascontiguousarray(x).view(U64).reshape(-1)
     return out[0] if out.size == 1 else out
 
@@ -95,42 +98,42 @@ def _unpair(x: NDArray[Any]) -> Any:
 # -- min and max -------------------------------------------------------------------------------
 
 
-def minimum(a: Any, b: Any) -> Any:
+def minimum(a: Value, b: Value) -> Value:
     """The number if the other is NaN; -0 is less than +0."""
     out = np.fmin(a, b)
     return out if np.all(out) else _with_zero_sign(out, a, b, np.logical_or)
 
 
-def maximum(a: Any, b: Any) -> Any:
+def maximum(a: Value, b: Value) -> Value:
     """The number if the other is NaN; -0 is less than +0."""
     out = np.fmax(a, b)
     return out if np.all(out) else _with_zero_sign(out, a, b, np.logical_and)
 
 
-def _with_zero_sign(out: Any, a: Any, b: Any, combine: Any) -> Any:
+def _with_zero_sign(out: Value, a: Value, b: Value, combine: np.ufunc) -> Value:
     """Where both are zero: minus if either is (min), or both are (max)."""
     minus = combine(np.signbit(a), np.signbit(b))
     zero = np.where(minus, out.dtype.type(-0.0), out.dtype.type(0.0))
     return np.where((a == 0) & (b == 0), zero, out)[()]
 
 
-def minimum_nan(a: Any, b: Any) -> Any:
+def minimum_nan(a: Value, b: Value) -> Value:
     """NaN if either is."""
     return _canonical(np.minimum(a, b))
 
 
-def maximum_nan(a: Any, b: Any) -> Any:
+def maximum_nan(a: Value, b: Value) -> Value:
     """NaN if either is."""
     return _canonical(np.maximum(a, b))
 
 
-def _canonical(x: Any) -> Any:
+def _canonical(x: Value) -> Value:
     if x.dtype != F32 or not np.isnan(x).any():
         return x
     return np.where(np.isnan(x), _NAN32, x.view(U32)).astype(U32)[()].view(F32)
 
 
-def extreme_xorsign(operation: str, keep_nan: bool, a: Any, b: Any) -> Any:
+def extreme_xorsign(operation: str, keep_nan: bool, a: Value, b: Value) -> Value:
     """min or max of magnitudes, with the exclusive or of the signs."""
     size, other = np.abs(a), np.abs(b)
     if operation == "max":
@@ -144,27 +147,27 @@ def extreme_xorsign(operation: str, keep_nan: bool, a: Any, b: Any) -> Any:
 # -- special functions -------------------------------------------------------------------------
 
 
-def _by_f64(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def _by_f64(function: Callable[[Value], Value]) -> Callable[[Value], Value]:
     """A function of f32 computed in f64 and rounded: within half a step of the truth."""
 
-    def apply(x: Any) -> Any:
+    def apply(x: Value) -> Value:
         return function(x.astype(F64)).astype(x.dtype)
 
     apply.__qualname__ = apply.__name__ = f"by_f64_{function.__name__}"
     return apply
 
 
-def reciprocal(x: Any) -> Any:
+def reciprocal(x: Value) -> Value:
     """1 / x."""
     return x.dtype.type(1) / x
 
 
-def reciprocal_root(x: Any) -> Any:
+def reciprocal_root(x: Value) -> Value:
     """1 / sqrt(x)."""
     return (1.0 / np.sqrt(x.astype(F64))).astype(x.dtype)
 
 
-FUNCTIONS: dict[str, Callable[[Any], Any]] = {
+FUNCTIONS: dict[str, Callable[[Value], Value]] = {
     "ex2": np.exp2,
     "lg2": _by_f64(np.log2),
     "rcp": reciprocal,
@@ -179,14 +182,14 @@ FUNCTIONS: dict[str, Callable[[Any], Any]] = {
 # -- 16-bit formats ----------------------------------------------------------------------------
 
 
-def from_half(bits: Any, bf16: bool) -> Any:
+def from_half(bits: Value, bf16: bool) -> Value:
     """Numbers of 16-bit patterns, as f32."""
     if bf16:
         return (bits.astype(U32) << U32(16)).view(F32)
     return bits.view(np.float16).astype(F32)
 
 
-def to_half(x: Any, bf16: bool) -> Any:
+def to_half(x: Value, bf16: bool) -> Value:
     """f32 or f64 rounded once to 16 bits, to nearest even; NaN becomes 0x7FFF."""
     if not bf16:
         bits = np.asarray(x).astype(np.float16).view(U16)
@@ -201,7 +204,7 @@ def to_half(x: Any, bf16: bool) -> Any:
     return rounded.astype(U16)
 
 
-def _f32_to_odd(x: Any) -> Any:
+def _f32_to_odd(x: Value) -> Value:
     """f64 → f32 with the last bit set when something is cut off, so that bf16 rounds once."""
     x = np.asarray(x)
     near = x.astype(F32)
@@ -211,7 +214,7 @@ def _f32_to_odd(x: Any) -> Any:
     return np.where(inexact, np.where(grows, bits + U32(1), bits - U32(1)), bits).view(F32)
 
 
-def pack_half(high: Any, low: Any, bf16: bool) -> Any:
+def pack_half(high: Value, low: Value, bf16: bool) -> Value:
     """cvt.rn.{f16x2,bf16x2}.f32 d, high, low."""
     if bf16:
         low_bits, high_bits = to_half(low, True), to_half(high, True)
@@ -226,7 +229,7 @@ def pack_half(high: Any, low: Any, bf16: bool) -> Any:
     return packed if np.ndim(high) or np.ndim(low) else packed[0]
 
 
-def half_operation(operation: str, bf16: bool, flags: tuple[str, ...], *sources: Any) -> Any:
+def half_operation(operation: str, bf16: bool, flags: tuple[str, ...], *sources: Value) -> Value:
     """An operation on 16-bit numbers, single (u16) or packed (u32): in f64, rounded once."""
     width = sources[0].dtype
     lanes = np.broadcast_arrays(*sources)
@@ -242,7 +245,7 @@ def half_operation(operation: str, bf16: bool, flags: tuple[str, ...], *sources:
     return packed if lanes[0].ndim else packed[0]
 
 
-_HALF: dict[str, Callable[..., Any]] = {
+_HALF: dict[str, Callable[..., Value]] = {
     "add": lambda flags, a, b: a + b,
     "sub": lambda flags, a, b: a - b,
     "mul": lambda flags, a, b: a * b,

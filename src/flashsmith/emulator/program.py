@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 
@@ -146,9 +145,9 @@ class Program:
                     chunk.counters.instructions[opcode_of(instruction).counts_as] += count
         return executed
 
-    def _module_variables(self, memory: GlobalMemory) -> tuple[dict[str, Any], list[int]]:
+    def _module_variables(self, memory: GlobalMemory) -> tuple[dict[str, np.uint64], list[int]]:
         """Addresses of .global and .const variables for one launch."""
-        symbols: dict[str, Any] = {}
+        symbols: dict[str, np.uint64] = {}
         held = []
         for variable in self.kernel.variables.values():
             if variable.space not in ("global", "const") or variable.name not in self._referenced:

@@ -10,11 +10,12 @@ import numpy as np
 from flashsmith.emulator.convergence import Convergence
 from flashsmith.emulator.segments import EXIT, FORKED
 from flashsmith.emulator.unit import Unit, merge
+from flashsmith.emulator.values import Value
 
 if TYPE_CHECKING:
     from flashsmith.emulator.chunk import Chunk
 
-SegmentFunction = Callable[[Unit, list[Any], Any, "Chunk"], int]  # Any: registers, mask
+SegmentFunction = Callable[[Unit, list[Value], Value, "Chunk"], int]
 LIVELOCK_ROUNDS = 2000  # rounds in which every unit only spins
 
 
@@ -179,7 +180,7 @@ def split_pairs(unit: Unit, pairs: Any, live: Sequence[int]) -> Unit:  # Any: po
     return unit.select(pairs, None if mask.all() else mask, live)
 
 
-def branch(unit: Unit, condition: Any, taken: int, fall: int, chunk: Chunk) -> int:
+def branch(unit: Unit, condition: Value, taken: int, fall: int, chunk: Chunk) -> int:
     """The next segment after a conditional branch; divergent lanes become units of their own."""
     if condition.ndim == 0:
         return taken if condition else fall

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from flashsmith.emulator.ptx.instruction import Vector
 from flashsmith.emulator.ptx.module import Kernel
 from flashsmith.emulator.unit import Unit
+from flashsmith.emulator.values import Value
 
 if TYPE_CHECKING:
     from flashsmith.emulator.chunk import Chunk
@@ -105,7 +106,7 @@ class Shadow:
         return array.reshape(-1, width)[at].reshape(-1)
 
     def _put(
-        self, array: NDArray[np.uint32], offsets: NDArray[np.int64], n_bytes: int, value: Any
+        self, array: NDArray[np.uint32], offsets: NDArray[np.int64], n_bytes: int, value: Value
     ) -> None:
         width = max(n_bytes // self.grain, 1)
         at = offsets // max(n_bytes, self.grain)

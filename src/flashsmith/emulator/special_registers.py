@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from flashsmith.emulator.unit import Unit
+from flashsmith.emulator.values import Value
 
 if TYPE_CHECKING:
     from flashsmith.emulator.chunk import Chunk
@@ -20,7 +21,7 @@ TIMERS = frozenset(
 )
 
 
-def special_value(c: Chunk, u: Unit, name: str) -> Any:  # Any: numpy scalar, or lanes
+def special_value(c: Chunk, u: Unit, name: str) -> Value:
     """The value of a special register: a scalar when all lanes of the grid agree."""
     base, _, axis = name.removeprefix("%").partition(".")
     if base in ("tid", "ntid"):
@@ -38,7 +39,7 @@ def special_value(c: Chunk, u: Unit, name: str) -> Any:  # Any: numpy scalar, or
         return _timer(c, name)
     if base.startswith("lanemask_"):
         return _lane_mask(u, base.removeprefix("lanemask_"))
-    simple: dict[str, Callable[[], Any]] = {
+    simple: dict[str, Callable[[], Value]] = {
         "laneid": lambda: _lane(u).astype(_U32),
         "warpid": lambda: u.lane_warp.astype(_U32),
         "nwarpid": lambda: _U32(c.warps),
@@ -51,11 +52,11 @@ def special_value(c: Chunk, u: Unit, name: str) -> Any:  # Any: numpy scalar, or
     return simple[base]()
 
 
-def _lane(u: Unit) -> Any:
+def _lane(u: Unit) -> Value:
     return np.tile(np.arange(32), u.pairs)
 
 
-def _block_index(c: Chunk, u: Unit, axis: int) -> Any:
+def _block_index(c: Chunk, u: Unit, axis: int) -> Value:
     x, y, _ = c.grid
     linear = c.blocks[u.lane_block]
     value = (linear % x, linear // x % y, linear // (x * y))[axis]
@@ -64,7 +65,7 @@ def _block_index(c: Chunk, u: Unit, axis: int) -> Any:
     return value.astype(_U32)
 
 
-def _cluster(c: Chunk, u: Unit, base: str, axis: str) -> Any:
+def _cluster(c: Chunk, u: Unit, base: str, axis: str) -> Value:
     linear = c.blocks[u.lane_block]  # clusters are rows of `cluster` blocks along x
     if base in ("cluster_ctarank", "cluster_ctaid"):
         rank = (linear % c.cluster).astype(_U32)
@@ -80,14 +81,14 @@ def _cluster(c: Chunk, u: Unit, base: str, axis: str) -> Any:
     return index // _U32(c.cluster) if number == 0 else index
 
 
-def _timer(c: Chunk, name: str) -> Any:
+def _timer(c: Chunk, name: str) -> Value:
     now = time.perf_counter_ns()
     if name in ("%clock64", "%globaltimer"):
         return np.uint64(now)
     return _U32(now >> 32 & 0xFFFFFFFF) if name.endswith("hi") else _U32(now & 0xFFFFFFFF)
 
 
-def _lane_mask(u: Unit, which: str) -> Any:
+def _lane_mask(u: Unit, which: str) -> Value:
     lane = _lane(u).astype(np.uint64)
     bit = np.uint64(1) << lane
     full = np.uint64(0xFFFFFFFF)

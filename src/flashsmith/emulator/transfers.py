@@ -65,7 +65,7 @@ class Place:
         parts = exists.reshape(len(exists), -1, CHUNK_BYTES // dtype.itemsize)
         return np.asarray(parts.any(axis=2))
 
-    def select(self, entries: Any) -> Place:
+    def select(self, entries: Any) -> Place:  # Any: what numpy takes as an index
         """Some of the transfers."""
         return replace(self, start=self.start[entries])
 
@@ -174,7 +174,9 @@ def _reduce_bf16(target: Any, cells: Ints, values: Any, operation: Any) -> None:
 class StoreWait:
     """Threads that wait until the bulk stores of their older groups have been read."""
 
-    def __init__(self, flights: list[StoreFlight], pairs: int, pair_of: dict[int, Any]) -> None:
+    def __init__(
+        self, flights: list[StoreFlight], pairs: int, pair_of: dict[int, NDArray[np.int64]]
+    ) -> None:
         self.flights, self.pairs, self.pair_of = flights, pairs, pair_of
 
     def ready(self) -> NDArray[np.bool_]:

@@ -8,6 +8,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from flashsmith.emulator.values import Value
+
 LANES = np.arange(32)
 
 
@@ -47,7 +49,7 @@ class Unit:
         block: NDArray[np.intp],
         warp: NDArray[np.intp],
         mask: NDArray[np.bool_] | None,
-        registers: list[Any],  # Any: arrays of any type, scalars, None
+        registers: list[Value],
         pc: int,
     ) -> None:
         self.block = block  # chunk-local number of the block, by pair
@@ -59,7 +61,7 @@ class Unit:
         self.state: dict[str, LaneState] = {}
         self.safe = (-1, 0)  # Chunk.safe_time and the version of the clocks it was taken from
         self.yielded = False  # asked to let others run first
-        self._cache: dict[str, Any] = {}
+        self._cache: dict[str, Any] = {}  # Any: as in cached()
 
     @property
     def pairs(self) -> int:
@@ -83,7 +85,7 @@ class Unit:
         """The warp of each lane."""
         return self.cached("warp", lambda: np.repeat(self.warp, 32))  # type: ignore[no-any-return]
 
-    def array(self, value: Any) -> NDArray[Any]:  # Any: array or scalar
+    def array(self, value: Value) -> NDArray[Any]:
         """A register's value as an array over lanes."""
         value = np.asarray(value)
         return np.full(32 * self.pairs, value) if value.ndim == 0 else value
@@ -93,7 +95,7 @@ class Unit:
     ) -> Unit:
         """A unit of some pairs (positions) with the live registers; `mask` is over its lanes."""
         whole = len(pairs) == self.pairs
-        registers: list[Any] = [None] * len(self.R)
+        registers: list[Value] = [None] * len(self.R)
         lanes = (pairs[:, None] * 32 + LANES).reshape(-1)
         for number in live:
             value = self.R[number]
@@ -137,7 +139,7 @@ def merge(units: Sequence[Unit], live: Sequence[int]) -> Unit:
     active = np.zeros(total, np.bool_)
     for unit, place in zip(units, places, strict=True):
         active[place if unit.mask is None else place[unit.mask]] = True
-    registers: list[Any] = [None] * len(units[0].R)
+    registers: list[Value] = [None] * len(units[0].R)
     # Parts of the same warps: what none of them has changed is one array still.
     aligned = all(unit.pairs == len(keys) for unit in units)
     for number in live:
@@ -155,11 +157,11 @@ def merge(units: Sequence[Unit], live: Sequence[int]) -> Unit:
 
 
 def _merged_register(
-    values: list[Any],  # Any: arrays, scalars, None
+    values: list[Value],
     units: Sequence[Unit],
     places: list[NDArray[np.intp]],
     total: int,
-) -> Any:
+) -> Value:
     defined = [v for v in values if v is not None]
     if not defined:
         return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from flashsmith.emulator.opcode import Unknown, opcode
 from flashsmith.emulator.ops import bulk_copy
 from flashsmith.emulator.ptx.instruction import Imm, Instruction
 from flashsmith.emulator.unit import Unit
+from flashsmith.emulator.values import Value
 
 if TYPE_CHECKING:
     from flashsmith.emulator.chunk import Chunk
@@ -61,7 +62,14 @@ def _emit_copy(e: Emitter, i: Instruction) -> None:
 
 
 def start_copy(
-    c: Chunk, u: Unit, m: Any, destination: Any, source: Any, n_bytes: int, real: Any, index: int
+    c: Chunk,
+    u: Unit,
+    m: Value,
+    destination: Value,
+    source: Value,
+    n_bytes: int,
+    real: Value,
+    index: int,
 ) -> None:
     """Starts copies of `n_bytes` a lane, of which `real` are read and the rest is zero."""
     destination, source = u.array(destination), u.array(source)
@@ -89,8 +97,8 @@ def start_copy(
 
 
 def _partial(
-    c: Chunk, u: Unit, lanes: Any, source: Any, n_bytes: int, real: Any, index: int
-) -> tuple[Any, Any, Any]:
+    c: Chunk, u: Unit, lanes: Value, source: Value, n_bytes: int, real: Value, index: int
+) -> tuple[Value, Value, Value]:
     """Data, lanes and addresses of copies that may read fewer bytes than they write."""
     real = u.array(real)
     positions = np.arange(32 * u.pairs) if lanes is None else lanes
@@ -114,7 +122,7 @@ def _partial(
     return data, reading, source[some]
 
 
-def commit(u: Unit, m: Any) -> None:
+def commit(u: Unit, m: Value) -> None:
     """Closes the group of the copies started since the last commit."""
     state = u.state.get("copies")
     if state is None:
@@ -124,7 +132,7 @@ def commit(u: Unit, m: Any) -> None:
     state.open = []
 
 
-def wait(c: Chunk, u: Unit, m: Any, keep: int, index: int) -> None:
+def wait(c: Chunk, u: Unit, m: Value, keep: int, index: int) -> None:
     """Lands all groups but the newest `keep`."""
     state = u.state.get("copies")
     if state is None:

@@ -18,6 +18,7 @@ from flashsmith.emulator.emit import Emitter
 from flashsmith.emulator.opcode import Unknown, opcode
 from flashsmith.emulator.ops.memory import space_of
 from flashsmith.emulator.ptx.instruction import Instruction
+from flashsmith.emulator.values import Value
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -62,9 +63,9 @@ def emit_atomic(e: Emitter, i: Instruction) -> None:
 
 
 def _apply(
-    c: Chunk, u: Unit, m: Mask, index: int, space: str, address: Any, values: tuple[Any, ...],
+    c: Chunk, u: Unit, m: Mask, index: int, space: str, address: Value, values: tuple[Value, ...],
     operation: str, wants_old: bool,
-) -> Any:  # fmt: skip
+) -> Value:  # fmt: skip
     lanes = active_lanes(u, m)
     given = [np.asarray(u.array(value)[lanes]) for value in values]
     dtype = given[0].dtype

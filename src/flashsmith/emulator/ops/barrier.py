@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from flashsmith.emulator.emit import Emitter
 from flashsmith.emulator.opcode import Unknown, opcode
 from flashsmith.emulator.ptx.instruction import Instruction
 from flashsmith.emulator.unit import Unit
+from flashsmith.emulator.values import Value
 
 if TYPE_CHECKING:
     from flashsmith.emulator.chunk import Chunk
@@ -56,7 +57,9 @@ def _emit_reduction(e: Emitter, i: Instruction) -> None:
     e.write(i.operands[0], value, "u32" if operation == "popc" else "pred")
 
 
-def arrive(c: Chunk, u: Unit, m: Any, ident: Any, count: Any, waits: bool, index: int) -> None:
+def arrive(
+    c: Chunk, u: Unit, m: Value, ident: Value, count: Value, waits: bool, index: int
+) -> None:
     """Arrival of all warps of a unit at a named barrier."""
     c.barriers.arrive(u, ident, count, index, waits=waits)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +11,7 @@ from flashsmith.emulator.async_state import RANK_SHIFT, AsyncState, Mask
 from flashsmith.emulator.opcode import Unknown, opcode
 from flashsmith.emulator.ptx.instruction import Imm, Instruction, Pair
 from flashsmith.emulator.unit import LANES
+from flashsmith.emulator.values import Value
 
 if TYPE_CHECKING:
     from flashsmith.emulator.chunk import Chunk
@@ -41,7 +42,7 @@ def elect(e: Emitter, i: Instruction) -> None:
     e.write(pair.second, f"{e.use(_is_leader)}(u, {leader})", "pred")
 
 
-def _leader(u: Unit, m: Mask, members: Any) -> NDArray[np.uint32]:
+def _leader(u: Unit, m: Mask, members: Value) -> NDArray[np.uint32]:
     chosen = (u.array(members).reshape(-1, 32)[:, :1] >> LANES.astype(np.uint32) & 1).astype(bool)
     if m is not None:
         chosen &= m.reshape(-1, 32)
@@ -152,7 +153,9 @@ def _increase(c: Chunk, u: Unit, m: Mask, index: int, count: int) -> None:
 class PoolWait:
     """Warps that wait until their block has enough free registers."""
 
-    def __init__(self, pool: RegisterPool, block: Any, warp: Any, count: int) -> None:
+    def __init__(
+        self, pool: RegisterPool, block: NDArray[np.intp], warp: NDArray[np.intp], count: int
+    ) -> None:
         self.pool, self.block, self.warp, self.count = pool, block, warp, count
 
     def ready(self) -> NDArray[np.bool_]:

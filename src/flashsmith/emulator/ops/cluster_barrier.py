@@ -56,7 +56,7 @@ class ClusterBarrier:
         np.subtract.at(self.missing, cluster, 1)
         self._advance(np.unique(cluster))
 
-    def _advance(self, clusters: Any) -> None:
+    def _advance(self, clusters: NDArray[np.intp]) -> None:
         for cluster in clusters[self.missing[clusters] == 0]:
             blocks = slice(cluster * self.chunk.cluster, (cluster + 1) * self.chunk.cluster)
             self.round[cluster] += 1
@@ -84,7 +84,9 @@ class ClusterBarrier:
 class ClusterWait:
     """Warps that wait for the round they arrived in to end."""
 
-    def __init__(self, barrier: ClusterBarrier, block: Any, warp: Any) -> None:
+    def __init__(
+        self, barrier: ClusterBarrier, block: NDArray[np.intp], warp: NDArray[np.intp]
+    ) -> None:
         self.barrier, self.block, self.warp = barrier, block, warp
 
     def ready(self) -> NDArray[np.bool_]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from flashsmith.emulator.ptx.instruction import Instruction, Symbol
 from flashsmith.emulator.scheduler import branch
 from flashsmith.emulator.segments import EXIT, FORKED
 from flashsmith.emulator.unit import Unit
+from flashsmith.emulator.values import Value
 
 if TYPE_CHECKING:
     from flashsmith.emulator.chunk import Chunk
@@ -64,13 +65,13 @@ def emit_trap(e: Emitter, i: Instruction) -> None:
     e.do(f"return {_fall(e)}")
 
 
-def trapped(c: Chunk, u: Unit, m: Any, index: int) -> NoReturn:
+def trapped(c: Chunk, u: Unit, m: Value, index: int) -> NoReturn:
     """Raises the fault of a trap."""
     lane = 0 if m is None else int(np.flatnonzero(m)[0])
     c.fault("trap", "the kernel stopped itself", index, u, lane=lane)
 
 
-def jump(u: Unit, value: Any, targets: tuple[int, ...], c: Chunk, index: int) -> int:
+def jump(u: Unit, value: Value, targets: tuple[int, ...], c: Chunk, index: int) -> int:
     """The next segment after a jump by number."""
     if value.ndim == 0:
         if int(value) >= len(targets):

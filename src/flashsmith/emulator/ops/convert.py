@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from flashsmith.emulator import numerics
@@ -11,6 +9,7 @@ from flashsmith.emulator.emit import NUMPY, Emitter, name_of
 from flashsmith.emulator.opcode import Unknown, opcode
 from flashsmith.emulator.ptx.instruction import Instruction
 from flashsmith.emulator.ptx.parse import SIZES
+from flashsmith.emulator.values import Value
 
 _FLOATS = ("f16", "bf16", "f32", "f64")
 _ROUND = {
@@ -87,7 +86,7 @@ def _write_float(e: Emitter, i: Instruction, value: str, to: str, source: str) -
     e.write(i.operands[0], value, to)
 
 
-def directed(x: Any, to: str, mode: str) -> Any:  # Any: lanes or a scalar
+def directed(x: Value, to: str, mode: str) -> Value:
     """Rounding towards zero (rz), down (rm) or up (rp)."""
     exact = np.asarray(x).astype(np.float64) if x.dtype.kind == "f" else x
     bf16 = to == "bf16"
@@ -121,7 +120,7 @@ def _emit_float_to_integer(e: Emitter, i: Instruction, to: str, source: str) -> 
     e.write(i.operands[0], f"{e.use(to_integer)}({value}, {mode!r}, {to!r})", to)
 
 
-def to_integer(x: Any, mode: str, to: str) -> Any:  # Any: lanes or a scalar
+def to_integer(x: Value, mode: str, to: str) -> Value:
     """Rounded and clamped to the integer type; NaN gives 0 (the top bit alone for 64 bits)."""
     whole = _ROUND[mode](np.asarray(x).astype(np.float64))
     limits = np.iinfo(NUMPY[to])
@@ -146,7 +145,7 @@ def _emit_integer(e: Emitter, i: Instruction, to: str, source: str) -> None:
     e.write(i.operands[0], value, to)
 
 
-def clamp(x: Any, to: str) -> Any:  # Any: lanes or a scalar
+def clamp(x: Value, to: str) -> Value:
     """cvt.sat of integers."""
     limits, own = np.iinfo(NUMPY[to]), np.iinfo(x.dtype)
     low, high = max(limits.min, own.min), min(limits.max, own.max)

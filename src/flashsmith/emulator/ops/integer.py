@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from flashsmith.emulator.emit import Emitter, name_of
 from flashsmith.emulator.opcode import Unknown, opcode
 from flashsmith.emulator.ops import floating
-from flashsmith.emulator.ptx.instruction import Instruction
+from flashsmith.emulator.ptx.instruction import Instruction, Operand
 from flashsmith.emulator.ptx.parse import SIZES
+from flashsmith.emulator.values import Value
 
 _SYMBOL = {"add": "+", "sub": "-", "mul": "*"}
 
@@ -50,7 +49,7 @@ def emit_add(e: Emitter, i: Instruction) -> None:
     e.write(d, f"{e.read(a, kind)} {_SYMBOL[i.opcode]} {e.read(b, kind)}", kind)
 
 
-def saturated(symbol: str, a: Any, b: Any) -> Any:  # Any: lanes or scalars
+def saturated(symbol: str, a: Value, b: Value) -> Value:
     """add.sat.s32 and sub.sat.s32."""
     wide = a.astype(np.int64) + (b if symbol == "+" else -b.astype(np.int64))
     return np.clip(wide, -(2**31), 2**31 - 1).astype(np.int32)
@@ -92,7 +91,7 @@ def emit_mul(e: Emitter, i: Instruction) -> None:
     e.write(d, *_product(e, i, a, b))
 
 
-def _product(e: Emitter, i: Instruction, a: Any, b: Any) -> tuple[str, str]:
+def _product(e: Emitter, i: Instruction, a: Operand, b: Operand) -> tuple[str, str]:
     kind = i.type
     if i.has("wide"):
         wide = name_of(wider(kind))
@@ -103,7 +102,7 @@ def _product(e: Emitter, i: Instruction, a: Any, b: Any) -> tuple[str, str]:
     return f"{e.read(a, kind)} * {e.read(b, kind)}", kind
 
 
-def high_product(a: Any, b: Any) -> Any:  # Any: lanes or scalars of one integer type
+def high_product(a: Value, b: Value) -> Value:
     """The upper half of the product."""
     dtype = np.asarray(a).dtype
     if dtype.itemsize < 8:
@@ -162,7 +161,7 @@ def emit_div(e: Emitter, i: Instruction) -> None:
     e.write(d, f"{function}({e.read(a, i.type)}, {e.read(b, i.type)})", i.type)
 
 
-def quotient(a: Any, b: Any) -> Any:  # Any: lanes or scalars of one integer type
+def quotient(a: Value, b: Value) -> Value:
     """Truncated quotient."""
     dtype = np.asarray(a).dtype
     safe = np.where(b == 0, dtype.type(1), b)
@@ -173,7 +172,7 @@ def quotient(a: Any, b: Any) -> Any:  # Any: lanes or scalars of one integer typ
     return np.where(b == 0, ones, floor).astype(dtype)[()]
 
 
-def remainder(a: Any, b: Any) -> Any:  # Any: lanes or scalars of one integer type
+def remainder(a: Value, b: Value) -> Value:
     """Remainder with the sign of the dividend."""
     dtype = np.asarray(a).dtype
     safe = np.where(b == 0, dtype.type(1), b)
@@ -201,8 +200,8 @@ def emit_min(e: Emitter, i: Instruction) -> None:
     e.write(d, expression, i.type)
 
 
-def _extreme_of_pairs(a: Any, b: Any, pick: Any, signed: bool) -> Any:
-    """min or max of both halves of 32-bit words (Any: arrays or scalars, and a numpy function)."""
+def _extreme_of_pairs(a: Value, b: Value, pick: np.ufunc, signed: bool) -> Value:
+    """min or max of both halves of 32-bit words."""
     kind = np.int16 if signed else np.uint16
     both = np.broadcast_arrays(np.asarray(a, np.uint32), np.asarray(b, np.uint32))
     x, y = (np.ascontiguousarray(words)[..., None].view(kind) for words in both)
@@ -243,7 +242,7 @@ def emit_dp(e: Emitter, i: Instruction) -> None:
     e.write(d, f"({x} * {y}).sum(axis=-1).astype(U32) + {e.read(addend, 'u32')}", "u32")
 
 
-def byte_lanes(value: Any, is_signed: bool) -> Any:  # Any: lanes or a scalar
+def byte_lanes(value: Value, is_signed: bool) -> Value:
     """The four bytes of each word as 64-bit numbers."""
     raw = np.ascontiguousarray(value)[..., None].view(np.int8 if is_signed else np.uint8)
     return raw.astype(np.int64).reshape(*np.shape(value), 4)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
@@ -11,6 +10,7 @@ from flashsmith.emulator.emit import Emitter, name_of
 from flashsmith.emulator.opcode import Unknown, opcode
 from flashsmith.emulator.ptx.instruction import Imm, Instruction
 from flashsmith.emulator.ptx.parse import SIZES
+from flashsmith.emulator.values import Value
 
 _ONES = np.array([value.bit_count() for value in range(256)], np.uint32)  # in a byte
 _SYMBOL = {"and": "&", "or": "|", "xor": "^"}
@@ -68,7 +68,7 @@ def emit_funnel(e: Emitter, i: Instruction) -> None:
     e.write(d, f"{function}({arguments}, {i.has('l')}, {i.has('wrap')})", "u32")
 
 
-def funnel(low: Any, high: Any, amount: Any, left: bool, wrap: bool) -> Any:  # Any: lanes
+def funnel(low: Value, high: Value, amount: Value, left: bool, wrap: bool) -> Value:
     """The upper word of a left shift, the lower word of a right shift."""
     steps = amount & np.uint32(31) if wrap else np.minimum(amount, np.uint32(32))
     both = (high.astype(np.uint64) << np.uint64(32)) | low
@@ -112,7 +112,7 @@ def emit_bfe(e: Emitter, i: Instruction) -> None:
     e.write(d, f"{function}({arguments})", i.type)
 
 
-def bit_field(value: Any, position: Any, length: Any) -> Any:  # Any: lanes or scalars
+def bit_field(value: Value, position: Value, length: Value) -> Value:
     """Bits `position` to `position + length` of each value."""
     dtype = np.asarray(value).dtype
     width = 8 * dtype.itemsize
@@ -153,7 +153,7 @@ def emit_bfi(e: Emitter, i: Instruction) -> None:
     e.write(d, f"{function}({x}, {y}, {e.read(position, 'u32')}, {e.read(length, 'u32')})", kind)
 
 
-def insert_field(a: Any, b: Any, position: Any, length: Any) -> Any:  # Any: lanes or scalars
+def insert_field(a: Value, b: Value, position: Value, length: Value) -> Value:
     """bfi with a field that is only known at run time."""
     dtype = np.asarray(a).dtype
     place = (position & np.uint32(255)).astype(dtype)
@@ -171,7 +171,7 @@ def emit_bmsk(e: Emitter, i: Instruction) -> None:
     e.write(d, f"{function}({e.read(a, 'u32')}, {e.read(b, 'u32')}, {i.has('wrap')})", "u32")
 
 
-def bit_mask(position: Any, length: Any, wrap: bool) -> Any:  # Any: lanes or scalars
+def bit_mask(position: Value, length: Value, wrap: bool) -> Value:
     """Ones from a bit upwards."""
     place = position & np.uint32(31) if wrap else np.minimum(position, np.uint32(32))
     count = length & np.uint32(31) if wrap else np.minimum(length, np.uint32(32))
@@ -189,10 +189,10 @@ def emit_prmt(e: Emitter, i: Instruction) -> None:
     e.write(d, f"{e.use(permute)}({arguments})", "u32")
 
 
-def permute(a: Any, b: Any, selector: Any) -> Any:  # Any: lanes or scalars
+def permute(a: Value, b: Value, selector: Value) -> Value:
     """Bytes of `b:a` chosen by nibbles; the top bit of a nibble spreads the byte's sign."""
     both = a.astype(np.uint64) | (b.astype(np.uint64) << np.uint64(32))
-    out: Any = np.uint32(0)
+    out: Value = np.uint32(0)
     for byte in range(4):
         nibble = (selector >> np.uint32(4 * byte)).astype(np.uint64)
         value = (both >> (np.uint64(8) * (nibble & np.uint64(7)))) & np.uint64(255)
@@ -209,7 +209,7 @@ def emit_count(e: Emitter, i: Instruction) -> None:
     if i.opcode == "fns":
         raise Unknown("fns")
     kind = i.type if i.opcode == "bfind" else _bits(i.type)
-    functions: dict[str, Callable[..., Any]] = {
+    functions: dict[str, Callable[..., Value]] = {
         "popc": popc, "clz": clz, "brev": brev, "bfind": bfind,
     }  # fmt: skip
     function = functions[i.opcode]
@@ -218,13 +218,13 @@ def emit_count(e: Emitter, i: Instruction) -> None:
     e.write(d, f"{e.use(function)}({e.read(a, kind)}{extra})", result)
 
 
-def popc(value: Any) -> Any:  # Any: lanes or a scalar
+def popc(value: Value) -> Value:
     """Bits that are one."""
     raw = np.ascontiguousarray(value)[..., None].view(np.uint8)
     return np.asarray(_ONES[raw].sum(axis=-1, dtype=np.uint32))[()]
 
 
-def _top(value: Any) -> Any:
+def _top(value: Value) -> Value:
     """Position of the highest one, -1 for zero."""
     guess = np.frexp(value.astype(np.float64))[1] - 1
     # Rounding to 53 bits may carry into the next power of two.
@@ -233,12 +233,12 @@ def _top(value: Any) -> Any:
     return np.where(value == 0, -1, guess - (over & (value != 0)))
 
 
-def clz(value: Any) -> Any:  # Any: lanes or a scalar
+def clz(value: Value) -> Value:
     """Zeros above the highest one."""
     return (8 * np.asarray(value).dtype.itemsize - 1 - _top(value)).astype(np.uint32)[()]
 
 
-def bfind(value: Any, shift_amount: bool) -> Any:  # Any: lanes or a scalar
+def bfind(value: Value, shift_amount: bool) -> Value:
     """Position of the highest bit that differs from the sign."""
     dtype = np.asarray(value).dtype
     raw = np.where(value < 0, ~value, value).astype(f"u{dtype.itemsize}")
@@ -248,7 +248,7 @@ def bfind(value: Any, shift_amount: bool) -> Any:  # Any: lanes or a scalar
     return top.astype(np.int64).astype(np.uint32)[()]
 
 
-def brev(value: Any) -> Any:  # Any: lanes or a scalar
+def brev(value: Value) -> Value:
     """Bits in reverse order."""
     value = np.asarray(value)
     out = np.zeros_like(value)

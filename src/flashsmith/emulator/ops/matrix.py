@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from flashsmith.emulator.matrix_products import Product
 from flashsmith.emulator.opcode import Unknown, opcode
 from flashsmith.emulator.ptx.instruction import Instruction, Vector
 from flashsmith.emulator.unit import Unit
+from flashsmith.emulator.values import Value
 
 if TYPE_CHECKING:
     from flashsmith.emulator.chunk import Chunk
@@ -36,7 +37,9 @@ def emit_ldmatrix(e: Emitter, i: Instruction) -> None:
             e.write(item, f"{parts}[{number}]", "u32")
 
 
-def ldmatrix(c: Chunk, u: Unit, m: Any, address: Any, count: int, trans: bool, index: int) -> Any:
+def ldmatrix(
+    c: Chunk, u: Unit, m: Value, address: Value, count: int, trans: bool, index: int
+) -> Value:
     """`count` matrices of 8 rows of 16 bytes; lanes 8k to 8k+7 give the rows of matrix k.
 
     Lane 4r+q gets the elements 2q and 2q+1 of row r (of column r when transposed).

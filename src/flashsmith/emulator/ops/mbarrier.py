@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,7 @@ from flashsmith.emulator.async_state import (
 from flashsmith.emulator.mbarrier import Ints
 from flashsmith.emulator.opcode import Unknown, opcode
 from flashsmith.emulator.ptx.instruction import Address, Instruction
+from flashsmith.emulator.values import Value
 
 if TYPE_CHECKING:
     from flashsmith.emulator.chunk import Chunk
@@ -76,7 +77,7 @@ def _wait(e: Emitter, i: Instruction, address: str) -> None:
         e.write(i.operands[0], result, "pred")
 
 
-def _place(c: Chunk, u: Unit, m: Mask, address: Any) -> tuple[NDArray[np.intp], Ints, Ints]:
+def _place(c: Chunk, u: Unit, m: Mask, address: Value) -> tuple[NDArray[np.intp], Ints, Ints]:
     lanes = active_lanes(u, m)
     block, at = cluster_target(c, u.lane_block[lanes], at_lanes(address, lanes))
     return lanes, block, at
@@ -111,19 +112,21 @@ def find_barrier(
     return column
 
 
-def _init(c: Chunk, u: Unit, m: Mask, index: int, address: Any, count: Any) -> None:
+def _init(c: Chunk, u: Unit, m: Mask, index: int, address: Value, count: Value) -> None:
     lanes, block, at = _place(c, u, m, address)
     state = AsyncState.of(c)
     column = told(c, u, index, lanes, state.barriers.init, block, at, at_lanes(count, lanes))
     state.initialised(block, column, u.lane_warp[lanes], index)
 
 
-def _inval(c: Chunk, u: Unit, m: Mask, index: int, address: Any, _: None) -> None:
+def _inval(c: Chunk, u: Unit, m: Mask, index: int, address: Value, _: None) -> None:
     lanes, block, at = _place(c, u, m, address)
     told(c, u, index, lanes, AsyncState.of(c).barriers.inval, block, at)
 
 
-def _arrive(c: Chunk, u: Unit, m: Mask, index: int, address: Any, count: Any, tx: Any) -> Any:
+def _arrive(
+    c: Chunk, u: Unit, m: Mask, index: int, address: Value, count: Value, tx: Value
+) -> Value:
     lanes, block, at = _place(c, u, m, address)
     state = AsyncState.of(c)
     column = find_barrier(c, u, index, lanes, block, at)
@@ -137,25 +140,25 @@ def _arrive(c: Chunk, u: Unit, m: Mask, index: int, address: Any, count: Any, tx
     return out
 
 
-def _expect(c: Chunk, u: Unit, m: Mask, index: int, address: Any, tx: Any) -> None:
+def _expect(c: Chunk, u: Unit, m: Mask, index: int, address: Value, tx: Value) -> None:
     lanes, block, at = _place(c, u, m, address)
     told(c, u, index, lanes, AsyncState.of(c).barriers.expect_tx, block, at, at_lanes(tx, lanes))
 
 
-def _complete(c: Chunk, u: Unit, m: Mask, index: int, address: Any, tx: Any) -> None:
+def _complete(c: Chunk, u: Unit, m: Mask, index: int, address: Value, tx: Value) -> None:
     lanes, block, at = _place(c, u, m, address)
     told(c, u, index, lanes, AsyncState.of(c).barriers.complete_tx, block, at, at_lanes(tx, lanes))
 
 
-def _done(state: AsyncState, block: Ints, at: Ints, phase: Ints, parity: bool) -> Any:
+def _done(state: AsyncState, block: Ints, at: Ints, phase: Ints, parity: bool) -> Value:
     if parity:
         return state.barriers.parity_done(block, at, phase)
     return state.barriers.token_done(block, at, phase)
 
 
 def _test_wait(
-    c: Chunk, u: Unit, m: Mask, index: int, address: Any, phase: Any, parity: bool
-) -> Any:
+    c: Chunk, u: Unit, m: Mask, index: int, address: Value, phase: Value, parity: bool
+) -> Value:
     lanes, block, at = _place(c, u, m, address)
     state = AsyncState.of(c)
     wanted = at_lanes(phase, lanes)
@@ -170,8 +173,8 @@ def _test_wait(
 
 
 def _try_wait(
-    c: Chunk, u: Unit, m: Mask, index: int, address: Any, phase: Any, parity: bool
-) -> Any:
+    c: Chunk, u: Unit, m: Mask, index: int, address: Value, phase: Value, parity: bool
+) -> Value:
     """Always true: the unit sleeps until it is."""
     lanes, block, at = _place(c, u, m, address)
     state = AsyncState.of(c)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from flashsmith.emulator import access
@@ -12,6 +10,8 @@ from flashsmith.emulator.emit import Emitter, name_of
 from flashsmith.emulator.opcode import Unknown, opcode
 from flashsmith.emulator.ptx.instruction import Address, Instruction, Operand, Symbol, Vector
 from flashsmith.emulator.ptx.parse import SIZES
+from flashsmith.emulator.unit import Unit
+from flashsmith.emulator.values import Value
 
 SPACES = ("global", "shared", "local", "param", "const")
 
@@ -81,7 +81,7 @@ def _write_parts(e: Emitter, parts: list[str], items: tuple[Operand, ...], kind:
             e.write(items[number * per_part + position], value, kind)
 
 
-def take_apart(cells: Any, dtype: Any, count: int) -> Any:  # Any: lanes or a scalar
+def take_apart(cells: Value, dtype: type[np.generic], count: int) -> Value:
     """The `count` elements of each cell, an array each."""
     if np.ndim(cells) == 0:
         return np.asarray(cells).reshape(1).view(dtype)
@@ -127,7 +127,7 @@ def emit_st(e: Emitter, i: Instruction) -> None:
             )
 
 
-def put_together(u: Any, *parts: Any) -> Any:  # Any: Unit, lanes or scalars
+def put_together(u: Unit, *parts: Value) -> Value:
     """Elements of each lane as one cell of 2, 4, 8 or 16 bytes."""
     lanes = 32 * u.pairs
     out = np.empty((lanes, len(parts)), parts[0].dtype)

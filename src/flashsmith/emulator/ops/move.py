@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from flashsmith.emulator.address_space import LOCAL_WINDOW, SHARED_WINDOW
 from flashsmith.emulator.emit import Emitter, name_of
 from flashsmith.emulator.opcode import Unknown, opcode
-from flashsmith.emulator.ptx.instruction import Imm, Instruction, Reg, Vector
+from flashsmith.emulator.ptx.instruction import Imm, Instruction, Operand, Reg, Vector
 from flashsmith.emulator.ptx.parse import SIZES
 
 _WINDOW = {"shared": SHARED_WINDOW, "local": LOCAL_WINDOW}
@@ -44,7 +42,7 @@ def emit_mov(e: Emitter, i: Instruction) -> None:
     e.write(d, e.read(a, kind), kind)
 
 
-def _held_kind(e: Emitter, i: Instruction, d: Any) -> str:
+def _held_kind(e: Emitter, i: Instruction, d: Operand) -> str:
     """The type the destination is kept in, if it has the size of the move: no view needed."""
     if isinstance(d, Reg) and SIZES[e.storage[d.number]] == SIZES[i.type]:
         return e.storage[d.number]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -10,6 +10,7 @@ from flashsmith.emulator.access import store
 from flashsmith.emulator.opcode import Unknown, opcode
 from flashsmith.emulator.ptx.instruction import Instruction, Vector
 from flashsmith.emulator.unit import LANES
+from flashsmith.emulator.values import Value
 
 if TYPE_CHECKING:
     from flashsmith.emulator.chunk import Chunk
@@ -33,8 +34,8 @@ def stmatrix(e: Emitter, i: Instruction) -> None:
 
 
 def _store(
-    c: Chunk, u: Unit, m: Any, index: int, address: Any, words: tuple[Any, ...], trans: bool
-) -> None:  # Any: registers and masks
+    c: Chunk, u: Unit, m: Value, index: int, address: Value, words: tuple[Value, ...], trans: bool
+) -> None:
     if m is not None:
         c.fault("divergence", "all 32 threads of the warp must run it", index, u)
     bits = np.stack([u.array(word) for word in words], axis=0).view(np.uint16)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from flashsmith.emulator.opcode import Unknown, opcode
 from flashsmith.emulator.ptx.instruction import Instruction, Pair
 from flashsmith.emulator.ptx.parse import SIZES
 from flashsmith.emulator.unit import Unit
+from flashsmith.emulator.values import Value
 
 if TYPE_CHECKING:
     from flashsmith.emulator.chunk import Chunk
@@ -40,8 +41,16 @@ def emit_shfl(e: Emitter, i: Instruction) -> None:
 
 
 def shuffle(
-    c: Chunk, u: Unit, m: Any, mode: str, a: Any, b: Any, clamp: Any, members: Any, index: int
-) -> tuple[Any, Any]:  # Any: lanes or scalars
+    c: Chunk,
+    u: Unit,
+    m: Value,
+    mode: str,
+    a: Value,
+    b: Value,
+    clamp: Value,
+    members: Value,
+    index: int,
+) -> tuple[Value, Value]:
     """Values of other lanes, and whether the source lane was inside its segment."""
     source, valid = _source_lanes(u, mode, b, clamp)
     if c.options.checks and (m is not None or not _is_all(members)):
@@ -54,11 +63,11 @@ def shuffle(
     return np.take_along_axis(rows, source, axis=1).reshape(-1), valid
 
 
-def _is_all(members: Any) -> bool:
+def _is_all(members: Value) -> bool:
     return members.ndim == 0 and int(members) == 0xFFFFFFFF
 
 
-def _source_lanes(u: Unit, mode: str, b: Any, clamp: Any) -> tuple[Any, Any]:
+def _source_lanes(u: Unit, mode: str, b: Value, clamp: Value) -> tuple[Value, Value]:
     """PTX ISA "shfl.sync": the lane to read from, and whether it is in bounds."""
     if b.ndim == 0 and clamp.ndim == 0:
         source, valid = u.cached(
@@ -75,7 +84,7 @@ def _source_lanes(u: Unit, mode: str, b: Any, clamp: Any) -> tuple[Any, Any]:
     return source, valid.reshape(-1)
 
 
-def _source_rule(mode: str, lane: Any, b: Any, clamp: Any) -> tuple[Any, Any]:
+def _source_rule(mode: str, lane: Value, b: Value, clamp: Value) -> tuple[Value, Value]:
     segment, bound = (clamp >> 8) & 31, clamp & 31
     highest = (lane & segment) | (bound & ~segment)
     lowest = lane & segment
@@ -95,7 +104,7 @@ def _source_rule(mode: str, lane: Any, b: Any, clamp: Any) -> tuple[Any, Any]:
 
 
 def _check_members(
-    c: Chunk, u: Unit, m: Any, members: Any, source: Any, valid: Any, index: int
+    c: Chunk, u: Unit, m: Value, members: Value, source: Value, valid: Value, index: int
 ) -> None:
     active = np.ones((u.pairs, 32), np.bool_) if m is None else m.reshape(-1, 32)
     named = (u.array(members).reshape(-1, 32) & _BIT) != 0
@@ -119,7 +128,7 @@ def emit_vote(e: Emitter, i: Instruction) -> None:
         e.write(d, value, "u32" if mode == "ballot" else "pred")
 
 
-def vote(u: Unit, m: Any, mode: str, a: Any, members: Any) -> Any:  # Any: lanes or scalars
+def vote(u: Unit, m: Value, mode: str, a: Value, members: Value) -> Value:
     """What the active member lanes of each warp say together."""
     said = u.array(a).reshape(-1, 32)
     voting = (u.array(members).reshape(-1, 32) & _BIT) != 0
@@ -157,7 +166,7 @@ def emit_match(e: Emitter, i: Instruction) -> None:
             e.write(second, f"{out}[1]", "pred")
 
 
-def match(u: Unit, m: Any, every: bool, a: Any, members: Any) -> tuple[Any, Any]:
+def match(u: Unit, m: Value, every: bool, a: Value, members: Value) -> tuple[Value, Value]:
     """Masks of the member lanes with the lane's own value; whether all are the same."""
     value = u.array(a).reshape(-1, 32)
     voting = (u.array(members).reshape(-1, 32) & _BIT) != 0
@@ -171,7 +180,7 @@ def match(u: Unit, m: Any, every: bool, a: Any, members: Any) -> tuple[Any, Any]
     return np.where(all_same, masks, np.uint32(0)).reshape(-1), all_same.reshape(-1)
 
 
-_REDUCE: dict[str, Any] = {
+_REDUCE: dict[str, tuple[np.ufunc, int | None]] = {
     "add": (np.add, 0), "min": (np.minimum, None), "max": (np.maximum, None),
     "and": (np.bitwise_and, -1), "or": (np.bitwise_or, 0), "xor": (np.bitwise_xor, 0),
 }  # fmt: skip
@@ -192,7 +201,7 @@ def emit_redux(e: Emitter, i: Instruction) -> None:
         e.write(d, value, kind)
 
 
-def redux(u: Unit, m: Any, operation: str, a: Any, members: Any) -> Any:  # Any: lanes or scalars
+def redux(u: Unit, m: Value, operation: str, a: Value, members: Value) -> Value:
     """A reduction over the active member lanes, the same in each of them."""
     value = u.array(a).reshape(-1, 32)
     voting = (u.array(members).reshape(-1, 32) & _BIT) != 0

@@ -17,8 +17,9 @@ from flashsmith.base.dtypes import DType, from_bits
 from flashsmith.emulator.async_shadow import Access, Readers, check_read
 from flashsmith.emulator.mbarrier import Ints
 from flashsmith.emulator.opcode import Unknown, opcode
-from flashsmith.emulator.ptx.instruction import Imm, Instruction, Vector
+from flashsmith.emulator.ptx.instruction import Imm, Instruction, Operand, Reg, Vector
 from flashsmith.emulator.smem_layout import CHUNK_BYTES, MatrixDescriptor, operand_chunks
+from flashsmith.emulator.values import Value
 
 if TYPE_CHECKING:
     from flashsmith.emulator.chunk import Chunk
@@ -74,7 +75,7 @@ def _product(e: Emitter, i: Instruction) -> None:
     dtype = DType.FP16 if kinds[1] == "f16" else DType.BF16
     form = e.value(f"W{e.index}", _Form(n, dtype, kinds[0], tuple(flags), e.index))
     kind = "f32" if kinds[0] == "f32" else "u32"
-    old = ", ".join(_or_none(e, r) for r in d.items)
+    old = ", ".join(_or_none(r) for r in d.items)
     result = e.assign(
         f"{e.use(_multiply)}(c, u, m, {form}, ({old},), {a_text}, {e.read(b, 'u64')}, "
         f"{e.read(scale_d, 'pred')})"
@@ -83,8 +84,9 @@ def _product(e: Emitter, i: Instruction) -> None:
         e.write(register, f"{result}[{number}]", kind)
 
 
-def _or_none(e: Emitter, register: Any) -> str:
+def _or_none(register: Operand) -> str:
     """The raw register: undefined accumulators are None and are not read when scale-d is false."""
+    assert isinstance(register, Reg)
     return f"r{register.number}"
 
 
@@ -135,11 +137,11 @@ def _multiply(
     u: Unit,
     m: NDArray[np.bool_] | None,
     form: _Form,
-    old: tuple[Any, ...],
-    a: Any,
-    b: Any,
-    scale_d: Any,
-) -> Any:  # a row a register
+    old: tuple[Value, ...],
+    a: Value,
+    b: Value,
+    scale_d: Value,
+) -> Value:  # a row a register
     """The accumulators after one step of sixteen along K."""
     if m is not None:
         c.fault("divergence", "all 128 threads of the warpgroup must run it", form.index, u)
@@ -162,7 +164,7 @@ def _multiply(
     return fragments if form.accumulator == "f32" else _packed(fragments)
 
 
-def _from_registers(u: Unit, form: _Form, words: tuple[Any, ...]) -> NDArray[np.float32]:
+def _from_registers(u: Unit, form: _Form, words: tuple[Value, ...]) -> NDArray[np.float32]:
     """A from registers: word 0 row l/4, 1 row + 8, 2 and 3 the same with k + 8."""
     bits = np.stack([u.array(word) for word in words]).view(np.uint16)
     values = from_bits(bits, form.dtype).reshape(2, 2, u.pairs, 8, 4, 2)  # k half, row half
@@ -170,7 +172,7 @@ def _from_registers(u: Unit, form: _Form, words: tuple[Any, ...]) -> NDArray[np.
 
 
 def _from_smem(
-    c: Chunk, u: Unit, form: _Form, descriptor: Any, extent: int, *, own_rows: bool
+    c: Chunk, u: Unit, form: _Form, descriptor: Value, extent: int, *, own_rows: bool
 ) -> NDArray[np.float32]:
     """An operand behind a descriptor: A as (pairs, 16, 16), B as (pairs / sharers, 16, N)."""
     bits = u.array(descriptor)[::32]
@@ -244,7 +246,7 @@ def _fragments(product: NDArray[np.float32]) -> NDArray[np.float32]:
     return np.ascontiguousarray(parts.transpose(3, 1, 5, 0, 2, 4)).reshape(n // 2, pairs * 32)
 
 
-def _stacked(u: Unit, form: _Form, old: tuple[Any, ...]) -> NDArray[np.float32]:
+def _stacked(u: Unit, form: _Form, old: tuple[Value, ...]) -> NDArray[np.float32]:
     rows = np.stack([u.array(value) for value in old])
     if form.accumulator == "f32":
         return rows.view(np.float32)
