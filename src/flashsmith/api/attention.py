@@ -6,24 +6,25 @@ from typing import Any
 
 from flashsmith.api import gpu_call, host_call
 from flashsmith.api.arrays import library_of, origin
+from flashsmith.api.arrays.library import Array
 from flashsmith.api.options import CallOptions, checked_flag, checked_options
+from flashsmith.config.kernel_config import KernelConfig
 
 
-# Any: arrays of NumPy, torch, CuPy or JAX, none of which is imported here.
 def flash_attention(
-    q: Any,
-    k: Any,
-    v: Any,
+    q: Array,
+    k: Array,
+    v: Array,
     *,
     causal: bool = False,
     scale: float | None = None,
     layout: str = "bshd",
     return_lse: bool = False,
-    out: Any = None,
-    config: Any = None,
+    out: Array = None,
+    config: KernelConfig | str | None = None,
     backend: str | None = None,
     explain: bool = False,
-) -> Any:
+) -> Any:  # Any: an array, or a tuple of it, its log-sum-exp and the choice
     """softmax(scale · Q Kᵀ) V of 4-D arrays in float16 or bfloat16, as an array of the same kind.
 
     `causal` aligns the diagonal bottom-right: the last query sees every key. `scale` is
@@ -45,8 +46,8 @@ def flash_attention(
 
 
 def attend(
-    q: Any, k: Any, v: Any, options: CallOptions, *, out: Any = None, explain: bool = False
-) -> Any:
+    q: Array, k: Array, v: Array, options: CallOptions, *, out: Array = None, explain: bool = False
+) -> Any:  # Any: an array, or a tuple of it, its log-sum-exp and the choice
     """The same with checked options, which can align the causal diagonal top-left too."""
     if origin(q) == "torch":
         from flashsmith.torch_op import attention as torch_attention

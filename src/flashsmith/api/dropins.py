@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from flashsmith.api.arrays.library import Array
 from flashsmith.api.attention import attend
 from flashsmith.api.options import checked_flag, checked_options, checked_scale
 from flashsmith.base.errors import ArgumentError, Unsupported
@@ -12,20 +13,20 @@ from flashsmith.base.errors import ArgumentError, Unsupported
 _WHOLE_WINDOW = -1
 
 
-# Any: arrays of NumPy, torch, CuPy or JAX, and arguments that are only accepted when neutral.
+# Arguments of type object are only accepted when neutral.
 def flash_attn_func(
-    q: Any,
-    k: Any,
-    v: Any,
+    q: Array,
+    k: Array,
+    v: Array,
     dropout_p: float = 0.0,
     softmax_scale: float | None = None,
     causal: bool = False,
     window_size: Sequence[int] = (_WHOLE_WINDOW, _WHOLE_WINDOW),
     softcap: float = 0.0,
-    alibi_slopes: Any = None,
+    alibi_slopes: object = None,
     deterministic: bool = False,
     return_attn_probs: bool = False,
-) -> Any:
+) -> Any:  # Any: an array, or a tuple of it, its log-sum-exp and None
     """flash-attn's `flash_attn_func`: (batch, sequence, heads, d_head), causal bottom-right.
 
     With `return_attn_probs`, (out, lse, None): the probabilities exist only for dropout.
@@ -60,15 +61,15 @@ def flash_attn_func(
 
 
 def scaled_dot_product_attention(
-    query: Any,
-    key: Any,
-    value: Any,
-    attn_mask: Any = None,
+    query: Array,
+    key: Array,
+    value: Array,
+    attn_mask: object = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
-) -> Any:
+) -> Array:
     """torch's `scaled_dot_product_attention`: (batch, heads, sequence, d_head), causal top-left.
 
     Three dimensions, (heads, sequence, d_head), are a batch of one, as in torch.
@@ -90,7 +91,7 @@ def scaled_dot_product_attention(
         backend=None,
         top_left=True,
     )
-    shapes: list[Any] = [getattr(array, "shape", ()) for array in (query, key, value)]
+    shapes: list[tuple[int, ...]] = [getattr(array, "shape", ()) for array in (query, key, value)]
     has_no_batch = len(shapes[0]) == len(shapes[1]) == len(shapes[2]) == 3
     if not checked_flag("enable_gqa", enable_gqa):
         _require_equal_heads([shape[-3] for shape in shapes if len(shape) > 2])

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import cast
 
 from flashsmith.api.array_view import ArrayView
-from flashsmith.api.arrays.library import ArrayLibrary, GpuArrays
+from flashsmith.api.arrays.library import Array, ArrayLibrary, GpuArrays
 from flashsmith.api.launches import forward_call, gpu_device, launch_for, say_copy
 from flashsmith.api.options import CallOptions
 from flashsmith.api.problems import problem_of, require_out_fits
@@ -13,10 +13,9 @@ from flashsmith.runtime.forward import fill_empty
 from flashsmith.tuner.choose import Choice
 
 
-# Any: arrays of the caller's library.
 def attend(
-    library: ArrayLibrary, arrays: tuple[Any, Any, Any], out: Any, options: CallOptions
-) -> tuple[Any, Any, Choice]:
+    library: ArrayLibrary, arrays: tuple[Array, Array, Array], out: Array, options: CallOptions
+) -> tuple[Array, Array, Choice]:
     """Output, log-sum-exp (or None) and choice, for arrays of `library` on a GPU."""
     gpu = cast(GpuArrays, library)
     views = [gpu.view(name, array) for name, array in zip("qkv", arrays, strict=True)]
@@ -45,7 +44,7 @@ def attend(
     return out, lse, launch.choice
 
 
-def _readable(gpu: GpuArrays, array: Any, view: ArrayView) -> tuple[Any, ArrayView]:
+def _readable(gpu: GpuArrays, array: Array, view: ArrayView) -> tuple[Array, ArrayView]:
     """The array, or a contiguous copy (said once) where no kernel can read it where it is."""
     obstacle = view.obstacle()
     if not obstacle:

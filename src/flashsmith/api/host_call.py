@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
 from flashsmith.api.array_view import ArrayView
-from flashsmith.api.arrays.library import ArrayLibrary, HostArrays
+from flashsmith.api.arrays.library import Array, ArrayLibrary, HostArrays
 from flashsmith.api.launches import Launch, forward_call, host_device, launch_for
 from flashsmith.api.options import CallOptions
 from flashsmith.api.problems import problem_of, require_out_fits
@@ -21,10 +21,9 @@ from flashsmith.tuner.choose import Choice
 Bits = NDArray[np.uint16]
 
 
-# Any: arrays of the caller's library.
 def attend(
-    library: ArrayLibrary, arrays: tuple[Any, Any, Any], out: Any, options: CallOptions
-) -> tuple[Any, Any, Choice]:
+    library: ArrayLibrary, arrays: tuple[Array, Array, Array], out: Array, options: CallOptions
+) -> tuple[Array, Array, Choice]:
     """Output, log-sum-exp (or None) and choice, for arrays of `library` in the host's memory."""
     host = cast(HostArrays, library)
     views = [host.view(name, array) for name, array in zip("qkv", arrays, strict=True)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from numbers import Real
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from flashsmith.base.errors import ArgumentError, ArgumentTypeError
 from flashsmith.config.kernel_config import KernelConfig
@@ -29,15 +29,15 @@ class CallOptions(NamedTuple):
     top_left: bool = False  # where the causal diagonal begins; False: it ends bottom-right
 
 
-# Any: these functions exist to find out what a caller passed.
+# What is an object here is told apart by these functions.
 def checked_options(
     *,
-    causal: Any,
-    scale: Any,
-    layout: Any,
-    return_lse: Any,
-    config: Any,
-    backend: Any,
+    causal: object,
+    scale: object,
+    layout: str,
+    return_lse: object,
+    config: object,
+    backend: str | None,
     top_left: bool = False,
 ) -> CallOptions:
     """The options of a call; raises where one cannot be used."""
@@ -58,7 +58,7 @@ def checked_options(
     )
 
 
-def checked_flag(name: str, value: Any) -> bool:
+def checked_flag(name: str, value: object) -> bool:
     """`value` as a bool; numbers and texts are refused, they are mostly misplaced arguments."""
     if value is True or value is False:
         return value
@@ -67,7 +67,7 @@ def checked_flag(name: str, value: Any) -> bool:
     raise ArgumentTypeError(f"{name} is {value!r}; it is True or False.")
 
 
-def checked_scale(name: str, value: Any) -> float | None:
+def checked_scale(name: str, value: object) -> float | None:
     """`value` as a finite number above 0, or None."""
     if value is None:
         return None
@@ -83,7 +83,7 @@ def checked_scale(name: str, value: Any) -> float | None:
     return number
 
 
-def checked_config(config: Any) -> KernelConfig | str | None:
+def checked_config(config: object) -> KernelConfig | str | None:
     """A configuration, or a text that may name one."""
     if config is None or isinstance(config, _CONFIGS):
         return config

@@ -16,9 +16,10 @@ from flashsmith.runtime.cuda_device import CudaDevice
 
 _log = logging.getLogger("flashsmith.bench")
 
-Call = Callable[[], Any]  # Any: a torch tensor
-# Any: q, k and v are torch tensors in (batch, row, head, d) order
-MakeCall = Callable[[AttentionProblem, Any, Any, Any], Call]
+Tensor = Any  # Any: a torch tensor; torch may be missing
+Call = Callable[[], Tensor]
+# q, k and v are in (batch, row, head, d) order
+MakeCall = Callable[[AttentionProblem, Tensor, Tensor, Tensor], Call]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,14 +31,14 @@ class Peer:
 
 
 def _sdpa(backend_name: str) -> MakeCall:
-    def make(problem: AttentionProblem, q: Any, k: Any, v: Any) -> Call:
+    def make(problem: AttentionProblem, q: Tensor, k: Tensor, v: Tensor) -> Call:
         import torch
         from torch.nn.attention import SDPBackend, sdpa_kernel
 
         backend = getattr(SDPBackend, backend_name)
         heads_first = [tensor.transpose(1, 2) for tensor in (q, k, v)]
 
-        def call() -> Any:
+        def call() -> Tensor:
             with sdpa_kernel(backend):
                 return torch.nn.functional.scaled_dot_product_attention(
                     *heads_first,
@@ -51,7 +52,7 @@ def _sdpa(backend_name: str) -> MakeCall:
     return make
 
 
-def _flex(problem: AttentionProblem, q: Any, k: Any, v: Any) -> Call:
+def _flex(problem: AttentionProblem, q: Tensor, k: Tensor, v: Tensor) -> Call:
     import torch
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
@@ -71,7 +72,7 @@ def _flex(problem: AttentionProblem, q: Any, k: Any, v: Any) -> Call:
 def _module(module: str) -> MakeCall:
     """flash-attn's own function, from whichever package is installed."""
 
-    def make(problem: AttentionProblem, q: Any, k: Any, v: Any) -> Call:
+    def make(problem: AttentionProblem, q: Tensor, k: Tensor, v: Tensor) -> Call:
         function = importlib.import_module(module).flash_attn_func
         return lambda: function(q, k, v, softmax_scale=problem.softmax_scale, causal=problem.causal)
 
@@ -99,7 +100,12 @@ def find_peers(names: list[str]) -> list[Peer]:
 
 
 def contenders_of(
-    device: CudaDevice, peers: list[Peer], problem: AttentionProblem, q: Any, k: Any, v: Any
+    device: CudaDevice,
+    peers: list[Peer],
+    problem: AttentionProblem,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
 ) -> Iterator[Contender]:
     """Peers that run this problem inside a CUDA graph; the others are said and left out."""
     for peer in peers:
@@ -129,7 +135,7 @@ def _on_stream(call: Call) -> Callable[[int], None]:
 
 
 @contextmanager
-def torch_tensors(problem: AttentionProblem) -> Iterator[tuple[Any, Any, Any, Any]]:
+def torch_tensors(problem: AttentionProblem) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
     """Normal q, k, v and an empty o on the GPU, in (batch, row, head, d) order."""
     import torch
 

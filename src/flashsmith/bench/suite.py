@@ -125,7 +125,7 @@ def _problem(
     )
 
 
-def _require_fields(path: Path, kind: str, table: Mapping[str, Any], known: set[str]) -> None:
+def _require_fields(path: Path, kind: str, table: Mapping[str, object], known: set[str]) -> None:
     # A misspelt field would otherwise be a default that nobody asked for.
     if set(table) != known:
         odd = sorted(set(table) ^ known)

@@ -47,18 +47,19 @@ class Word:
         """Whether a short form without this word is complete."""
         return all(knob.absent is not _ALWAYS_WRITTEN for knob in self.knobs)
 
-    def absent_values(self) -> dict[str, Any]:
+    def absent_values(self) -> dict[str, Any]:  # Any: of each knob's type
         """The fields' values where the word is not written."""
         return {name: knob.absent for name, knob in zip(self.names, self.knobs, strict=True)}
 
 
-def knob(values: tuple[Any, ...], doc: str, word: str = "", **absent: Any) -> Any:
+# Any: a field stands where a value of its type will be.
+def knob(values: tuple[object, ...], doc: str, word: str = "", **absent: object) -> Any:
     """A dataclass field with legal `values`; `absent=` is the value that is not written."""
     what = Knob(values, doc, word, absent.get("absent", _ALWAYS_WRITTEN))
     return field(metadata={_KNOB: what})
 
 
-def flag(word: str, doc: str) -> Any:
+def flag(word: str, doc: str) -> Any:  # Any: as above
     """A dataclass field that is True where `word` is written."""
     return knob((False, True), doc, word, absent=False)
 
@@ -75,7 +76,7 @@ def value_cpp(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def legal_text(values: tuple[Any, ...]) -> str:
+def legal_text(values: tuple[object, ...]) -> str:
     """Legal values as a message lists them."""
     return ", ".join(value_text(value) for value in values)
 
@@ -84,6 +85,7 @@ class Knobs:
     """A frozen dataclass whose fields are knobs; every text of it follows from the fields."""
 
     __slots__ = ()
+    # Any: of each knob's type
     __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
     FAMILY: ClassVar[str]
     CPP_TYPE: ClassVar[str]

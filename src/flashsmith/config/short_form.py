@@ -12,6 +12,7 @@ from flashsmith.base.errors import ConfigError
 from flashsmith.config.knob import Knob, Knobs, Word, legal_text, require_legal, value_text
 
 C = TypeVar("C", bound=Knobs)
+Values = dict[str, Any]  # Any: of each knob's type
 
 _VALUE = "([A-Za-z0-9]+)"
 _INITIALISER = re.compile(r"(?:\.(?P<name>\w+)\s*=)?\s*(?:\([\w:\s]+\))?\s*(?P<value>[\w:-]+)\s*")
@@ -60,7 +61,7 @@ def parse_identifier(text: str, family: type[C]) -> C | None:
     found = pattern.fullmatch(text)
     if found is None:
         return None
-    values: dict[str, Any] = {}  # Any: values of any knob
+    values: Values = {}
     groups = iter(found.groups())
     for name, what in zip(family.head(), _head_knobs(family), strict=True):
         values[name] = _value(name, what, next(groups))
@@ -119,7 +120,7 @@ def _identifier_pattern(family: type[Knobs]) -> re.Pattern[str]:
     return re.compile("".join(parts))
 
 
-def _head_values(text: str, parts: list[str], family: type[Knobs]) -> dict[str, Any]:
+def _head_values(text: str, parts: list[str], family: type[Knobs]) -> Values:
     names = family.head()
     if len(parts) != len(names):
         raise ConfigError(
@@ -130,8 +131,8 @@ def _head_values(text: str, parts: list[str], family: type[Knobs]) -> dict[str, 
     return {name: _value(name, knobs[name], part) for name, part in zip(names, parts, strict=True)}
 
 
-def _word_values(text: str, written: str, family: type[Knobs]) -> dict[str, Any]:
-    values: dict[str, Any] = {}  # Any: values of any knob
+def _word_values(text: str, written: str, family: type[Knobs]) -> Values:
+    values: Values = {}
     for token in written.split("+") if written else []:
         word, inner = _match_word(text, token, family)
         if word.names[0] in values:
@@ -165,7 +166,7 @@ def _match_word(text: str, token: str, family: type[Knobs]) -> tuple[Word, list[
     raise ConfigError(f"{text.strip()!r} has no flag {token!r}; the flags are {forms}; {hint}")
 
 
-def _written(word: Word, inner: list[str]) -> dict[str, Any]:
+def _written(word: Word, inner: list[str]) -> Values:
     if word.is_flag:
         (name,), (what,) = word.names, word.knobs
         return {name: next(value for value in what.values if value != what.absent)}

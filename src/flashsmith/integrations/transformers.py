@@ -38,7 +38,7 @@ def register(name: str = NAME) -> None:
         ) from error
     AttentionInterface.register(name, attention_forward)
 
-    def mask(**asked: Any) -> Tensor | None:
+    def mask(**asked: Any) -> Tensor | None:  # Any: what each version asks by
         # torch's rule for its own attention is ours: no mask is made where is_causal says it all.
         # While torch.compile traces, that rule always makes one; a plain prefill needs none there.
         return None if _is_plain_prefill(asked, causal_mask_function) else sdpa_mask(**asked)
@@ -47,7 +47,10 @@ def register(name: str = NAME) -> None:
     _spare_flash_attn(name)
 
 
-def _is_plain_prefill(asked: dict[str, Any], causal_mask_function: Any) -> bool:
+def _is_plain_prefill(
+    asked: dict[str, Any],  # Any: as above
+    causal_mask_function: object,
+) -> bool:
     """Whether a mask is wanted that `is_causal` states in full: every query at its own key."""
     # Versions 4 give the positions of the queries in place of their number.
     q_length = asked["q_length"] if "q_length" in asked else asked["cache_position"].shape[0]
@@ -72,7 +75,7 @@ def _spare_flash_attn(name: str) -> None:
     if load is None:
         return
 
-    def load_unless_ours(implementation: str | None, *args: Any, **kwargs: Any) -> Any:
+    def load_unless_ours(implementation: str | None, *args: object, **kwargs: object) -> object:
         return None if implementation == name else load(implementation, *args, **kwargs)
 
     modeling_utils.lazy_import_flash_attention = load_unless_ours

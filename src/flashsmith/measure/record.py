@@ -17,6 +17,7 @@ from flashsmith.measure.interleaved import Comparison, Timed
 from flashsmith.problem.attention_problem import AttentionProblem
 
 SCHEMA = 1
+Flat = Mapping[str, Any]  # Any: flat JSON values
 _RESULT_NUMBERS = ("median_us", "p20_us", "p80_us", "ratio", "ratio_p20", "ratio_p80", "control")
 _SECTIONS = ("what", "result", "environment")
 
@@ -25,9 +26,9 @@ _SECTIONS = ("what", "result", "environment")
 class Record:
     """One measurement: what was measured, what came out, and on what."""
 
-    what: Mapping[str, Any]  # Any: flat JSON values
-    result: Mapping[str, Any]
-    environment: Mapping[str, Any]
+    what: Flat
+    result: Flat
+    environment: Flat
 
     @property
     def problem(self) -> AttentionProblem:
@@ -85,12 +86,12 @@ def read_records(path: Path) -> list[Record]:
     ]
 
 
-def _flat(problem: AttentionProblem) -> dict[str, Any]:
+def _flat(problem: AttentionProblem) -> Flat:
     values = {field.name: getattr(problem, field.name) for field in fields(problem)}
     return values | {"dtype": problem.dtype.name, "scale": problem.softmax_scale}
 
 
-def _result(comparison: Comparison, timed: Timed, flops: float) -> dict[str, Any]:
+def _result(comparison: Comparison, timed: Timed, flops: float) -> Flat:
     clocks = [state.sm_mhz for state in comparison.states if state is not None]
     return {
         "regime": comparison.regime,

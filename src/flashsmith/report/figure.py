@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+Json = dict[str, Any]  # Any: what plotly.js takes
+
 _GREY = "#888888"  # readable on white and on black
 _LETTERS = 80  # of a legend, in one line of the narrowest chart
 _ABOVE = {"y": 1.0, "yanchor": "bottom"}
@@ -15,14 +17,14 @@ class Figure:
     """Collects traces; the page's own script adds colours of light and dark."""
 
     def __init__(self) -> None:
-        self.data: list[dict[str, Any]] = []  # Any: plotly's JSON
-        self.layout: dict[str, Any] = {"xaxis": {}, "yaxis": {}, "shapes": []}
+        self.data: list[Json] = []
+        self.layout: Json = {"xaxis": {}, "yaxis": {}, "shapes": []}
 
-    def add(self, kind: str, **trace: Any) -> None:
+    def add(self, kind: str, **trace: object) -> None:
         """Adds a trace of a plotly type: scatter, bar, waterfall."""
         self.data.append({"type": kind, **trace})
 
-    def axis(self, name: str, title: str = "", **more: Any) -> None:
+    def axis(self, name: str, title: str = "", **more: object) -> None:
         """Names an axis (`x` or `y`) and sets what else plotly takes for it."""
         self.layout[f"{name}axis"] |= {"title": {"text": title}, **more}
 
@@ -72,13 +74,13 @@ class Figure:
         letters = sum(len(trace.get("name", "")) + 6 for trace in self.data)
         return self._has_legend and letters <= _LETTERS
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Json:
         """What plotly.js takes."""
         return {"data": self.data, "layout": self.layout}
 
 
-def spread(values: Sequence[tuple[float, float | None, float | None]]) -> dict[str, Any]:
-    """Error bars from the 20 % to the 80 % point; Any: plotly's JSON."""
+def spread(values: Sequence[tuple[float, float | None, float | None]]) -> Json:
+    """Error bars from the 20 % to the 80 % point."""
     return {
         "type": "data",
         "symmetric": False,
@@ -90,6 +92,6 @@ def spread(values: Sequence[tuple[float, float | None, float | None]]) -> dict[s
     }
 
 
-def ticks(values: Sequence[int]) -> dict[str, Any]:
-    """An axis marked at these numbers; Any: plotly's JSON."""
+def ticks(values: Sequence[int]) -> Json:
+    """An axis marked at these numbers."""
     return {"tickvals": list(values), "ticktext": [f"{value:,}" for value in values]}

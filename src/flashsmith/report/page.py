@@ -8,12 +8,11 @@ import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from flashsmith.base.errors import Unsupported
 from flashsmith.report import ladder_charts, order_charts, record_charts, tuning_charts
 from flashsmith.report.contenders import problem_text, regime_of
-from flashsmith.report.figure import Figure
+from flashsmith.report.figure import Figure, Json
 from flashsmith.report.sources import ReportData
 from flashsmith.report.summary import missing, sentences
 from flashsmith.report.winners import winners
@@ -59,7 +58,7 @@ def write_page(data: ReportData, path: Path, *, reproduce: str = "") -> int:
     return len(figures)
 
 
-def _figures(data: ReportData) -> list[dict[str, Any]]:  # Any: plotly's JSON
+def _figures(data: ReportData) -> list[Json]:
     records, measurements = data.records, data.measurements
     tuned = winners(measurements)
     found = {(r.what["d_head"], r.what["causal"]) for r in records}
@@ -112,7 +111,7 @@ def _cells(texts: Sequence[str], kind: str = "", *, tag: str = "td") -> str:
     return "".join(f"<{tag}{named}>{html.escape(text)}</{tag}>" for text in texts)
 
 
-def _wide(figure: dict[str, Any]) -> str:
+def _wide(figure: Json) -> str:
     return " wide" if figure["layout"]["meta"]["wide"] else ""
 
 

@@ -53,7 +53,7 @@ class CudaDevice:
         self._smem_raised: dict[int, int] = {}
         # Address and bytes of each stream's, which is a handle and, for some handles, a thread.
         self._workspaces: dict[tuple[int, int], tuple[int, int]] = {}
-        self._prepared: dict[Hashable, Any] = {}
+        self._prepared: dict[Hashable, Any] = {}  # Any: as in `prepared`
 
     @property
     def name(self) -> str:
@@ -76,7 +76,7 @@ class CudaDevice:
         return False
 
     @property
-    def prepared(self) -> dict[Hashable, Any]:
+    def prepared(self) -> dict[Hashable, Any]:  # Any: of each caller's own type
         """What callers keep for this device, by keys of their own."""
         return self._prepared
 

@@ -60,7 +60,7 @@ class Device(Protocol):
         """Whether kernels run from their PTX; if not, from their cubin."""
 
     @property
-    def prepared(self) -> dict[Hashable, Any]:
+    def prepared(self) -> dict[Hashable, Any]:  # Any: of each caller's own type
         """What callers keep for this device, by keys of their own (launch plans by shape)."""
 
     def allocate(self, n_bytes: int) -> int:

@@ -10,6 +10,7 @@ from typing import Any
 
 from flashsmith.base.errors import DeviceMissing, LaunchError
 
+CMade = Any  # Any: a library or function of ctypes, which makes them by name
 # The driver is called through ctypes, not cuda.bindings: importing that takes 80 ms, which is
 # most of what a first call with a warm kernel cache may take.
 _Out = c_void_p  # a pointer the driver writes through; callers pass `ctypes.byref(...)`
@@ -81,11 +82,11 @@ _ADVICE = {
 class Driver:
     """The driver library of this process; every call raises `LaunchError` unless it succeeds."""
 
-    def __init__(self, library: Any) -> None:  # Any: a ctypes library has no static functions
+    def __init__(self, library: CMade) -> None:
         self._library = library
-        self._functions: dict[str, Any] = {}
+        self._functions: dict[str, CMade] = {}
 
-    def function(self, name: str) -> Any:
+    def function(self, name: str) -> CMade:
         """The function `name`, which returns a result code."""
         found = self._functions.get(name)
         if found is None:
@@ -100,44 +101,44 @@ class Driver:
             self._functions[name] = found
         return found
 
-    def bare(self, name: str) -> Any:
+    def bare(self, name: str) -> CMade:
         """A copy of the function `name` that converts no argument: all must be ctypes values."""
         self.function(name)  # said where the driver lacks it
         found = self._library[name]
         found.restype = c_int
         return found
 
-    def call(self, name: str, *arguments: Any) -> None:
+    def call(self, name: str, *arguments: object) -> None:
         """Calls the driver's `name`."""
         code = self.function(name)(*arguments)
         if code:
             raise self.error(name, code)
 
-    def pointer(self, name: str, *arguments: Any) -> int:
+    def pointer(self, name: str, *arguments: object) -> int:
         """The pointer or handle that the driver's `name` returns through its first argument."""
         out = c_void_p()
         self.call(name, ctypes.byref(out), *arguments)
         return out.value or 0
 
-    def integer(self, name: str, *arguments: Any) -> int:
+    def integer(self, name: str, *arguments: object) -> int:
         """The int that the driver's `name` returns through its first argument."""
         out = c_int()
         self.call(name, ctypes.byref(out), *arguments)
         return out.value
 
-    def integer_from(self, name: str, *arguments: Any) -> int:
+    def integer_from(self, name: str, *arguments: object) -> int:
         """The int that the driver's `name` returns through its last argument."""
         out = c_int()
         self.call(name, *arguments, ctypes.byref(out))
         return out.value
 
-    def pointer_from(self, name: str, *arguments: Any) -> int:
+    def pointer_from(self, name: str, *arguments: object) -> int:
         """The handle that the driver's `name` returns through its last argument."""
         out = c_void_p()
         self.call(name, *arguments, ctypes.byref(out))
         return out.value or 0
 
-    def text(self, name: str, *arguments: Any) -> str:
+    def text(self, name: str, *arguments: object) -> str:
         """The text that the driver's `name` writes into its first argument."""
         out = ctypes.create_string_buffer(256)
         self.call(name, out, len(out), *arguments)

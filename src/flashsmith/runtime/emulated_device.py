@@ -39,7 +39,7 @@ class EmulatedDevice:
         self.last_report: LaunchReport | None = None
         self._programs: dict[tuple[str, str], Program] = {}
         self._workspace = (0, 0)  # address, bytes
-        self._prepared: dict[Hashable, Any] = {}
+        self._prepared: dict[Hashable, Any] = {}  # Any: as in `prepared`
         # Threads may share the device as they may share a GPU: one operation at a time.
         self._lock = threading.RLock()
 
@@ -64,7 +64,7 @@ class EmulatedDevice:
         return True
 
     @property
-    def prepared(self) -> dict[Hashable, Any]:
+    def prepared(self) -> dict[Hashable, Any]:  # Any: of each caller's own type
         """What callers keep for this device, by keys of their own."""
         return self._prepared
 

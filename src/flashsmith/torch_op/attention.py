@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
 
+from flashsmith.api.arrays.library import Array
 from flashsmith.api.launches import gpu_device, host_device, launch_for
 from flashsmith.api.options import CallOptions
 from flashsmith.api.problems import problem_of
@@ -16,9 +15,8 @@ from flashsmith.torch_op.tensor_view import require_tensors, tensor_view
 from flashsmith.tuner.choose import Choice
 
 
-# Any: whatever a caller passed; `require_tensors` finds out.
 def attend(
-    arrays: tuple[Any, Any, Any], out: Any, options: CallOptions, explain: bool
+    arrays: tuple[Array, Array, Array], out: Array, options: CallOptions, explain: bool
 ) -> tuple[Tensor, Tensor | None, Choice | None]:
     """Output, log-sum-exp (or None), and the choice if it is to be explained."""
     q, k, v = arrays

@@ -27,7 +27,12 @@ def forward(q: Tensor, k: Tensor, v: Tensor, *wish: Any) -> Tensor:  # Any: the 
     return _attend(q, k, v, Wish(*wish).options(False))[0]
 
 
-def forward_lse(q: Tensor, k: Tensor, v: Tensor, *wish: Any) -> tuple[Tensor, Tensor]:
+def forward_lse(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *wish: Any,  # Any: as above
+) -> tuple[Tensor, Tensor]:
     """The same, and the log-sum-exp."""
     out, lse = _attend(q, k, v, Wish(*wish).options(True))
     assert lse is not None
@@ -35,7 +40,12 @@ def forward_lse(q: Tensor, k: Tensor, v: Tensor, *wish: Any) -> tuple[Tensor, Te
 
 
 def forward_out(
-    q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor | None, *wish: Any
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor | None,
+    *wish: Any,  # Any: as above
 ) -> None:
     """The same into `out`, and `lse` if given."""
     views = [tensor_view(name, tensor) for name, tensor in zip("qkv", (q, k, v), strict=True)]

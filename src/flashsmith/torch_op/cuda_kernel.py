@@ -53,7 +53,12 @@ def forward(q: Tensor, k: Tensor, v: Tensor, *wish: Any) -> Tensor:  # Any: the 
     return out
 
 
-def forward_lse(q: Tensor, k: Tensor, v: Tensor, *wish: Any) -> tuple[Tensor, Tensor]:
+def forward_lse(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *wish: Any,  # Any: as above
+) -> tuple[Tensor, Tensor]:
     """The same, and the log-sum-exp."""
     plan = _plan_of(q, k, v, True, wish)
     out, lse = plan.empty_output(q), torch.empty_like(plan.lse_like)
@@ -62,7 +67,12 @@ def forward_lse(q: Tensor, k: Tensor, v: Tensor, *wish: Any) -> tuple[Tensor, Te
 
 
 def forward_out(
-    q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor | None, *wish: Any
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor | None,
+    *wish: Any,  # Any: as above
 ) -> None:
     """The same into `out`, and `lse` if given."""
     plan = _plan_of(q, k, v, lse is not None, wish)
@@ -72,7 +82,13 @@ def forward_out(
     _launch_copies(plan, (q, k, v), out, lse_at, _current_stream(plan.ordinal))
 
 
-def _plan_of(q: Tensor, k: Tensor, v: Tensor, lse: bool, wish: tuple[Any, ...]) -> _Plan:
+def _plan_of(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    lse: bool,
+    wish: tuple[Any, ...],  # Any: as above
+) -> _Plan:
     """The plan for tensors of these shapes, strides, types and devices."""
     key = (
         *(q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride()),

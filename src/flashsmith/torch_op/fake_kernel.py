@@ -18,14 +18,24 @@ def forward(q: Tensor, k: Tensor, v: Tensor, *wish: Any) -> Tensor:  # Any: the 
     return empty_output(q)
 
 
-def forward_lse(q: Tensor, k: Tensor, v: Tensor, *wish: Any) -> tuple[Tensor, Tensor]:
+def forward_lse(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *wish: Any,  # Any: as above
+) -> tuple[Tensor, Tensor]:
     """The same, and a log-sum-exp."""
     _check(q, k, v, Wish(*wish))
     return empty_output(q), empty_lse(q, Wish(*wish).heads_first)
 
 
 def forward_out(
-    q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor | None, *wish: Any
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor | None,
+    *wish: Any,  # Any: as above
 ) -> None:
     """Nothing to return: `out` and `lse` are written."""
     _check(q, k, v, Wish(*wish))

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from flashsmith.api.array_view import ArrayView
+from flashsmith.api.arrays.library import Array
 from flashsmith.base.errors import ArgumentError, ArgumentTypeError, Unsupported
 
 
-def require_tensors(q: Any, k: Any, v: Any, out: Any) -> None:  # Any: whatever a caller passed
+def require_tensors(q: Array, k: Array, v: Array, out: Array) -> None:
     """Raises unless every argument is a dense tensor that needs no gradient."""
     if not (_is_dense(q) and _is_dense(k) and _is_dense(v) and (out is None or _is_dense(out))):
         _refuse_others({"q": q, "k": k, "v": v} | ({} if out is None else {"out": out}))
@@ -19,11 +18,11 @@ def require_tensors(q: Any, k: Any, v: Any, out: Any) -> None:  # Any: whatever 
         refuse_gradients({"q": q, "k": k, "v": v})
 
 
-def _is_dense(array: Any) -> bool:
+def _is_dense(array: object) -> bool:
     return isinstance(array, torch.Tensor) and array.layout is torch.strided and not array.is_nested
 
 
-def _refuse_others(arrays: dict[str, Any]) -> None:
+def _refuse_others(arrays: dict[str, Array]) -> None:
     for name, array in arrays.items():
         if not isinstance(array, torch.Tensor):
             raise ArgumentTypeError(

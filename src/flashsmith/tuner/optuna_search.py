@@ -91,7 +91,9 @@ class _Space:
             config = config.replace(**{name: getattr(model, name)})
         return config
 
-    def trial(self, optuna: Any, config: KernelConfig, time_us: float | None) -> Any:
+    def trial(
+        self, optuna: Any, config: KernelConfig, time_us: float | None
+    ) -> Any:  # Any: as above
         """What was measured, as Optuna is told."""
         own = {
             f"{config.FAMILY}.{name}": value_text(getattr(config, name))

@@ -81,7 +81,7 @@ def outcome_from_fields(data: dict[str, object]) -> Outcome:
     kind = KINDS.get(name) if isinstance(name, str) else None
     if kind is None:
         raise DamagedFile(f"outcome is {name!r}; it is one of {', '.join(KINDS)}.")
-    values: dict[str, Any] = {}
+    values: dict[str, object] = {}
     for field in fields(kind):
         value = data.get(field.name)
         allowed = _TYPES[str(field.type)]

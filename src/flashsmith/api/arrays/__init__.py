@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any
 
-from flashsmith.api.arrays.library import ArrayLibrary
+from flashsmith.api.arrays.library import Array, ArrayLibrary
 from flashsmith.base.errors import ArgumentTypeError
 
 _MODULES = {
@@ -17,7 +16,7 @@ _MODULES = {
 _SPOKEN = {"numpy": "NumPy", "cupy": "CuPy", "jax": "JAX", "jaxlib": "JAX", "torch": "torch"}
 
 
-def origin(array: Any) -> str:  # Any: anything can be passed to a function
+def origin(array: object) -> str:
     """The library that an argument comes from: `numpy`, `torch`, `cupy`, `jax`, or empty."""
     for kind in type(array).__mro__:
         root = kind.__module__.partition(".")[0]
@@ -26,7 +25,7 @@ def origin(array: Any) -> str:  # Any: anything can be passed to a function
     return ""
 
 
-def library_of(q: Any, k: Any, v: Any, out: Any = None) -> ArrayLibrary:
+def library_of(q: Array, k: Array, v: Array, out: Array = None) -> ArrayLibrary:
     """The library that all arrays of a call come from."""
     arrays = {"q": q, "k": k, "v": v} | ({} if out is None else {"out": out})
     for name, array in arrays.items():

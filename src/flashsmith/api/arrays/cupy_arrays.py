@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from flashsmith.api.array_view import ArrayView
 from flashsmith.api.arrays.dlpack import dlpack_view
+from flashsmith.api.arrays.library import Array
 from flashsmith.base.errors import ArgumentTypeError
 
 
@@ -14,7 +13,7 @@ class CupyArrays:
 
     orders_by_stream = True
 
-    def require_usable(self, name: str, array: Any) -> None:
+    def require_usable(self, name: str, array: Array) -> None:
         """Refuses CuPy's sparse matrices and the like."""
         import cupy
 
@@ -23,7 +22,7 @@ class CupyArrays:
                 f"{name} is of type {type(array).__name__}; pass a plain cupy.ndarray."
             )
 
-    def view(self, name: str, array: Any) -> ArrayView:
+    def view(self, name: str, array: Array) -> ArrayView:
         """Where the array lies; CuPy's current stream is the one it is used in."""
         interface = getattr(array, "__cuda_array_interface__", None)
         if interface is not None and array.dtype.name != "bfloat16":
@@ -37,20 +36,20 @@ class CupyArrays:
             )
         return dlpack_view(name, array.__dlpack__(stream=self.stream(array) or 1))
 
-    def compacted(self, array: Any) -> Any:
+    def compacted(self, array: Array) -> Array:
         """A contiguous copy."""
         import cupy
 
         return cupy.array(array, order="C", copy=True)
 
-    def new(self, like: Any, shape: tuple[int, ...], dtype: str) -> Any:
+    def new(self, like: Array, shape: tuple[int, ...], dtype: str) -> Array:
         """An array on the GPU of `like` that is not yet written."""
         import cupy
 
         with like.device:
             return cupy.empty(shape, like.dtype if dtype == like.dtype.name else dtype)
 
-    def stream(self, array: Any) -> int:
+    def stream(self, array: Array) -> int:
         """CuPy's current stream."""
         import cupy
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
 from flashsmith.api.array_view import ArrayView
 from flashsmith.api.arrays.dlpack import dlpack_view
+from flashsmith.api.arrays.library import Array
 from flashsmith.base.errors import ArgumentError, ArgumentTypeError, Unsupported
 
 
@@ -17,7 +16,7 @@ class JaxArrays:
 
     orders_by_stream = False
 
-    def require_usable(self, name: str, array: Any) -> None:
+    def require_usable(self, name: str, array: Array) -> None:
         """Refuses traced values, arrays over several devices, and `out`."""
         import jax
 
@@ -38,36 +37,36 @@ class JaxArrays:
                 f"call it for each shard."
             )
 
-    def view(self, name: str, array: Any) -> ArrayView:
+    def view(self, name: str, array: Array) -> ArrayView:
         """Where the array lies, once it is computed."""
         return dlpack_view(name, array.block_until_ready().__dlpack__())
 
-    def bits(self, array: Any) -> NDArray[np.uint16]:
+    def bits(self, array: Array) -> NDArray[np.uint16]:
         """The elements as 16-bit patterns."""
         view: NDArray[np.uint16] = np.asarray(array).view(np.uint16)
         return view
 
-    def from_bits(self, bits: NDArray[np.uint16], like: Any) -> Any:
+    def from_bits(self, bits: NDArray[np.uint16], like: Array) -> Array:
         """An array on the CPU with the element type of `like`."""
         import jax
 
         return jax.device_put(bits.view(np.asarray(like).dtype), next(iter(like.devices())))
 
-    def from_float32(self, values: NDArray[np.float32]) -> Any:
+    def from_float32(self, values: NDArray[np.float32]) -> Array:
         """An array on the CPU."""
         import jax
 
         return jax.device_put(values, jax.devices("cpu")[0])
 
-    def stream(self, array: Any) -> int:
+    def stream(self, array: Array) -> int:
         """The default stream: JAX shows none of its own."""
         return 0
 
-    def compacted(self, array: Any) -> Any:
+    def compacted(self, array: Array) -> Array:
         """JAX arrays are contiguous; a copy of one is, too."""
         return array.copy()
 
-    def new(self, like: Any, shape: tuple[int, ...], dtype: str) -> Any:
+    def new(self, like: Array, shape: tuple[int, ...], dtype: str) -> Array:
         """A fresh array on the GPU of `like`: written once, before anyone else has seen it."""
         import jax
 

@@ -9,27 +9,29 @@ from numpy.typing import NDArray
 
 from flashsmith.api.array_view import ArrayView
 
+Array = Any  # Any: an array of the library that a caller uses; none is imported here
+
 
 class ArrayLibrary(Protocol):
-    """One library's arrays (Any throughout: their types are unknown until one is passed)."""
+    """One library's arrays."""
 
-    def require_usable(self, name: str, array: Any) -> None:
+    def require_usable(self, name: str, array: Array) -> None:
         """Raises for what looks like an array of this library and cannot be used as one."""
 
-    def view(self, name: str, array: Any) -> ArrayView:
+    def view(self, name: str, array: Array) -> ArrayView:
         """Where the array lies; on a GPU, after the work that makes it."""
 
 
 class HostArrays(ArrayLibrary, Protocol):
     """A library whose arrays can lie in the host's memory."""
 
-    def bits(self, array: Any) -> NDArray[np.uint16]:
+    def bits(self, array: Array) -> NDArray[np.uint16]:
         """The elements as 16-bit patterns, without a copy."""
 
-    def from_bits(self, bits: NDArray[np.uint16], like: Any) -> Any:
+    def from_bits(self, bits: NDArray[np.uint16], like: Array) -> Array:
         """An array of the library with the element type of `like`."""
 
-    def from_float32(self, values: NDArray[np.float32]) -> Any:
+    def from_float32(self, values: NDArray[np.float32]) -> Array:
         """The log-sum-exp as an array of the library."""
 
 
@@ -40,11 +42,11 @@ class GpuArrays(ArrayLibrary, Protocol):
     def orders_by_stream(self) -> bool:
         """Whether the library orders later work behind ours; if not, results must be complete."""
 
-    def stream(self, array: Any) -> int:
+    def stream(self, array: Array) -> int:
         """The handle of the stream that work on the array belongs on."""
 
-    def compacted(self, array: Any) -> Any:
+    def compacted(self, array: Array) -> Array:
         """A contiguous copy."""
 
-    def new(self, like: Any, shape: tuple[int, ...], dtype: str) -> Any:
+    def new(self, like: Array, shape: tuple[int, ...], dtype: str) -> Array:
         """An array on the GPU of `like`, to be written by a kernel."""

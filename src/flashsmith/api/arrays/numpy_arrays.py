@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from flashsmith.api.array_view import ArrayView
+from flashsmith.api.arrays.library import Array
 from flashsmith.base.errors import ArgumentError, ArgumentTypeError
 
 
 class NumpyArrays:
     """NumPy's side of `HostArrays`: all of it is in the host's memory."""
 
-    def require_usable(self, name: str, array: Any) -> None:
+    def require_usable(self, name: str, array: Array) -> None:
         """Refuses scalars, masked arrays (their mask would be ignored) and swapped bytes."""
         if not isinstance(array, np.ndarray) or _is_masked(array):
             raise ArgumentTypeError(
@@ -29,7 +29,7 @@ class NumpyArrays:
         if name == "out" and not array.flags.writeable:
             raise ArgumentError("out is read-only; pass an array that can be written.")
 
-    def view(self, name: str, array: Any) -> ArrayView:
+    def view(self, name: str, array: Array) -> ArrayView:
         """Where the array lies."""
         return ArrayView(
             name=name,
@@ -40,21 +40,21 @@ class NumpyArrays:
             device="cpu",
         )
 
-    def bits(self, array: Any) -> NDArray[np.uint16]:
+    def bits(self, array: Array) -> NDArray[np.uint16]:
         """The elements as 16-bit patterns."""
         view: NDArray[np.uint16] = np.asarray(array).view(np.uint16)
         return view
 
-    def from_bits(self, bits: NDArray[np.uint16], like: Any) -> Any:
+    def from_bits(self, bits: NDArray[np.uint16], like: Array) -> Array:
         """An array with the element type of `like`."""
         return bits.view(like.dtype)
 
-    def from_float32(self, values: NDArray[np.float32]) -> Any:
+    def from_float32(self, values: NDArray[np.float32]) -> Array:
         """The values as they are."""
         return values
 
 
-def _is_masked(array: Any) -> bool:
+def _is_masked(array: Array) -> bool:
     """Whether it is a masked array; their module takes 20 ms to import, so it is not asked."""
     masked = sys.modules.get("numpy.ma")
     return masked is not None and isinstance(array, masked.MaskedArray)
