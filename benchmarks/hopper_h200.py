@@ -22,7 +22,8 @@ from pathlib import Path
 
 import hopper_bars as bars
 
-from flashsmith.compile.compiler import CompileJob
+from flashsmith.base.errors import FlashsmithError
+from flashsmith.compile.compiler import CompileJob, compile_many
 from flashsmith.measure.record import Record, append_records
 
 PARTS = ("burst", "checks", "shapes", "ladder", "counters", "sanitize", "knobs", "sustained")
@@ -87,7 +88,6 @@ def _short(value: object) -> str:
 def compile_all(wanted: list[str]) -> None:
     """Fills the cache on all cores, before anything is timed."""
     from hopper_checks import memory_checked
-    from hopper_compile import compile_apart
     from hopper_knobs import knob_problems
     from hopper_shapes import jobs_of, usual_jobs
     from hopper_variations import fp16_problems
@@ -98,7 +98,10 @@ def compile_all(wanted: list[str]) -> None:
         "fp16": lambda: jobs_of(fp16_problems()),
     }
     extra = [job for part, jobs in more.items() if part in wanted for job in jobs()]
-    compile_apart([*usual_jobs(), *extra])
+    wanted = list(dict.fromkeys([*usual_jobs(), *extra]))
+    for kernel in compile_many(wanted):
+        if isinstance(kernel, FlashsmithError):
+            print(kernel, flush=True)
 
 
 def run_apart(work: Callable[[], None], seconds: float) -> int | str:

@@ -43,12 +43,12 @@ def rows_of(*lengths):
     return [(form, length) for length in lengths for form in forms]
 
 
-def run_groups(job, at_most, metrics=ncu.ALL):
+def run_groups(job, at_most):
     told = []
     watcher = Watcher(
         lambda done: told.append(done), lambda group, rows: told.append((group.number, len(rows)))
     )
-    return profile_groups.profile_groups(groups_of(job, at_most), watcher, metrics), told
+    return profile_groups.profile_groups(groups_of(job, at_most), watcher), told
 
 
 def has_ended(pid):
@@ -136,14 +136,6 @@ def test_a_group_that_ends_without_a_launch_or_a_reason_is_a_failure(fake_ncu):
     assert "group 1 of 2 (length 512) failed: ncu returned no launches" in found.failures[0]
 
 
-def test_essential_counters_are_all_that_is_asked_for(fake_ncu):
-    arguments = fake_ncu("works")
-    found, _ = run_groups(job_of(512), 90, ncu.ESSENTIAL)
-    given = json.loads(arguments.read_text())
-    assert given[given.index("--metrics") + 1].split(",") == list(ncu.ESSENTIAL)
-    assert set(found.profiles[0].metrics) == set(ncu.METRICS)
-
-
 def test_launches_are_told_while_a_group_runs_and_nothing_runs_on_after_it(
     fake_ncu, tmp_path, monkeypatch
 ):
@@ -228,7 +220,7 @@ def test_the_time_left_is_what_the_launches_so_far_mean():
 def test_what_does_not_compile_is_left_out_before_a_profiler_starts(monkeypatch):
     compiled = []
 
-    def compile_in_processes(jobs, progress):
+    def compile_many(jobs, *, progress):
         compiled.extend(jobs)
         progress(len(jobs), len(jobs))
         bad = CompileError(LADDER[1].short_form(), "error: no such thing", None)
@@ -236,7 +228,7 @@ def test_what_does_not_compile_is_left_out_before_a_profiler_starts(monkeypatch)
 
     from flashsmith.compile.compiler import compile_kernel
 
-    monkeypatch.setattr(profile_groups, "compile_in_processes", compile_in_processes)
+    monkeypatch.setattr(profile_groups, "compile_many", compile_many)
     device = EmulatedDevice("sm_86")
     asked = job_of(512, 1024, configs=[*LADDER[:3], HOPPER[0].replace(dtype=DType.FP16)])
     traits = profile_groups.plan(LADDER[0], problem(512), lse=False, sm_count=4).traits

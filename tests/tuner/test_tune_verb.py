@@ -142,7 +142,7 @@ def test_a_run_in_which_nothing_is_right_is_a_failed_one(tuned):
 
 def test_the_gates_kernels_are_compiled_side_by_side(monkeypatch):
     asked = []
-    monkeypatch.setattr(candidates, "compile_in_processes", asked.append)
+    monkeypatch.setattr(candidates, "compile_many", asked.append)
     config = CANDIDATES[0].config
     candidates.compile_for_gate(config, TARGET)
     (jobs,) = asked

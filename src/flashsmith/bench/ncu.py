@@ -74,7 +74,6 @@ def run_ncu(
     folder: Path,
     *,
     seconds: float,
-    metrics: Sequence[str] = ALL,
     look: Callable[[], None] = lambda: None,
 ) -> str:
     """Runs `child` under Nsight Compute; the text of its log, which holds the table.
@@ -83,7 +82,7 @@ def run_ncu(
     """
     ncu = find_ncu()
     log = folder / "ncu.csv"
-    for asked in dict.fromkeys((tuple(metrics), ESSENTIAL)):
+    for asked in (ALL, ESSENTIAL):
         log.unlink(missing_ok=True)
         code, out = _run(ncu_command(ncu, child, log, asked), seconds, look)
         text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""

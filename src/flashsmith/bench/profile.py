@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import median
 
 from flashsmith.base.errors import ArgumentError, ConfigError, DamagedFile, LaunchError
-from flashsmith.bench.ncu import ALL, DURATION, METRICS, run_ncu
+from flashsmith.bench.ncu import DURATION, METRICS, run_ncu
 from flashsmith.bench.ncu_csv import ProfiledKernel, parse_ncu_csv
 from flashsmith.config import KernelConfig, parse_config
 from flashsmith.problem.attention_problem import AttentionProblem
@@ -111,9 +111,7 @@ def tasks_of(
 
 
 def profile(
-    job: Job,
-    metrics: Sequence[str] = ALL,
-    launched: Callable[[int], None] = lambda launches: None,
+    job: Job, launched: Callable[[int], None] = lambda launches: None
 ) -> tuple[list[Profile], list[str]]:
     """Runs the job in one Nsight Compute; the rows, and what was left out with its reason.
 
@@ -129,7 +127,6 @@ def profile(
             child,
             folder,
             seconds=seconds,
-            metrics=metrics,
             look=lambda: launched(_lines_of(notes)),
         )
         noted = notes.read_text(encoding="utf-8").splitlines() if notes.exists() else []

@@ -9,17 +9,15 @@ from functools import partial
 
 from flashsmith.arch import get as get_arch
 from flashsmith.base.errors import DamagedFile, FlashsmithError, LaunchError, OutOfTime
-from flashsmith.bench.ncu import ALL
 from flashsmith.bench.profile import Job, Profile, Task, profile
 from flashsmith.compile.artefact import CompiledKernel
-from flashsmith.compile.compiler import CompileJob
+from flashsmith.compile.compiler import CompileJob, compile_many
 from flashsmith.config.kernel_config import KernelConfig
 from flashsmith.problem.attention_problem import AttentionProblem
 from flashsmith.runtime.device import Device
 from flashsmith.runtime.launch import plan
-from flashsmith.tuner.compiling import compile_in_processes
 
-LAUNCHES_A_GROUP = 90  # about 40 s on an H200; what is lost when a profiler dies
+LAUNCHES_A_GROUP = 90  # what is lost when a profiler dies
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +74,7 @@ def compiled_ahead(
             except FlashsmithError as error:
                 refused[task.problem, config] = str(error)
     wanted = list(dict.fromkeys(jobs.values()))
-    made = dict(zip(wanted, compile_in_processes(wanted, progress), strict=True))
+    made = dict(zip(wanted, compile_many(wanted, progress=progress), strict=True))
     for place, one in jobs.items():
         if not isinstance(made[one], CompiledKernel):
             refused[place] = str(made[one])
@@ -110,9 +108,7 @@ def _parts(job: Job, task: Task, at_most: int) -> Iterator[Task]:
         yield Task(task.problem, task.configs[start : start + size])
 
 
-def profile_groups(
-    groups: Sequence[Group], watcher: Watcher, metrics: Sequence[str] = ALL
-) -> Profiled:
+def profile_groups(groups: Sequence[Group], watcher: Watcher) -> Profiled:
     """Profiles one group after the other; what is there is kept, whatever a later one does.
 
     A group that crashed costs its own rows. After an interruption, the end of a group's time or a
@@ -122,7 +118,7 @@ def profile_groups(
     done = 0
     for group in groups:
         try:
-            why = _profile_group(group, done, watcher, metrics, found)
+            why = _profile_group(group, done, watcher, found)
         except KeyboardInterrupt as error:
             why = Failure(f"stopped by {str(error) or 'SIGINT'}", is_last=True)
         if why is not None:
@@ -133,12 +129,10 @@ def profile_groups(
     return found
 
 
-def _profile_group(
-    group: Group, done: int, watcher: Watcher, metrics: Sequence[str], found: Profiled
-) -> Failure | None:
+def _profile_group(group: Group, done: int, watcher: Watcher, found: Profiled) -> Failure | None:
     """Adds what one group brings to `found`; why it failed, if it did."""
     try:
-        rows, left_out = profile(group.job, metrics, partial(_further, watcher, done))
+        rows, left_out = profile(group.job, partial(_further, watcher, done))
     except FlashsmithError as error:
         found.error = found.error or error
         is_of_the_group = isinstance(error, LaunchError | DamagedFile)

@@ -12,8 +12,8 @@ from typing import Annotated, Any
 
 import typer
 
-from flashsmith.base.errors import ArgumentError, DeviceMissing, LaunchError
-from flashsmith.bench.ncu import ALL, ESSENTIAL, find_ncu
+from flashsmith.base.errors import DeviceMissing, LaunchError
+from flashsmith.bench.ncu import find_ncu
 from flashsmith.bench.profile import REFERENCE, Job, Profile, tasks_of
 from flashsmith.bench.profile_groups import (
     Clock,
@@ -47,11 +47,6 @@ RecordsOption = Annotated[
     Path | None,
     typer.Option("--records", help="Join the times of these records or results as recorded_us."),
 ]
-MetricsOption = Annotated[
-    str,
-    typer.Option("--metrics", help="all, or essential: the first four, with fewer replays."),
-]
-CHOICES = {"all": ALL, "essential": ESSENTIAL}
 FAILED = 1  # the exit code where rows are missing
 # A terminal has room for these; --json and --csv hold all columns.
 TABLE = (
@@ -71,7 +66,6 @@ def command(
     causal: options.CausalOption = False,
     runs: RunsOption = 1,
     reference: ReferenceOption = True,
-    metrics: MetricsOption = "all",
     records: RecordsOption = None,
     output: options.AppendOption = None,
     json: options.JsonOption = False,
@@ -84,8 +78,6 @@ def command(
     configs = options.configs_of(key, "prog")
     problems = _problems(configs, seq_lens, d_heads, batch, heads, kv_heads, causal)
     job = Job(tasks_of(configs, problems), runs, reference)
-    if metrics not in CHOICES:
-        raise ArgumentError(f"--metrics is {metrics!r}; it is one of {', '.join(CHOICES)}.")
     times = _times(records) if records is not None else {}
     if not has_cuda():
         raise DeviceMissing(
@@ -93,7 +85,7 @@ def command(
             "emulator's counters are shown by `flashsmith progression --device emulator`."
         )
     find_ncu()
-    found = _profile(job, CHOICES[metrics], output)
+    found = _profile(job, output)
     rows = [_row(one, times) for one in found.profiles]
     columns = None if json or csv or not rows else [name for name in TABLE if name in rows[0]]
     title = f"Counters on this GPU; times_as_fast is against {REFERENCE} in the same run"
@@ -103,7 +95,7 @@ def command(
         raise typer.Exit(FAILED)
 
 
-def _profile(job: Job, metrics: Sequence[str], output: Path | None) -> Profiled:
+def _profile(job: Job, output: Path | None) -> Profiled:
     """Compiles, then profiles in groups; the records of a group are written when it ends."""
     append = _appender(output) if output is not None else lambda rows: None
     with progress_bar("compiling") as progress:
@@ -119,7 +111,7 @@ def _profile(job: Job, metrics: Sequence[str], output: Path | None) -> Profiled:
             note(f"{group}: {clock.state(done)}")
 
         watcher = Watcher(lambda done: progress(done, job.launches), finished)
-        found = profile_groups(groups, watcher, metrics)
+        found = profile_groups(groups, watcher)
     for reason in dict.fromkeys([*refused, *found.left_out]):
         note(f"left out: {reason}")
     if not found.profiles and found.error is not None:

@@ -62,6 +62,7 @@ def run_all(
     _work = lambda number: run(jobs[number])  # noqa: E731 - forked children need a plain name
     try:
         with multiprocessing.get_context("fork").Pool(min(processes, len(jobs))) as pool:
+            # What children send back has no type: it is what `run` gave.
             return done + list(pool.imap(_call, range(len(jobs))))  # type: ignore[arg-type]
     finally:
         _work = None

@@ -10,12 +10,11 @@ from flashsmith.arch import get as get_arch
 from flashsmith.base.errors import FlashsmithError
 from flashsmith.check.cases import Case, full_cases, quick_cases
 from flashsmith.compile.artefact import CompiledKernel
-from flashsmith.compile.compiler import CompileJob
+from flashsmith.compile.compiler import CompileJob, compile_many
 from flashsmith.compile.cubin import code_hash
 from flashsmith.config.kernel_config import KernelConfig
 from flashsmith.problem.attention_problem import AttentionProblem
 from flashsmith.runtime.launch import plan, require_computable
-from flashsmith.tuner.compiling import compile_in_processes
 from flashsmith.tuner.fingerprint import fingerprint_problem
 from flashsmith.tuner.outcome import DidNotCompile, Refused
 from flashsmith.tuner.target import Target
@@ -81,7 +80,7 @@ def compiled_candidates(
     sound = [pair for pair, job in jobs.items() if isinstance(job, CompileJob)]
     checking = [job for pair in sound for job in _checking_jobs(*pair, target)]
     wanted = list(dict.fromkeys([*own, *checking]))
-    made = dict(zip(wanted, compile_in_processes(wanted, progress), strict=True))
+    made = dict(zip(wanted, compile_many(wanted, progress=progress), strict=True))
     first: dict[tuple[AttentionProblem, str], KernelConfig] = {}
     return [_candidate(pair, jobs[pair], made, first) for pair in pairs]
 
@@ -103,7 +102,7 @@ def compile_for_gate(config: KernelConfig, target: Target) -> None:
 
     What does not compile is told by the gate itself.
     """
-    compile_in_processes(_case_jobs(config, full_cases(config), target))
+    compile_many(_case_jobs(config, full_cases(config), target))
 
 
 def _checking_jobs(
