@@ -55,13 +55,17 @@ REFUSED = {
         BASE.replace(scheduler=Scheduler.STATIC),
         BASE.replace(scheduler=Scheduler.STATIC, l2_sections=False),
     ),
+    "cluster_with_pingpong": (TWO.replace(cluster=2, pingpong=True), TWO.replace(cluster=2)),
 }
 NOT_TUNED = {
     "wide_head_rescales_early": (
         TWO.replace(d_head=256, B_c=64, q_slots=3, o_staged=False, early_rescale=False),
         TWO.replace(d_head=256, B_c=64, q_slots=3, o_staged=False),
     ),
-    "cluster_with_pingpong": (TWO.replace(cluster=2, pingpong=True), TWO.replace(cluster=2)),
+    "early_tiles_for_clusters": (
+        TWO.replace(early_tiles=True),
+        TWO.replace(early_tiles=True, cluster=2),
+    ),
 }
 
 

@@ -241,6 +241,13 @@ HopperForwardKernelConfig.BUILD_RULES = (
         "add a warpgroup or drop pingpong",
     ),
     Rule(
+        "cluster_with_pingpong",
+        lambda c: c.cluster > 1 and c.pingpong,
+        "who waits for its turn keeps a block of K from the other block of the cluster, which may"
+        " have to go first: with a causal mask they can wait for each other for ever",
+        "drop pingpong or cluster",
+    ),
+    Rule(
         "placement_needs_overlap",
         lambda c: (c.early_rescale or c.late_store or c.early_tests) and not c.overlap,
         "without overlap nothing runs behind a Q Kᵀ",
@@ -284,11 +291,5 @@ HopperForwardKernelConfig.AUTOTUNE_RULES = (
         lambda c: c.early_tiles and c.cluster == 1,
         "a block alone has the counter's answer in time (H200, 2026-11: 0 to -1 %; cluster_2 +1 %)",
         "drop early_tiles or use cluster_2",
-    ),
-    Rule(
-        "cluster_with_pingpong",
-        lambda c: c.cluster > 1 and c.pingpong,
-        "two blocks in lock-step gain nothing from turns as well (H200, 2026-11: -2 %)",
-        "drop pingpong or cluster",
     ),
 )
