@@ -15,6 +15,8 @@ _LOOP = "overlap+early_rescale+tiles_DYNAMIC+sections"
 _SUM = f"{_LOOP}+stats_SUM+lazy_8"
 _BITS = f"{_LOOP}+stats_BITS+lazy_8"
 _VOTE = f"{_LOOP}+stats_VOTE+lazy_8"
+# Tiles of a full mask are all as long: a fixed order needs no counter.
+_STATIC = "overlap+early_rescale+tiles_STATIC+stats_SUM+lazy_8"
 _PING = "pingpong+o_smem"
 _LATE = "early_tests+o_smem+late_store"
 _WIDE = "early_tests+late_store"  # O does not fit beside Q, K and V
@@ -47,14 +49,14 @@ CANDIDATES: tuple[tuple[str, tuple[str, ...]], ...] = (
             f"kv_2+q_4+{_SUM}+pingpong+{_LATE}+{_TWO}",
             f"kv_2+q_4+{_SUM}+pingpong+early_tests+o_smem+{_TWO}",
             f"kv_2+q_4+{_BITS}+pingpong+{_LATE}+{_TWO}",
-            f"kv_2+q_4+{_SUM}+cluster_2+{_LATE}+{_TWO}",
+            f"kv_2+q_4+{_STATIC}+cluster_2+{_LATE}+{_TWO}",
         ),
     ),
     (
         "128, 3, 80",
         (
             f"kv_2+q_6+{_BITS}+early_tests+o_smem+{_THREE}",
-            f"kv_2+q_6+{_VOTE}+early_tests+o_smem+{_THREE}",
+            f"kv_2+q_6+{_SUM}+pingpong+early_tests+o_smem+{_THREE}",
             f"kv_2+q_6+{_BITS}+early_tests+cluster_2+o_smem+{_THREE}",
         ),
     ),
@@ -72,8 +74,9 @@ CANDIDATES: tuple[tuple[str, tuple[str, ...]], ...] = (
             f"kv_2+q_3+{_SUM}+{_WIDE}+hints+{_TWO}",
             f"kv_2+q_3+{_BITS}+pingpong+{_WIDE}+hints+{_TWO}",
             f"kv_2+q_3+{_VOTE}+{_WIDE}+{_TWO}",
-            f"kv_2+q_3+{_SUM}+cluster_2+{_WIDE}+{_TWO}",
             f"kv_2+q_3+{_SUM}+cluster_2+early_tiles+{_WIDE}+{_TWO}",
+            f"kv_2+q_3+{_STATIC}+cluster_2+{_WIDE}+{_TWO}",
+            f"kv_2+q_3+{_STATIC}+{_WIDE}+hints+{_TWO}",
         ),
     ),
 )
