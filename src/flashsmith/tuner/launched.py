@@ -11,21 +11,25 @@ from flashsmith.problem.attention_problem import AttentionProblem
 from flashsmith.runtime.launch import plan
 
 
+def launched_rows(config: KernelConfig, problem: AttentionProblem) -> int:
+    """Rows of Q that blocks which work together take at once: lengths are rounded up to these."""
+    return config.tile_q * plan(config, problem, lse=False, sm_count=1).geometry.cluster
+
+
 def launched_area(config: KernelConfig, problem: AttentionProblem, blocks_at_once: int) -> int:
     """Elements of S that the GPU takes the time of; `blocks_at_once` is 0 where it is not known.
 
     Without a mask all tiles take equally long, so those of a wave end together and the last wave
     counts as full. Under a mask the short tiles even that out.
     """
-    together = plan(config, problem, lse=False, sm_count=1).geometry.cluster
-    rows, keys = config.tile_q * together, config.tile_k
+    rows, keys = launched_rows(config, problem), config.tile_k
     tiles = -(-problem.q_len // rows)
     heads = problem.batch * problem.heads
     if problem.causal:
         return heads * rows * sum(_keys_seen(problem, (i + 1) * rows, keys) for i in range(tiles))
     launched = tiles * heads
     if blocks_at_once:
-        slots = max(blocks_at_once // together, 1)
+        slots = max(blocks_at_once * config.tile_q // rows, 1)
         launched = -(-launched // slots) * slots
     return launched * rows * _whole(problem.k_len, keys)
 

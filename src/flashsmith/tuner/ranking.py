@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from flashsmith.config.kernel_config import KernelConfig
 from flashsmith.tuner.candidates import Candidate
+from flashsmith.tuner.launched import launched_rows
 from flashsmith.tuner.measurement import Measurement
 from flashsmith.tuner.outcome import Timed, Verified
 from flashsmith.tuner.tune import Tuner
@@ -91,14 +92,38 @@ def _raced(tuner: Tuner, sound: list[Result]) -> list[Result]:
 
 
 def _gated(tuner: Tuner, ranked: list[Result]) -> list[Result]:
-    """The first that passes the gate is the winner; one that does not is said to be wrong."""
+    """The first that passes the gate is the winner; one that does not is said to be wrong.
+
+    The next of the same race with other tiles may be chosen too: for a neighbour of this problem
+    whose lengths or waves it fits better.
+    """
     for place, result in enumerate(ranked):
-        if tuner.passes_gate(result.candidate, result.measurement.key.protocol):
-            winner = replace(
-                result, is_winner=True, measurement=replace(result.measurement, gate=True)
-            )
-            return [winner, *ranked[:place], *ranked[place + 1 :]]
+        if _passes(tuner, result):
+            winner = replace(_choosable(result), is_winner=True)
+            others = [*ranked[:place], *ranked[place + 1 :]]
+            return [winner, *_with_stand_in(tuner, winner, others)]
     return ranked
+
+
+def _with_stand_in(tuner: Tuner, winner: Result, others: list[Result]) -> list[Result]:
+    protocol = winner.measurement.key.protocol
+    for place, result in enumerate(others):
+        beside = result.measurement.key.protocol == protocol and _speed(winner) < _speed(result)
+        if beside and _rows(result) != _rows(winner) and _passes(tuner, result):
+            return [*others[:place], _choosable(result), *others[place + 1 :]]
+    return others
+
+
+def _passes(tuner: Tuner, result: Result) -> bool:
+    return tuner.passes_gate(result.candidate, result.measurement.key.protocol)
+
+
+def _choosable(result: Result) -> Result:
+    return replace(result, measurement=replace(result.measurement, gate=True))
+
+
+def _rows(result: Result) -> int:
+    return launched_rows(result.candidate.config, result.candidate.problem)
 
 
 def _speed(result: Result) -> tuple[float, str]:
