@@ -110,9 +110,7 @@ def _burst(cells: dict[Cell, Found]) -> Iterator[Bar]:
 
 def _sustained(cells: dict[Cell, Found]) -> Iterator[Bar]:
     yield from _complete(cells, "sustained")
-    yield _mean(cells, "sustained", PROTOTYPE, 1.02)
-    wide = {cell: found for cell, found in cells.items() if cell[:2] == (256, True)}
-    yield _mean(wide, "sustained, d 256 causal alone,", PROTOTYPE, 1.02)
+    yield _mean(cells, "sustained", PROTOTYPE, 1.02)  # over all cells, d 256 causal included
     yield from _by_width(cells, "sustained")
 
 
