@@ -86,6 +86,13 @@ def test_without_a_gpu_the_ladder_shows_reasons_and_no_times(timed, monkeypatch)
     assert rows[0]["conflicts_a_phase"] == "0.0"
 
 
+@pytest.mark.parametrize("option", ["--seq-lens", "--batch", "--heads", "--kv-heads"])
+def test_without_a_gpu_a_size_that_only_times_depend_on_is_refused(timed, option):
+    ran = run("progression", "--device", "emulator", option, "8")
+    assert isinstance(ran.exception, ArgumentError)
+    assert f"{option} is given without a GPU" in str(ran.exception)
+
+
 def test_bench_without_a_gpu_says_where_records_are_shown(monkeypatch):
     monkeypatch.setattr(bench, "has_cuda", lambda: False)
     ran = run("bench")

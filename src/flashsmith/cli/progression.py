@@ -36,6 +36,8 @@ KnobOption = Annotated[
     str | None, typer.Option("--knob", help="Move one knob through its values instead.")
 ]
 
+LENGTH = "4096"
+
 # A terminal has room for what a step adds and why it pays; --json and --csv hold all columns.
 TABLE = (
     *("adds", "length", "median_us", "tflops", "times_as_fast", "p20", "p80", "since_start"),
@@ -48,7 +50,7 @@ def command(
     knob: KnobOption = None,
     device: options.DeviceOption = None,
     arch: options.ArchOption = "sm_90a",
-    seq_lens: options.SeqLensOption = "4096",
+    seq_lens: options.SeqLensOption = LENGTH,
     batch: options.GridBatchOption = None,
     heads: options.GridHeadsOption = None,
     kv_heads: options.KvHeadsOption = None,
@@ -69,7 +71,16 @@ def command(
     can_time = name == "cuda"
     arch_name = default_device("cuda").arch if can_time else get_arch(arch).name
     if not can_time:
-        _refuse_times({"-o": output, "--rounds": rounds, "--sustained": sustained})
+        about_times: dict[str, object] = {
+            "-o": output,
+            "--rounds": rounds,
+            "--sustained": sustained,
+            "--seq-lens": seq_lens if seq_lens != LENGTH else None,
+            "--batch": batch,
+            "--heads": heads,
+            "--kv-heads": kv_heads,
+        }
+        _refuse_times(about_times)
         note(f"No GPU is used: resources for {arch_name} and the emulator's counters, no times.")
     known = counted(configs, arch_name, causal=causal)
     # One that does not compile has no facts: asked here, the compiler's error is shown.
@@ -83,8 +94,6 @@ def command(
             _append(output, run, problem, KNOB + knob if knob else LADDER)
         steps = steps_of(configs, facts, run, against_first=knob is not None)
         rows += [_row(step, problem, run) for step in steps]
-        if not can_time:
-            break  # facts do not depend on the length
     what = f"knob {knob}" if knob else "the ladder"
     columns = None if json or csv else [name for name in TABLE if name in rows[0]]
     title = f"{what} on {'this GPU' if can_time else arch_name}, from {configs[0].short_form()}"
