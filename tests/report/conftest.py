@@ -5,7 +5,7 @@ import shutil
 import subprocess
 
 import pytest
-from report_records import CONFIGS, ENVIRONMENT, record
+from report_records import CONFIGS, ENVIRONMENT, profiled, record
 
 from flashsmith.base.dtypes import DType
 from flashsmith.problem.attention_problem import AttentionProblem
@@ -40,7 +40,8 @@ def gpu_data():
         for n, c in enumerate(CONFIGS)
     ]
     places = {(m.key.config, problem): place for place, m in enumerate(measurements, start=1)}
-    return ReportData(tuple(records), tuple(measurements), "a test", places)
+    counted = tuple(profiled(c.short_form(), 4096, 40.0 + n) for n, c in enumerate(CONFIGS))
+    return ReportData(tuple(records), tuple(measurements), "a test", places, counted)
 
 
 @pytest.fixture

@@ -6,11 +6,17 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from report_records import CONFIGS, record
+from report_records import CONFIGS, profiled, record
 
 from flashsmith.base.errors import DamagedFile
 from flashsmith.config import get_kernel_configs
-from flashsmith.report import ladder_charts, order_charts, record_charts, tuning_charts
+from flashsmith.report import (
+    counter_charts,
+    ladder_charts,
+    order_charts,
+    record_charts,
+    tuning_charts,
+)
 from flashsmith.report.contenders import OURS, against_peers, product_tflops
 from flashsmith.report.sources import ReportData, gather
 from flashsmith.report.summary import missing
@@ -173,6 +179,22 @@ def test_a_knob_is_shown_over_the_lengths():
     (figure,) = ladder_charts.knobs(records)
     assert [trace["name"] for trace in figure.data] == ["B_c = 32", "B_c = 64"]
     assert against_peers(records) == []
+
+
+def test_what_a_profiler_counted_is_drawn_by_length_and_the_newest_counts(tmp_path):
+    path = tmp_path / "profile.jsonl"
+    names = [config.short_form() for config in CONFIGS[:2]]
+    taken = [profiled(name, length, 40.0) for length in (4096, 1024) for name in names]
+    taken += [profiled(names[1], 4096, 55.0), profiled(names[0], 1024, 60.0, causal=True)]
+    path.write_text("".join(f"{r.to_line()}\n" for r in taken))
+    data = gather([path])
+    assert data.records == ()
+    (figure,) = counter_charts.counters(data.counted)  # one kernel alone, the causal, is no chart
+    assert [trace["name"] for trace in figure.data] == ["1,024", "4,096"]
+    assert figure.data[1]["x"] == [40.0, 55.0]
+    assert figure.data[1]["text"][1].startswith(names[1])
+    assert "168 registers a thread" in figure.data[1]["text"][1]
+    assert "no counters were taken" in " ".join(missing(replace(data, counted=())))
 
 
 def test_the_prediction_states_its_regret(gpu_data):

@@ -5,7 +5,7 @@ import re
 from dataclasses import replace
 
 import pytest
-from report_records import record
+from report_records import profiled, record
 from typer.testing import CliRunner
 
 from flashsmith.base.errors import ArgumentError, DamagedFile
@@ -97,14 +97,14 @@ def test_the_words_name_winner_margin_and_peers(gpu_data, gpuless_data):
     words = " ".join(sentences(gpu_data))
     assert "1.200 times as fast as cuDNN" in words
     assert "51.0 µs, 2.0% ahead of the next" in words
+    assert "7 launches were profiled: their tensor cores are busy 40 to 46 % of the" in words
     without = " ".join(sentences(gpuless_data))
     assert "Nothing was timed" in without
     first = gpuless_data.measurements[0].key.config
     assert f"Predicted fastest on 512, d 128, full, not measured: {first}." in without
     assert any("nothing was timed" in gap for gap in missing(gpuless_data))
     assert missing(gpu_data) == []
-    without = ReportData(gpu_data.records, gpu_data.measurements, "x")
-    assert "no predicted order" in missing(without)[0]
+    assert "no predicted order" in missing(replace(gpu_data, places={}))[0]
 
 
 def test_many_winners_are_summed_up_with_the_most_frequent_and_the_margin(gpu_data):
@@ -173,7 +173,10 @@ def test_a_corrupt_line_is_named(tmp_path):
         gather([path])
     good = record("paper", "cuDNN", 1024, 7.5).to_line()
     path.write_text("\n\n" + good.replace('"q_len": 1024', '"q_len": [1]'))
-    with pytest.raises(DamagedFile, match="line 3: suite, name, shape, rounds or place is of a"):
+    with pytest.raises(DamagedFile, match="line 3: suite, name, shape, rounds, place or a counter"):
+        gather([path])
+    path.write_text(profiled("A", 1024, 50.0).to_line().replace("50.0", '"half"'))
+    with pytest.raises(DamagedFile, match="place or a counter is of a wrong type"):
         gather([path])
     path.write_text("not json\n")
     with pytest.raises(DamagedFile, match="not a line of JSON"):

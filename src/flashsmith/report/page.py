@@ -10,7 +10,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from flashsmith.base.errors import Unsupported
-from flashsmith.report import ladder_charts, order_charts, record_charts, tuning_charts
+from flashsmith.report import (
+    counter_charts,
+    ladder_charts,
+    order_charts,
+    record_charts,
+    tuning_charts,
+)
 from flashsmith.report.contenders import problem_text, regime_of
 from flashsmith.report.figure import Figure, Json
 from flashsmith.report.sources import ReportData
@@ -73,6 +79,7 @@ def _figures(data: ReportData) -> list[Json]:
         record_charts.roofline(records, tuned, data.device),
         *ladder_charts.ladders(records),
         *ladder_charts.knobs(records),
+        *counter_charts.counters(data.counted),
         tuning_charts.landscape(measurements),
         tuning_charts.predicted(tuning_charts.times_of(data), data.places),
         order_charts.predicted_order(measurements, data.places),
@@ -152,7 +159,7 @@ def _by_problem_and_time(m: Measurement) -> tuple[object, ...]:
 
 
 def _environment(data: ReportData) -> str:
-    seen = [dict(r.environment) for r in data.records]
+    seen = [dict(r.environment) for r in (*data.records, *data.counted)]
     seen += [dict(m.environment) for m in data.measurements]
     if not seen:
         return "<p>None stated.</p>"

@@ -16,6 +16,8 @@ from flashsmith.tuner.exchange import read_any
 from flashsmith.tuner.measurement import Measurement, measurement_from_line
 
 PLACE = "predicted_place"  # what the result of a prediction holds
+COUNTED = "duration_us"  # what the result of a profile holds
+_COUNTS = ("tensor_pct", "tflops", "registers", "l2_hit_pct", "warps_pct", "bank_conflicts")
 _PROBLEM = {"suite", "name", "batch", "heads", "kv_heads", "q_len", "k_len", "d_head"}
 _PROBLEM |= {"dtype", "causal"}
 _IN_WHEEL = Path(__file__).parent / "shipped"
@@ -31,17 +33,18 @@ class ReportData:
     source: str
     # The predicted place of a configuration on a problem, 1 for the one predicted fastest.
     places: dict[tuple[str, AttentionProblem], int] = field(default_factory=dict)
+    counted: tuple[Record, ...] = ()  # by a profiler
 
     @property
     def device(self) -> str:
         """The GPU that the times are of, or an empty text."""
-        names = [str(r.environment["device"]) for r in self.records]
+        names = [str(r.environment["device"]) for r in (*self.records, *self.counted)]
         return next(iter([*names, *(m.key.gpu for m in self.measurements)]), "")
 
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to show."""
-        return not self.records and not self.measurements
+        return not self.records and not self.measurements and not self.counted
 
 
 def gather(paths: Sequence[Path]) -> ReportData:
@@ -71,6 +74,7 @@ def shipped_records() -> list[Path]:
 def _read(paths: Sequence[Path], source: str) -> ReportData:
     records: list[Record] = []
     measurements: list[Measurement] = []
+    counted: list[Record] = []
     places: dict[tuple[str, AttentionProblem], int] = {}
     for path in paths:
         if path.suffix != ".jsonl":
@@ -82,9 +86,11 @@ def _read(paths: Sequence[Path], source: str) -> ReportData:
                     measurements.append(found)
                 elif PLACE in found.result:
                     places[found.what["name"], found.problem] = found.result[PLACE]
+                elif COUNTED in found.result:
+                    counted.append(found)
                 else:
                     records.append(found)
-    return ReportData(tuple(records), tuple(measurements), source, places)
+    return ReportData(tuple(records), tuple(measurements), source, places, tuple(counted))
 
 
 def _lines(path: Path) -> list[tuple[int, str]]:
@@ -97,7 +103,7 @@ def _lines(path: Path) -> list[tuple[int, str]]:
 
 
 def _parse(line: str, where: str) -> Sequence[Record | Measurement]:
-    """Timing records or a tuner's measurement; other committed records have no chart here."""
+    """Records of times or counters, or a tuner's measurement; others have no chart here."""
     try:
         data = parse_json(line)
     except ValueError as error:
@@ -111,7 +117,7 @@ def _parse(line: str, where: str) -> Sequence[Record | Measurement]:
     what, result = data.get("what"), data.get("result")
     if not isinstance(what, dict) or not isinstance(result, dict) or "q_len" not in what:
         return []
-    if not {"median_us", PLACE} & set(result):
+    if not {"median_us", PLACE, COUNTED} & set(result):
         return []
     lacking = sorted(_PROBLEM - set(what))
     if lacking:
@@ -125,13 +131,17 @@ def _require_readable(record: Record, where: str) -> None:
     """Raises where a field that charts read is of another type than ours."""
     texts = [record.what["suite"], record.what["name"]]
     counts = [record.result.get("rounds", 1), record.result.get(PLACE, 1)]
+    counters = [record.result.get(name) for name in _COUNTS if COUNTED in record.result]
     try:
         has_problem = isinstance(record.problem, AttentionProblem)
     except (KeyError, TypeError, ValueError):
         has_problem = False
     are_texts = all(isinstance(text, str) for text in texts)
-    if not has_problem or not are_texts or not all(isinstance(count, int) for count in counts):
+    are_numbers = all(isinstance(count, int) for count in counts) and all(
+        isinstance(count, int | float | None) for count in counters
+    )
+    if not (has_problem and are_texts and are_numbers):
         raise DamagedFile(
-            f"{where}: suite, name, shape, rounds or place is of a wrong type; remove or mend the "
-            f"line."
+            f"{where}: suite, name, shape, rounds, place or a counter is of a wrong type; remove "
+            f"or mend the line."
         )

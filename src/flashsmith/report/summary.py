@@ -39,6 +39,17 @@ def sentences(data: ReportData) -> list[str]:
         *_timed(data.measurements),
         *_verified(data.measurements),
         *_predicted_first(data),
+        *_counted(data.counted),
+    ]
+
+
+def _counted(counted: Sequence[Record]) -> list[str]:
+    busy = [r.result["tensor_pct"] for r in counted if r.result.get("tensor_pct") is not None]
+    if not busy:
+        return []
+    return [
+        f"{len(busy)} launches were profiled: their tensor cores are busy {min(busy):.0f} to "
+        f"{max(busy):.0f} % of the cycles."
     ]
 
 
@@ -141,6 +152,8 @@ def missing(data: ReportData) -> list[str]:
         gaps.append("no peers were measured (`flashsmith bench`)")
     if not any(r.what["suite"] == LADDER for r in data.records):
         gaps.append("no ladder was measured (`flashsmith progression -o FILE`)")
+    if not data.counted:
+        gaps.append("no counters were taken (`flashsmith profile -o FILE`)")
     if not data.measurements:
         gaps.append("nothing was tuned (`flashsmith tune`)")
     elif not any(isinstance(m.outcome, Timed) for m in data.measurements):
