@@ -103,9 +103,9 @@ def test_rows_that_outgrow_their_maximum_are_rescaled(device, statistics, gain):
 
 
 @pytest.mark.parametrize("dtype", [DType.FP16, DType.BF16], ids=lambda t: t.name)
-@pytest.mark.parametrize("gain", [1.0, 30.0])
-def test_sums_may_be_a_column_of_the_output(device, dtype, gain):
-    config = SMALL.replace(dtype=dtype, l_by_mma=True, kv_stages=3)
+@pytest.mark.parametrize(("gain", "late_store"), [(1.0, False), (30.0, False), (1.0, True)])
+def test_sums_may_be_a_column_of_the_output(device, dtype, gain, late_store):
+    config = SMALL.replace(dtype=dtype, l_by_mma=True, kv_stages=3, late_store=late_store)
     masked = problem(config, q_len=150, causal=True, diagonal=-70)
     require(device, config, Case("mma sums", masked, gain=gain, lse=False))
 

@@ -110,6 +110,8 @@ struct HopperOverlappedLoop : HopperConsumer<kConfig, kTraits> {
         first = true;
         v_skipped = 0;
         unsaved = false;
+        // Not used before it is set again, but where sums are part of O the compiler reads it.
+        if constexpr (kConfig.late_store && Base::kMmaSums) finished_slot = work.slot;
         this->skip_pairs(work.n_blocks - work.own);
         this->wait_q();
         this->use_q();
