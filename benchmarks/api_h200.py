@@ -1,6 +1,6 @@
 """What the API costs on a GPU, and whether it holds there: host time, first calls, a model.
 
-    python benchmarks/api_h200.py all|host|first|model|sanitizer|small --out FOLDER [--commit HASH]
+    python benchmarks/api_h200.py all|host|first|model|sanitizer|small --out FOLDER
 
 Each part appends JSON lines to FOLDER/api.jsonl and prints a table; `all` takes about a minute.
 """
@@ -30,9 +30,7 @@ def record(arguments, part: str, result: dict) -> None:
     from flashsmith.measure.record import Record, append_records
     from flashsmith.runtime.devices import default_device
 
-    environment = environment_of(
-        default_device("cuda"), compiler=find_nvrtc().compiler, commit=arguments.commit
-    )
+    environment = environment_of(default_device("cuda"), compiler=find_nvrtc().compiler)
     what = {"suite": "api", "part": part}
     append_records(arguments.out / "api.jsonl", [Record(what, result, asdict(environment))])
 
@@ -282,7 +280,7 @@ def sanitizer(arguments) -> None:
 def everything(arguments) -> None:
     """All parts: what is timed one by one, then what is not side by side."""
     started = time.perf_counter()
-    options = ["--out", str(arguments.out), "--commit", arguments.commit]
+    options = ["--out", str(arguments.out)]
     for together in (["host"], ["first"], ["model", "sanitizer"]):
         children = [
             subprocess.Popen([sys.executable, __file__, part, *options]) for part in together
@@ -304,7 +302,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("part", choices=parts)
     parser.add_argument("--out", type=Path, default=Path("out"))
-    parser.add_argument("--commit", default="")
     arguments = parser.parse_args()
     parts[arguments.part](arguments)
 

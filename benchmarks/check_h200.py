@@ -1,6 +1,6 @@
 """Checks every configuration on the GPU at hand and writes what it found as records.
 
-    PYTHONPATH=src python3 benchmarks/check_h200.py OUT [--commit HASH] [--keys …] [--parts …]
+    PYTHONPATH=src python3 benchmarks/check_h200.py OUT [--keys …] [--parts …]
 
 Parts: `cases` (the sets of --keys on 12 cases; with prog-all also the ladders rebased to d_head 64
 and 256 on their own d), `agree` (the first set on the emulator and on the GPU, in ulps), `sanitize`
@@ -203,7 +203,6 @@ def main():
     """Runs the parts that were asked for; one that fails does not stop the others."""
     parser = argparse.ArgumentParser()
     parser.add_argument("out", type=Path)
-    parser.add_argument("--commit", default="")
     parser.add_argument("--keys", default="tune,prog-all")
     parser.add_argument("--parts", default=",".join(PARTS))
     given = parser.parse_args()
@@ -211,7 +210,7 @@ def main():
     device = default_device("cuda")
     kernel = compile_many(compile_jobs(device, [_first_work()]))[0]
     compiler = getattr(kernel, "compiler", str(kernel))
-    environment = environment_of(device, compiler=compiler, commit=given.commit)
+    environment = environment_of(device, compiler=compiler)
     for name in given.parts.split(","):
         begin = time.perf_counter()
         try:

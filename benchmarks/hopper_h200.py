@@ -1,7 +1,7 @@
 """The Hopper kernels on an H200 as `choose` picks them, beside cuDNN and a prototype.
 
     PYTHONPATH=src python3 benchmarks/hopper_h200.py OUT_FOLDER [--prototype FOLDER]
-        [--parts burst,sustained,…] [--commit HASH] [--seconds N]
+        [--parts burst,sustained,…] [--seconds N]
 
 Appends records to OUT_FOLDER/hopper.jsonl (FP16 candidates to hopper_fp16.jsonl) and ends with
 every bar and whether the record meets it; `--parts summary` does that alone. Timing is that of
@@ -32,7 +32,7 @@ FILES = {"fp16": "hopper_fp16.jsonl"}  # an exploration: not part of the record
 RESUMED = ("burst", "sustained")  # a second process goes on with the cells that are missing
 
 
-def run_part(part: str, out: Path, prototype: Path | None, commit: str) -> None:
+def run_part(part: str, out: Path, prototype: Path | None) -> None:
     """One part, in this process; every line is written as soon as it is known."""
     import hopper_checks as checks
     import hopper_knobs as knobs
@@ -45,7 +45,7 @@ def run_part(part: str, out: Path, prototype: Path | None, commit: str) -> None:
     from flashsmith.measure.environment import environment_of
 
     path = out / FILES.get(part, RECORD)
-    environment = environment_of(device(), compiler=find_nvrtc().compiler, commit=commit)
+    environment = environment_of(device(), compiler=find_nvrtc().compiler)
     done = frozenset(
         (regime, cell) for regime in RESUMED for cell in bars.grid(bars.read(path), regime)
     )
@@ -142,7 +142,6 @@ def main() -> int:
     parser.add_argument("out", type=Path)
     parser.add_argument("--prototype", type=Path)
     parser.add_argument("--parts", default=",".join(PARTS))
-    parser.add_argument("--commit", default="")
     parser.add_argument("--seconds", type=float, default=400.0, help="for all parts together")
     asked = parser.parse_args()
     wanted = asked.parts.split(",")
@@ -156,7 +155,7 @@ def main() -> int:
         if part == "compile":
             compile_all(timed)
         else:
-            run_part(part, asked.out, asked.prototype, asked.commit)
+            run_part(part, asked.out, asked.prototype)
 
     if timed:
         import hopper_variations  # noqa: F401  (with it torch, before the parts are forked)

@@ -1,6 +1,6 @@
 """Times the mma.sync family beside torch's FlashAttention-2 and writes records.
 
-    PYTHONPATH=src python3 benchmarks/mma_h200.py OUT.jsonl [--commit HASH] [--rounds N]
+    PYTHONPATH=src python3 benchmarks/mma_h200.py OUT.jsonl [--rounds N]
 
 The grid of the FlashAttention papers: batch x sequence = 16,384 tokens, heads x d_head = 2,048.
 Every contender is captured in a graph of the driver, so that the host counts for none of them.
@@ -100,14 +100,13 @@ def right(device, texts):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("out", type=Path)
-    parser.add_argument("--commit", default="")
     parser.add_argument("--rounds", type=int, default=21)
     options = parser.parse_args()
     device = default_device("cuda")
     ratios = {d_head: [] for d_head in CANDIDATES}
     for d_head, texts in CANDIDATES.items():
         configs, compiler = right(device, texts)
-        environment = environment_of(device, compiler=compiler, commit=options.commit)
+        environment = environment_of(device, compiler=compiler)
         for causal, length in itertools.product((False, True), LENGTHS):
             heads = WIDTH // d_head
             problem = AttentionProblem(

@@ -50,11 +50,6 @@ def test_a_record_says_what_how_fast_and_on_what(records, environment):
     assert ours.environment["compiler"] == "nvrtc 13.4"
 
 
-def test_a_commit_that_is_given_is_taken():
-    environment = environment_of(open_device("emulator"), commit="abc")
-    assert (environment.commit, environment.dirty) == ("abc", False)
-
-
 def test_a_copy_without_a_repository_is_told_its_commit(monkeypatch):
     monkeypatch.setenv("FLASHSMITH_COMMIT", "0123abcd")
     environment = environment_of(open_device("emulator"))

@@ -38,18 +38,15 @@ class Environment:
     date: str  # UTC, ISO 8601
 
 
-def environment_of(device: Device, *, compiler: str = "", commit: str = "") -> Environment:
-    """The environment of `device` at this moment.
-
-    `commit`, else FLASHSMITH_COMMIT, is for copies without a repository.
-    """
+def environment_of(device: Device, *, compiler: str = "") -> Environment:
+    """The environment of `device` at this moment."""
     driver, cuda, mhz, watt = "", "", None, None
     if isinstance(device, CudaDevice):
         monitor = monitor_of(device)
         driver = monitor.driver_version()
         cuda = ".".join(map(str, device.driver.version))
         mhz, watt = monitor.max_sm_mhz(), monitor.power_limit_w()
-    found, dirty = (commit, False) if commit else commit_of_checkout()
+    commit, dirty = commit_of_checkout()
     return Environment(
         device=device.name,
         arch=device.arch,
@@ -62,7 +59,7 @@ def environment_of(device: Device, *, compiler: str = "", commit: str = "") -> E
         python=platform.python_version(),
         packages=_versions(),
         flashsmith=__version__,
-        commit=found,
+        commit=commit,
         dirty=dirty,
         date=datetime.now(UTC).isoformat(timespec="seconds"),
     )
