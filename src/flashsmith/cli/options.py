@@ -30,7 +30,8 @@ def refuse_given(context: typer.Context, names: Sequence[str], reason: str) -> N
     for name in names:
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":
-            raise ArgumentError(f"--{name.replace('_', '-')} is given {reason}; drop one of them.")
+            option = next(p.opts[0] for p in context.command.params if p.name == name)
+            raise ArgumentError(f"{option} is given {reason}; drop it.")
 
 
 def _one_form(context: typer.Context, value: bool) -> bool:

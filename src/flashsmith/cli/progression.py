@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -36,7 +36,7 @@ KnobOption = Annotated[
     str | None, typer.Option("--knob", help="Move one knob through its values instead.")
 ]
 
-LENGTH = "4096"
+ABOUT_TIMES = ("output", "rounds", "sustained", "seq_lens", "batch", "heads", "kv_heads")
 
 # A terminal has room for what a step adds and why it pays; --json and --csv hold all columns.
 TABLE = (
@@ -46,11 +46,12 @@ TABLE = (
 
 
 def command(
+    context: typer.Context,
     ladder: LadderArgument = None,
     knob: KnobOption = None,
     device: options.DeviceOption = None,
     arch: options.ArchOption = "sm_90a",
-    seq_lens: options.SeqLensOption = LENGTH,
+    seq_lens: options.SeqLensOption = "4096",
     batch: options.GridBatchOption = None,
     heads: options.GridHeadsOption = None,
     kv_heads: options.KvHeadsOption = None,
@@ -71,16 +72,7 @@ def command(
     can_time = name == "cuda"
     arch_name = default_device("cuda").arch if can_time else get_arch(arch).name
     if not can_time:
-        about_times: dict[str, object] = {
-            "-o": output,
-            "--rounds": rounds,
-            "--sustained": sustained,
-            "--seq-lens": seq_lens if seq_lens != LENGTH else None,
-            "--batch": batch,
-            "--heads": heads,
-            "--kv-heads": kv_heads,
-        }
-        _refuse_times(about_times)
+        options.refuse_given(context, ABOUT_TIMES, "without a GPU, and nothing is timed here")
         note(f"No GPU is used: resources for {arch_name} and the emulator's counters, no times.")
     known = counted(configs, arch_name, causal=causal)
     # One that does not compile has no facts: asked here, the compiler's error is shown.
@@ -116,15 +108,6 @@ def _set_name(text: str) -> str:
         if name in ladders:
             return name
     raise ArgumentError(f"{text!r} has no ladder; there are {', '.join(ladders)}; choose one.")
-
-
-def _refuse_times(given: Mapping[str, object]) -> None:
-    for option, value in given.items():
-        if value:
-            raise ArgumentError(
-                f"{option} is given without a GPU; it is about times, and nothing is timed here; "
-                f"drop it."
-            )
 
 
 def _problem(

@@ -17,7 +17,6 @@ from flashsmith.tuner.measurement import Measurement, measurement_from_line
 
 PLACE = "predicted_place"  # what the result of a prediction holds
 COUNTED = "duration_us"  # what the result of a profile holds
-_COUNTS = ("tensor_pct", "tflops", "registers", "l2_hit_pct", "warps_pct", "bank_conflicts")
 _PROBLEM = {"suite", "name", "batch", "heads", "kv_heads", "q_len", "k_len", "d_head"}
 _PROBLEM |= {"dtype", "causal"}
 _IN_WHEEL = Path(__file__).parent / "shipped"
@@ -131,7 +130,7 @@ def _require_readable(record: Record, where: str) -> None:
     """Raises where a field that charts read is of another type than ours."""
     texts = [record.what["suite"], record.what["name"]]
     counts = [record.result.get("rounds", 1), record.result.get(PLACE, 1)]
-    counters = [record.result.get(name) for name in _COUNTS if COUNTED in record.result]
+    counters = record.result.values() if COUNTED in record.result else ()
     try:
         has_problem = isinstance(record.problem, AttentionProblem)
     except (KeyError, TypeError, ValueError):
