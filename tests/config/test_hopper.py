@@ -55,6 +55,14 @@ REFUSED = {
         BASE.replace(scheduler=Scheduler.STATIC),
         BASE.replace(scheduler=Scheduler.STATIC, l2_sections=False),
     ),
+    "early_q_needs_a_slot": (
+        TWO.replace(early_q=True),
+        TWO.replace(early_q=True, early_tiles=True),
+    ),
+    "halves_have_instructions": (
+        TWO.replace(half_blocks=True),
+        TWO.replace(half_blocks=True, B_c=128, d_head=64),
+    ),
     "cluster_with_pingpong": (TWO.replace(cluster=2, pingpong=True), TWO.replace(cluster=2)),
 }
 NOT_TUNED = {

@@ -29,6 +29,7 @@ PLAIN = SMALL.replace(
     statistics=Statistics.MAX,
     rescale_threshold=0,
 )
+HALVES = SMALL.replace(B_c=128, half_blocks=True)
 STATISTICS = tuple(Statistics)
 # the field and its other value; where the base leaves no other value, the base to take instead
 PAIRS = {
@@ -44,12 +45,14 @@ PAIRS = {
     "early_tests": (SMALL, False),
     "statistics": (SMALL, Statistics.VOTE),
     "rescale_threshold": (SMALL, 4),
+    "half_blocks": (SMALL.replace(B_c=128), True),
     "early_exps": (SMALL.replace(statistics=Statistics.VOTE), True),
     "l_by_mma": (SMALL, True),
     "p_in_smem": (SMALL, True),
     "cluster": (SMALL.replace(pingpong=False), 2),
     "scheduler": (SMALL.replace(l2_sections=False), Scheduler.STATIC),
     "early_tiles": (SMALL, True),
+    "early_q": (SMALL.replace(early_tiles=True), True),
     "l2_sections": (SMALL, False),
     "o_staged": (SMALL, False),
     "late_store": (SMALL, True),
@@ -127,12 +130,53 @@ def test_lengths_may_differ(device, config, q_len, k_len):
     require(device, config, Case("lengths", lengths))
 
 
+@pytest.mark.parametrize("q_slots", [0, 3, 4], ids=["no early Q", "of one", "of both"])
 @pytest.mark.parametrize("scheduler", tuple(Scheduler), ids=lambda s: s.name)
 @pytest.mark.parametrize(("cluster", "k_len"), [(1, 40), (1, 65), (1, 300), (2, 65), (2, 300)])
-def test_the_next_tile_may_be_told_early(device, scheduler, cluster, k_len):
+def test_the_next_tile_may_be_told_early(device, scheduler, cluster, k_len, q_slots):
     config = SMALL.replace(early_tiles=True, scheduler=scheduler, l2_sections=False)
     config = config.replace(cluster=cluster, pingpong=cluster == 1)
+    if q_slots:
+        config = config.replace(early_q=True, q_slots=q_slots)
     require(device, config, Case("early tiles", problem(config, q_len=700, k_len=k_len)))
+
+
+# The last block has no key for some warpgroups, a half, its whole, or more: diagonals and tails
+# right before and behind the middle of a block.
+@pytest.mark.parametrize("statistics", STATISTICS, ids=lambda s: s.name)
+@pytest.mark.parametrize(
+    ("q_len", "k_len", "diagonal"),
+    [
+        (384, 384, 0),
+        (300, 320, 0),
+        (300, 321, -1),
+        (256, 512, 63),
+        (256, 512, 65),
+        (200, 448, None),
+    ],
+)
+def test_a_block_may_be_taken_by_halves(device, statistics, q_len, k_len, diagonal):
+    config = HALVES.replace(statistics=statistics)
+    causal = diagonal is not None
+    edges = problem(config, q_len=q_len, k_len=k_len, causal=causal, diagonal=diagonal)
+    require(device, config, Case("halves", edges))
+    plain = config.replace(overlap=False, early_rescale=False, early_tests=False, p_in_smem=True)
+    require(device, plain, Case("halves, no overlap", edges))
+
+
+def test_half_a_block_is_half_the_products_and_exponentials():
+    """Two warpgroups of a tile end in one block of 128: the first sees only half of it."""
+    counts = {}
+    for config in (HALVES, HALVES.replace(half_blocks=False)):
+        device = EmulatedDevice(sm_count=1, options=EmulatorOptions(counters=True))
+        causal = problem(config, q_len=128, k_len=128, causal=True)
+        require(device, config, Case("products", causal, lse=False))
+        counts[config.half_blocks] = device.last_report.counters.instructions
+    fewer = counts[False] - counts[True]
+    tiles, warps = 3, 4
+    assert fewer["matrix"] == tiles * warps * 4  # of 8 steps of P V
+    # A lane has 64 of a block's exponentials. The first tile of a block is no step behind another.
+    assert fewer["special function"] == (tiles - 1) * warps * 32
 
 
 @pytest.mark.parametrize("d_head", [8, 40, 56])
@@ -156,8 +200,10 @@ def test_a_warpgroup_may_skip_more_blocks_than_the_ring_has_stages(device):
         PLAIN,
         SMALL.replace(cluster=2, pingpong=False, p_in_smem=True),
         SMALL.replace(cluster=2, pingpong=False, early_tiles=True),
+        SMALL.replace(q_slots=3, early_tiles=True, early_q=True),
+        HALVES,
     ],
-    ids=["overlap", "plain", "cluster", "early tiles"],
+    ids=["overlap", "plain", "cluster", "early tiles", "early Q", "halves"],
 )
 def test_no_schedule_of_warps_and_copies_changes_the_result(config, seed):
     device = EmulatedDevice(options=EmulatorOptions(seed=seed, delayed_landing=True))

@@ -89,6 +89,9 @@ class HopperForwardKernelConfig(KernelConfig):
         "lazy_{}",
         absent=0,
     )
+    half_blocks: bool = flag(
+        "halves", "a block at the mask's edge by halves: what no row sees of it is not multiplied"
+    )
     early_exps: bool = flag(
         "early_exps", "all exponentials come before the wait for P V; else ptxas interleaves them"
     )
@@ -101,6 +104,7 @@ class HopperForwardKernelConfig(KernelConfig):
     early_tiles: bool = flag(
         "early_tiles", "the next tile is known and told before the last loads of this one"
     )
+    early_q: bool = flag("early_q", "and the part of its Q that has a free slot is loaded then")
     l2_sections: bool = flag(
         "sections", "causal: the longest tiles of as many heads as L2 holds come first"
     )
@@ -260,6 +264,18 @@ HopperForwardKernelConfig.BUILD_RULES = (
         "add lazy_8 or use MAX",
     ),
     Rule(
+        "early_q_needs_a_slot",
+        lambda c: c.early_q and (not c.early_tiles or c.q_slots <= c.n_warpgroups),
+        "the next tile's Q can only be loaded early where that tile is known and a slot is free",
+        "add early_tiles and raise q_slots, or drop early_q",
+    ),
+    Rule(
+        "halves_have_instructions",
+        lambda c: c.half_blocks and c.B_c not in (128, 160, 192),
+        "half of B_c has to be a width that products are written for: 64, 80 or 96",
+        "use B_c 128, 160 or 192, or drop halves",
+    ),
+    Rule(
         "early_exps_need_maxima",
         lambda c: c.early_exps and (c.statistics == Statistics.SUM or not c.overlap),
         "with SUM, or without overlap, no exponential can come before the wait for P V",
@@ -288,8 +304,8 @@ HopperForwardKernelConfig.AUTOTUNE_RULES = (
     ),
     Rule(
         "early_tiles_for_clusters",
-        lambda c: c.early_tiles and c.cluster == 1,
+        lambda c: c.early_tiles and c.cluster == 1 and not c.early_q,
         "a block alone has the counter's answer in time (H200, 2026-11: 0 to -1 %; cluster_2 +1 %)",
-        "drop early_tiles or use cluster_2",
+        "add early_q, drop early_tiles or use cluster_2",
     ),
 )

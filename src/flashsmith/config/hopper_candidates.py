@@ -24,15 +24,15 @@ _THREE = "regs_160_32"
 # Warpgroups, B_c and the words of the short form, by width; order of an H200 (2026-11).
 _TALL = {
     64: (
-        (3, 128, f"kv_3+q_6+{_SUM}+pingpong+l_mma+o_smem+{_THREE}"),
-        (3, 128, f"kv_3+q_6+{_SUM}+pingpong+o_smem+{_THREE}"),
+        (3, 128, f"kv_3+q_6+{_SUM}+halves+pingpong+l_mma+o_smem+{_THREE}"),
+        (3, 128, f"kv_3+q_6+{_SUM}+halves+pingpong+o_smem+{_THREE}"),
     ),
     96: (
-        (2, 128, f"kv_2+q_4+{_SUM}+pingpong+early_tests+o_smem+late_store+{_TWO}"),
+        (2, 128, f"kv_2+q_4+{_SUM}+halves+pingpong+early_tests+o_smem+late_store+{_TWO}"),
         (3, 80, f"kv_2+q_6+{_LOOP}+stats_BITS+lazy_8+early_tests+o_smem+{_THREE}"),
     ),
     128: (
-        (2, 128, f"kv_2+q_4+{_SUM}+pingpong+early_tests+o_smem+late_store+{_TWO}"),
+        (2, 128, f"kv_2+q_4+{_SUM}+halves+pingpong+early_tests+o_smem+late_store+{_TWO}"),
         (3, 80, f"kv_2+q_6+{_LOOP}+stats_BITS+lazy_8+early_tests+o_smem+{_THREE}"),
     ),
     192: ((2, 96, f"kv_2+q_3+{_SUM}+early_tests+late_store+hints+{_TWO}"),),

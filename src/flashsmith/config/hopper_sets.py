@@ -17,6 +17,7 @@ _BITS = f"{_LOOP}+stats_BITS+lazy_8"
 _VOTE = f"{_LOOP}+stats_VOTE+lazy_8"
 # Tiles of a full mask are all as long: a fixed order needs no counter.
 _STATIC = "overlap+early_rescale+tiles_STATIC+stats_SUM+lazy_8"
+_EARLY = "early_tiles+early_q"
 _PING = "pingpong+o_smem"
 _LATE = "early_tests+o_smem+late_store"
 _WIDE = "early_tests+late_store"  # O does not fit beside Q, K and V
@@ -26,29 +27,31 @@ CANDIDATES: tuple[tuple[str, tuple[str, ...]], ...] = (
     (
         "64, 3, 128",
         (
-            f"kv_3+q_6+{_SUM}+{_PING}+{_THREE}",
-            f"kv_3+q_6+{_SUM}+l_mma+{_PING}+{_THREE}",
-            f"kv_2+q_6+{_SUM}+{_PING}+{_THREE}",
-            f"kv_2+q_6+{_SUM}+l_mma+{_PING}+{_THREE}",
-            f"kv_3+q_6+{_SUM}+early_tests+{_PING}+{_THREE}",
-            f"kv_4+q_6+{_BITS}+early_tests+{_PING}+{_THREE}",
+            f"kv_3+q_6+{_SUM}+halves+{_PING}+{_THREE}",
+            f"kv_3+q_6+{_SUM}+halves+l_mma+{_PING}+{_THREE}",
+            f"kv_2+q_6+{_SUM}+halves+{_PING}+{_THREE}",
+            f"kv_2+q_6+{_SUM}+halves+l_mma+{_PING}+{_THREE}",
+            f"kv_3+q_6+{_SUM}+halves+early_tests+{_PING}+{_THREE}",
+            f"kv_4+q_6+{_BITS}+halves+early_tests+{_PING}+{_THREE}",
             f"kv_2+q_6+{_VOTE}+{_PING}+{_THREE}",
         ),
     ),
     (
         "96, 2, 128",
         (
-            f"kv_2+q_4+{_SUM}+pingpong+{_LATE}+{_TWO}",
-            f"kv_2+q_4+{_BITS}+{_LATE}+{_TWO}",
+            f"kv_2+q_4+{_SUM}+halves+pingpong+{_LATE}+{_TWO}",
+            f"kv_2+q_4+{_BITS}+halves+{_LATE}+{_TWO}",
         ),
     ),
     ("96, 3, 80", (f"kv_2+q_6+{_BITS}+early_tests+o_smem+{_THREE}",)),
     (
         "128, 2, 128",
         (
+            f"kv_2+q_4+{_SUM}+halves+pingpong+{_LATE}+{_TWO}",
+            f"kv_2+q_4+{_SUM}+halves+pingpong+early_tests+o_smem+{_TWO}",
+            f"kv_2+q_4+{_BITS}+halves+pingpong+{_LATE}+{_TWO}",
             f"kv_2+q_4+{_SUM}+pingpong+{_LATE}+{_TWO}",
-            f"kv_2+q_4+{_SUM}+pingpong+early_tests+o_smem+{_TWO}",
-            f"kv_2+q_4+{_BITS}+pingpong+{_LATE}+{_TWO}",
+            f"kv_2+q_4+{_STATIC}+halves+pingpong+early_tests+o_smem+{_TWO}",
             f"kv_2+q_4+{_STATIC}+cluster_2+{_LATE}+{_TWO}",
         ),
     ),
@@ -74,9 +77,9 @@ CANDIDATES: tuple[tuple[str, tuple[str, ...]], ...] = (
             f"kv_2+q_3+{_SUM}+{_WIDE}+hints+{_TWO}",
             f"kv_2+q_3+{_BITS}+pingpong+{_WIDE}+hints+{_TWO}",
             f"kv_2+q_3+{_VOTE}+{_WIDE}+{_TWO}",
-            f"kv_2+q_3+{_SUM}+cluster_2+early_tiles+{_WIDE}+{_TWO}",
-            f"kv_2+q_3+{_STATIC}+cluster_2+{_WIDE}+{_TWO}",
-            f"kv_2+q_3+{_STATIC}+{_WIDE}+hints+{_TWO}",
+            f"kv_2+q_3+{_SUM}+cluster_2+{_EARLY}+{_WIDE}+{_TWO}",
+            f"kv_2+q_3+{_STATIC}+cluster_2+{_EARLY}+{_WIDE}+{_TWO}",
+            f"kv_2+q_3+{_STATIC}+{_EARLY}+{_WIDE}+hints+{_TWO}",
         ),
     ),
 )

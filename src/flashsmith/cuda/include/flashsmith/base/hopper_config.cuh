@@ -33,12 +33,14 @@ struct HopperForwardKernelConfig {
     bool early_tests = required<bool>();
     Statistics statistics = required<Statistics>();
     int rescale_threshold = required<int>();  // powers of two; 0: rescale in every block
+    bool half_blocks = required<bool>();
     bool early_exps = required<bool>();
     bool l_by_mma = required<bool>();
     bool p_in_smem = required<bool>();
     int cluster = required<int>();
     Scheduler scheduler = required<Scheduler>();
     bool early_tiles = required<bool>();
+    bool early_q = required<bool>();
     bool l2_sections = required<bool>();
     bool o_staged = required<bool>();
     bool late_store = required<bool>();

@@ -32,6 +32,9 @@ struct HopperConsumer {
     static constexpr u32 kVPanelBytes = kMmaSums
                                             ? HopperSmem<kConfig>::kOnes - HopperSmem<kConfig>::kV
                                             : kConfig.B_c * kPanelRowBytes;
+    // Only masks leave half a block unseen.
+    static constexpr bool kHalves = kConfig.half_blocks && (kTraits.causal || kTraits.ragged_k);
+    static constexpr int kHalf = kHalves ? kConfig.B_c / 2 : kConfig.B_c;
     static constexpr float kLn2 = 0.6931471805599453f;
 
     // What this warpgroup has to do in a tile.
@@ -186,7 +189,11 @@ struct HopperConsumer {
     // Blocks
 
     FS_DEVICE bool needs_mask(i32 row, i32 n) const {
-        const i32 end = (n + 1) * kConfig.B_c;
+        return ends_unseen(row, (n + 1) * kConfig.B_c);
+    }
+
+    // Whether some row of this warpgroup does not see the last key before `end`.
+    FS_DEVICE bool ends_unseen(i32 row, i32 end) const {
         bool needed = false;
         if constexpr (kTraits.ragged_k) needed |= end > args.k_len;
         if constexpr (kTraits.causal) {
@@ -195,12 +202,23 @@ struct HopperConsumer {
         return needed;
     }
 
+    // Whether no row of this warpgroup sees the second half of block n.
+    FS_DEVICE bool is_half(i32 row, i32 n) const {
+        if constexpr (!kHalves) return false;
+        i32 keys = args.k_len;
+        if constexpr (kTraits.causal) {
+            keys = min(keys, row + (warpgroup + 1) * kWarpgroupRows + args.diagonal);
+        }
+        return keys <= n * kConfig.B_c + kHalf;
+    }
+
     FS_DEVICE int row_in_tile() const {
         return warpgroup * kWarpgroupRows + thread / kWarpLanes * 16 + lane / 4;
     }
 
     // Masks what rows of this block may not see; returns whether there was anything to mask.
-    FS_DEVICE bool mask(typename Products::S& s, i32 row, i32 n) const {
+    template <int kCount>
+    FS_DEVICE bool mask(float (&s)[kCount], i32 row, i32 n) const {
         if constexpr (kTraits.causal || kTraits.ragged_k) {
             if (!needs_mask(row, n)) return false;
             const i32 column = n * kConfig.B_c + lane % 4 * 2;
@@ -210,14 +228,18 @@ struct HopperConsumer {
                 low = min(low, sees);
                 high = min(high, sees + 8);
             }
-            Softmax::mask(s, low - column, high - column);
+            if (!kHalves || ends_unseen(row, n * kConfig.B_c + kCount)) {
+                Softmax::template mask<0, kCount / 2>(s, low - column, high - column);
+            }
+            Softmax::template mask<kCount / 2, kCount>(s, low - column, high - column);
             return true;
         }
         return false;
     }
 
     // From S to P where no product is in flight.
-    FS_DEVICE void softmax_alone(typename Products::S& s, i32 row, i32 n, bool first) {
+    template <int kCount>
+    FS_DEVICE void softmax_alone(float (&s)[kCount], i32 row, i32 n, bool first) {
         const bool masked = mask(s, row, n);
         if constexpr (kConfig.statistics == Statistics::kSUM) {
             softmax.exponentials_checked(p, s, scale, first, masked);
@@ -226,14 +248,15 @@ struct HopperConsumer {
             softmax.exponentials(s, scale);
             softmax.pack(p, s);
         }
-        stage_p();
+        stage_p<2 * kCount>();
     }
 
     // P in its place for issue_pv; the products that read the last one are done.
+    template <int kKeys>
     FS_DEVICE void stage_p() {
         if constexpr (kConfig.p_in_smem) {
             FS_UNROLL
-            for (int i = 0; i < kConfig.B_c / 16; ++i) {
+            for (int i = 0; i < kKeys / 16; ++i) {
                 const u32 chunk[4] = {p[4 * i], p[4 * i + 1], p[4 * i + 2], p[4 * i + 3]};
                 ptx::stmatrix_x4(swizzled_rows(smem.p(warpgroup), thread, i), chunk);
             }
@@ -243,12 +266,21 @@ struct HopperConsumer {
         }
     }
 
-    FS_DEVICE void issue_pv(bool keep) {
+    FS_DEVICE void issue_pv(bool keep, bool half) {
         ptx::fence_registers(o);
-        if constexpr (kConfig.p_in_smem) {
-            Products::issue_pv(o, p_matrix, v.matrix, keep);
+        if (kHalves && half) {
+            issue_pv_of<kHalf>(keep);
         } else {
-            Products::issue_pv(o, p, v.matrix, keep);
+            issue_pv_of<kConfig.B_c>(keep);
+        }
+    }
+
+    template <int kKeys>
+    FS_DEVICE void issue_pv_of(bool keep) {
+        if constexpr (kConfig.p_in_smem) {
+            Products::template issue_pv<kKeys>(o, p_matrix, v.matrix, keep);
+        } else {
+            Products::template issue_pv<kKeys>(o, p, v.matrix, keep);
         }
     }
 

@@ -33,18 +33,23 @@ struct HopperPlainLoop : HopperConsumer<kConfig, kTraits> {
         this->wait_q();
         this->use_q();
         this->softmax.reset();
-        _Pragma("unroll 1") for (i32 n = work.own - 1; n >= 0; --n) {
-            block(work.row, n, n == work.own - 1);
+        i32 n = work.own - 1;
+        if (this->is_half(work.row, n)) {
+            block<Base::kHalf>(work.row, n, true);
+        } else {
+            block<kConfig.B_c>(work.row, n, true);
         }
+        _Pragma("unroll 1") while (--n >= 0) block<kConfig.B_c>(work.row, n, false);
         this->pass_turn();
         this->finish(work.slot);
         this->store(work.slot);
     }
 
+    template <int kKeys>
     FS_DEVICE void block(i32 row, i32 n, bool first) {
-        typename Products::S s;
+        typename Products::template Scores<kKeys> s;
         this->k.wait();
-        Products::issue_qk(s, this->q_matrix, this->k.matrix);
+        Products::template issue_qk<kKeys>(s, this->q_matrix, this->k.matrix);
         this->pass_turn();
         ptx::wgmma_wait<0>();  // S is complete, K has been read
         ptx::fence_registers(s);
@@ -54,7 +59,7 @@ struct HopperPlainLoop : HopperConsumer<kConfig, kTraits> {
         if (!first) this->softmax.rescale(this->o);
         this->v.wait();
         this->take_turn();
-        this->issue_pv(!first);
+        this->issue_pv(!first, kKeys < kConfig.B_c);
         ptx::wgmma_wait<0>();  // O is complete, P and V have been read
         ptx::fence_registers(this->o);
         this->release(this->v);
@@ -63,7 +68,7 @@ struct HopperPlainLoop : HopperConsumer<kConfig, kTraits> {
 
 // One loop over all blocks of all tiles: each step issues Q Kᵀ of a block and P V of the one
 // before, also where the two belong to different tiles. A plain step has no branch; a general one
-// masks, starts and ends tiles.
+// masks, starts and ends tiles; another starts a tile with half a block.
 template <HopperForwardKernelConfig kConfig, ForwardTraits kTraits>
 struct HopperOverlappedLoop : HopperConsumer<kConfig, kTraits> {
     using Base = HopperConsumer<kConfig, kTraits>;
@@ -76,6 +81,7 @@ struct HopperOverlappedLoop : HopperConsumer<kConfig, kTraits> {
     i32 row, slot;  // of the tile whose blocks are being multiplied with Q
     i32 n;          // the block whose scores are in p, or whose softmax runs
     bool first;     // that block is its tile's first: P V starts a new O
+    bool half;      // of that first block, only one half is seen
     i32 v_skipped;  // blocks of V to pass by before that one
     bool unsaved;   // O of the finished tile in `finished_slot` is still in registers
     i32 finished_slot;
@@ -90,10 +96,10 @@ struct HopperOverlappedLoop : HopperConsumer<kConfig, kTraits> {
                 continue;
             }
             start(work);
-            while (step<true>(work)) {
+            while (step<Step::kGeneral>(work)) {
                 // Row maxima are set, Q stays, no mask until the tile ends.
                 if (!first && n > 1 && !this->needs_mask(row, n - 1)) {
-                    _Pragma("unroll 1") do { step<false>(work); }
+                    _Pragma("unroll 1") do { step<Step::kPlain>(work); }
                     while (n > 1);
                 }
             }
@@ -102,12 +108,22 @@ struct HopperOverlappedLoop : HopperConsumer<kConfig, kTraits> {
     }
 
   private:
+    enum class Step { kPlain, kGeneral, kHalf };
+
+    // Where a step stands between tiles.
+    struct Boundary {
+        bool starts_tile;  // its Q Kᵀ is a tile's first
+        i32 finished;      // slot of the tile that its P V then ends
+        i32 skipped;       // blocks before the new tile's first that others need
+    };
+
     // The first block of a run of tiles: nothing to overlap it with.
     FS_DEVICE void start(const Work& work) {
         row = work.row;
         slot = work.slot;
         n = work.own - 1;
         first = true;
+        half = this->is_half(row, n);
         v_skipped = 0;
         unsaved = false;
         // Not used before it is set again, but where sums are part of O the compiler reads it.
@@ -115,10 +131,10 @@ struct HopperOverlappedLoop : HopperConsumer<kConfig, kTraits> {
         this->skip_pairs(work.n_blocks - work.own);
         this->wait_q();
         this->use_q();
-        typename Products::S s;
+        typename Products::template Scores<kConfig.B_c> s;
         this->k.wait();
         this->take_turn();
-        Products::issue_qk(s, this->q_matrix, this->k.matrix);
+        Products::template issue_qk<kConfig.B_c>(s, this->q_matrix, this->k.matrix);
         this->pass_turn();
         ptx::wgmma_wait<0>();
         ptx::fence_registers(s);
@@ -128,24 +144,22 @@ struct HopperOverlappedLoop : HopperConsumer<kConfig, kTraits> {
         this->softmax_alone(s, row, n, true);
     }
 
-    // Q Kᵀ of the next block and P V of the one in p. False, with nothing done, when the next tile
-    // (in `next`) cannot follow at once.
-    template <bool kGeneral>
+    // One step. False, with nothing done, when it would start the next tile (in `next`) and that
+    // cannot follow at once.
+    template <Step kStep>
     FS_DEVICE bool step(Work& next) {
-        const bool boundary = kGeneral && n == 0;
-        const bool starts_o = kGeneral && first;
-        const i32 finished = slot;
-        i32 skipped = 0;
-        if (boundary) {
+        constexpr bool kGeneral = kStep != Step::kPlain;
+        Boundary at{kGeneral && n == 0, slot, 0};
+        if (at.starts_tile) {
             next = this->next_tile();
-            skipped = next.n_blocks - next.own;
+            at.skipped = next.n_blocks - next.own;
             // More V blocks than the ring has stages could not wait behind the one in use.
-            if (next.n_blocks == 0 || next.own == 0 || skipped > kConfig.kv_stages) return false;
-            if (starts_o) {
+            if (next.n_blocks == 0 || next.own == 0 || at.skipped > kConfig.kv_stages) return false;
+            if (first) {
                 this->skip_v(v_skipped);
                 v_skipped = 0;
             }
-            this->skip_k(skipped);
+            this->skip_k(at.skipped);
             this->wait_q();
             n = next.own;
             row = next.row;
@@ -153,11 +167,26 @@ struct HopperOverlappedLoop : HopperConsumer<kConfig, kTraits> {
         }
         if constexpr (kGeneral) this->use_q();
         --n;
-        typename Products::S s;
+        if (at.starts_tile && this->is_half(row, n)) {
+            products<Step::kHalf>(at);
+        } else {
+            products<kStep>(at);
+        }
+        return true;
+    }
+
+    // Q Kᵀ of block n and P V of the one in p.
+    template <Step kStep>
+    FS_DEVICE void products(const Boundary& at) {
+        constexpr bool kGeneral = kStep != Step::kPlain;
+        constexpr int kKeys = kStep == Step::kHalf ? Base::kHalf : kConfig.B_c;
+        const bool boundary = kStep == Step::kHalf || at.starts_tile;
+        const bool starts_o = kGeneral && first;
+        typename Products::template Scores<kKeys> s;
         if constexpr (!kGeneral) this->v.test();
         this->k.wait();
         this->take_turn();
-        Products::issue_qk(s, this->q_matrix, this->k.matrix);
+        Products::template issue_qk<kKeys>(s, this->q_matrix, this->k.matrix);
         if (starts_o) {
             if (kConfig.late_store && unsaved) this->store(finished_slot);
             this->skip_v(v_skipped);
@@ -165,13 +194,13 @@ struct HopperOverlappedLoop : HopperConsumer<kConfig, kTraits> {
             this->softmax.rescale(this->o);
         }
         this->v.wait();
-        this->issue_pv(!starts_o);
+        this->issue_pv(!starts_o, starts_o && half);
         this->pass_turn();
         if (boundary) {
-            if constexpr (!Base::kMmaSums) this->finish(finished);
+            if constexpr (!Base::kMmaSums) this->finish(at.finished);
             this->softmax.reset();
             unsaved = true;
-            finished_slot = finished;
+            finished_slot = at.finished;
         }
         ptx::wgmma_wait<1>();  // S is complete, K and, in a tile's last block, Q have been read
         ptx::fence_registers(s);
@@ -179,21 +208,21 @@ struct HopperOverlappedLoop : HopperConsumer<kConfig, kTraits> {
         if (kGeneral && n == 0) this->release_q();
         softmax_of<kGeneral>(s, boundary);
         if (boundary) {
-            if constexpr (Base::kMmaSums) this->finish(finished);
-            if constexpr (!kConfig.late_store) this->store(finished);
+            if constexpr (Base::kMmaSums) this->finish(at.finished);
+            if constexpr (!kConfig.late_store) this->store(at.finished);
         } else if constexpr (!kConfig.early_rescale) {
             this->softmax.rescale(this->o);
         }
         if constexpr (kGeneral) {
             first = boundary;
-            v_skipped = skipped;
+            half = kStep == Step::kHalf;
+            v_skipped = at.skipped;
         }
-        return true;
     }
 
     // From S to P; P V of the block before ends here. `starts_tile`: the block is its tile's first.
-    template <bool kGeneral>
-    FS_DEVICE void softmax_of(typename Products::S& s, bool starts_tile) {
+    template <bool kGeneral, int kCount>
+    FS_DEVICE void softmax_of(float (&s)[kCount], bool starts_tile) {
         if constexpr (kSum) {
             bool masked = false;
             if constexpr (kGeneral) masked = this->mask(s, row, n);
@@ -211,7 +240,7 @@ struct HopperOverlappedLoop : HopperConsumer<kConfig, kTraits> {
             end_pv();
             this->softmax.pack(this->p, s);
         }
-        this->stage_p();
+        this->template stage_p<2 * kCount>();
     }
 
     FS_DEVICE void end_pv() {
@@ -229,7 +258,7 @@ struct HopperOverlappedLoop : HopperConsumer<kConfig, kTraits> {
             this->softmax.rescale(this->o);
         }
         this->v.wait();
-        this->issue_pv(!first);
+        this->issue_pv(!first, first && half);
         if constexpr (!Base::kMmaSums) this->finish(slot);
         end_pv();
         if constexpr (Base::kMmaSums) this->finish(slot);

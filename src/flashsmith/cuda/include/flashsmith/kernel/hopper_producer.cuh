@@ -23,6 +23,8 @@ struct HopperProducer {
     // With two slots a warpgroup the next tile's Q can come first. With fewer, waiting for a slot
     // must not hold up the V block that lets a warpgroup finish and free one.
     static constexpr bool kQFirst = kConfig.q_slots == 2 * kConfig.n_warpgroups;
+    // Warpgroups whose Q is loaded while the tile before is.
+    static constexpr int kEarlyQ = kConfig.early_q ? kConfig.q_slots - kConfig.n_warpgroups : 0;
 
     // A stage of a ring and the parity of its empty barrier: 1 passes at once in the first round.
     struct Place {
@@ -85,6 +87,7 @@ struct HopperProducer {
         i32 index = blockIdx.x / kCluster;
         HopperTile current = tile_or_none(index);
         publish(current);
+        if (current.n_blocks > 0) load_q(current, 0, kEarlyQ);
         Source previous{0, 0, 0};
         while (current.n_blocks > 0) {
             const u32 drawn = ask_counter();
@@ -98,6 +101,7 @@ struct HopperProducer {
             index = share(tile_after(index, drawn, clusters));
             current = tile_or_none(index);
             publish(current);
+            if (current.n_blocks > 0) load_q(current, 0, kEarlyQ);
             if (source.n_blocks > 1) {
                 load_k(0, source);
                 load_v(1, source);
@@ -170,14 +174,15 @@ struct HopperProducer {
 
     FS_DEVICE void load_first(const HopperTile& current, const Source& source,
                               const Source& previous) {
-        if constexpr (kQFirst) load_q(current);
+        if constexpr (kQFirst) load_q(current, kEarlyQ, kConfig.n_warpgroups);
         load_k(source.n_blocks - 1, source);
         if (previous.n_blocks > 0) load_v(0, previous);
-        if constexpr (!kQFirst) load_q(current);
+        if constexpr (!kQFirst) load_q(current, kEarlyQ, kConfig.n_warpgroups);
     }
 
-    FS_DEVICE void load_q(const HopperTile& at) {
-        _Pragma("unroll 1") for (int w = 0; w < kConfig.n_warpgroups; ++w) {
+    // Of warpgroups first .. last - 1.
+    FS_DEVICE void load_q(const HopperTile& at, int first, int last) {
+        _Pragma("unroll 1") for (int w = first; w < last; ++w) {
             ptx::mbarrier_wait(smem.q_empty(q.stage), q.parity);
             const SmemAddr full = smem.q_full(q.stage);
             ptx::mbarrier_arrive_expect_tx(full, kConfig.q_slot_bytes());

@@ -29,7 +29,8 @@ struct HopperProducts {
     static constexpr int kStepBytes = kStep * kElementBytes;      // along a row
     static constexpr int kStepRowBytes = kStep * kPanelRowBytes;  // down the rows
 
-    using S = float[kBc / 2];
+    template <int kKeys>
+    using Scores = float[kKeys / 2];
     static constexpr int kDo = kD + (kSums ? 8 : 0);
     using O = float[kDo / 2];
     using P = u32[kBc / 4];
@@ -39,11 +40,14 @@ struct HopperProducts {
         return (i / kPanelSteps) * rows * kPanelRowBytes + (i % kPanelSteps) * kStepBytes;
     }
 
-    static FS_DEVICE void issue_qk(S& s, ptx::MatrixDescriptor q, ptx::MatrixDescriptor k) {
+    // The first kKeys of a block.
+    template <int kKeys>
+    static FS_DEVICE void issue_qk(Scores<kKeys>& s, ptx::MatrixDescriptor q,
+                                   ptx::MatrixDescriptor k) {
         ptx::wgmma_fence();
         FS_UNROLL
         for (int i = 0; i < kD / kStep; ++i) {
-            ptx::Wgmma<kConfig.dtype, kBc>::template ss<0>(
+            ptx::Wgmma<kConfig.dtype, kKeys>::template ss<0>(
                 s, (q + along_row(i, kWarpgroupRows)).word(), (k + along_row(i, kBc)).word(),
                 i > 0);
         }
@@ -51,21 +55,23 @@ struct HopperProducts {
     }
 
     // O = P V where not `keep`. V's rows are the contraction: its operand is transposed.
+    template <int kKeys>
     static FS_DEVICE void issue_pv(O& o, const P& p, ptx::MatrixDescriptor v, bool keep) {
         ptx::wgmma_fence();
         FS_UNROLL
-        for (int i = 0; i < kBc / kStep; ++i) {
+        for (int i = 0; i < kKeys / kStep; ++i) {
             ptx::Wgmma<kConfig.dtype, kDo>::template rs<1>(
                 o, &p[4 * i], (v + i * kStepRowBytes).word(), i > 0 ? true : keep);
         }
         ptx::wgmma_commit();
     }
 
+    template <int kKeys>
     static FS_DEVICE void issue_pv(O& o, ptx::MatrixDescriptor p, ptx::MatrixDescriptor v,
                                    bool keep) {
         ptx::wgmma_fence();
         FS_UNROLL
-        for (int i = 0; i < kBc / kStep; ++i) {
+        for (int i = 0; i < kKeys / kStep; ++i) {
             ptx::Wgmma<kConfig.dtype, kDo>::template ss<1>(
                 o, (p + along_row(i, kWarpgroupRows)).word(), (v + i * kStepRowBytes).word(),
                 i > 0 ? true : keep);

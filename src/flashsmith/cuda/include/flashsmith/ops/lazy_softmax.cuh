@@ -37,7 +37,6 @@ struct LazySoftmax {
     // Finite: exponentials of masked elements come out as 0 with no case of their own.
     static constexpr float kNoMaximum = -1e30f;
 
-    using S = float[kBc / 2];
     using P = u32[kBc / 4];
 
     float m[2];           // row maximum times scale, log2
@@ -52,17 +51,20 @@ struct LazySoftmax {
         grown = false;
     }
 
-    // Elements at or right of a row's limit (counted from this thread's first column) become -inf.
-    static FS_DEVICE void mask(S& s, int limit_low, int limit_high) {
+    // Elements at or right of a row's limit (counted from this thread's first column) become -inf;
+    // of elements kFrom .. kTo - 1.
+    template <int kFrom, int kTo, int kCount>
+    static FS_DEVICE void mask(float (&s)[kCount], int limit_low, int limit_high) {
         FS_UNROLL
-        for (int i = 0; i < kBc / 2; ++i) {
+        for (int i = kFrom; i < kTo; ++i) {
             const int column = (i / 4) * 8 + (i & 1);
             if (column >= ((i & 2) ? limit_high : limit_low)) s[i] = kNegativeInfinity;
         }
     }
 
     // Sees to it that m is near enough to this block's maximum; sets grown and correction.
-    FS_DEVICE void update_maximum(const S& s, float scale) {
+    template <int kCount>
+    FS_DEVICE void update_maximum(const float (&s)[kCount], float scale) {
         if constexpr (kConfig.statistics == Statistics::kBITS) {
             grown = outgrew_bits(s, scale);
             if (!grown) return;
@@ -87,9 +89,10 @@ struct LazySoftmax {
     }
 
     // s becomes 2^(s scale - m), and l its sum.
-    FS_DEVICE void exponentials(S& s, float scale) {
+    template <int kCount>
+    FS_DEVICE void exponentials(float (&s)[kCount], float scale) {
         FS_UNROLL
-        for (int i = 0; i < kBc / 2; i += 4) {
+        for (int i = 0; i < kCount; i += 4) {
             FS_UNROLL
             for (int j = 0; j < 4; ++j) {
                 s[i + j] = ptx::ex2(ptx::fma_rn(s[i + j], scale, j < 2 ? -m[0] : -m[1]));
@@ -99,14 +102,18 @@ struct LazySoftmax {
         }
     }
 
-    static FS_DEVICE void pack(P& p, const S& s) {
+    template <int kCount>
+    static FS_DEVICE void pack(P& p, const float (&s)[kCount]) {
         FS_UNROLL
-        for (int i = 0; i < kBc / 4; ++i) p[i] = ptx::pack2<kConfig.dtype>(s[2 * i], s[2 * i + 1]);
+        for (int i = 0; i < kCount / 2; ++i)
+            p[i] = ptx::pack2<kConfig.dtype>(s[2 * i], s[2 * i + 1]);
     }
 
     // The whole step with SUM: s stays as it is, because a block may have to be done again. A
     // masked first block is not tried: lanes that see none of it have no sum.
-    FS_DEVICE void exponentials_checked(P& p, const S& s, float scale, bool first, bool masked) {
+    template <int kCount>
+    FS_DEVICE void exponentials_checked(P& p, const float (&s)[kCount], float scale, bool first,
+                                        bool masked) {
         float sum[2];
         grown = first && masked;
         if (!grown) {
@@ -178,10 +185,11 @@ struct LazySoftmax {
         return fit;
     }
 
-    static FS_DEVICE void over_thread(float& low, float& high, const S& s) {
+    template <int kCount>
+    static FS_DEVICE void over_thread(float& low, float& high, const float (&s)[kCount]) {
         float a[4] = {s[0], s[1], s[2], s[3]};
         FS_UNROLL
-        for (int i = 4; i < kBc / 2; i += 4) {
+        for (int i = 4; i < kCount; i += 4) {
             FS_UNROLL
             for (int j = 0; j < 4; ++j) a[j] = ptx::max(a[j], s[i + j]);
         }
@@ -191,12 +199,13 @@ struct LazySoftmax {
 
     // Whether any row outgrew m. Among negative numbers the patterns' order is reversed, so `most`
     // is too low where a row has no positive score; with m >= -threshold such a row has not grown.
-    FS_DEVICE bool outgrew_bits(const S& s, float scale) const {
+    template <int kCount>
+    FS_DEVICE bool outgrew_bits(const float (&s)[kCount], float scale) const {
         i32 most[2] = {ptx::bits(s[0]), ptx::bits(s[2])};
         most[0] = max(most[0], ptx::bits(s[1]));
         most[1] = max(most[1], ptx::bits(s[3]));
         FS_UNROLL
-        for (int i = 4; i < kBc / 2; i += 4) {
+        for (int i = 4; i < kCount; i += 4) {
             FS_UNROLL
             for (int j = 0; j < 2; ++j) {
                 most[j] = max(max(most[j], ptx::bits(s[i + 2 * j])), ptx::bits(s[i + 2 * j + 1]));
@@ -234,10 +243,12 @@ struct LazySoftmax {
         }
     }
 
-    FS_DEVICE void packed_exponentials(P& p, float (&sum)[2], const S& s, float scale) const {
+    template <int kCount>
+    FS_DEVICE void packed_exponentials(P& p, float (&sum)[2], const float (&s)[kCount],
+                                       float scale) const {
         sum[0] = sum[1] = 0.f;
         FS_UNROLL
-        for (int i = 0; i < kBc / 2; i += 4) {
+        for (int i = 0; i < kCount; i += 4) {
             float e[4];
             FS_UNROLL
             for (int j = 0; j < 4; ++j) {
