@@ -102,8 +102,8 @@ def _burst(cells: dict[Cell, Found]) -> Iterator[Bar]:
     yield _mean(cells, "burst", PROTOTYPE, 1.0)
     yield _least(cells, "burst", PROTOTYPE, 0.97)
     yield _mean(cells, "burst", CUDNN, 1.2)
-    goal = _ratios(cells, PROTOTYPE)
-    reached = f"{geometric_mean(goal):.4f}" if goal else "not measured"
+    goal = over(cells, PROTOTYPE)
+    reached = f"{geometric_mean([*goal.values()]):.4f}" if goal else "not measured"
     yield Bar("burst over prototype, the goal of 1.05", reached, None)
     yield from _by_width(cells, "burst")
 
@@ -122,12 +122,13 @@ def _complete(cells: dict[Cell, Found], regime: str) -> Iterator[Bar]:
     yield Bar(f"{regime}: controls within 1 %", text, bool(cells) and not void)
 
 
-def _ratios(cells: dict[Cell, Found], rival: str) -> list[float]:
-    return [found.over[rival] for found in cells.values() if rival in found.over]
+def over(cells: dict[Cell, Found], rival: str) -> dict[Cell, float]:
+    """Our speed over a rival's, by cell; a void cell says nothing."""
+    return {c: f.over[rival] for c, f in cells.items() if rival in f.over and not f.is_void}
 
 
 def _mean(cells: dict[Cell, Found], regime: str, rival: str, least: float) -> Bar:
-    values = _ratios(cells, rival)
+    values = [*over(cells, rival).values()]
     text = f"{regime} over {rival}, geometric mean at least {least:.2f}"
     if not values:
         return Bar(text, "not measured", False)
@@ -136,7 +137,7 @@ def _mean(cells: dict[Cell, Found], regime: str, rival: str, least: float) -> Ba
 
 
 def _least(cells: dict[Cell, Found], regime: str, rival: str, least: float) -> Bar:
-    known = {cell: found.over[rival] for cell, found in cells.items() if rival in found.over}
+    known = over(cells, rival)
     text = f"{regime} over {rival}, every cell at least {least:.2f}"
     if not known:
         return Bar(text, "not measured", False)
@@ -149,9 +150,9 @@ def _by_width(cells: dict[Cell, Found], regime: str) -> Iterator[Bar]:
         for causal in (False, True):
             part = {c: found for c, found in cells.items() if c[:2] == (d, causal)}
             means = [
-                f"{geometric_mean(values):.4f} over {rival}"
+                f"{geometric_mean([*known.values()]):.4f} over {rival}"
                 for rival in (PROTOTYPE, CUDNN)
-                if (values := _ratios(part, rival))
+                if (known := over(part, rival))
             ]
             mask = "causal" if causal else "full"
             yield Bar(f"{regime} d {d} {mask}", ", ".join(means) or "not measured", None)

@@ -174,7 +174,7 @@ def cells(regime: str) -> Callable[[Sequence[Record]], str]:
         rows = [_cell_row(one) for one in found.values()]
         lines = [_table(head, rows), ""]
         for rival in (bars.PROTOTYPE, bars.CUDNN):
-            over = [one.over[rival] for one in found.values() if rival in one.over]
+            over = [*bars.over(found, rival).values()]
             if over:
                 lines.append(
                     f"- over {rival}: {geometric_mean(over):.3f} in the geometric mean of "

@@ -149,6 +149,8 @@ def test_a_slow_cell_a_void_cell_and_a_lacking_cell_are_missed_bars(module, comp
     assert text == "burst over prototype, every cell at least 0.97"
     void = cell_records(parts, CELLS[3], "sustained", control=1.011)
     assert missed(bars, [*complete, *void]) == ["sustained: controls within 1 %"]
+    counted = [b.found for b in bars.bars([*complete, *void]) if "sustained over" in b.text]
+    assert [text.split(" over ")[1] for text in counted] == ["35 cells"]  # a void cell is no number
     assert "burst: cells measured of 36" in missed(bars, complete[3:])
 
 

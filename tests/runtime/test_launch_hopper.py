@@ -8,7 +8,7 @@ import pytest
 from flashsmith.base.dtypes import DType
 from flashsmith.base.errors import Unsupported
 from flashsmith.compile.compiler import compile_text
-from flashsmith.config import parse_config
+from flashsmith.config import get_kernel_configs, parse_config
 from flashsmith.config.hopper import Scheduler
 from flashsmith.problem.attention_problem import AttentionProblem
 from flashsmith.runtime.launch import traits_of
@@ -192,7 +192,11 @@ def test_a_section_has_some_heads_and_leaves_long_tiles(k_len):
 
 @pytest.mark.parametrize(
     ("d_head", "k_len", "megabytes"),
-    [(64, 4096, 16), (64, 16384, 32), (128, 4096, 16), (128, 8192, 32), (256, 8192, 64)],
+    [
+        *[(64, 512, 8), (64, 4096, 16), (64, 16384, 32)],
+        *[(128, 512, 16), (128, 1024, 16), (128, 4096, 16), (128, 8192, 32)],
+        *[(256, 512, 32), (256, 1024, 16), (256, 2048, 32), (256, 8192, 32)],
+    ],
 )
 def test_a_section_holds_as_many_megabytes_of_k_and_v_as_measured_best(d_head, k_len, megabytes):
     config = CONFIG.replace(d_head=d_head) if d_head <= 128 else WIDE
@@ -201,6 +205,22 @@ def test_a_section_holds_as_many_megabytes_of_k_and_v_as_measured_best(d_head, k
     )
     heads = plan_hopper(config, problem, lse=False, sm_count=132).order.section_heads
     assert heads * 2 * k_len * d_head * 2 == megabytes << 20
+
+
+@pytest.mark.parametrize(
+    ("d_head", "k_len", "short"),
+    [
+        *[(64, 512, 0), (64, 1024, 2), (64, 2048, 3)],
+        *[(128, 512, 0), (128, 1024, 1), (128, 2048, 3), (128, 4096, 9)],
+        *[(256, 512, 0), (256, 1024, 3), (256, 2048, 6)],
+    ],
+)
+def test_as_many_short_tiles_are_kept_for_the_end_as_measured_best(d_head, k_len, short):
+    set_of_it = get_kernel_configs("hopper")
+    config = next(c for c in set_of_it if c.d_head == d_head and c.cluster == 1)
+    heads = 2048 // d_head
+    problem = AttentionProblem(16384 // k_len, heads, heads, k_len, k_len, d_head, causal=True)
+    assert plan_hopper(config, problem, lse=False, sm_count=132).order.short_tiles == short
 
 
 @pytest.mark.parametrize("lse", [False, True])
