@@ -130,8 +130,12 @@ def test_lengths_may_differ(device, config, q_len, k_len):
     require(device, config, Case("lengths", lengths))
 
 
-@pytest.mark.parametrize("q_slots", [0, 3, 4], ids=["no early Q", "of one", "of both"])
-@pytest.mark.parametrize("scheduler", tuple(Scheduler), ids=lambda s: s.name)
+# Where it is, how many slots of Q: with four, that of both warpgroups is loaded early.
+EARLY_Q = [(scheduler, 0) for scheduler in Scheduler]
+EARLY_Q += [(Scheduler.STATIC, 3), (Scheduler.DYNAMIC, 3), (Scheduler.DYNAMIC, 4)]
+
+
+@pytest.mark.parametrize(("scheduler", "q_slots"), EARLY_Q, ids=lambda x: getattr(x, "name", x))
 @pytest.mark.parametrize(("cluster", "k_len"), [(1, 40), (1, 65), (1, 300), (2, 65), (2, 300)])
 def test_the_next_tile_may_be_told_early(device, scheduler, cluster, k_len, q_slots):
     config = SMALL.replace(early_tiles=True, scheduler=scheduler, l2_sections=False)
@@ -143,25 +147,23 @@ def test_the_next_tile_may_be_told_early(device, scheduler, cluster, k_len, q_sl
 
 # The last block has no key for some warpgroups, a half, its whole, or more: diagonals and tails
 # right before and behind the middle of a block.
-@pytest.mark.parametrize("statistics", STATISTICS, ids=lambda s: s.name)
-@pytest.mark.parametrize(
-    ("q_len", "k_len", "diagonal"),
-    [
-        (384, 384, 0),
-        (300, 320, 0),
-        (300, 321, -1),
-        (256, 512, 63),
-        (256, 512, 65),
-        (200, 448, None),
-    ],
-)
-def test_a_block_may_be_taken_by_halves(device, statistics, q_len, k_len, diagonal):
-    config = HALVES.replace(statistics=statistics)
+EDGES = [(384, 384, 0), (300, 321, -1), (300, 320, 0), (256, 512, 63), (256, 512, 65)]
+EDGES += [(200, 448, None)]
+BY_HALVES = [(HALVES, edge) for edge in EDGES]
+BY_HALVES += [(HALVES.replace(statistics=s), edge) for s in STATISTICS[:3] for edge in EDGES[:2]]
+BY_HALVES += [
+    (PLAIN.replace(B_c=128, half_blocks=True, p_in_smem=p_in_smem), edge)
+    for p_in_smem in (False, True)
+    for edge in EDGES[:2]
+]
+
+
+@pytest.mark.parametrize(("config", "edge"), BY_HALVES, ids=str)
+def test_a_block_may_be_taken_by_halves(device, config, edge):
+    q_len, k_len, diagonal = edge
     causal = diagonal is not None
     edges = problem(config, q_len=q_len, k_len=k_len, causal=causal, diagonal=diagonal)
     require(device, config, Case("halves", edges))
-    plain = config.replace(overlap=False, early_rescale=False, early_tests=False, p_in_smem=True)
-    require(device, plain, Case("halves, no overlap", edges))
 
 
 def test_half_a_block_is_half_the_products_and_exponentials():
