@@ -104,7 +104,9 @@ class HopperForwardKernelConfig(KernelConfig):
     early_tiles: bool = flag(
         "early_tiles", "the next tile is known and told before the last loads of this one"
     )
-    early_q: bool = flag("early_q", "and the part of its Q that has a free slot is loaded then")
+    early_q: bool = flag(
+        "early_q", "with early_tiles, the next tile's Q is loaded too as far as slots are free"
+    )
     l2_sections: bool = flag(
         "sections", "causal: the longest tiles of as many heads as L2 holds come first"
     )
