@@ -115,6 +115,20 @@ def test_the_stream_that_every_thread_has_of_its_own_has_a_workspace_a_thread(mo
     assert gpu.workspace(64, per_thread) == first[0]
 
 
+def test_launches_of_one_capture_share_a_workspace_and_no_other_has_it(monkeypatch):
+    gpu = CudaDevice.__new__(CudaDevice)
+    gpu._lock, gpu._workspaces = threading.Lock(), {}
+    addresses = iter(range(256, 10**6, 256))
+    monkeypatch.setattr(CudaDevice, "_zeroed", lambda self, n_bytes: next(addresses))
+    captures = {0x1000: 0, 0x2000: 7}
+    monkeypatch.setattr(CudaDevice, "is_capturing", lambda self, stream: captures[stream] > 0)
+    monkeypatch.setattr(CudaDevice, "_capture_of", lambda self, stream: captures[stream])
+    ordinary, captured = gpu.workspace(64, 0x1000), gpu.workspace(64, 0x2000)
+    assert ordinary != captured == gpu.workspace(64, 0x2000)
+    captures[0x2000] = 8
+    assert gpu.workspace(64, 0x2000) not in (ordinary, captured)
+
+
 def test_the_first_use_from_several_threads_loads_one_kernel(device):
     kernel = where_kernel(device)
     addresses = [device.allocate(4 * 32) for _ in range(4)]
@@ -226,11 +240,13 @@ def test_a_captured_launch_gets_a_workspace_of_its_own_and_no_fill_in_its_graph(
     def launch(stream):
         given.append(device.workspace(64, stream))
         device.fill(given[-1], 7, 1, stream=stream)
+        assert device.workspace(64, stream) == given[-1]
 
     with Timer(device) as timer:
         outside = device.workspace(64, timer.stream)
         replay = timer.capture(launch)
-        assert given[0] != outside
+        timer.capture(launch)
+        assert len({outside, *given}) == 3
         assert not device.download(given[0], 64).any()
         replay(timer.stream)
         timer.wait()

@@ -20,7 +20,7 @@ WARPGROUP_THREADS = 128
 PANEL_COLUMNS = 64  # 16-bit elements in a row of 128 bytes, the widest swizzle of TMA and wgmma
 PANEL_ROW_BYTES = 128
 TILE_SLOTS = 4  # tiles that the producer may have published and consumers not yet left
-TILE_SLOT_BYTES = 16
+TILE_SLOT_BYTES = 16  # and as many again where a tile may be a part of one
 BARRIER_BYTES = 8
 MAX_SMEM_BYTES = 232_448  # a block of sm_90: 227 KB
 REGISTERS_PER_SM = 65_536
@@ -107,6 +107,9 @@ class HopperForwardKernelConfig(KernelConfig):
     early_q: bool = flag(
         "early_q", "with early_tiles, the next tile's Q is loaded too as far as slots are free"
     )
+    split_last: bool = flag(
+        "split", "full mask: tiles that would not fill the last wave are cut along the keys"
+    )
     l2_sections: bool = flag(
         "sections", "causal: the longest tiles of as many heads as L2 holds come first"
     )
@@ -158,7 +161,7 @@ class HopperForwardKernelConfig(KernelConfig):
             + p
             + ones
             + self.barriers * BARRIER_BYTES
-            + (TILE_SLOTS + 1) * TILE_SLOT_BYTES
+            + (TILE_SLOTS + 1) * TILE_SLOT_BYTES * (2 if self.split_last else 1)
         )
 
     @property
@@ -270,6 +273,18 @@ HopperForwardKernelConfig.BUILD_RULES = (
         lambda c: c.early_q and (not c.early_tiles or c.q_slots <= c.n_warpgroups),
         "the next tile's Q can only be loaded early where that tile is known and a slot is free",
         "add early_tiles and raise q_slots, or drop early_q",
+    ),
+    Rule(
+        "split_needs_blocks_that_stay",
+        lambda c: c.split_last and c.scheduler == Scheduler.SINGLE,
+        "a block that has one tile leaves its SM to the next, and waves do not end together",
+        "use tiles_STATIC or tiles_DYNAMIC, or drop split",
+    ),
+    Rule(
+        "split_adds_its_own_sums",
+        lambda c: c.split_last and c.l_by_mma,
+        "parts of a tile bring their row sums, and with those in O ptxas serialises the products",
+        "drop l_mma or split",
     ),
     Rule(
         "halves_have_instructions",

@@ -32,12 +32,12 @@ _TALL = {
         (3, 80, f"kv_2+q_6+{_LOOP}+stats_BITS+lazy_8+early_tests+o_smem+{_THREE}"),
     ),
     128: (
-        (2, 128, f"kv_2+q_4+{_SUM}+halves+pingpong+early_tests+o_smem+late_store+{_TWO}"),
+        (2, 128, f"kv_2+q_4+{_SUM}+halves+pingpong+early_tests+split+o_smem+late_store+{_TWO}"),
         (3, 80, f"kv_2+q_6+{_LOOP}+stats_BITS+lazy_8+early_tests+o_smem+{_THREE}"),
     ),
     192: ((2, 96, f"kv_2+q_3+{_SUM}+early_tests+late_store+hints+{_TWO}"),),
     256: (
-        (2, 64, f"kv_2+q_3+{_SUM}+early_tests+late_store+hints+{_TWO}"),
+        (2, 64, f"kv_2+q_3+{_SUM}+early_tests+split+late_store+hints+{_TWO}"),
         (2, 64, f"kv_2+q_3+{_LOOP}+stats_VOTE+lazy_8+early_tests+late_store+hints+{_TWO}"),
     ),
 }

@@ -47,7 +47,7 @@ CANDIDATES: tuple[tuple[str, tuple[str, ...]], ...] = (
     (
         "128, 2, 128",
         (
-            f"kv_2+q_4+{_SUM}+halves+pingpong+{_LATE}+{_TWO}",
+            f"kv_2+q_4+{_SUM}+halves+pingpong+split+{_LATE}+{_TWO}",
             f"kv_2+q_4+{_SUM}+halves+pingpong+early_tests+o_smem+{_TWO}",
             f"kv_2+q_4+{_BITS}+halves+pingpong+{_LATE}+{_TWO}",
             f"kv_2+q_4+{_SUM}+pingpong+{_LATE}+{_TWO}",
@@ -78,6 +78,7 @@ CANDIDATES: tuple[tuple[str, tuple[str, ...]], ...] = (
             f"kv_2+q_3+{_BITS}+pingpong+{_WIDE}+hints+{_TWO}",
             f"kv_2+q_3+{_VOTE}+{_WIDE}+{_TWO}",
             f"kv_2+q_3+{_SUM}+cluster_2+{_EARLY}+{_WIDE}+{_TWO}",
+            f"kv_2+q_3+{_SUM}+cluster_2+{_EARLY}+split+{_WIDE}+regs_224_56",
             f"kv_2+q_3+{_STATIC}+cluster_2+{_EARLY}+{_WIDE}+{_TWO}",
             f"kv_2+q_3+{_STATIC}+{_EARLY}+{_WIDE}+hints+{_TWO}",
         ),

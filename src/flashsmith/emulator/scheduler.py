@@ -42,9 +42,11 @@ class Scheduler:
         spins = 0
         while self.units:
             unit = self._next()
-            if unit is None:
-                self._unblock()
-                continue
+            if unit is None or unit.yielded:  # nobody can run, or who does only polls
+                if self._unblock():
+                    continue
+                if unit is None:
+                    self.chunk.deadlock(self.units, "deadlock")
             spins = spins + 1 if unit.yielded else 0
             if spins > LIVELOCK_ROUNDS * (1 + len(self.units)):
                 self.chunk.deadlock(self.units, "livelock")
@@ -155,11 +157,11 @@ class Scheduler:
 
     # -- stalls -------------------------------------------------------------------------------
 
-    def _unblock(self) -> None:
-        """Nobody can run: copies land, or the ready part of a unit goes on; else: deadlock."""
+    def _unblock(self) -> bool:
+        """Copies land, or the ready part of a unit goes on; False if there is neither."""
         if self.chunk.flights:
             self.chunk.land_all()
-            return
+            return True
         for unit in self.units:
             if unit.wait is None:
                 continue
@@ -168,8 +170,8 @@ class Scheduler:
                 self.units = [u for u in self.units if u is not unit]
                 for part in (np.flatnonzero(ready), np.flatnonzero(~ready)):
                     self.units.append(split_pairs(unit, part, self.chunk.live[unit.pc]))
-                return
-        self.chunk.deadlock(self.units, "deadlock")
+                return True
+        return False
 
 
 def split_pairs(unit: Unit, pairs: Any, live: Sequence[int]) -> Unit:  # Any: positions

@@ -51,8 +51,9 @@ class CudaDevice:
         self._lock = threading.Lock()
         self._functions: dict[tuple[str, str], int] = {}
         self._smem_raised: dict[int, int] = {}
-        # Address and bytes of each stream's, which is a handle and, for some handles, a thread.
-        self._workspaces: dict[tuple[int, int], tuple[int, int]] = {}
+        # Address and bytes of each stream's, which is a handle and, for some handles, a thread; of
+        # a stream that captures, also of each capture.
+        self._workspaces: dict[tuple[int, int, int], tuple[int, int]] = {}
         self._prepared: dict[Hashable, Any] = {}  # Any: as in `prepared`
 
     @property
@@ -150,15 +151,15 @@ class CudaDevice:
                     )
 
     def workspace(self, n_bytes: int, stream: int = 0) -> int:
-        """Memory for one launch on `stream`, zero at first; kernels leave it zero behind them.
+        """Memory for one launch on `stream`, zero at first; kernels leave its start zero.
 
-        Launches of a stream follow each other and share it. A launch that is being captured gets
-        its own, because the graph may run at the same time as anything else.
+        Launches of a stream follow each other and share it. Those that are captured have their own,
+        one a capture, because the graph may run at the same time as anything else; it stays for as
+        long as the process lives.
         """
-        key = stream, threading.get_ident() if stream == _PER_THREAD else 0
+        thread = threading.get_ident() if stream == _PER_THREAD else 0
         with self._lock:
-            if self.is_capturing(stream):
-                return self._zeroed(n_bytes)
+            key = stream, thread, self._capture_of(stream) if self.is_capturing(stream) else 0
             address, size = self._workspaces.get(key, (0, 0))
             if size < n_bytes:
                 address = self._zeroed(n_bytes)
@@ -181,6 +182,14 @@ class CudaDevice:
             return False
         with self.current():
             return self.driver.integer_from("cuStreamIsCapturing", stream) != _CAPTURE_NONE
+
+    def _capture_of(self, stream: int) -> int:
+        """The number of the capture that `stream` is in: no two of a process have the same."""
+        status, number = ctypes.c_int(), ctypes.c_ulonglong()
+        out = ctypes.byref(status), ctypes.byref(number)
+        with self.current():
+            self.driver.call("cuStreamGetCaptureInfo_v2", stream, *out, None, None, None)
+        return number.value
 
     def tensor_map(self, spec: TensorMapSpec) -> bytes:
         """The 128 bytes that a kernel takes as a tensor map."""

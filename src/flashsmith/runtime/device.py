@@ -88,7 +88,11 @@ class Device(Protocol):
         """Sets `words` 32-bit words to `word`, in each of `rows` rows that begin a pitch apart."""
 
     def workspace(self, n_bytes: int, stream: int = 0) -> int:
-        """Memory for one launch on `stream`, zero at first; kernels leave it zero behind them."""
+        """Memory for one launch on `stream`, zero at first; kernels leave its start zero.
+
+        How much of it is a family's: all of its kernels keep counters there, and what need not be
+        zero behind them.
+        """
 
     def tensor_map(self, spec: TensorMapSpec) -> bytes:
         """The 128 bytes that a kernel takes as a tensor map on this device."""

@@ -47,6 +47,7 @@ _PROTOTYPES: dict[str, tuple[Any, ...]] = {  # Any: ctypes types have no common 
     "cuStreamDestroy_v2": (c_void_p,),
     "cuStreamSynchronize": (c_void_p,),
     "cuStreamIsCapturing": (c_void_p, _Out),
+    "cuStreamGetCaptureInfo_v2": (c_void_p, _Out, _Out, c_void_p, c_void_p, c_void_p),
     "cuThreadExchangeStreamCaptureMode": (_Out,),
     "cuStreamBeginCapture_v2": (c_void_p, c_int),
     "cuStreamEndCapture": (c_void_p, _Out),

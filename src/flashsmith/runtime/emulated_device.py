@@ -108,7 +108,7 @@ class EmulatedDevice:
                 self.memory.write(address + row * pitch_bytes, values)
 
     def workspace(self, n_bytes: int, stream: int = 0) -> int:
-        """Memory for one launch, zero at first; kernels leave it zero behind them."""
+        """Memory for one launch, zero at first; kernels leave its start zero."""
         with self._lock:
             address, size = self._workspace
             if size < n_bytes:

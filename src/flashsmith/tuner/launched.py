@@ -20,7 +20,7 @@ def launched_area(config: KernelConfig, problem: AttentionProblem, blocks_at_onc
     """Elements of S that the GPU takes the time of; `blocks_at_once` is 0 where it is not known.
 
     Without a mask all tiles take equally long, so those of a wave end together and the last wave
-    counts as full. Under a mask the short tiles even that out.
+    counts as full, unless its tiles are split. Under a mask the short tiles even that out.
     """
     rows, keys = launched_rows(config, problem), config.tile_k
     tiles = -(-problem.q_len // rows)
@@ -28,7 +28,8 @@ def launched_area(config: KernelConfig, problem: AttentionProblem, blocks_at_onc
     if problem.causal:
         return heads * rows * sum(_keys_seen(problem, (i + 1) * rows, keys) for i in range(tiles))
     launched = tiles * heads
-    if blocks_at_once:
+    splits = plan(config, problem, lse=False, sm_count=max(blocks_at_once, 1)).ends_together
+    if blocks_at_once and not splits:
         slots = max(blocks_at_once * config.tile_q // rows, 1)
         launched = -(-launched // slots) * slots
     return launched * rows * _whole(problem.k_len, keys)

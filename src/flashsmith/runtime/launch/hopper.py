@@ -10,6 +10,7 @@ from flashsmith.base.errors import Unsupported
 from flashsmith.config.hopper import (
     PANEL_COLUMNS,
     WARPGROUP_ROWS,
+    WARPGROUP_THREADS,
     HopperForwardKernelConfig,
     Scheduler,
 )
@@ -21,10 +22,14 @@ from flashsmith.runtime.launch.plan import ForwardCall, TensorArg
 
 LOG2_E = 1.4426950408889634
 ARGS_BYTES = 640  # sizeof(HopperForwardArgs)
-COUNTER_BYTES = 8  # tiles drawn and blocks that are done
+COUNTER_BYTES = 16384  # tiles drawn, blocks that are done, and a flag for each part of a tile
+FIRST_FLAG = 2  # words before the flags
+MOST_PARTS = 4  # of a tile: who ends it adds them up one after the other
+LEAST_BLOCKS = 4  # of keys that a part is worth having for
+LEAST_SAVED_KEYS = 900  # a block's; to exchange parts takes the time of 770 to 830 (H200, 2026-11)
 MAX_STRIDE_BYTES = 1 << 40  # of a tensor map: cuTensorMapEncodeTiled
 KEPT_CALLS = 64  # argument blocks a plan remembers: encoding four maps is host work in every call
-_AFTER_MAPS = struct.Struct("<Q3q2Q6if5i")
+_AFTER_MAPS = struct.Struct("<Q3q2Q6if8i")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +41,20 @@ class TileOrder:
 
 
 @dataclass(frozen=True, slots=True)
+class SplitTiles:
+    """Which tiles of a launch are cut along the keys; see SplitRange in ops/hopper_tiles.cuh."""
+
+    whole_tiles: int  # that come first
+    ranges: int = 0  # of equal length, that the others are cut into
+    blocks: int = 0  # of keys, of all tiles that are cut
+
+    @property
+    def drawn(self) -> int:
+        """What blocks draw: whole tiles, then ranges."""
+        return self.whole_tiles + self.ranges
+
+
+@dataclass(frozen=True, slots=True)
 class HopperPlan:
     """A problem laid out for one Hopper kernel."""
 
@@ -44,12 +63,20 @@ class HopperPlan:
     traits: ForwardTraits
     geometry: LaunchGeometry
     order: TileOrder
+    split: SplitTiles
     _packed: dict[ForwardCall, bytes] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def workspace_bytes(self) -> int:
-        """The tile counter of a dynamic schedule; the kernel leaves it zero as it found it."""
-        return COUNTER_BYTES if self.config.scheduler is Scheduler.DYNAMIC else 0
+        """The counter of what is drawn, left zero as it was found, and parts of tiles."""
+        if self.config.scheduler is not Scheduler.DYNAMIC and not self.split.ranges:
+            return 0
+        return COUNTER_BYTES + self.split.ranges * self.config.cluster * part_bytes(self.config)
+
+    @property
+    def ends_together(self) -> bool:
+        """Whether the tiles of a last wave are split."""
+        return self.split.ranges > 0
 
     @property
     def q_tiles(self) -> int:
@@ -95,6 +122,9 @@ class HopperPlan:
             self.q_tiles * batch_heads,
             self.order.section_heads,
             self.order.short_tiles,
+            self.split.whole_tiles,
+            self.split.ranges,
+            self.split.blocks,
         )
         return b"".join((*maps, rest)).ljust(ARGS_BYTES, b"\0")
 
@@ -143,18 +173,50 @@ def plan_hopper(
         narrow_d=problem.d_head < config.d_head,
         lse=lse,
     )
-    tiles = -(-problem.q_len // rows) * problem.batch * problem.heads
+    clusters = max(sm_count // config.cluster, 1)
+    split = split_tiles(config, problem, traits, clusters)
+    drawn_at_once = split.drawn
     if config.scheduler is not Scheduler.SINGLE:
-        tiles = min(tiles, max(sm_count // config.cluster, 1))
+        drawn_at_once = min(drawn_at_once, clusters)
     geometry = LaunchGeometry(
-        grid=(tiles * config.cluster, 1, 1),
+        grid=(drawn_at_once * config.cluster, 1, 1),
         threads=config.threads,
         smem_bytes=config.smem_bytes(),
         cluster=config.cluster,
     )
     return HopperPlan(
-        config, problem, traits, geometry, order or tile_order(config, problem, sm_count)
+        config, problem, traits, geometry, order or tile_order(config, problem, sm_count), split
     )
+
+
+def split_tiles(
+    config: HopperForwardKernelConfig,
+    problem: AttentionProblem,
+    traits: ForwardTraits,
+    clusters: int,
+) -> SplitTiles:
+    """The tiles that would not fill a last wave, cut so that all blocks end together.
+
+    Under a mask the short tiles even that out already.
+    """
+    tiles = -(-problem.q_len // (config.tile_q * config.cluster)) * problem.batch * problem.heads
+    whole = SplitTiles(tiles)
+    if not config.split_last or traits.causal:
+        return whole
+    tile_blocks, rest = -(-problem.k_len // config.B_c), tiles % clusters
+    ranges = min(clusters, rest * MOST_PARTS, rest * tile_blocks // LEAST_BLOCKS)
+    if (ranges - rest) * problem.k_len < LEAST_SAVED_KEYS * ranges:
+        return whole
+    flags = FIRST_FLAG + ranges * config.cluster * config.n_warpgroups
+    if 4 * flags > COUNTER_BYTES or rest * tile_blocks * ranges >= 1 << 31:
+        return whole
+    return SplitTiles(tiles - rest, ranges, rest * tile_blocks)
+
+
+def part_bytes(config: HopperForwardKernelConfig) -> int:
+    """A block's part of a tile in float32 with its row sums and maxima, as hopper_parts.cuh."""
+    words = config.d_head // 2 + 4
+    return 4 * words * WARPGROUP_THREADS * config.n_warpgroups
 
 
 def tile_order(

@@ -27,6 +27,7 @@ class MmaPlan:
     numbers: tuple[int, int, int, int, int, int, int]  # the integers of ForwardArgs, in its order
     scale_log2: float
     workspace_bytes: int = 0
+    ends_together: bool = False
 
     def params(self, device: Device, call: ForwardCall) -> tuple[bytes, ...]:
         """The kernel's one parameter: ForwardArgs."""

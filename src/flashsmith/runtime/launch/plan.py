@@ -28,7 +28,7 @@ class ForwardCall:
     v: TensorArg
     o: TensorArg
     lse: int = 0  # float32 (batch, heads, q_len), contiguous
-    workspace: int = 0  # `workspace_bytes` that are zero, and left so, if the plan asks
+    workspace: int = 0  # `workspace_bytes` that the device keeps for launches, if the plan asks
 
 
 class LaunchPlan(Protocol):
@@ -44,7 +44,11 @@ class LaunchPlan(Protocol):
 
     @property
     def workspace_bytes(self) -> int:
-        """Device memory the launch finds zero and leaves zero (a tile counter), or 0."""
+        """Device memory of a launch, or 0; counters at its start are found zero and left so."""
+
+    @property
+    def ends_together(self) -> bool:
+        """Whether tiles are split so that no block waits for the others' last wave."""
 
     def params(self, device: Device, call: ForwardCall) -> tuple[bytes, ...]:
         """The kernel's parameters as raw bytes, one item a parameter."""

@@ -15,7 +15,7 @@ struct HopperForwardArgs {
     TensorMap q, k, v, o;  // dimensions d_head, rows, heads, batch
     TensorArg o_direct;    // for kernels that store O from registers
     float* lse;            // (batch, heads, q_len) float32, contiguous; natural logarithm
-    u32* counter;          // tiles drawn, blocks that are done; zero between launches
+    u32* counter;          // tiles drawn, blocks that are done, parts given; zero between launches
     i32 heads;
     i32 kv_group;  // query heads that share one head of K and V
     i32 q_len;
@@ -28,7 +28,14 @@ struct HopperForwardArgs {
     i32 tiles;          // q_tiles * batch_heads
     i32 section_heads;  // heads whose K and V stay in L2 together
     i32 short_tiles;    // of each head, left to the end: they even out when blocks finish
+    i32 whole_tiles;    // the first ones; the others may be split along the keys
+    i32 split_ranges;   // into so many ranges
+    i32 split_blocks;   // that have so many blocks of keys together
 };
+
+// Behind the counters and flags come the parts of O that blocks give to each other.
+inline constexpr int kCounterBytes = 16384;
+inline constexpr int kFirstFlag = 2;
 
 static_assert(sizeof(TensorMap) == 128, "the driver encodes a tensor map in 128 bytes.");
 static_assert(sizeof(HopperForwardArgs) == 640, "runtime/launch/hopper.py packs 640 bytes.");

@@ -17,7 +17,6 @@ inline constexpr int kPanelColumns = 64;
 inline constexpr int kPanelRowBytes = 128;
 
 inline constexpr int kTileSlots = 4;
-inline constexpr int kTileSlotBytes = 16;
 inline constexpr int kBarrierBytes = 8;
 
 struct HopperForwardKernelConfig {
@@ -41,6 +40,7 @@ struct HopperForwardKernelConfig {
     Scheduler scheduler = required<Scheduler>();
     bool early_tiles = required<bool>();
     bool early_q = required<bool>();
+    bool split_last = required<bool>();
     bool l2_sections = required<bool>();
     bool o_staged = required<bool>();
     bool late_store = required<bool>();
@@ -66,10 +66,13 @@ struct HopperForwardKernelConfig {
     // Full and empty of Q, K, V, the tile ring and the tiles drawn for a cluster.
     constexpr int barriers() const { return 2 * (q_slots + 2 * kv_stages + kTileSlots + 1); }
 
+    // A tile takes 16 bytes, and 16 more where it may be a part of one.
+    constexpr int tile_slot_bytes() const { return split_last ? 32 : 16; }
+
     constexpr int smem_bytes() const {
         return q_slots * q_slot_bytes() + 2 * kv_stages * kv_bytes() + o_bytes() +
                n_warpgroups * p_slot_bytes() + ones_bytes() + barriers() * kBarrierBytes +
-               (kTileSlots + 1) * kTileSlotBytes;
+               (kTileSlots + 1) * tile_slot_bytes();
     }
 
     constexpr bool operator==(const HopperForwardKernelConfig&) const = default;

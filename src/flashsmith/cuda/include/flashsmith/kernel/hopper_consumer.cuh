@@ -8,6 +8,7 @@
 #include "flashsmith/base/hopper_config.cuh"
 #include "flashsmith/base/traits.cuh"
 #include "flashsmith/ops/hopper_output.cuh"
+#include "flashsmith/ops/hopper_parts.cuh"
 #include "flashsmith/ops/hopper_products.cuh"
 #include "flashsmith/ops/hopper_tiles.cuh"
 #include "flashsmith/ops/lazy_softmax.cuh"
@@ -25,6 +26,7 @@ struct HopperConsumer {
     using Products = HopperProducts<kConfig, kMmaSums>;
     using Softmax = LazySoftmax<kConfig, kMmaSums>;
     using Output = HopperOutput<kConfig, kTraits>;
+    using Parts = HopperParts<kConfig>;
     static constexpr int kWarpgroups = kConfig.n_warpgroups;
     static constexpr u32 kTurnBarrier = 1;  // named barriers 1..3: a warpgroup's turn
     static constexpr u32 kPBarrier = 11;    // and 11..13: its P is in shared memory
@@ -41,8 +43,9 @@ struct HopperConsumer {
     struct Work {
         i32 row;       // the tile's first query row
         i32 n_blocks;  // that pass through the rings; 0: no more tiles
-        i32 own;   // of these, the last ones that this warpgroup needs; 0: its rows do not exist
-        i32 slot;  // of the tile ring
+        i32 own;    // of these, the last ones that this warpgroup needs; 0: its rows do not exist
+        i32 slot;   // of the tile ring
+        i32 first;  // block of keys, where a tile may be split
     };
 
     const HopperForwardArgs& args;
@@ -61,7 +64,8 @@ struct HopperConsumer {
     typename Products::O o;
     typename Products::P p;
     Softmax softmax;
-    float inverse[2];  // of the finished tile's row sums
+    float sums[2];    // of the finished tile's rows
+    float maxima[2];  // and what they are relative to, where another block may need it
 
     FS_DEVICE HopperConsumer(const HopperForwardArgs& args, HopperSmem<kConfig> smem, int warpgroup)
         : args(args),
@@ -88,7 +92,10 @@ struct HopperConsumer {
         ++tiles_seen;
         const HopperTile tile = get_tile(smem.tile(slot));
         Work work{ptx::broadcast(tile.row), ptx::broadcast(tile.n_blocks), 0,
-                  static_cast<i32>(slot)};
+                  static_cast<i32>(slot), 0};
+        if constexpr (kSplits<kConfig, kTraits>) {
+            work.first = ptx::broadcast(get_part(smem.tile(slot)).first);
+        }
         const i32 row = work.row + warpgroup * kWarpgroupRows;
         work.own = work.n_blocks;
         if constexpr (kTraits.causal) {
@@ -286,35 +293,53 @@ struct HopperConsumer {
 
     // Tile ends
 
-    // Statistics of a finished tile: the log-sum-exp leaves, O keeps 1 / l. Where the sums are part
-    // of O, the last P V must have ended.
+    // Statistics of a finished tile. Where the sums are part of O, the last P V must have ended.
     FS_DEVICE void finish(i32 slot) {
-        float sum[2];
         if constexpr (kMmaSums) {
-            sum[0] = o[kConfig.d_head / 2];
-            sum[1] = o[kConfig.d_head / 2 + 2];
+            sums[0] = o[kConfig.d_head / 2];
+            sums[1] = o[kConfig.d_head / 2 + 2];
         } else {
-            softmax.sum_quad(sum);
+            softmax.sum_quad(sums);
         }
-        FS_UNROLL
-        for (int i = 0; i < 2; ++i) inverse[i] = sum[i] > 0.f ? ptx::rcp(sum[i]) : 0.f;
-        if constexpr (kTraits.lse) {
-            const HopperTile tile = get_tile(smem.tile(slot));
-            const i32 row = tile.row + row_in_tile();
-            const i64 line = static_cast<i64>(tile.batch) * args.heads + tile.head;
-            float* dst = args.lse + line * args.q_len + row;
+        if constexpr (kSplits<kConfig, kTraits>) {
             FS_UNROLL
-            for (int i = 0; i < 2; ++i) {
-                bool inside = !kTraits.ragged_q || row + 8 * i < args.q_len;
-                inside &= args.lse != nullptr;  // a bundled kernel serves calls without it too
-                const float lse = (softmax.m[i] + ptx::lg2(sum[i])) * kLn2;
-                ptx::st_global_f32_if(lane % 4 == 0 && inside, dst + 8 * i, lse);
-            }
+            for (int i = 0; i < 2; ++i) maxima[i] = softmax.m[i];
+        } else {
+            store_lse(get_tile(smem.tile(slot)), softmax.m);
+        }
+    }
+
+    FS_DEVICE void store_lse(const HopperTile& tile, const float (&m)[2]) const {
+        if constexpr (!kTraits.lse) return;
+        const i32 row = tile.row + row_in_tile();
+        const i64 line = static_cast<i64>(tile.batch) * args.heads + tile.head;
+        float* dst = args.lse + line * args.q_len + row;
+        FS_UNROLL
+        for (int i = 0; i < 2; ++i) {
+            bool inside = !kTraits.ragged_q || row + 8 * i < args.q_len;
+            inside &= args.lse != nullptr;  // a bundled kernel serves calls without it too
+            const float lse = (m[i] + ptx::lg2(sums[i])) * kLn2;
+            ptx::st_global_f32_if(lane % 4 == 0 && inside, dst + 8 * i, lse);
         }
     }
 
     FS_DEVICE void store(i32 slot) {
         const HopperTile tile = get_tile(smem.tile(slot));
+        if constexpr (kSplits<kConfig, kTraits>) {
+            const HopperPart part = get_part(smem.tile(slot));
+            const i32 others = ptx::broadcast(part.others);
+            if (others < 0) {
+                Parts(args, warpgroup, thread).give(part.range, o, sums, maxima);
+                release_tile(slot);
+                return;
+            }
+            if (others > 0)
+                Parts(args, warpgroup, thread).take(part.range, others, o, sums, maxima);
+            store_lse(tile, maxima);
+        }
+        float inverse[2];
+        FS_UNROLL
+        for (int i = 0; i < 2; ++i) inverse[i] = sums[i] > 0.f ? ptx::rcp(sums[i]) : 0.f;
         if constexpr (kConfig.o_staged) {
             Output::store_staged(args, tile, smem.o(warpgroup), warpgroup, thread, o, inverse);
         } else {

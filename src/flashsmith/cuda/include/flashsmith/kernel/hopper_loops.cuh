@@ -34,19 +34,19 @@ struct HopperPlainLoop : HopperConsumer<kConfig, kTraits> {
         this->use_q();
         this->softmax.reset();
         i32 n = work.own - 1;
-        if (this->is_half(work.row, n)) {
-            block<Base::kHalf>(work.row, n, true);
+        if (this->is_half(work.row, work.first + n)) {
+            block<Base::kHalf>(work, n, true);
         } else {
-            block<kConfig.B_c>(work.row, n, true);
+            block<kConfig.B_c>(work, n, true);
         }
-        _Pragma("unroll 1") while (--n >= 0) block<kConfig.B_c>(work.row, n, false);
+        _Pragma("unroll 1") while (--n >= 0) block<kConfig.B_c>(work, n, false);
         this->pass_turn();
         this->finish(work.slot);
         this->store(work.slot);
     }
 
     template <int kKeys>
-    FS_DEVICE void block(i32 row, i32 n, bool first) {
+    FS_DEVICE void block(const typename Base::Work& work, i32 n, bool first) {
         typename Products::template Scores<kKeys> s;
         this->k.wait();
         Products::template issue_qk<kKeys>(s, this->q_matrix, this->k.matrix);
@@ -55,7 +55,7 @@ struct HopperPlainLoop : HopperConsumer<kConfig, kTraits> {
         ptx::fence_registers(s);
         this->release(this->k);
         if (n == 0) this->release_q();
-        this->softmax_alone(s, row, n, first);
+        this->softmax_alone(s, work.row, work.first + n, first);
         if (!first) this->softmax.rescale(this->o);
         this->v.wait();
         this->take_turn();
@@ -79,7 +79,8 @@ struct HopperOverlappedLoop : HopperConsumer<kConfig, kTraits> {
     static constexpr bool kSum = kConfig.statistics == Statistics::kSUM;
 
     i32 row, slot;  // of the tile whose blocks are being multiplied with Q
-    i32 n;          // the block whose scores are in p, or whose softmax runs
+    i32 lowest;     // of its blocks of keys
+    i32 n;          // above that, the block whose scores are in p, or whose softmax runs
     bool first;     // that block is its tile's first: P V starts a new O
     bool half;      // of that first block, only one half is seen
     i32 v_skipped;  // blocks of V to pass by before that one
@@ -98,7 +99,7 @@ struct HopperOverlappedLoop : HopperConsumer<kConfig, kTraits> {
             start(work);
             while (step<Step::kGeneral>(work)) {
                 // Row maxima are set, Q stays, no mask until the tile ends.
-                if (!first && n > 1 && !this->needs_mask(row, n - 1)) {
+                if (!first && n > 1 && !this->needs_mask(row, lowest + n - 1)) {
                     _Pragma("unroll 1") do { step<Step::kPlain>(work); }
                     while (n > 1);
                 }
@@ -121,9 +122,10 @@ struct HopperOverlappedLoop : HopperConsumer<kConfig, kTraits> {
     FS_DEVICE void start(const Work& work) {
         row = work.row;
         slot = work.slot;
+        lowest = work.first;
         n = work.own - 1;
         first = true;
-        half = this->is_half(row, n);
+        half = this->is_half(row, lowest + n);
         v_skipped = 0;
         unsaved = false;
         // Not used before it is set again, but where sums are part of O the compiler reads it.
@@ -141,7 +143,7 @@ struct HopperOverlappedLoop : HopperConsumer<kConfig, kTraits> {
         this->release(this->k);
         if (n == 0) this->release_q();
         this->softmax.reset();
-        this->softmax_alone(s, row, n, true);
+        this->softmax_alone(s, row, lowest + n, true);
     }
 
     // One step. False, with nothing done, when it would start the next tile (in `next`) and that
@@ -164,10 +166,11 @@ struct HopperOverlappedLoop : HopperConsumer<kConfig, kTraits> {
             n = next.own;
             row = next.row;
             slot = next.slot;
+            lowest = next.first;
         }
         if constexpr (kGeneral) this->use_q();
         --n;
-        if (at.starts_tile && this->is_half(row, n)) {
+        if (at.starts_tile && this->is_half(row, lowest + n)) {
             products<Step::kHalf>(at);
         } else {
             products<kStep>(at);
@@ -225,12 +228,12 @@ struct HopperOverlappedLoop : HopperConsumer<kConfig, kTraits> {
     FS_DEVICE void softmax_of(float (&s)[kCount], bool starts_tile) {
         if constexpr (kSum) {
             bool masked = false;
-            if constexpr (kGeneral) masked = this->mask(s, row, n);
+            if constexpr (kGeneral) masked = this->mask(s, row, lowest + n);
             end_pv();
             this->k.test();
             this->softmax.exponentials_checked(this->p, s, this->scale, starts_tile, masked);
         } else {
-            if constexpr (kGeneral) this->mask(s, row, n);
+            if constexpr (kGeneral) this->mask(s, row, lowest + n);
             this->softmax.update_maximum(s, this->scale);
             this->k.test();
             this->softmax.exponentials(s, this->scale);

@@ -39,9 +39,14 @@ struct HopperProducer {
         }
     };
 
-    // The K and V that a tile needs; n_blocks 0: no tile.
+    // The K and V that a tile needs, from block `first` on; n_blocks 0: no tile.
     struct Source {
-        i32 n_blocks, head, batch;
+        i32 n_blocks, head, batch, first;
+    };
+
+    // What is drawn, and which of a range's two segments.
+    struct Drawn {
+        i32 index, second;
     };
 
     const HopperForwardArgs& args;
@@ -58,50 +63,45 @@ struct HopperProducer {
             run_early();
             return;
         }
-        const i32 clusters = gridDim.x / kCluster;
-        i32 index = blockIdx.x / kCluster;
-        Source previous{0, 0, 0};
+        Drawn at{first_number(), 0};
+        Source previous{0, 0, 0, 0};
         while (true) {
-            const bool valid = index < args.tiles;
+            const HopperSegment current = segment_or_none(at);
             // Asked for here, needed when this tile's loads are out.
-            const i32 next = valid ? draw(index, clusters) : index;
-            const HopperTile current =
-                valid ? decode_tile<kConfig, kTraits>(args, index, rank) : HopperTile{0, 0, 0, 0};
+            const bool draws = current.tile.n_blocks > 0 && !current.goes_on;
+            const u32 count = draws ? ask_counter(at.index) : 0;
             publish(current);
-            if (!valid) break;
-            const Source source{current.n_blocks, Division(current.head, args.kv_group).quotient,
-                                current.batch};
-            load_tile(current, source, previous);
+            if (current.tile.n_blocks == 0) break;
+            const Source source = source_of(current);
+            load_tile(current.tile, source, previous);
             previous = source;
-            index = share(next);
+            at = after(at.index, current.goes_on, count);
         }
         if (previous.n_blocks > 0) load_v(0, previous);
-        leave(clusters);
+        leave();
     }
 
   private:
     // The same loads in the same order, but nothing waits for the counter, or for the block of the
     // cluster that asks it, before the last block of a tile; consumers know the next tile by then.
     FS_DEVICE void run_early() {
-        const i32 clusters = gridDim.x / kCluster;
-        i32 index = blockIdx.x / kCluster;
-        HopperTile current = tile_or_none(index);
+        Drawn at{first_number(), 0};
+        HopperSegment current = segment_or_none(at);
         publish(current);
-        if (current.n_blocks > 0) load_q(current, 0, kEarlyQ);
-        Source previous{0, 0, 0};
-        while (current.n_blocks > 0) {
-            const u32 drawn = ask_counter();
-            const Source source{current.n_blocks, Division(current.head, args.kv_group).quotient,
-                                current.batch};
-            load_first(current, source, previous);
+        if (current.tile.n_blocks > 0) load_q(current.tile, 0, kEarlyQ);
+        Source previous{0, 0, 0, 0};
+        while (current.tile.n_blocks > 0) {
+            const u32 count = current.goes_on ? 0 : ask_counter(at.index);
+            const Source source = source_of(current);
+            load_first(current.tile, source, previous);
             _Pragma("unroll 1") for (i32 n = source.n_blocks - 2; n > 0; --n) {
                 load_k(n, source);
                 load_v(n + 1, source);
             }
-            index = share(tile_after(index, drawn, clusters));
-            current = tile_or_none(index);
+            at = after(at.index, current.goes_on, count);
+            current = segment_or_none(at);
             publish(current);
-            if (current.n_blocks > 0) load_q(current, 0, kEarlyQ);
+            if (current.tile.n_blocks > 0) load_q(current.tile, 0, kEarlyQ);
             if (source.n_blocks > 1) {
                 load_k(0, source);
                 load_v(1, source);
@@ -109,35 +109,64 @@ struct HopperProducer {
             previous = source;
         }
         if (previous.n_blocks > 0) load_v(0, previous);
-        leave(clusters);
+        leave();
     }
 
-    FS_DEVICE HopperTile tile_or_none(i32 index) const {
-        return index < args.tiles ? decode_tile<kConfig, kTraits>(args, index, rank)
-                                  : HopperTile{0, 0, 0, 0};
+    // Tiles, or whole ones and ranges, that blocks draw.
+    FS_DEVICE i32 numbers() const {
+        return kSplits<kConfig, kTraits> ? args.whole_tiles + args.split_ranges : args.tiles;
     }
 
-    FS_DEVICE u32 ask_counter() const {
-        if (kConfig.scheduler != Scheduler::kDYNAMIC || rank != 0) return 0;
-        return ptx::atom_add_u32(args.counter, 1);
+    FS_DEVICE HopperSegment segment_or_none(const Drawn& at) const {
+        if (at.index >= numbers()) return {{0, 0, 0, 0}, {0, 0, 0}, false};
+        return decode_segment<kConfig, kTraits>(args, at.index, at.second, rank);
     }
 
-    FS_DEVICE i32 tile_after(i32 index, u32 drawn, i32 clusters) const {
-        if constexpr (kConfig.scheduler == Scheduler::kSINGLE) return args.tiles;
-        if constexpr (kConfig.scheduler == Scheduler::kSTATIC) return index + clusters;
-        return static_cast<i32>(drawn) + clusters;
+    FS_DEVICE Source source_of(const HopperSegment& at) const {
+        return {at.tile.n_blocks, Division(at.tile.head, args.kv_group).quotient, at.tile.batch,
+                at.part.first};
     }
 
-    FS_DEVICE i32 draw(i32 index, i32 clusters) const {
-        if constexpr (kConfig.scheduler == Scheduler::kSINGLE) return args.tiles;
-        if constexpr (kConfig.scheduler == Scheduler::kSTATIC) return index + clusters;
-        if (kCluster > 1 && rank != 0) return 0;
-        return static_cast<i32>(ptx::atom_add_u32(args.counter, 1)) + clusters;
+    FS_DEVICE i32 clusters() const { return static_cast<i32>(gridDim.x) / kCluster; }
+
+    // Whether what follows number `index` is drawn. With a fixed order that is the ranges, which
+    // have to come to blocks that run, in their order.
+    FS_DEVICE bool counts_after(i32 index) const {
+        if constexpr (kConfig.scheduler == Scheduler::kDYNAMIC) return true;
+        if constexpr (!kSplits<kConfig, kTraits>) return false;
+        return args.split_ranges > 0 && index + clusters() >= args.whole_tiles;
+    }
+
+    // A block's first number is its own, unless there are ranges only.
+    FS_DEVICE bool counts_from_start() const {
+        return kSplits<kConfig, kTraits> && args.whole_tiles == 0;
+    }
+
+    FS_DEVICE i32 first_number() {
+        const i32 own = static_cast<i32>(blockIdx.x) / kCluster;
+        return counts_from_start() ? number_after(own, ask_counter(own)) : own;
+    }
+
+    FS_DEVICE u32 ask_counter(i32 index) const {
+        return counts_after(index) && rank == 0 ? ptx::atom_add_u32(args.counter, 1) : 0;
+    }
+
+    FS_DEVICE i32 number_after(i32 index, u32 count) {
+        if constexpr (kConfig.scheduler == Scheduler::kSINGLE) return numbers();
+        if (!counts_after(index)) return index + clusters();
+        if constexpr (kConfig.scheduler == Scheduler::kSTATIC) {
+            return share(static_cast<i32>(count) + args.whole_tiles);
+        }
+        return share(static_cast<i32>(count) + (counts_from_start() ? 0 : clusters()));
+    }
+
+    FS_DEVICE Drawn after(i32 index, bool goes_on, u32 count) {
+        return goes_on ? Drawn{index, 1} : Drawn{number_after(index, count), 0};
     }
 
     // The cluster's first block drew for all: it hands the number on, one at a time.
     FS_DEVICE i32 share(i32 next) {
-        if constexpr (kCluster == 1 || kConfig.scheduler != Scheduler::kDYNAMIC) return next;
+        if constexpr (kCluster == 1) return next;
         const SmemAddr mailbox = smem.tile(kTileSlots);
         if (rank == 0) {
             for (u32 peer = 1; peer < kCluster; ++peer) {
@@ -154,9 +183,10 @@ struct HopperProducer {
         return next;
     }
 
-    FS_DEVICE void publish(const HopperTile& current) {
+    FS_DEVICE void publish(const HopperSegment& current) {
         ptx::mbarrier_wait(smem.tile_empty(tile.stage), tile.parity);
-        put_tile(smem.tile(tile.stage), current);
+        put_tile(smem.tile(tile.stage), current.tile);
+        if constexpr (kSplits<kConfig, kTraits>) put_part(smem.tile(tile.stage), current.part);
         ptx::mbarrier_arrive(smem.tile_full(tile.stage));
         tile.advance(kTileSlots);
     }
@@ -212,8 +242,8 @@ struct HopperProducer {
         FS_UNROLL
         for (int panel = 0; panel < kConfig.panels(); ++panel) {
             const SmemAddr to = dst + (panel * kConfig.B_c + share) * kPanelRowBytes;
-            const ptx::TmaCoordinates from{panel * kPanelColumns, n * kConfig.B_c + share, at.head,
-                                           at.batch};
+            const ptx::TmaCoordinates from{panel * kPanelColumns,
+                                           (at.first + n) * kConfig.B_c + share, at.head, at.batch};
             if constexpr (kCluster > 1) {
                 ptx::tma_load_4d_multicast(to, map, from, full, (1 << kCluster) - 1);
             } else {
@@ -224,11 +254,10 @@ struct HopperProducer {
     }
 
     // The last of all to draw sets the counters back for the next launch.
-    FS_DEVICE void leave(i32 clusters) {
-        if constexpr (kConfig.scheduler != Scheduler::kDYNAMIC) return;
-        if (rank != 0) return;
+    FS_DEVICE void leave() {
+        if (rank != 0 || !counts_after(numbers())) return;
         ptx::fence_gpu();
-        if (ptx::atom_add_u32(args.counter + 1, 1) == static_cast<u32>(clusters - 1)) {
+        if (ptx::atom_add_u32(args.counter + 1, 1) == static_cast<u32>(clusters() - 1)) {
             args.counter[0] = 0;
             args.counter[1] = 0;
         }

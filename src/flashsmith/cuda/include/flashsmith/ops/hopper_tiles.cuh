@@ -29,6 +29,27 @@ FS_DEVICE HopperTile get_tile(SmemAddr slot) {
             static_cast<i32>(words.word[2]), static_cast<i32>(words.word[3])};
 }
 
+// What a drawn tile is where the last tiles are split along the keys.
+struct HopperPart {
+    i32 first;   // block of keys
+    i32 range;   // that it belongs to
+    i32 others;  // 0: it is whole; -1: another block ends it; else it ends with those of so many
+                 // ranges before
+
+    FS_DEVICE bool is_given() const { return others < 0; }
+};
+
+FS_DEVICE void put_part(SmemAddr slot, const HopperPart& part) {
+    ptx::st_shared_16b(slot + 16, {{static_cast<u32>(part.first), static_cast<u32>(part.range),
+                                    static_cast<u32>(part.others)}});
+}
+
+FS_DEVICE HopperPart get_part(SmemAddr slot) {
+    const Chunk words = ptx::ld_shared_16b(slot + 16);
+    return {static_cast<i32>(words.word[0]), static_cast<i32>(words.word[1]),
+            static_cast<i32>(words.word[2])};
+}
+
 // Blocks of K that rows [.., row_end) need: at least one, so that rows that see no key are written.
 template <HopperForwardKernelConfig kConfig, ForwardTraits kTraits>
 FS_DEVICE i32 needed_blocks(const HopperForwardArgs& args, i32 row_end) {
@@ -77,6 +98,61 @@ FS_DEVICE HopperTile decode_tile(const HopperForwardArgs& args, i32 index, u32 r
     const Division head(batch_head, args.heads);
     return {(q_tile * kConfig.cluster + static_cast<i32>(rank)) * kRows,
             needed_blocks<kConfig, kTraits>(args, row_end), head.rest, head.quotient};
+}
+
+// Whether a kernel can split tiles. A causal mask makes them unequal, which evens out when blocks
+// end.
+template <HopperForwardKernelConfig kConfig, ForwardTraits kTraits>
+inline constexpr bool kSplits = kConfig.split_last && !kTraits.causal;
+
+// Blocks part.first .. part.first + tile.n_blocks - 1 of a tile.
+struct HopperSegment {
+    HopperTile tile;
+    HopperPart part;
+    bool goes_on;  // in another tile, before the next number is drawn
+};
+
+// The tiles that would not fill a last wave, all as long, are one row of blocks that is cut into
+// ranges of equal length, at most that of a tile. A range that reaches into two tiles takes the
+// second first: who holds a tile's last block ends it, and waits only for ranges before its own,
+// which were drawn earlier, and for the first thing that they did.
+struct SplitRange {
+    const HopperForwardArgs& args;
+    i32 range, tile_blocks;
+    i32 begin, end;
+    i32 tile;  // that its end lies in
+
+    FS_DEVICE SplitRange(const HopperForwardArgs& args, i32 index, i32 tile_blocks)
+        : args(args),
+          range(index - args.whole_tiles),
+          tile_blocks(tile_blocks),
+          begin(Division(range * args.split_blocks, args.split_ranges).quotient),
+          end(Division((range + 1) * args.split_blocks, args.split_ranges).quotient),
+          tile(Division(end - 1, tile_blocks).quotient) {}
+
+    // Its blocks of tile `at`: the lowest, how many, and who else has some.
+    FS_DEVICE HopperSegment blocks_of(i32 at, HopperTile whole) const {
+        const i32 low = max(begin - at * tile_blocks, 0);
+        const i32 high = min(end - at * tile_blocks, tile_blocks);
+        whole.n_blocks = high - low;
+        // The range that block 0 of the tile lies in.
+        const i32 opens =
+            Division((at * tile_blocks + 1) * args.split_ranges - 1, args.split_blocks).quotient;
+        return {
+            whole, {low, range, high < tile_blocks ? -1 : range - opens}, begin < at * tile_blocks};
+    }
+};
+
+// What a block does next: number `index`, of a range that has two segments first 0, then 1.
+template <HopperForwardKernelConfig kConfig, ForwardTraits kTraits>
+FS_DEVICE HopperSegment decode_segment(const HopperForwardArgs& args, i32 index, i32 second,
+                                       u32 rank) {
+    if (!kSplits<kConfig, kTraits> || index < args.whole_tiles) {
+        return {decode_tile<kConfig, kTraits>(args, index, rank), {0, 0, 0}, false};
+    }
+    const SplitRange split(args, index, needed_blocks<kConfig, kTraits>(args, args.q_len));
+    const i32 at = split.tile - second;
+    return split.blocks_of(at, decode_tile<kConfig, kTraits>(args, args.whole_tiles + at, rank));
 }
 
 }  // namespace flashsmith

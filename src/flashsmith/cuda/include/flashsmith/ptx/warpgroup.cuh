@@ -99,6 +99,31 @@ FS_DEVICE u32 atom_add_u32(u32* counter, u32 increment) {
     return before;
 }
 
+// Adds to a word; who reads the sum with `acquire` sees what this warp's lanes did before.
+FS_DEVICE void red_release_gpu_if(bool condition, u32* word, u32 increment) {
+    asm volatile(
+        "{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %0, 0;\n\t"
+        "@p red.release.gpu.global.add.u32 [%1], %2;\n\t}"
+        :
+        : "r"(static_cast<u32>(condition)), "l"(word), "r"(increment)
+        : "memory");
+}
+
+// Until a word that other blocks add to has reached `value`.
+FS_DEVICE void wait_acquire_gpu(const u32* word, u32 value) {
+    u32 now;
+    do {
+        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(word) : "memory");
+    } while (static_cast<u32>(broadcast(static_cast<i32>(now))) != value);
+}
+
+FS_DEVICE void st_global_u32_if(bool condition, u32* dst, u32 value) {
+    asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %0, 0;\n\t@p st.global.u32 [%1], %2;\n\t}"
+                 :
+                 : "r"(static_cast<u32>(condition)), "l"(dst), "r"(value)
+                 : "memory");
+}
+
 // What this thread did to global memory before is seen by any thread that sees what it does after.
 FS_DEVICE void fence_gpu() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 

@@ -24,7 +24,7 @@ struct HopperSmem {
     static constexpr int kOnes = kP + kConfig.n_warpgroups * kConfig.p_slot_bytes();
     static constexpr int kBarriers = kOnes + kConfig.ones_bytes();
     static constexpr int kTiles = kBarriers + kConfig.barriers() * kBarrierBytes;
-    static_assert(kTiles + (kTileSlots + 1) * kTileSlotBytes == kConfig.smem_bytes(),
+    static_assert(kTiles + (kTileSlots + 1) * kConfig.tile_slot_bytes() == kConfig.smem_bytes(),
                   "the plan and the configuration must agree on the size of shared memory.");
 
     // An empty barrier follows the full ones of its ring at a constant distance.
@@ -43,7 +43,9 @@ struct HopperSmem {
     }
     FS_DEVICE SmemAddr ones() const { return base + kOnes; }
     // Slot kTileSlots is the mailbox for tiles drawn by the cluster's first block.
-    FS_DEVICE SmemAddr tile(int slot) const { return base + (kTiles + slot * kTileSlotBytes); }
+    FS_DEVICE SmemAddr tile(int slot) const {
+        return base + (kTiles + slot * kConfig.tile_slot_bytes());
+    }
 
     FS_DEVICE SmemAddr q_full(int slot) const { return barrier(slot); }
     FS_DEVICE SmemAddr q_empty(int slot) const { return barrier(kSlots + slot); }
