@@ -15,6 +15,7 @@ from flashsmith.config.traits import ForwardTraits
 from flashsmith.emulator.options import EmulatorOptions
 from flashsmith.problem.attention_problem import AttentionProblem
 from flashsmith.runtime.emulated_device import EmulatedDevice
+from flashsmith.runtime.launch import hopper as launch
 
 pytest.importorskip("nvidia", reason="the compiler has no wheel here")
 
@@ -53,6 +54,7 @@ PAIRS = {
     "scheduler": (SMALL.replace(l2_sections=False), Scheduler.STATIC),
     "early_tiles": (SMALL, True),
     "early_q": (SMALL.replace(early_tiles=True), True),
+    "split_last": (SMALL, True),
     "l2_sections": (SMALL, False),
     "o_staged": (SMALL, False),
     "late_store": (SMALL, True),
@@ -179,6 +181,76 @@ def test_half_a_block_is_half_the_products_and_exponentials():
     assert fewer["matrix"] == tiles * warps * 4  # of 8 steps of P V
     # A lane has 64 of a block's exponentials. The first tile of a block is no step behind another.
     assert fewer["special function"] == (tiles - 1) * warps * 32
+
+
+SPLIT = SMALL.replace(split_last=True)
+SPLITS = {
+    "overlap": SPLIT,
+    "late store": SPLIT.replace(late_store=True, o_staged=False),
+    "fixed order": SPLIT.replace(scheduler=Scheduler.STATIC, l2_sections=False),
+    "plain": PLAIN.replace(split_last=True),
+    "halves": HALVES.replace(split_last=True),
+    "row maxima": SPLIT.replace(statistics=Statistics.VOTE),
+    "early Q": SPLIT.replace(q_slots=3, early_tiles=True, early_q=True),
+    "clusters": SPLIT.replace(
+        pingpong=False, cluster=2, consumer_registers=224, producer_registers=56
+    ),
+    "clusters in order": SPLIT.replace(
+        pingpong=False, cluster=2, early_tiles=True, scheduler=Scheduler.STATIC,
+        l2_sections=False, consumer_registers=224, producer_registers=56,
+    ),
+}  # fmt: skip
+# Heads, queries, blocks of keys and a tail: one tile for all SMs; some that are left over, with
+# tails; warpgroups that have no rows.
+LEFT_OVER = [(1, 128, 10, 0), (3, 200, 12, 9), (5, 130, 9, 0)]
+
+
+@pytest.mark.parametrize("lengths", LEFT_OVER, ids=str)
+@pytest.mark.parametrize("config", SPLITS.values(), ids=SPLITS.keys())
+def test_tiles_of_a_last_wave_may_be_split(device, config, lengths, monkeypatch):
+    monkeypatch.setattr(launch, "LEAST_SAVED_KEYS", 1)
+    heads, q_len, blocks, tail = lengths
+    full = problem(config, heads=heads, q_len=q_len, k_len=blocks * config.B_c + tail)
+    assert launch.plan_hopper(config, full, False, device.sm_count).split.ranges > 0
+    require(device, config, Case("split", full, gain=8.0))  # parts with maxima of their own
+    require(device, config, Case("split again", full, lse=False))  # flags were left zero
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("name", ["overlap", "fixed order", "clusters"])
+def test_no_schedule_changes_what_parts_add_up_to(name, seed, monkeypatch):
+    monkeypatch.setattr(launch, "LEAST_SAVED_KEYS", 1)
+    device = EmulatedDevice(options=EmulatorOptions(seed=seed, delayed_landing=True))
+    full = problem(SPLITS[name], q_len=200, k_len=777)
+    require(device, SPLITS[name], Case(f"parts {seed}", full, gain=8.0))
+
+
+def test_every_part_but_a_tiles_last_is_given(monkeypatch):
+    """Three tiles of 12 blocks on two SMs: two are whole, the third is half of each block's."""
+    monkeypatch.setattr(launch, "LEAST_SAVED_KEYS", 1)
+    atomics = {}
+    for config in (SPLIT, SMALL):
+        device = EmulatedDevice(sm_count=2, options=EmulatorOptions(counters=True))
+        three = problem(config, q_len=128, k_len=12 * 64)
+        require(device, config, Case("parts", three, lse=False))
+        atomics[config.split_last] = device.last_report.counters.instructions["atomic"]
+    draws, leaves, warps = 2, 2, 8  # behind a block's first tile, which is its own
+    assert atomics[False] == draws + 1 + leaves
+    assert atomics[True] == draws + 2 + leaves + warps
+
+
+def test_hints_are_given_to_loads_and_stores():
+    hinted = SMALL.replace(l2_hints=True)
+    pairs = hinted.replace(cluster=2, pingpong=False, o_staged=False)
+    for config, hint in (
+        (hinted, "mbarrier::complete_tx::bytes.L2::cache_hint"),
+        (hinted, "bulk_group.L2::cache_hint"),
+        (pairs, "multicast::cluster.L2::cache_hint"),
+        (pairs, "st.global.L2::cache_hint.v4.b32"),
+    ):
+        assert hint in compile_kernel(config, ForwardTraits(), "sm_90a").ptx
+        without = config.replace(l2_hints=False)
+        assert "cache_hint" not in compile_kernel(without, ForwardTraits(), "sm_90a").ptx
 
 
 @pytest.mark.parametrize("d_head", [8, 40, 56])

@@ -12,7 +12,15 @@ from flashsmith.config import get_kernel_configs, parse_config
 from flashsmith.config.hopper import Scheduler
 from flashsmith.problem.attention_problem import AttentionProblem
 from flashsmith.runtime.launch import traits_of
-from flashsmith.runtime.launch.hopper import ARGS_BYTES, TileOrder, plan_hopper
+from flashsmith.runtime.launch.hopper import (
+    ARGS_BYTES,
+    COUNTER_BYTES,
+    FIRST_FLAG,
+    SplitTiles,
+    TileOrder,
+    part_bytes,
+    plan_hopper,
+)
 from flashsmith.runtime.launch.plan import ForwardCall, TensorArg
 
 CONFIG = parse_config(
@@ -44,6 +52,9 @@ OFFSETS = {
     "tiles": 596,
     "section_heads": 600,
     "short_tiles": 604,
+    "whole_tiles": 608,
+    "split_ranges": 612,
+    "split_blocks": 616,
 }
 
 
@@ -69,8 +80,12 @@ def test_the_struct_in_cpp_has_the_offsets_that_are_packed():
         f'static_assert(__builtin_offsetof(flashsmith::HopperForwardArgs, {name}) == {at}, "");'
         for name, at in OFFSETS.items()
     )
+    parts = f"flashsmith::HopperParts<{CONFIG.to_cpp_struct()}>::kPartBytes"
+    asserts += f"\nstatic_assert({CONFIG.n_warpgroups} * {parts} == {part_bytes(CONFIG)});"
+    asserts += f"\nstatic_assert(flashsmith::kCounterBytes == {COUNTER_BYTES});"
+    asserts += f"\nstatic_assert(flashsmith::kFirstFlag == {FIRST_FLAG});"
     compile_text(
-        f'#include "flashsmith/base/hopper_args.cuh"\n{asserts}\n'
+        f'#include "flashsmith/ops/hopper_parts.cuh"\n{asserts}\n'
         f"static_assert(sizeof(flashsmith::HopperForwardArgs) == {ARGS_BYTES});\n"
         f'extern "C" __global__ void facts() {{}}\n',
         "facts",
@@ -96,6 +111,9 @@ def test_every_argument_stands_at_its_offset():
         "tiles": 36,
         "section_heads": 5,
         "short_tiles": 1,
+        "whole_tiles": 36,
+        "split_ranges": 0,
+        "split_blocks": 0,
     }
     for name, value in numbers.items():
         assert struct.unpack_from("<i", packed, OFFSETS[name]) == (value,), name
@@ -195,7 +213,7 @@ def test_a_section_has_some_heads_and_leaves_long_tiles(k_len):
     [
         *[(64, 512, 8), (64, 4096, 16), (64, 16384, 32)],
         *[(128, 512, 16), (128, 1024, 16), (128, 4096, 16), (128, 8192, 32)],
-        *[(256, 512, 32), (256, 1024, 16), (256, 2048, 32), (256, 8192, 32)],
+        *[(256, 512, 16), (256, 1024, 32), (256, 2048, 32), (256, 8192, 32)],
     ],
 )
 def test_a_section_holds_as_many_megabytes_of_k_and_v_as_measured_best(d_head, k_len, megabytes):
@@ -212,7 +230,7 @@ def test_a_section_holds_as_many_megabytes_of_k_and_v_as_measured_best(d_head, k
     [
         *[(64, 512, 0), (64, 1024, 2), (64, 2048, 3)],
         *[(128, 512, 0), (128, 1024, 1), (128, 2048, 3), (128, 4096, 9)],
-        *[(256, 512, 0), (256, 1024, 3), (256, 2048, 6)],
+        *[(256, 512, 1), (256, 1024, 2), (256, 2048, 6)],
     ],
 )
 def test_as_many_short_tiles_are_kept_for_the_end_as_measured_best(d_head, k_len, short):
@@ -221,6 +239,39 @@ def test_as_many_short_tiles_are_kept_for_the_end_as_measured_best(d_head, k_len
     heads = 2048 // d_head
     problem = AttentionProblem(16384 // k_len, heads, heads, k_len, k_len, d_head, causal=True)
     assert plan_hopper(config, problem, lse=False, sm_count=132).order.short_tiles == short
+
+
+SPLIT = CONFIG.replace(split_last=True)
+
+
+@pytest.mark.parametrize(
+    ("batch", "heads", "length", "causal", "expected"),
+    [
+        # 15.5 waves: half of every SM's last one is saved, which has to be worth the exchange.
+        (1, 16, 16384, False, SplitTiles(1980, 132, 68 * 128)),
+        (8, 16, 2048, False, SplitTiles(1980, 132, 68 * 16)),
+        (16, 16, 1024, False, SplitTiles(2048)),
+        (1, 16, 16384, True, SplitTiles(2048)),
+        (1, 33, 2048, False, SplitTiles(528)),  # four whole waves
+        # Fewer tiles than SMs: at most four parts of each, of at least four blocks.
+        (1, 2, 4096, False, SplitTiles(0, 132, 64 * 32)),
+        (1, 1, 2048, False, SplitTiles(0, 64, 16 * 16)),
+        (1, 16, 1000, False, SplitTiles(128)),
+    ],
+)
+def test_what_would_not_fill_a_wave_is_split_where_that_pays(
+    batch, heads, length, causal, expected
+):
+    problem = AttentionProblem(batch, heads, heads, length, length, 128, causal=causal)
+    plan = plan_hopper(SPLIT, problem, lse=False, sm_count=132)
+    assert plan.split == expected
+    assert plan.ends_together == (expected.ranges > 0)
+    assert plan.geometry.grid[0] == min(expected.drawn, 132)
+    parts = expected.ranges * part_bytes(SPLIT)
+    assert plan.workspace_bytes == COUNTER_BYTES + parts
+    static = SPLIT.replace(scheduler=Scheduler.STATIC, l2_sections=False)
+    plan = plan_hopper(static, problem, lse=False, sm_count=132)
+    assert plan.workspace_bytes == (COUNTER_BYTES + parts if parts else 0)
 
 
 @pytest.mark.parametrize("lse", [False, True])

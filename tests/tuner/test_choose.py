@@ -160,6 +160,10 @@ def test_launched_area_counts_whole_tiles_whole_waves_and_what_a_mask_leaves():
     assert launched_area(alone, odd, 132) == 8 * 132 * 128 * keys
     assert launched_area(pairs, odd, 132) == 9 * 66 * 256 * keys
     assert launched_area(pairs, odd, 0) == 17 * 32 * 256 * keys
+    # Half a wave of tiles takes a whole wave's time, unless they are split.
+    half = replace(odd, batch=1, heads=2, kv_heads=2)
+    assert launched_area(alone, half, 132) == 132 * 128 * keys
+    assert launched_area(alone.replace(split_last=True), half, 132) == 66 * 128 * keys
     causal = replace(WIDE, q_len=300, k_len=300, causal=True)  # rows to 128, 256 and 300
     assert launched_area(alone, causal, 132) == 32 * 128 * (128 + 256 + 320)
     assert launched_area(alone, replace(causal, diagonal=-300), 132) == 0

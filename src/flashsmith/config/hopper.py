@@ -115,7 +115,7 @@ class HopperForwardKernelConfig(KernelConfig):
     )
     o_staged: bool = flag("o_smem", "O leaves through shared memory and TMA")
     late_store: bool = flag("late_store", "O leaves behind the next tile's Q Kᵀ")
-    l2_hints: bool = flag("hints", "L2 keeps K and V, and lets Q go first")
+    l2_hints: bool = flag("hints", "L2 keeps K and V, and lets Q and O go first")
     consumer_registers: int = knob(
         (160, 216, 224, 232, 240), "registers of a consumer thread", "regs_{}_{}"
     )

@@ -10,6 +10,7 @@ from flashsmith.config.kernel_config import KernelConfig
 from flashsmith.config.short_form import parse_short_form
 
 _TWO = "regs_232_40"
+_MORE = "regs_224_56"  # for the producer: of a cluster with split tiles it spills 40
 _THREE = "regs_160_32"
 _LOOP = "overlap+early_rescale+tiles_DYNAMIC+sections"
 _SUM = f"{_LOOP}+stats_SUM+lazy_8"
@@ -50,8 +51,10 @@ CANDIDATES: tuple[tuple[str, tuple[str, ...]], ...] = (
             f"kv_2+q_4+{_SUM}+halves+pingpong+split+{_LATE}+{_TWO}",
             f"kv_2+q_4+{_SUM}+halves+pingpong+early_tests+o_smem+{_TWO}",
             f"kv_2+q_4+{_BITS}+halves+pingpong+{_LATE}+{_TWO}",
+            f"kv_2+q_4+{_BITS}+halves+pingpong+{_LATE}+hints+{_TWO}",
             f"kv_2+q_4+{_SUM}+pingpong+{_LATE}+{_TWO}",
             f"kv_2+q_4+{_STATIC}+halves+pingpong+early_tests+o_smem+{_TWO}",
+            f"kv_2+q_4+{_STATIC}+halves+pingpong+split+{_LATE}+{_TWO}",
             f"kv_2+q_4+{_STATIC}+cluster_2+{_LATE}+{_TWO}",
         ),
     ),
@@ -59,8 +62,7 @@ CANDIDATES: tuple[tuple[str, tuple[str, ...]], ...] = (
         "128, 3, 80",
         (
             f"kv_2+q_6+{_BITS}+early_tests+o_smem+{_THREE}",
-            f"kv_2+q_6+{_SUM}+pingpong+early_tests+o_smem+{_THREE}",
-            f"kv_2+q_6+{_BITS}+early_tests+cluster_2+o_smem+{_THREE}",
+            f"kv_2+q_6+{_SUM}+pingpong+early_tests+split+o_smem+hints+{_THREE}",
         ),
     ),
     (
@@ -78,8 +80,9 @@ CANDIDATES: tuple[tuple[str, tuple[str, ...]], ...] = (
             f"kv_2+q_3+{_BITS}+pingpong+{_WIDE}+hints+{_TWO}",
             f"kv_2+q_3+{_VOTE}+{_WIDE}+{_TWO}",
             f"kv_2+q_3+{_SUM}+cluster_2+{_EARLY}+{_WIDE}+{_TWO}",
-            f"kv_2+q_3+{_SUM}+cluster_2+{_EARLY}+split+{_WIDE}+regs_224_56",
+            f"kv_2+q_3+{_SUM}+cluster_2+{_EARLY}+{_WIDE}+hints+{_TWO}",
             f"kv_2+q_3+{_STATIC}+cluster_2+{_EARLY}+{_WIDE}+{_TWO}",
+            f"kv_2+q_3+{_STATIC}+cluster_2+{_EARLY}+split+{_WIDE}+{_MORE}",
             f"kv_2+q_3+{_STATIC}+{_EARLY}+{_WIDE}+hints+{_TWO}",
         ),
     ),

@@ -235,12 +235,16 @@ def tile_order(
 
 
 def _short_tiles(problem: AttentionProblem, sms_times_tiles: int) -> int:
-    """Of a head, kept for the end: at d 128 one more or less cost 0.6 to 3 % up to 2,048 keys."""
+    """Of a head, kept for the end.
+
+    One more or less cost 0.6 to 3 % up to 2,048 keys at d 128, 1 to 5 % up to 1,024 at d 256.
+    """
     root = math.sqrt(sms_times_tiles / (problem.batch * problem.heads))
-    is_middling = 64 < problem.d_head <= 128
-    if problem.k_len > (2048 if is_middling else 512):
-        return math.ceil(root)
-    return max(math.floor(root) - 1, 0) if is_middling else 0
+    if problem.d_head <= 64:
+        return math.ceil(root) if problem.k_len > 512 else 0
+    if problem.d_head <= 128:
+        return math.ceil(root) if problem.k_len > 2048 else max(math.floor(root) - 1, 0)
+    return math.ceil(root) if problem.k_len > 1024 else math.floor(root)
 
 
 def _section_megabytes(problem: AttentionProblem) -> int:
@@ -249,7 +253,7 @@ def _section_megabytes(problem: AttentionProblem) -> int:
         return 8
     if problem.d_head <= 128:  # twice as much cost 2 % at 1k and 8k, 1 % at 4k and 16k
         return 16 if problem.k_len <= 4096 else 32
-    return 16 if 512 < problem.k_len <= 1024 else 32  # half cost 1 % at 2k, twice 0.6 % at 16k
+    return 16 if problem.k_len <= 512 else 32  # half cost 1 % at 2k, twice 5 % at 512, 0.6 % at 16k
 
 
 def _bounded_diagonal(problem: AttentionProblem) -> int:

@@ -212,10 +212,7 @@ struct HopperConsumer {
     // Whether no row of this warpgroup sees the second half of block n.
     FS_DEVICE bool is_half(i32 row, i32 n) const {
         if constexpr (!kHalves) return false;
-        i32 keys = args.k_len;
-        if constexpr (kTraits.causal) {
-            keys = min(keys, row + (warpgroup + 1) * kWarpgroupRows + args.diagonal);
-        }
+        const i32 keys = keys_seen<kTraits>(args, row + (warpgroup + 1) * kWarpgroupRows);
         return keys <= n * kConfig.B_c + kHalf;
     }
 
@@ -326,15 +323,15 @@ struct HopperConsumer {
     FS_DEVICE void store(i32 slot) {
         const HopperTile tile = get_tile(smem.tile(slot));
         if constexpr (kSplits<kConfig, kTraits>) {
+            const Parts parts(args, warpgroup, thread);
             const HopperPart part = get_part(smem.tile(slot));
             const i32 others = ptx::broadcast(part.others);
             if (others < 0) {
-                Parts(args, warpgroup, thread).give(part.range, o, sums, maxima);
+                parts.give(part.range, o, sums, maxima);
                 release_tile(slot);
                 return;
             }
-            if (others > 0)
-                Parts(args, warpgroup, thread).take(part.range, others, o, sums, maxima);
+            if (others > 0) parts.take(part.range, others, o, sums, maxima);
             store_lse(tile, maxima);
         }
         float inverse[2];

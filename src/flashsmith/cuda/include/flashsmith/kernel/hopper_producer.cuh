@@ -245,7 +245,7 @@ struct HopperProducer {
             const ptx::TmaCoordinates from{panel * kPanelColumns,
                                            (at.first + n) * kConfig.B_c + share, at.head, at.batch};
             if constexpr (kCluster > 1) {
-                ptx::tma_load_4d_multicast(to, map, from, full, (1 << kCluster) - 1);
+                ptx::tma_load_4d_multicast<kKvPolicy>(to, map, from, full, (1 << kCluster) - 1);
             } else {
                 ptx::tma_load_4d<kKvPolicy>(to, map, from, full);
             }

@@ -25,6 +25,7 @@ FS_DEVICE SmemAddr swizzled_rows(SmemAddr block, int thread, int i) {
 template <HopperForwardKernelConfig kConfig, ForwardTraits kTraits>
 struct HopperOutput {
     static constexpr int kD = kConfig.d_head;
+    static constexpr u64 kPolicy = kConfig.l2_hints ? ptx::kEvictFirst : ptx::kEvictNormal;
 
     // Named barriers of the warpgroups begin behind block-wide ones and those for turns.
     static constexpr u32 kStagingBarrier = 8;
@@ -53,9 +54,9 @@ struct HopperOutput {
         const i32 row = tile.row + warpgroup * kWarpgroupRows;
         FS_UNROLL
         for (int panel = 0; panel < kConfig.panels(); ++panel) {
-            ptx::tma_store_4d_if(thread == 0, args.o,
-                                 {panel * kPanelColumns, row, tile.head, tile.batch},
-                                 staging + panel * kWarpgroupRows * kPanelRowBytes);
+            ptx::tma_store_4d_if<kPolicy>(thread == 0, args.o,
+                                          {panel * kPanelColumns, row, tile.head, tile.batch},
+                                          staging + panel * kWarpgroupRows * kPanelRowBytes);
         }
         ptx::bulk_commit_if(thread == 0);
     }
@@ -85,8 +86,8 @@ struct HopperOutput {
                 }
                 transpose_quad(word, lane);
                 const bool kept = !kTraits.narrow_d || group * 32 + column < args.d_head;
-                ptx::st_global_16b_if(inside && kept, dst + group * 64,
-                                      {{word[0], word[1], word[2], word[3]}});
+                ptx::st_global_16b_if<kPolicy>(inside && kept, dst + group * 64,
+                                               {{word[0], word[1], word[2], word[3]}});
             }
             dst += 8 * out.seq_stride * kElementBytes;
         }

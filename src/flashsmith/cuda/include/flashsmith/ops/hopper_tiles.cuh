@@ -35,8 +35,6 @@ struct HopperPart {
     i32 range;   // that it belongs to
     i32 others;  // 0: it is whole; -1: another block ends it; else it ends with those of so many
                  // ranges before
-
-    FS_DEVICE bool is_given() const { return others < 0; }
 };
 
 FS_DEVICE void put_part(SmemAddr slot, const HopperPart& part) {
@@ -50,12 +48,16 @@ FS_DEVICE HopperPart get_part(SmemAddr slot) {
             static_cast<i32>(words.word[2])};
 }
 
+// Keys that rows [.., row_end) see; not above 0 where they see none.
+template <ForwardTraits kTraits>
+FS_DEVICE i32 keys_seen(const HopperForwardArgs& args, i32 row_end) {
+    return kTraits.causal ? min(args.k_len, row_end + args.diagonal) : args.k_len;
+}
+
 // Blocks of K that rows [.., row_end) need: at least one, so that rows that see no key are written.
 template <HopperForwardKernelConfig kConfig, ForwardTraits kTraits>
 FS_DEVICE i32 needed_blocks(const HopperForwardArgs& args, i32 row_end) {
-    i32 keys = args.k_len;
-    if constexpr (kTraits.causal) keys = min(keys, max(row_end + args.diagonal, 1));
-    return (keys + kConfig.B_c - 1) / kConfig.B_c;
+    return (max(keys_seen<kTraits>(args, row_end), 1) + kConfig.B_c - 1) / kConfig.B_c;
 }
 
 // Quotient and rest of numbers that are not negative: unsigned, since the producer has few

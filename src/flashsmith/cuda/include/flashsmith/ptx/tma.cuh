@@ -6,6 +6,7 @@
 
 #include "flashsmith/base/hopper_args.cuh"
 #include "flashsmith/base/types.cuh"
+#include "flashsmith/ptx/cache_policy.cuh"
 
 namespace flashsmith::ptx {
 
@@ -13,11 +14,6 @@ namespace flashsmith::ptx {
 struct TmaCoordinates {
     i32 column, row, head, batch;
 };
-
-// Encoded cache policies (createpolicy.fractional with fraction 1).
-inline constexpr u64 kEvictNormal = 0x1000000000000000;
-inline constexpr u64 kEvictFirst = 0x12F0000000000000;
-inline constexpr u64 kEvictLast = 0x14F0000000000000;
 
 // Starts the copy of one box to `dst`; its bytes complete on `full`.
 template <u64 kPolicy = kEvictNormal>
@@ -44,28 +40,51 @@ FS_DEVICE void tma_load_4d(SmemAddr dst, const TensorMap& map, const TmaCoordina
 
 // The same into every block of the cluster whose bit is in `blocks`: to the same place, on the
 // same barrier of each.
+template <u64 kPolicy = kEvictNormal>
 FS_DEVICE void tma_load_4d_multicast(SmemAddr dst, const TensorMap& map, const TmaCoordinates& at,
                                      SmemAddr full, u16 blocks) {
-    asm volatile(
-        "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes"
-        ".multicast::cluster [%0], [%1, {%2, %3, %4, %5}], [%6], %7;"
-        :
-        : "r"(dst.value), "l"(&map), "r"(at.column), "r"(at.row), "r"(at.head), "r"(at.batch),
-          "r"(full.value), "h"(blocks)
-        : "memory");
+    if constexpr (kPolicy == kEvictNormal) {
+        asm volatile(
+            "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes"
+            ".multicast::cluster [%0], [%1, {%2, %3, %4, %5}], [%6], %7;"
+            :
+            : "r"(dst.value), "l"(&map), "r"(at.column), "r"(at.row), "r"(at.head), "r"(at.batch),
+              "r"(full.value), "h"(blocks)
+            : "memory");
+    } else {
+        asm volatile(
+            "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes"
+            ".multicast::cluster.L2::cache_hint [%0], [%1, {%2, %3, %4, %5}], [%6], %7, %8;"
+            :
+            : "r"(dst.value), "l"(&map), "r"(at.column), "r"(at.row), "r"(at.head), "r"(at.batch),
+              "r"(full.value), "h"(blocks), "l"(kPolicy)
+            : "memory");
+    }
 }
 
 // Starts the copy of one box from shared memory, in this thread's bulk group.
+template <u64 kPolicy = kEvictNormal>
 FS_DEVICE void tma_store_4d_if(bool condition, const TensorMap& map, const TmaCoordinates& at,
                                SmemAddr src) {
-    asm volatile(
-        "{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %6, 0;\n\t"
-        "@p cp.async.bulk.tensor.4d.global.shared::cta.bulk_group "
-        "[%0, {%1, %2, %3, %4}], [%5];\n\t}"
-        :
-        : "l"(&map), "r"(at.column), "r"(at.row), "r"(at.head), "r"(at.batch), "r"(src.value),
-          "r"(static_cast<u32>(condition))
-        : "memory");
+    if constexpr (kPolicy == kEvictNormal) {
+        asm volatile(
+            "{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %6, 0;\n\t"
+            "@p cp.async.bulk.tensor.4d.global.shared::cta.bulk_group "
+            "[%0, {%1, %2, %3, %4}], [%5];\n\t}"
+            :
+            : "l"(&map), "r"(at.column), "r"(at.row), "r"(at.head), "r"(at.batch), "r"(src.value),
+              "r"(static_cast<u32>(condition))
+            : "memory");
+    } else {
+        asm volatile(
+            "{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %6, 0;\n\t"
+            "@p cp.async.bulk.tensor.4d.global.shared::cta.bulk_group.L2::cache_hint "
+            "[%0, {%1, %2, %3, %4}], [%5], %7;\n\t}"
+            :
+            : "l"(&map), "r"(at.column), "r"(at.row), "r"(at.head), "r"(at.batch), "r"(src.value),
+              "r"(static_cast<u32>(condition)), "l"(kPolicy)
+            : "memory");
+    }
 }
 
 // Closes the group of stores that this thread started since its last commit.

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "flashsmith/base/types.cuh"
+#include "flashsmith/ptx/cache_policy.cuh"
 
 namespace flashsmith::ptx {
 
@@ -72,14 +73,25 @@ FS_DEVICE u32 shfl_bfly_b32(u32 value, u32 mask) {
     return other;
 }
 
+template <u64 kPolicy = kEvictNormal>
 FS_DEVICE void st_global_16b_if(bool condition, u64 dst, const Chunk& c) {
-    asm volatile(
-        "{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %5, 0;\n\t"
-        "@p st.global.v4.b32 [%0], {%1, %2, %3, %4};\n\t}"
-        :
-        : "l"(dst), "r"(c.word[0]), "r"(c.word[1]), "r"(c.word[2]), "r"(c.word[3]),
-          "r"(static_cast<u32>(condition))
-        : "memory");
+    if constexpr (kPolicy == kEvictNormal) {
+        asm volatile(
+            "{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %5, 0;\n\t"
+            "@p st.global.v4.b32 [%0], {%1, %2, %3, %4};\n\t}"
+            :
+            : "l"(dst), "r"(c.word[0]), "r"(c.word[1]), "r"(c.word[2]), "r"(c.word[3]),
+              "r"(static_cast<u32>(condition))
+            : "memory");
+    } else {
+        asm volatile(
+            "{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %5, 0;\n\t"
+            "@p st.global.L2::cache_hint.v4.b32 [%0], {%1, %2, %3, %4}, %6;\n\t}"
+            :
+            : "l"(dst), "r"(c.word[0]), "r"(c.word[1]), "r"(c.word[2]), "r"(c.word[3]),
+              "r"(static_cast<u32>(condition)), "l"(kPolicy)
+            : "memory");
+    }
 }
 
 FS_DEVICE void st_global_f32_if(bool condition, float* dst, float value) {

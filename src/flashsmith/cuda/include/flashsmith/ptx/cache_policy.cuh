@@ -1,0 +1,14 @@
+// How long L2 keeps a line: 64-bit policies that loads and stores take as an operand.
+//
+// PTX ISA "createpolicy": encoded as createpolicy.fractional does with fraction 1.
+#pragma once
+
+#include "flashsmith/base/types.cuh"
+
+namespace flashsmith::ptx {
+
+inline constexpr u64 kEvictNormal = 0x1000000000000000;
+inline constexpr u64 kEvictFirst = 0x12F0000000000000;
+inline constexpr u64 kEvictLast = 0x14F0000000000000;
+
+}  // namespace flashsmith::ptx
