@@ -269,6 +269,8 @@ def test_what_would_not_fill_a_wave_is_split_where_that_pays(
     assert plan.geometry.grid[0] == min(expected.drawn, 132)
     parts = expected.ranges * part_bytes(SPLIT)
     assert plan.workspace_bytes == COUNTER_BYTES + parts
+    narrow = plan_hopper(SPLIT, replace(problem, d_head=120), lse=False, sm_count=132)
+    assert not narrow.ends_together
     static = SPLIT.replace(scheduler=Scheduler.STATIC, l2_sections=False)
     plan = plan_hopper(static, problem, lse=False, sm_count=132)
     assert plan.workspace_bytes == (COUNTER_BYTES + parts if parts else 0)

@@ -197,11 +197,11 @@ def split_tiles(
 ) -> SplitTiles:
     """The tiles that would not fill a last wave, cut so that all blocks end together.
 
-    Under a mask the short tiles even that out already.
+    Under a mask the short tiles even that out already; kernels for narrower heads cannot.
     """
     tiles = -(-problem.q_len // (config.tile_q * config.cluster)) * problem.batch * problem.heads
     whole = SplitTiles(tiles)
-    if not config.split_last or traits.causal:
+    if not config.split_last or traits.causal or traits.narrow_d:
         return whole
     tile_blocks, rest = -(-problem.k_len // config.B_c), tiles % clusters
     ranges = min(clusters, rest * MOST_PARTS, rest * tile_blocks // LEAST_BLOCKS)

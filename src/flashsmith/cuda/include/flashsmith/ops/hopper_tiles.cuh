@@ -103,9 +103,10 @@ FS_DEVICE HopperTile decode_tile(const HopperForwardArgs& args, i32 index, u32 r
 }
 
 // Whether a kernel can split tiles. A causal mask makes them unequal, which evens out when blocks
-// end.
+// end; for heads narrower than the kernel ptxas has no registers left. Where it cannot, all tiles
+// are whole, whatever the launch asks for.
 template <HopperForwardKernelConfig kConfig, ForwardTraits kTraits>
-inline constexpr bool kSplits = kConfig.split_last && !kTraits.causal;
+inline constexpr bool kSplits = kConfig.split_last && !kTraits.causal && !kTraits.narrow_d;
 
 // Blocks part.first .. part.first + tile.n_blocks - 1 of a tile.
 struct HopperSegment {
