@@ -26,7 +26,9 @@ COUNTER_BYTES = 16384  # tiles drawn, blocks that are done, and a flag for each 
 FIRST_FLAG = 2  # words before the flags
 MOST_PARTS = 4  # of a tile: who ends it adds them up one after the other
 LEAST_BLOCKS = 4  # of keys that a part is worth having for
-LEAST_SAVED_KEYS = 900  # a block's; to exchange parts takes the time of 770 to 830 (H200, 2026-11)
+LEAST_SAVED_KEYS = (
+    900  # a block's; exchanging parts takes the time of about 800 (H200 races, 2026-11)
+)
 MAX_STRIDE_BYTES = 1 << 40  # of a tensor map: cuTensorMapEncodeTiled
 KEPT_CALLS = 64  # argument blocks a plan remembers: encoding four maps is host work in every call
 _AFTER_MAPS = struct.Struct("<Q3q2Q6if8i")
@@ -237,7 +239,7 @@ def tile_order(
 def _short_tiles(problem: AttentionProblem, sms_times_tiles: int) -> int:
     """Of a head, kept for the end.
 
-    One more or less cost 0.6 to 3 % up to 2,048 keys at d 128, 1 to 5 % up to 1,024 at d 256.
+    One more or less cost 0.6 to 3 % up to 2,048 keys at d 128, 1 to 4 % at 1,024 at d 256.
     """
     root = math.sqrt(sms_times_tiles / (problem.batch * problem.heads))
     if problem.d_head <= 64:
@@ -253,7 +255,7 @@ def _section_megabytes(problem: AttentionProblem) -> int:
         return 8
     if problem.d_head <= 128:  # twice as much cost 2 % at 1k and 8k, 1 % at 4k and 16k
         return 16 if problem.k_len <= 4096 else 32
-    return 16 if problem.k_len <= 512 else 32  # half cost 1 % at 2k, twice 5 % at 512, 0.6 % at 16k
+    return 16 if problem.k_len <= 512 else 32  # half cost 1 % at 2k, twice 0.6 % at 16k
 
 
 def _bounded_diagonal(problem: AttentionProblem) -> int:
