@@ -157,6 +157,11 @@ class StandInGpus:
     def _is_capturing(self, stream, out):
         return _give(out, int(_plain(stream) in self.capturing))
 
+    @driver_function("cuStreamGetCaptureInfo_v2")
+    def _capture_info(self, stream, status, number, graph, dependencies, count):
+        _give(status, int(_plain(stream) in self.capturing))
+        return _give(number, _plain(stream))  # a stream is in one capture at a time
+
     @driver_function("cuStreamCreate")
     def _create_stream(self, out, flags):
         return _give(out, next(self._handles))
