@@ -24,9 +24,9 @@ FACTS = Facts(128, 0, 32768, 4, "registers", 1700.0, 0.15, 0.0, 16.0, 864.0, 0.0
 RECORD = Path(__file__).parents[2] / "benchmarks" / "results" / "h200" / "tune.jsonl"
 
 
-def cycles(problem=PROBLEM, sm_count=132, **changes):
+def cycles(problem=PROBLEM, sm_count=132, config=CONFIG, **changes):
     facts = Facts(**{name: getattr(FACTS, name) for name in FACTS.__slots__} | changes)
-    return predict.predicted_cycles(CONFIG, problem, facts, get_arch("sm_90a"), sm_count)
+    return predict.predicted_cycles(config, problem, facts, get_arch("sm_90a"), sm_count)
 
 
 @pytest.mark.parametrize(
@@ -49,6 +49,15 @@ def test_a_wave_that_is_not_full_costs_a_whole_one():
     fits = AttentionProblem(1, 132 * 4, 132 * 4, 64, 4000, 128, DType.BF16)
     spills_over = AttentionProblem(1, 132 * 4 + 1, 132 * 4 + 1, 64, 4000, 128, DType.BF16)
     assert cycles(spills_over) == 2 * cycles(fits)
+
+
+def test_tiles_that_are_split_cost_the_part_of_a_wave_that_they_fill():
+    split = next(c for c in get_kernel_configs("hopper") if c.d_head == 128 and c.split_last)
+    half = AttentionProblem(1, 33, 33, 256, 16384, 128, DType.BF16)
+    whole = split.replace(split_last=False)
+    assert cycles(half, config=split, blocks_per_sm=1) == pytest.approx(
+        cycles(half, config=whole, blocks_per_sm=1) / 2
+    )
 
 
 def test_a_kernel_that_could_not_be_counted_is_last():

@@ -22,6 +22,7 @@ from flashsmith.config.kernel_config import KernelConfig
 from flashsmith.measure.facts import Facts
 from flashsmith.problem.attention_problem import AttentionProblem
 from flashsmith.problem.cost import visible_area
+from flashsmith.runtime.launch import plan
 
 Floats = NDArray[np.float64]
 
@@ -64,10 +65,12 @@ def predicted_cycles(
     tiles = problem.batch * problem.heads * math.ceil(problem.q_len / config.tile_q)
     seen = visible_area(problem) / max(problem.q_len * problem.k_len, 1)
     steps = max(seen * math.ceil(problem.k_len / config.tile_k), 1.0)
-    # A full wave costs what its blocks take together; the last one costs as much as a full one.
-    in_a_wave = sm_count * facts.blocks_per_sm
-    waves = math.ceil(tiles / in_a_wave) * facts.blocks_per_sm
-    return waves * steps * step
+    # A full wave costs what its blocks take together; the last one costs as much as a full one,
+    # unless its tiles are split.
+    waves = tiles / (sm_count * facts.blocks_per_sm)
+    if not plan(config, problem, lse=False, sm_count=sm_count).ends_together:
+        waves = math.ceil(waves)
+    return waves * facts.blocks_per_sm * steps * step
 
 
 @dataclass(frozen=True, slots=True)
