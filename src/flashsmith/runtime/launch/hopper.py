@@ -26,9 +26,7 @@ COUNTER_BYTES = 16384  # tiles drawn, blocks that are done, and a flag for each 
 FIRST_FLAG = 2  # words before the flags
 MOST_PARTS = 4  # of a tile: who ends it adds them up one after the other
 LEAST_BLOCKS = 4  # of keys that a part is worth having for
-LEAST_SAVED_KEYS = (
-    900  # a block's; exchanging parts takes the time of about 800 (H200 races, 2026-11)
-)
+LEAST_SAVED_KEYS = 900  # a block's; exchanging parts takes the time of some 800 (H200, 2026-11)
 MAX_STRIDE_BYTES = 1 << 40  # of a tensor map: cuTensorMapEncodeTiled
 KEPT_CALLS = 64  # argument blocks a plan remembers: encoding four maps is host work in every call
 _AFTER_MAPS = struct.Struct("<Q3q2Q6if8i")
