@@ -28,11 +28,14 @@ def launched_area(config: KernelConfig, problem: AttentionProblem, blocks_at_onc
     if problem.causal:
         return heads * rows * sum(_keys_seen(problem, (i + 1) * rows, keys) for i in range(tiles))
     launched = tiles * heads
-    splits = plan(config, problem, lse=False, sm_count=max(blocks_at_once, 1)).ends_together
-    if blocks_at_once and not splits:
+    if blocks_at_once and not _splits(config, problem, blocks_at_once):
         slots = max(blocks_at_once * config.tile_q // rows, 1)
         launched = -(-launched // slots) * slots
     return launched * rows * _whole(problem.k_len, keys)
+
+
+def _splits(config: KernelConfig, problem: AttentionProblem, blocks_at_once: int) -> bool:
+    return plan(config, problem, lse=False, sm_count=blocks_at_once).ends_together
 
 
 def _keys_seen(problem: AttentionProblem, end_row: int, keys: int) -> int:
