@@ -27,14 +27,15 @@ ALSO: dict[str, dict[str, Any]] = {
     "overlap": {"early_rescale": False, "early_tests": False, "late_store": False},
     "scheduler": {"l2_sections": False},
     "statistics": {"l_by_mma": False},
-    "o_staged": {"late_store": False},
+    "o_staged": {"late_store": False, "o_halves": False},
 }
 Moved = tuple[str, str, KernelConfig]  # the knob, its value, the configuration
 
 
 def moved(config: KernelConfig, *, causal: bool) -> Iterator[Moved]:
     """Every configuration that differs from `config` in one knob, and what that one forces."""
-    fixed = FIXED if causal else (*FIXED, "l2_sections")  # without a mask there is one order
+    # Without a mask there is one order of tiles, and keys have none.
+    fixed = FIXED if causal else (*FIXED, "l2_sections", "ascending")
     for name, knob in config.knobs().items():
         for value in knob.values if name not in fixed else ():
             if value == getattr(config, name) or not _is_near(config, name, value):

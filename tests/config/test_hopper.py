@@ -11,6 +11,7 @@ from flashsmith.compile.compiler import compile_text
 from flashsmith.config import get_kernel_configs, parse_config
 from flashsmith.config.hopper import (
     MAX_SMEM_BYTES,
+    Ascending,
     HopperForwardKernelConfig,
     Scheduler,
     Statistics,
@@ -63,6 +64,14 @@ REFUSED = {
         TWO.replace(half_blocks=True),
         TWO.replace(half_blocks=True, B_c=128, d_head=64),
     ),
+    "ascending_leaves_a_stage": (
+        BASE.replace(ascending=Ascending.ALL),  # three warpgroups may end two blocks apart
+        TWO.replace(ascending=Ascending.ALL),
+    ),
+    "o_halves_are_staged": (
+        TWO.replace(o_halves=True, o_staged=False),
+        TWO.replace(o_halves=True),
+    ),
     "cluster_with_pingpong": (TWO.replace(cluster=2, pingpong=True), TWO.replace(cluster=2)),
 }
 NOT_TUNED = {
@@ -93,7 +102,7 @@ def test_every_configuration_of_the_sets_can_be_built_and_fits_a_block(config):
 
 def test_the_sets_have_their_sizes_and_all_stays_the_first_family():
     assert len(set(get_kernel_configs("hopper"))) == len(get_kernel_configs("hopper"))
-    assert len(get_kernel_configs("hopper-prog")) == 11
+    assert len(get_kernel_configs("hopper-prog")) == 12
     assert not any(isinstance(c, HopperForwardKernelConfig) for c in get_kernel_configs("all"))
 
 

@@ -5,12 +5,18 @@ from dataclasses import fields, replace
 import pytest
 
 from flashsmith.base.dtypes import DType
-from flashsmith.check.cases import Case, quick_cases
-from flashsmith.check.verdict import check_case
+from flashsmith.check.cases import Case, inputs_of, quick_cases
+from flashsmith.check.placement import fill_buffers, places_of
+from flashsmith.check.verdict import check_case, run_case
 from flashsmith.compile.compiler import compile_kernel
 from flashsmith.compile.cubin import machine_code
 from flashsmith.config import get_kernel_configs, parse_config
-from flashsmith.config.hopper import HopperForwardKernelConfig, Scheduler, Statistics
+from flashsmith.config.hopper import (
+    Ascending,
+    HopperForwardKernelConfig,
+    Scheduler,
+    Statistics,
+)
 from flashsmith.config.traits import ForwardTraits
 from flashsmith.emulator.options import EmulatorOptions
 from flashsmith.problem.attention_problem import AttentionProblem
@@ -47,6 +53,7 @@ PAIRS = {
     "statistics": (SMALL, Statistics.VOTE),
     "rescale_threshold": (SMALL, 4),
     "half_blocks": (SMALL.replace(B_c=128), True),
+    "ascending": (SMALL, Ascending.ALL),
     "early_exps": (SMALL.replace(statistics=Statistics.VOTE), True),
     "l_by_mma": (SMALL, True),
     "p_in_smem": (SMALL, True),
@@ -57,6 +64,7 @@ PAIRS = {
     "split_last": (SMALL, True),
     "l2_sections": (SMALL, False),
     "o_staged": (SMALL, False),
+    "o_halves": (SMALL.replace(d_head=96), True),
     "late_store": (SMALL, True),
     "l2_hints": (SMALL, True),
     "consumer_registers": (SMALL, 224),
@@ -181,6 +189,73 @@ def test_half_a_block_is_half_the_products_and_exponentials():
     assert fewer["matrix"] == tiles * warps * 4  # of 8 steps of P V
     # A lane has 64 of a block's exponentials. The first tile of a block is no step behind another.
     assert fewer["special function"] == (tiles - 1) * warps * 32
+
+
+UP = {
+    "two": SMALL,
+    "three": SMALL.replace(
+        n_warpgroups=3, B_c=128, kv_stages=3, q_slots=6, half_blocks=True, l_by_mma=True,
+        consumer_registers=160, producer_registers=32,
+    ),
+    "halves": HALVES,
+    "halves, late store": HALVES.replace(
+        statistics=Statistics.BITS, pingpong=False, q_slots=2, late_store=True
+    ),
+    "late store": SMALL.replace(pingpong=False, q_slots=3, late_store=True, o_staged=False),
+    "early Q": SMALL.replace(q_slots=3, early_tiles=True, early_q=True),
+}  # fmt: skip
+# Long tiles before short ones, diagonals that no block ends at, rows that see no key.
+MASKED = [(700, 700, 0), (450, 500, None), (260, 520, None), (520, 260, None), (65, 300, 3)]
+
+
+@pytest.mark.parametrize("edge", MASKED, ids=str)
+@pytest.mark.parametrize("ascending", [Ascending.FIRST, Ascending.ALL], ids=lambda a: a.name)
+@pytest.mark.parametrize("config", UP.values(), ids=UP.keys())
+def test_keys_may_ascend(device, config, ascending, edge):
+    q_len, k_len, diagonal = edge
+    config = config.replace(ascending=ascending)
+    masked = problem(config, q_len=q_len, k_len=k_len, causal=True, diagonal=diagonal)
+    require(device, config, Case("ascending", masked, lse=not config.l_by_mma, gain=4.0))
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("name", ["two", "three", "halves"])
+def test_no_schedule_stops_tiles_that_ascend(name, seed):
+    config = UP[name].replace(ascending=Ascending.ALL)
+    device = EmulatedDevice(options=EmulatorOptions(seed=seed, delayed_landing=True))
+    masked = problem(config, q_len=700, k_len=700, heads=5, causal=True)
+    require(device, config, Case(f"ascending {seed}", masked, lse=False))
+
+
+def bits_of(config, problem):
+    """O of a device with one SM, as it lies in memory."""
+    case = Case("bits", problem, lse=False)
+    places = places_of(case)
+    before = fill_buffers(case, places, inputs_of(case))
+    after = run_case(EmulatedDevice(sm_count=1), config, case, places, before)
+    return places["o"].view(after["o"]).reshape(problem.q_len, problem.d_head)
+
+
+def test_only_the_first_tile_of_a_block_ascends_where_that_is_asked_for():
+    """The order of keys is in the last bits of O: one SM takes the longest of six tiles first."""
+    causal = AttentionProblem(1, 1, 1, 6 * 128, 6 * 128, 64, SMALL.dtype, causal=True)
+    o = {a: bits_of(SMALL.replace(ascending=a), causal) for a in Ascending}
+    first, others = slice(5 * 128, None), slice(None, 5 * 128)
+    assert (o[Ascending.FIRST][first] == o[Ascending.ALL][first]).all()
+    assert (o[Ascending.FIRST][others] == o[Ascending.NONE][others]).all()
+    for rows in (first, others):
+        assert (o[Ascending.ALL][rows] != o[Ascending.NONE][rows]).any()
+
+
+@pytest.mark.parametrize("d_head", [96, 128, 192])
+@pytest.mark.parametrize("late_store", [False, True])
+def test_output_may_be_staged_by_halves(device, d_head, late_store):
+    config = SMALL.replace(d_head=d_head, o_halves=True, late_store=late_store, q_slots=2)
+    whole = config.replace(o_halves=False)
+    assert whole.smem_bytes() - config.smem_bytes() == 128 * 128  # rows, a panel's bytes of each
+    require(device, config, Case("staged by halves", problem(config, q_len=300)))
+    narrow = problem(config, q_len=130, d_head=d_head - 24)
+    require(device, config, Case("narrower", narrow, lse=False))
 
 
 SPLIT = SMALL.replace(split_last=True)

@@ -15,7 +15,7 @@ pytest.importorskip("nvidia", reason="the compiler has no wheel here")
 
 REGISTERS = {1: (240, 56), 2: (232, 40), 3: (160, 32)}
 # Tails, tiles without pairs, one block of keys, fewer queries than keys and the reverse.
-LENGTHS = [(300, 300), (140, 200), (700, 65), (384, 384), (65, 300), (520, 260)]
+LENGTHS = [(300, 300), (140, 200), (700, 65), (384, 384), (65, 300), (520, 260), (700, 700)]
 DIAGONALS = [None, None, -70, -1, 63]
 
 

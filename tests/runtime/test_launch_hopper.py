@@ -52,9 +52,10 @@ OFFSETS = {
     "tiles": 596,
     "section_heads": 600,
     "short_tiles": 604,
-    "whole_tiles": 608,
-    "split_ranges": 612,
-    "split_blocks": 616,
+    "early_heads": 608,
+    "whole_tiles": 612,
+    "split_ranges": 616,
+    "split_blocks": 620,
 }
 
 
@@ -94,7 +95,7 @@ def test_the_struct_in_cpp_has_the_offsets_that_are_packed():
 
 
 def test_every_argument_stands_at_its_offset():
-    plan = plan_hopper(CONFIG, PROBLEM, lse=True, sm_count=132, order=TileOrder(5, 1))
+    plan = plan_hopper(CONFIG, PROBLEM, lse=True, sm_count=132, order=TileOrder(5, 1, 2))
     (packed,) = plan.params(MapRecorder(), call_of(PROBLEM))
     assert len(packed) == ARGS_BYTES
     for n, name in enumerate("qkvo"):
@@ -111,6 +112,7 @@ def test_every_argument_stands_at_its_offset():
         "tiles": 36,
         "section_heads": 5,
         "short_tiles": 1,
+        "early_heads": 2,
         "whole_tiles": 36,
         "split_ranges": 0,
         "split_blocks": 0,
@@ -226,19 +228,22 @@ def test_a_section_holds_as_many_megabytes_of_k_and_v_as_measured_best(d_head, k
 
 
 @pytest.mark.parametrize(
-    ("d_head", "k_len", "short"),
+    ("d_head", "k_len", "kept"),
     [
-        *[(64, 512, 0), (64, 1024, 2), (64, 2048, 3)],
-        *[(128, 512, 0), (128, 1024, 1), (128, 2048, 3), (128, 4096, 9)],
-        *[(256, 512, 1), (256, 1024, 2), (256, 2048, 6)],
+        *[(64, 512, (1, 256)), (64, 1024, (2, 128)), (64, 2048, (3, 256))],
+        *[(128, 512, (0, 512)), (128, 1024, (1, 256)), (128, 2048, (3, 128)), (128, 4096, (9, 64))],
+        *[(256, 512, (2, 64)), (256, 1024, (3, 64)), (256, 2048, (6, 64))],
     ],
 )
-def test_as_many_short_tiles_are_kept_for_the_end_as_measured_best(d_head, k_len, short):
+def test_as_many_short_tiles_of_as_many_heads_are_kept_for_the_end_as_measured_best(
+    d_head, k_len, kept
+):
     set_of_it = get_kernel_configs("hopper")
     config = next(c for c in set_of_it if c.d_head == d_head and c.cluster == 1)
     heads = 2048 // d_head
     problem = AttentionProblem(16384 // k_len, heads, heads, k_len, k_len, d_head, causal=True)
-    assert plan_hopper(config, problem, lse=False, sm_count=132).order.short_tiles == short
+    order = plan_hopper(config, problem, lse=False, sm_count=132).order
+    assert (order.short_tiles, problem.batch * heads - order.early_heads) == kept
 
 
 SPLIT = CONFIG.replace(split_last=True)

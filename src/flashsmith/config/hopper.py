@@ -41,6 +41,14 @@ class Statistics(IntEnum):
     SUM = 3  # not at all: exponentials first, and a vote whether their sums outgrew the threshold
 
 
+class Ascending(IntEnum):
+    """Under a causal mask, which tiles take their keys from the first on, the masked ones last."""
+
+    NONE = 0
+    FIRST = 1  # a block's first: where tiles of a head start together, they read the same K and V
+    ALL = 2
+
+
 class Scheduler(IntEnum):
     """How a block comes to its next tile of query rows."""
 
@@ -92,6 +100,12 @@ class HopperForwardKernelConfig(KernelConfig):
     half_blocks: bool = flag(
         "halves", "a block at the mask's edge by halves: what no row sees of it is not multiplied"
     )
+    ascending: Ascending = knob(
+        tuple(Ascending),
+        "causal: tiles whose keys come from the first on, not from the diagonal",
+        "up_{}",
+        absent=Ascending.NONE,
+    )
     early_exps: bool = flag(
         "early_exps", "all exponentials come before the wait for P V; else ptxas interleaves them"
     )
@@ -114,6 +128,7 @@ class HopperForwardKernelConfig(KernelConfig):
         "sections", "causal: the longest tiles of as many heads as L2 holds come first"
     )
     o_staged: bool = flag("o_smem", "O leaves through shared memory and TMA")
+    o_halves: bool = flag("o_halves", "O is staged in two rounds, through half the room")
     late_store: bool = flag("late_store", "O leaves behind the next tile's Q Kᵀ")
     l2_hints: bool = flag("hints", "L2 keeps K and V, and lets Q and O go first")
     consumer_registers: int = knob(
@@ -142,6 +157,13 @@ class HopperForwardKernelConfig(KernelConfig):
         return -(-self.d_head // PANEL_COLUMNS)
 
     @property
+    def o_panels(self) -> int:
+        """Panels of O that a warpgroup has room to stage at a time."""
+        if not self.o_staged:
+            return 0
+        return -(-self.panels // 2) if self.o_halves else self.panels
+
+    @property
     def barriers(self) -> int:
         """Full and empty of Q, K, V, the tile ring and the tiles drawn for a cluster."""
         return 2 * (self.q_slots + 2 * self.kv_stages + TILE_SLOTS + 1)
@@ -151,7 +173,7 @@ class HopperForwardKernelConfig(KernelConfig):
         row = PANEL_ROW_BYTES * self.panels * elem_size // self.dtype.bytes
         q = self.q_slots * WARPGROUP_ROWS * row
         kv = 2 * self.kv_stages * self.B_c * row
-        o = self.tile_q * row if self.o_staged else 0
+        o = self.tile_q * row // self.panels * self.o_panels
         p = self.tile_q * PANEL_ROW_BYTES * -(-self.B_c // PANEL_COLUMNS) if self.p_in_smem else 0
         ones = self.B_c * PANEL_ROW_BYTES if self.l_by_mma else 0
         return (
@@ -210,6 +232,11 @@ class HopperForwardKernelConfig(KernelConfig):
         from flashsmith.config import hopper_sets
 
         return hopper_sets.NAMED_SETS
+
+
+def _blocks_behind(config: HopperForwardKernelConfig) -> int:
+    """Blocks of keys that the last warpgroup of a tile sees and the first does not, at most."""
+    return -(-(config.tile_q - WARPGROUP_ROWS) // config.B_c)
 
 
 def _spare_registers(config: HopperForwardKernelConfig) -> int:
@@ -293,6 +320,16 @@ HopperForwardKernelConfig.BUILD_RULES = (
         "use B_c 128, 160 or 192, or drop halves",
     ),
     Rule(
+        "ascending_leaves_a_stage",
+        lambda c: (
+            c.ascending != Ascending.NONE
+            and (not c.overlap or c.cluster > 1 or c.kv_stages <= _blocks_behind(c))
+        ),
+        "the first warpgroup to end a tile would wait for the next one while it keeps the stages"
+        " that others need for it to come",
+        "drop up, or use overlap without cluster and raise kv_stages or B_c",
+    ),
+    Rule(
         "early_exps_need_maxima",
         lambda c: c.early_exps and (c.statistics == Statistics.SUM or not c.overlap),
         "with SUM, or without overlap, no exponential can come before the wait for P V",
@@ -303,6 +340,12 @@ HopperForwardKernelConfig.BUILD_RULES = (
         lambda c: c.l_by_mma and (c.d_head != 64 or c.statistics != Statistics.SUM),
         "sums by the tensor cores take the place of SUM's, beside the only panel of V",
         "drop l_mma, or use d_head 64 and SUM",
+    ),
+    Rule(
+        "o_halves_are_staged",
+        lambda c: c.o_halves and (not c.o_staged or c.panels < 2),
+        "only an O of two panels or more that is staged can be staged by halves",
+        "add o_smem or drop o_halves",
     ),
     Rule(
         "sections_need_order",

@@ -21,7 +21,7 @@ _STATIC = "overlap+early_rescale+tiles_STATIC+stats_SUM+lazy_8"
 _EARLY = "early_tiles+early_q"
 _PING = "pingpong+o_smem"
 _LATE = "early_tests+o_smem+late_store"
-_WIDE = "early_tests+late_store"  # O does not fit beside Q, K and V
+_WIDE = "early_tests+late_store"  # O does not fit beside Q, K and V; half of it beside less Q
 
 # What is worth measuring, by (d_head, n_warpgroups, B_c); the usual winners first.
 CANDIDATES: tuple[tuple[str, tuple[str, ...]], ...] = (
@@ -30,6 +30,7 @@ CANDIDATES: tuple[tuple[str, tuple[str, ...]], ...] = (
         (
             f"kv_3+q_6+{_SUM}+halves+{_PING}+{_THREE}",
             f"kv_3+q_6+{_SUM}+halves+l_mma+{_PING}+{_THREE}",
+            f"kv_3+q_6+{_SUM}+halves+up_ALL+l_mma+{_PING}+{_THREE}",
             f"kv_2+q_6+{_SUM}+halves+{_PING}+{_THREE}",
             f"kv_2+q_6+{_SUM}+halves+l_mma+{_PING}+{_THREE}",
             f"kv_3+q_6+{_SUM}+halves+early_tests+{_PING}+{_THREE}",
@@ -50,6 +51,7 @@ CANDIDATES: tuple[tuple[str, tuple[str, ...]], ...] = (
         (
             f"kv_2+q_4+{_SUM}+halves+pingpong+split+{_LATE}+{_TWO}",
             f"kv_2+q_4+{_SUM}+halves+pingpong+early_tests+o_smem+{_TWO}",
+            f"kv_2+q_4+{_SUM}+halves+up_ALL+pingpong+early_tests+o_smem+hints+{_TWO}",
             f"kv_2+q_4+{_BITS}+halves+pingpong+{_LATE}+{_TWO}",
             f"kv_2+q_4+{_BITS}+halves+pingpong+{_LATE}+hints+{_TWO}",
             f"kv_2+q_4+{_SUM}+pingpong+{_LATE}+{_TWO}",
@@ -77,6 +79,7 @@ CANDIDATES: tuple[tuple[str, tuple[str, ...]], ...] = (
         (
             f"kv_2+q_3+{_VOTE}+{_WIDE}+hints+{_TWO}",
             f"kv_2+q_3+{_SUM}+{_WIDE}+hints+{_TWO}",
+            f"kv_2+q_2+{_SUM}+up_FIRST+early_tests+o_smem+o_halves+hints+{_TWO}",
             f"kv_2+q_3+{_BITS}+pingpong+{_WIDE}+hints+{_TWO}",
             f"kv_2+q_3+{_VOTE}+{_WIDE}+{_TWO}",
             f"kv_2+q_3+{_SUM}+cluster_2+{_EARLY}+{_WIDE}+{_TWO}",
@@ -87,7 +90,7 @@ CANDIDATES: tuple[tuple[str, tuple[str, ...]], ...] = (
         ),
     ),
 )
-FP16_OF_EACH = 2  # both element types run the same instructions: the usual winners suffice
+FP16_OF_EACH = 3  # both element types run the same instructions: the usual winners suffice
 
 # Each step adds one idea to the one before.
 LADDER = (
@@ -107,6 +110,8 @@ LADDER = (
     "+sections+o_smem+late_store+regs_232_40",
     "(BF16, 128, 2, 128): kv_2+q_4+overlap+pingpong+early_rescale+early_tests+stats_SUM+lazy_8"
     "+tiles_DYNAMIC+sections+o_smem+late_store+regs_232_40",
+    "(BF16, 128, 2, 128): kv_2+q_4+overlap+pingpong+early_rescale+early_tests+stats_SUM+lazy_8"
+    "+tiles_DYNAMIC+split+sections+o_smem+late_store+regs_232_40",
 )
 
 

@@ -29,7 +29,7 @@ LEAST_BLOCKS = 4  # of keys that a part is worth having for
 LEAST_SAVED_KEYS = 900  # a block's; exchanging parts takes the time of some 800 (H200, 2026-11)
 MAX_STRIDE_BYTES = 1 << 40  # of a tensor map: cuTensorMapEncodeTiled
 KEPT_CALLS = 64  # argument blocks a plan remembers: encoding four maps is host work in every call
-_AFTER_MAPS = struct.Struct("<Q3q2Q6if8i")
+_AFTER_MAPS = struct.Struct("<Q3q2Q6if9i")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +38,7 @@ class TileOrder:
 
     section_heads: int  # heads whose K and V stay in L2 together
     short_tiles: int  # of each head, kept for the end to even out when blocks finish
+    early_heads: int = 0  # the first ones, whose short tiles come with their sections all the same
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +123,7 @@ class HopperPlan:
             self.q_tiles * batch_heads,
             self.order.section_heads,
             self.order.short_tiles,
+            self.order.early_heads,
             self.split.whole_tiles,
             self.split.ranges,
             self.split.blocks,
@@ -222,10 +224,7 @@ def part_bytes(config: HopperForwardKernelConfig) -> int:
 def tile_order(
     config: HopperForwardKernelConfig, problem: AttentionProblem, sm_count: int
 ) -> TileOrder:
-    """Sections and short tiles as measured best (H200, 2026-11, S 512 to 16k, d 64 to 256).
-
-    But for d 256 at 512 keys: its race had a control 1.4 % off, and the record shows no difference.
-    """
+    """Sections and short tiles as measured best (H200, 2026-11, S 512 to 16k, d 64 to 256)."""
     batch_heads = problem.batch * problem.heads
     kv_bytes = 2 * problem.k_len * problem.d_head * problem.dtype.bytes
     head_bytes = max(kv_bytes * problem.kv_heads // problem.heads, 1)
@@ -234,7 +233,13 @@ def tile_order(
     while 2 * heads * head_bytes <= section_bytes and 2 * heads <= batch_heads:
         heads *= 2
     q_tiles = -(-problem.q_len // (config.tile_q * config.cluster))
-    return TileOrder(heads, min(_short_tiles(problem, sm_count * q_tiles), q_tiles - 1))
+    late_bytes = _late_megabytes(problem) << 20
+    late_heads = min(late_bytes // head_bytes, batch_heads) if late_bytes else batch_heads
+    return TileOrder(
+        section_heads=heads,
+        short_tiles=min(_short_tiles(problem, sm_count * q_tiles), q_tiles - 1),
+        early_heads=batch_heads - late_heads,
+    )
 
 
 def _short_tiles(problem: AttentionProblem, sms_times_tiles: int) -> int:
@@ -243,11 +248,20 @@ def _short_tiles(problem: AttentionProblem, sms_times_tiles: int) -> int:
     One more or less cost 0.6 to 3 % up to 2,048 keys at d 128, 1 to 4 % at 1,024 at d 256.
     """
     root = math.sqrt(sms_times_tiles / (problem.batch * problem.heads))
-    if problem.d_head <= 64:
-        return math.ceil(root) if problem.k_len > 512 else 0
-    if problem.d_head <= 128:
-        return math.ceil(root) if problem.k_len > 2048 else max(math.floor(root) - 1, 0)
-    return math.ceil(root) if problem.k_len > 1024 else math.floor(root)
+    if 64 < problem.d_head <= 128 and problem.k_len <= 2048:
+        return max(math.floor(root) - 1, 0)
+    return math.ceil(root)
+
+
+def _late_megabytes(problem: AttentionProblem) -> int:
+    """K and V of the heads whose short tiles are kept for the end; 0: of all heads.
+
+    Reading those of all heads again costs 0.3 to 3 % of a short launch; in a long one, short tiles
+    of fewer heads even out less, which cost up to 4 %.
+    """
+    if problem.k_len > 1024 or 64 < problem.d_head <= 128:
+        return 0
+    return 64 if problem.d_head > 128 and problem.k_len > 512 else 32
 
 
 def _section_megabytes(problem: AttentionProblem) -> int:

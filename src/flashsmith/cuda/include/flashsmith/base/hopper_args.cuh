@@ -28,6 +28,7 @@ struct HopperForwardArgs {
     i32 tiles;          // q_tiles * batch_heads
     i32 section_heads;  // heads whose K and V stay in L2 together
     i32 short_tiles;    // of each head, left to the end: they even out when blocks finish
+    i32 early_heads;    // the first ones, whose short tiles are not left to the end
     i32 whole_tiles;    // the first ones; the others may be split along the keys
     i32 split_ranges;   // into so many ranges
     i32 split_blocks;   // that have so many blocks of keys together

@@ -7,6 +7,7 @@
 namespace flashsmith {
 
 enum class Statistics : int { kMAX = 0, kVOTE = 1, kBITS = 2, kSUM = 3 };
+enum class Ascending : int { kNONE = 0, kFIRST = 1, kALL = 2 };
 enum class Scheduler : int { kSINGLE = 0, kSTATIC = 1, kDYNAMIC = 2 };
 
 inline constexpr int kWarpgroupThreads = 128;
@@ -15,6 +16,9 @@ inline constexpr int kWarpgroupRows = 64;  // of the A operand of wgmma m64nNk16
 // Shared memory holds matrices as panels of 64 columns: rows of 128 bytes, the widest swizzle.
 inline constexpr int kPanelColumns = 64;
 inline constexpr int kPanelRowBytes = 128;
+
+// Named barriers from here on are for the threads of one warpgroup each; those before, for turns.
+inline constexpr u32 kWarpgroupBarrier = 8;
 
 inline constexpr int kTileSlots = 4;
 inline constexpr int kBarrierBytes = 8;
@@ -33,6 +37,7 @@ struct HopperForwardKernelConfig {
     Statistics statistics = required<Statistics>();
     int rescale_threshold = required<int>();  // powers of two; 0: rescale in every block
     bool half_blocks = required<bool>();
+    Ascending ascending = required<Ascending>();
     bool early_exps = required<bool>();
     bool l_by_mma = required<bool>();
     bool p_in_smem = required<bool>();
@@ -43,6 +48,7 @@ struct HopperForwardKernelConfig {
     bool split_last = required<bool>();
     bool l2_sections = required<bool>();
     bool o_staged = required<bool>();
+    bool o_halves = required<bool>();
     bool late_store = required<bool>();
     bool l2_hints = required<bool>();
     int consumer_registers = required<int>();
@@ -57,7 +63,12 @@ struct HopperForwardKernelConfig {
 
     constexpr int q_slot_bytes() const { return kWarpgroupRows * kPanelRowBytes * panels(); }
     constexpr int kv_bytes() const { return B_c * kPanelRowBytes * panels(); }
-    constexpr int o_bytes() const { return o_staged ? n_warpgroups * q_slot_bytes() : 0; }
+    // Panels of O that a warpgroup has room to stage at a time.
+    constexpr int o_panels() const {
+        if (!o_staged) return 0;
+        return o_halves ? (panels() + 1) / 2 : panels();
+    }
+    constexpr int o_slot_bytes() const { return kWarpgroupRows * kPanelRowBytes * o_panels(); }
     constexpr int p_slot_bytes() const {
         return p_in_smem ? kWarpgroupRows * kPanelRowBytes * p_panels() : 0;
     }
@@ -70,9 +81,9 @@ struct HopperForwardKernelConfig {
     constexpr int tile_slot_bytes() const { return split_last ? 32 : 16; }
 
     constexpr int smem_bytes() const {
-        return q_slots * q_slot_bytes() + 2 * kv_stages * kv_bytes() + o_bytes() +
-               n_warpgroups * p_slot_bytes() + ones_bytes() + barriers() * kBarrierBytes +
-               (kTileSlots + 1) * tile_slot_bytes();
+        return q_slots * q_slot_bytes() + 2 * kv_stages * kv_bytes() +
+               n_warpgroups * o_slot_bytes() + n_warpgroups * p_slot_bytes() + ones_bytes() +
+               barriers() * kBarrierBytes + (kTileSlots + 1) * tile_slot_bytes();
     }
 
     constexpr bool operator==(const HopperForwardKernelConfig&) const = default;

@@ -209,6 +209,11 @@ struct HopperConsumer {
         return needed;
     }
 
+    // Blocks, from the first on, that every row of this warpgroup sees all of.
+    FS_DEVICE i32 unmasked(i32 row) const {
+        return keys_seen<kTraits>(args, row + warpgroup * kWarpgroupRows + 1) / kConfig.B_c;
+    }
+
     // Whether no row of this warpgroup sees the second half of block n.
     FS_DEVICE bool is_half(i32 row, i32 n) const {
         if constexpr (!kHalves) return false;
@@ -316,7 +321,7 @@ struct HopperConsumer {
             bool inside = !kTraits.ragged_q || row + 8 * i < args.q_len;
             inside &= args.lse != nullptr;  // a bundled kernel serves calls without it too
             const float lse = (m[i] + ptx::lg2(sums[i])) * kLn2;
-            ptx::st_global_f32_if(lane % 4 == 0 && inside, dst + 8 * i, lse);
+            ptx::st_global_f32_if(dst + 8 * i, lse, lane % 4 == 0 && inside);
         }
     }
 

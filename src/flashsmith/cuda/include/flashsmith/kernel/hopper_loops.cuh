@@ -77,12 +77,15 @@ struct HopperOverlappedLoop : HopperConsumer<kConfig, kTraits> {
     using typename Base::Work;
 
     static constexpr bool kSum = kConfig.statistics == Statistics::kSUM;
+    static constexpr Ascending kUp = kAscends<kConfig, kTraits>;
 
     i32 row, slot;  // of the tile whose blocks are being multiplied with Q
-    i32 lowest;     // of its blocks of keys
-    i32 n;          // above that, the block whose scores are in p, or whose softmax runs
+    bool ascends;   // its blocks of keys come from the first on
+    i32 last;       // of its blocks, in the order in which they come
+    i32 n;          // so many before that, the block whose scores are in p, or whose softmax runs
+    i32 behind;     // blocks after the last that others need
     bool first;     // that block is its tile's first: P V starts a new O
-    bool half;      // of that first block, only one half is seen
+    bool half;      // of that block, at the mask's edge, only one half is seen
     i32 v_skipped;  // blocks of V to pass by before that one
     bool unsaved;   // O of the finished tile in `finished_slot` is still in registers
     i32 finished_slot;
@@ -99,9 +102,10 @@ struct HopperOverlappedLoop : HopperConsumer<kConfig, kTraits> {
             start(work);
             while (step<Step::kGeneral>(work)) {
                 // Row maxima are set, Q stays, no mask until the tile ends.
-                if (!first && n > 1 && !this->needs_mask(row, lowest + n - 1)) {
+                if (!first && n > 1 && !this->needs_mask(row, block(n - 1))) {
+                    const i32 rest = ascends ? max(last + 1 - this->unmasked(row), 1) : 1;
                     _Pragma("unroll 1") do { step<Step::kPlain>(work); }
-                    while (n > 1);
+                    while (n > rest);
                 }
             }
             drain();
@@ -118,19 +122,34 @@ struct HopperOverlappedLoop : HopperConsumer<kConfig, kTraits> {
         i32 skipped;       // blocks before the new tile's first that others need
     };
 
-    // The first block of a run of tiles: nothing to overlap it with.
-    FS_DEVICE void start(const Work& work) {
+    // The block of keys that comes `n` before the last.
+    FS_DEVICE i32 block(i32 n) const { return ascends ? last - n : last + n; }
+
+    // Blocks of V that can be passed by behind the one in use: as many as the ring has stages, but
+    // where a tile that ascends meets one that does not, both have some to pass by.
+    FS_DEVICE i32 passable() const {
+        return kUp == Ascending::kFIRST && ascends ? 0 : kConfig.kv_stages;
+    }
+
+    FS_DEVICE void begin(const Work& work) {
         row = work.row;
         slot = work.slot;
-        lowest = work.first;
         n = work.own - 1;
+        ascends = kUp == Ascending::kALL || (kUp == Ascending::kFIRST && this->tiles_seen == 1);
+        last = ascends ? n : work.first;
+        behind = ascends ? work.n_blocks - work.own : 0;
+    }
+
+    // The first block of a run of tiles: nothing to overlap it with.
+    FS_DEVICE void start(const Work& work) {
+        begin(work);
         first = true;
-        half = this->is_half(row, lowest + n);
+        half = this->is_half(row, block(n));
         v_skipped = 0;
         unsaved = false;
         // Not used before it is set again, but where sums are part of O the compiler reads it.
         if constexpr (kConfig.late_store && Base::kMmaSums) finished_slot = work.slot;
-        this->skip_pairs(work.n_blocks - work.own);
+        if (!ascends) this->skip_pairs(work.n_blocks - work.own);
         this->wait_q();
         this->use_q();
         typename Products::template Scores<kConfig.B_c> s;
@@ -143,7 +162,7 @@ struct HopperOverlappedLoop : HopperConsumer<kConfig, kTraits> {
         this->release(this->k);
         if (n == 0) this->release_q();
         this->softmax.reset();
-        this->softmax_alone(s, row, lowest + n, true);
+        this->softmax_alone(s, row, block(n), true);
     }
 
     // One step. False, with nothing done, when it would start the next tile (in `next`) and that
@@ -153,24 +172,22 @@ struct HopperOverlappedLoop : HopperConsumer<kConfig, kTraits> {
         constexpr bool kGeneral = kStep != Step::kPlain;
         Boundary at{kGeneral && n == 0, slot, 0};
         if (at.starts_tile) {
-            next = this->next_tile();
-            at.skipped = next.n_blocks - next.own;
-            // More V blocks than the ring has stages could not wait behind the one in use.
-            if (next.n_blocks == 0 || next.own == 0 || at.skipped > kConfig.kv_stages) return false;
-            if (first) {
+            if (first) {  // before the next tile is known, blocks may have to come to these stages
                 this->skip_v(v_skipped);
                 v_skipped = 0;
             }
+            next = this->next_tile();
+            at.skipped = behind + (kUp == Ascending::kALL ? 0 : next.n_blocks - next.own);
+            if (next.n_blocks == 0 || next.own == 0 || at.skipped > passable()) return false;
             this->skip_k(at.skipped);
             this->wait_q();
-            n = next.own;
-            row = next.row;
-            slot = next.slot;
-            lowest = next.first;
+            begin(next);
+        } else {
+            --n;
         }
         if constexpr (kGeneral) this->use_q();
-        --n;
-        if (at.starts_tile && this->is_half(row, lowest + n)) {
+        const bool at_edge = ascends ? kGeneral && n == 0 : at.starts_tile;
+        if (at_edge && this->is_half(row, block(n))) {
             products<Step::kHalf>(at);
         } else {
             products<kStep>(at);
@@ -183,7 +200,7 @@ struct HopperOverlappedLoop : HopperConsumer<kConfig, kTraits> {
     FS_DEVICE void products(const Boundary& at) {
         constexpr bool kGeneral = kStep != Step::kPlain;
         constexpr int kKeys = kStep == Step::kHalf ? Base::kHalf : kConfig.B_c;
-        const bool boundary = kStep == Step::kHalf || at.starts_tile;
+        const bool boundary = (kStep == Step::kHalf && kUp == Ascending::kNONE) || at.starts_tile;
         const bool starts_o = kGeneral && first;
         typename Products::template Scores<kKeys> s;
         if constexpr (!kGeneral) this->v.test();
@@ -197,7 +214,7 @@ struct HopperOverlappedLoop : HopperConsumer<kConfig, kTraits> {
             this->softmax.rescale(this->o);
         }
         this->v.wait();
-        this->issue_pv(!starts_o, starts_o && half);
+        this->issue_pv(!starts_o, kGeneral && half && (kUp != Ascending::kNONE || starts_o));
         this->pass_turn();
         if (boundary) {
             if constexpr (!Base::kMmaSums) this->finish(at.finished);
@@ -228,12 +245,12 @@ struct HopperOverlappedLoop : HopperConsumer<kConfig, kTraits> {
     FS_DEVICE void softmax_of(float (&s)[kCount], bool starts_tile) {
         if constexpr (kSum) {
             bool masked = false;
-            if constexpr (kGeneral) masked = this->mask(s, row, lowest + n);
+            if constexpr (kGeneral) masked = this->mask(s, row, block(n));
             end_pv();
             this->k.test();
             this->softmax.exponentials_checked(this->p, s, this->scale, starts_tile, masked);
         } else {
-            if constexpr (kGeneral) this->mask(s, row, lowest + n);
+            if constexpr (kGeneral) this->mask(s, row, block(n));
             this->softmax.update_maximum(s, this->scale);
             this->k.test();
             this->softmax.exponentials(s, this->scale);
@@ -261,11 +278,12 @@ struct HopperOverlappedLoop : HopperConsumer<kConfig, kTraits> {
             this->softmax.rescale(this->o);
         }
         this->v.wait();
-        this->issue_pv(!first, first && half);
+        this->issue_pv(!first, half && (kUp != Ascending::kNONE || first));
         if constexpr (!Base::kMmaSums) this->finish(slot);
         end_pv();
         if constexpr (Base::kMmaSums) this->finish(slot);
         this->store(slot);
+        if constexpr (kUp != Ascending::kNONE) this->skip_pairs(behind);
     }
 };
 

@@ -39,7 +39,9 @@ struct HopperProducer {
         }
     };
 
-    // The K and V that a tile needs, from block `first` on; n_blocks 0: no tile.
+    // The K and V that a tile needs, from block `first` on; n_blocks 0: no tile. They are counted
+    // down as they are loaded: the last one comes first, or where they ascend block 0, which
+    // `first` says by lying behind them all.
     struct Source {
         i32 n_blocks, head, batch, first;
     };
@@ -72,7 +74,7 @@ struct HopperProducer {
             const u32 count = draws ? ask_counter(at.index) : 0;
             publish(current);
             if (current.tile.n_blocks == 0) break;
-            const Source source = source_of(current);
+            const Source source = source_of(current, previous.n_blocks == 0);
             load_tile(current.tile, source, previous);
             previous = source;
             at = after(at.index, current.goes_on, count);
@@ -92,7 +94,7 @@ struct HopperProducer {
         Source previous{0, 0, 0, 0};
         while (current.tile.n_blocks > 0) {
             const u32 count = current.goes_on ? 0 : ask_counter(at.index);
-            const Source source = source_of(current);
+            const Source source = source_of(current, previous.n_blocks == 0);
             load_first(current.tile, source, previous);
             _Pragma("unroll 1") for (i32 n = source.n_blocks - 2; n > 0; --n) {
                 load_k(n, source);
@@ -122,9 +124,16 @@ struct HopperProducer {
         return decode_segment<kConfig, kTraits>(args, at.index, at.second, rank);
     }
 
-    FS_DEVICE Source source_of(const HopperSegment& at) const {
+    FS_DEVICE Source source_of(const HopperSegment& at, bool is_first) const {
+        constexpr Ascending kUp = kAscends<kConfig, kTraits>;
+        const bool ascends = kUp == Ascending::kALL || (kUp == Ascending::kFIRST && is_first);
         return {at.tile.n_blocks, Division(at.tile.head, args.kv_group).quotient, at.tile.batch,
-                at.part.first};
+                ascends ? at.tile.n_blocks : at.part.first};
+    }
+
+    FS_DEVICE static i32 block_of(const Source& at, i32 n) {
+        if constexpr (kAscends<kConfig, kTraits> == Ascending::kNONE) return at.first + n;
+        return at.first == at.n_blocks ? at.n_blocks - 1 - n : at.first + n;
     }
 
     FS_DEVICE i32 clusters() const { return static_cast<i32>(gridDim.x) / kCluster; }
@@ -239,11 +248,12 @@ struct HopperProducer {
         ptx::mbarrier_wait(empty, place.parity);  // every reader, of all blocks, has left the stage
         ptx::mbarrier_arrive_expect_tx(full, kConfig.kv_bytes());
         const i32 share = static_cast<i32>(rank) * kShare;
+        const i32 block = block_of(at, n);
         FS_UNROLL
         for (int panel = 0; panel < kConfig.panels(); ++panel) {
             const SmemAddr to = dst + (panel * kConfig.B_c + share) * kPanelRowBytes;
-            const ptx::TmaCoordinates from{panel * kPanelColumns,
-                                           (at.first + n) * kConfig.B_c + share, at.head, at.batch};
+            const ptx::TmaCoordinates from{panel * kPanelColumns, block * kConfig.B_c + share,
+                                           at.head, at.batch};
             if constexpr (kCluster > 1) {
                 ptx::tma_load_4d_multicast<kKvPolicy>(to, map, from, full, (1 << kCluster) - 1);
             } else {

@@ -27,38 +27,41 @@ struct HopperOutput {
     static constexpr int kD = kConfig.d_head;
     static constexpr u64 kPolicy = kConfig.l2_hints ? ptx::kEvictFirst : ptx::kEvictNormal;
 
-    // Named barriers of the warpgroups begin behind block-wide ones and those for turns.
-    static constexpr u32 kStagingBarrier = 8;
-
-    // Scales rows by `inverse`, rounds and stages them; one thread stores the panels.
+    // Scales rows by `inverse`, rounds them and stages as many panels at a time as there is room
+    // for; one thread stores them.
     template <int kCount>
     static FS_DEVICE void store_staged(const HopperForwardArgs& args, const HopperTile& tile,
                                        SmemAddr staging, int warpgroup, int thread,
                                        const float (&o)[kCount], const float (&inverse)[2]) {
-        const u32 barrier = kStagingBarrier + warpgroup;
-        ptx::bulk_wait_read_if(thread == 0);
-        ptx::bar_sync_named(barrier, kWarpgroupThreads);  // the last tile has left the staging room
-        FS_UNROLL
-        for (int i = 0; i < kD / 16; ++i) {
-            u32 chunk[4];
-            FS_UNROLL
-            for (int j = 0; j < 4; ++j) {
-                const float factor = inverse[j & 1];
-                chunk[j] = ptx::pack2<kConfig.dtype>(o[8 * i + 2 * j] * factor,
-                                                     o[8 * i + 2 * j + 1] * factor);
-            }
-            ptx::stmatrix_x4(swizzled_rows(staging, thread, i), chunk);
-        }
-        ptx::fence_proxy_async();
-        ptx::bar_sync_named(barrier, kWarpgroupThreads);  // all rows are staged, for TMA to read
+        constexpr int kPanels = kConfig.panels(), kRoom = kConfig.o_panels();
+        const u32 barrier = kWarpgroupBarrier + warpgroup;
         const i32 row = tile.row + warpgroup * kWarpgroupRows;
         FS_UNROLL
-        for (int panel = 0; panel < kConfig.panels(); ++panel) {
-            ptx::tma_store_4d_if<kPolicy>(thread == 0, args.o,
-                                          {panel * kPanelColumns, row, tile.head, tile.batch},
-                                          staging + panel * kWarpgroupRows * kPanelRowBytes);
+        for (int begin = 0; begin < kPanels; begin += kRoom) {
+            const int end = begin + kRoom < kPanels ? begin + kRoom : kPanels;
+            ptx::bulk_wait_read_if(thread == 0);
+            ptx::bar_sync_named(barrier, kWarpgroupThreads);  // what was staged here has left
+            FS_UNROLL
+            for (int i = 4 * begin; i < 4 * end && i < kD / 16; ++i) {
+                u32 chunk[4];
+                FS_UNROLL
+                for (int j = 0; j < 4; ++j) {
+                    const float factor = inverse[j & 1];
+                    chunk[j] = ptx::pack2<kConfig.dtype>(o[8 * i + 2 * j] * factor,
+                                                         o[8 * i + 2 * j + 1] * factor);
+                }
+                ptx::stmatrix_x4(swizzled_rows(staging, thread, i - 4 * begin), chunk);
+            }
+            ptx::fence_proxy_async();
+            ptx::bar_sync_named(barrier, kWarpgroupThreads);  // all is staged, for TMA to read
+            FS_UNROLL
+            for (int panel = begin; panel < end; ++panel) {
+                ptx::tma_store_4d_if<kPolicy>(
+                    thread == 0, args.o, {panel * kPanelColumns, row, tile.head, tile.batch},
+                    staging + (panel - begin) * kWarpgroupRows * kPanelRowBytes);
+            }
+            ptx::bulk_commit_if(thread == 0);
         }
-        ptx::bulk_commit_if(thread == 0);
     }
 
     // A 4x4 transposition inside each quad gives every lane 8 consecutive columns: 16-byte stores.
@@ -86,8 +89,8 @@ struct HopperOutput {
                 }
                 transpose_quad(word, lane);
                 const bool kept = !kTraits.narrow_d || group * 32 + column < args.d_head;
-                ptx::st_global_16b_if<kPolicy>(inside && kept, dst + group * 64,
-                                               {{word[0], word[1], word[2], word[3]}});
+                ptx::st_global_16b_if<kPolicy>(
+                    dst + group * 64, {{word[0], word[1], word[2], word[3]}}, inside && kept);
             }
             dst += 8 * out.seq_stride * kElementBytes;
         }

@@ -20,7 +20,6 @@ struct HopperParts {
     static constexpr int kStride = kWarpgroupThreads * 16;
     static constexpr int kPartBytes = (kCount / 4 + 1) * kStride;
     static constexpr u32 kWarps = 4;
-    static constexpr u32 kBarrier = 8;  // of a warpgroup; that of its staging room is free then
 
     const HopperForwardArgs& args;
     int warpgroup, thread;
@@ -66,7 +65,8 @@ struct HopperParts {
                 }
                 src += kStride;
             }
-            ptx::bar_sync_named(kBarrier + warpgroup, kWarpgroupThreads);  // all have seen the flag
+            // All have seen the flag.
+            ptx::bar_sync_named(kWarpgroupBarrier + warpgroup, kWarpgroupThreads);
             ptx::st_global_u32_if(thread == 0, flag(giver), 0);
         }
     }

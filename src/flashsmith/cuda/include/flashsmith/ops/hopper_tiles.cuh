@@ -72,23 +72,28 @@ struct Division {
 
 // Tile number `index` of the launch. Full mask: all tiles of a head, then the next head. Causal
 // with sections: for as many heads as L2 holds, the long tiles of all of them, longest first; after
-// the last section the short tiles of all heads, which even out when blocks finish.
+// the last section the short tiles, which even out when blocks finish. Those of the first heads
+// come with their sections where reading K and V again would cost more.
 template <HopperForwardKernelConfig kConfig, ForwardTraits kTraits>
 FS_DEVICE HopperTile decode_tile(const HopperForwardArgs& args, i32 index, u32 rank) {
     i32 q_tile, batch_head;
     if constexpr (kTraits.causal && kConfig.l2_sections) {
-        const i32 long_tiles = args.q_tiles - args.short_tiles;
-        const i32 n_long = long_tiles * args.batch_heads;
-        if (index < n_long) {
-            const Division section(index, long_tiles * args.section_heads);
+        const bool late = index >= args.early_heads * args.q_tiles;
+        const i32 base = late ? args.early_heads : 0;
+        const i32 heads = late ? args.batch_heads - base : args.early_heads;
+        const i32 long_tiles = args.q_tiles - (late ? args.short_tiles : 0);
+        const i32 number = index - base * args.q_tiles;
+        const i32 n_long = long_tiles * heads;
+        if (number < n_long) {
+            const Division section(number, long_tiles * args.section_heads);
             const i32 first = section.quotient * args.section_heads;
-            const Division at(section.rest, min(args.section_heads, args.batch_heads - first));
+            const Division at(section.rest, min(args.section_heads, heads - first));
             q_tile = args.q_tiles - 1 - at.quotient;
-            batch_head = first + at.rest;
+            batch_head = base + first + at.rest;
         } else {
-            const Division at(index - n_long, args.batch_heads);
+            const Division at(number - n_long, heads);
             q_tile = args.short_tiles - 1 - at.quotient;
-            batch_head = at.rest;
+            batch_head = base + at.rest;
         }
     } else {
         const Division at(index, args.q_tiles);
@@ -107,6 +112,11 @@ FS_DEVICE HopperTile decode_tile(const HopperForwardArgs& args, i32 index, u32 r
 // are whole, whatever the launch asks for.
 template <HopperForwardKernelConfig kConfig, ForwardTraits kTraits>
 inline constexpr bool kSplits = kConfig.split_last && !kTraits.causal && !kTraits.narrow_d;
+
+// Which tiles take their blocks from the first on. Under a mask, tiles of a head that begin at the
+// same time then read the same K and V; from the diagonal on each would begin with its own.
+template <HopperForwardKernelConfig kConfig, ForwardTraits kTraits>
+inline constexpr Ascending kAscends = kTraits.causal ? kConfig.ascending : Ascending::kNONE;
 
 // Blocks part.first .. part.first + tile.n_blocks - 1 of a tile.
 struct HopperSegment {

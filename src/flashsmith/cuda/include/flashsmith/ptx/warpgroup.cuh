@@ -5,6 +5,7 @@
 
 #include "flashsmith/base/types.cuh"
 #include "flashsmith/ptx/cache_policy.cuh"
+#include "flashsmith/ptx/memory.cuh"
 
 namespace flashsmith::ptx {
 
@@ -73,32 +74,19 @@ FS_DEVICE u32 shfl_bfly_b32(u32 value, u32 mask) {
     return other;
 }
 
-template <u64 kPolicy = kEvictNormal>
-FS_DEVICE void st_global_16b_if(bool condition, u64 dst, const Chunk& c) {
+template <u64 kPolicy>
+FS_DEVICE void st_global_16b_if(u64 dst, const Chunk& c, bool valid) {
     if constexpr (kPolicy == kEvictNormal) {
-        asm volatile(
-            "{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %5, 0;\n\t"
-            "@p st.global.v4.b32 [%0], {%1, %2, %3, %4};\n\t}"
-            :
-            : "l"(dst), "r"(c.word[0]), "r"(c.word[1]), "r"(c.word[2]), "r"(c.word[3]),
-              "r"(static_cast<u32>(condition))
-            : "memory");
+        st_global_16b_if(dst, c, valid);
     } else {
         asm volatile(
             "{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %5, 0;\n\t"
             "@p st.global.L2::cache_hint.v4.b32 [%0], {%1, %2, %3, %4}, %6;\n\t}"
             :
             : "l"(dst), "r"(c.word[0]), "r"(c.word[1]), "r"(c.word[2]), "r"(c.word[3]),
-              "r"(static_cast<u32>(condition)), "l"(kPolicy)
+              "r"(static_cast<u32>(valid)), "l"(kPolicy)
             : "memory");
     }
-}
-
-FS_DEVICE void st_global_f32_if(bool condition, float* dst, float value) {
-    asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %2, 0;\n\t@p st.global.f32 [%0], %1;\n\t}"
-                 :
-                 : "l"(dst), "f"(value), "r"(static_cast<u32>(condition))
-                 : "memory");
 }
 
 // The counter's value before `increment` was added.

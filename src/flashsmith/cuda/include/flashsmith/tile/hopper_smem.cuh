@@ -20,7 +20,7 @@ struct HopperSmem {
     static constexpr int kK = kSlots * kConfig.q_slot_bytes();
     static constexpr int kV = kK + kStages * kConfig.kv_bytes();
     static constexpr int kO = kV + kStages * kConfig.kv_bytes();
-    static constexpr int kP = kO + kConfig.o_bytes();
+    static constexpr int kP = kO + kConfig.n_warpgroups * kConfig.o_slot_bytes();
     static constexpr int kOnes = kP + kConfig.n_warpgroups * kConfig.p_slot_bytes();
     static constexpr int kBarriers = kOnes + kConfig.ones_bytes();
     static constexpr int kTiles = kBarriers + kConfig.barriers() * kBarrierBytes;
@@ -36,7 +36,7 @@ struct HopperSmem {
     FS_DEVICE SmemAddr k(int stage) const { return base + (kK + stage * kConfig.kv_bytes()); }
     FS_DEVICE SmemAddr v(int stage) const { return base + (kV + stage * kConfig.kv_bytes()); }
     FS_DEVICE SmemAddr o(int warpgroup) const {
-        return base + (kO + warpgroup * kConfig.q_slot_bytes());
+        return base + (kO + warpgroup * kConfig.o_slot_bytes());
     }
     FS_DEVICE SmemAddr p(int warpgroup) const {
         return base + (kP + warpgroup * kConfig.p_slot_bytes());
