@@ -9,6 +9,7 @@ import torch
 from hopper_parts import ROUNDS, Numbers, Setting, flat, grid_problem
 from hopper_shapes import device, if_right, make_tensors, now, ours, pick
 
+from flashsmith.config.hopper import Ascending
 from flashsmith.config.kernel_config import KernelConfig
 from flashsmith.config.knob import value_text
 from flashsmith.measure.interleaved import compare
@@ -24,7 +25,12 @@ FIXED = (
 )
 # What must go too when a knob is moved, because it would be refused or mean nothing.
 ALSO: dict[str, dict[str, Any]] = {
-    "overlap": {"early_rescale": False, "early_tests": False, "late_store": False},
+    "overlap": {
+        "early_rescale": False,
+        "early_tests": False,
+        "late_store": False,
+        "ascending": Ascending.NONE,
+    },
     "scheduler": {"l2_sections": False},
     "statistics": {"l_by_mma": False},
     "o_staged": {"late_store": False, "o_halves": False},
