@@ -220,7 +220,7 @@ def test_the_page_states_gains_cycles_and_tensor_use_of_each_step(module, comple
     assert lines[4].startswith("| 3 | n_warpgroups: 2")
     assert lines[4].endswith("| 1.000 | 4096 | 2048 | 50 % | 50 % |")
     assert "NVIDIA H200, driver 580, nvrtc 13.0.88, 2026-11-15, commit abc." in lines
-    assert f"11. `{steps[-1].short_form()}`" in lines
+    assert f"{len(steps)}. `{steps[-1].short_form()}`" in lines
     assert page.NOT_MEASURED in page.ladder([])
 
 

@@ -1,6 +1,7 @@
 """Numeric classes are as docs/tuning.md says: which knobs change bits, and which never do."""
 
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,8 +10,10 @@ from flashsmith.base.dtypes import DType
 from flashsmith.compile.compiler import CompileJob, compile_many
 from flashsmith.config import parse_config, resolve_key
 from flashsmith.config.forward import FlashForwardKernelConfig
+from flashsmith.config.hopper import Ascending
 from flashsmith.problem.attention_problem import AttentionProblem
-from flashsmith.runtime.launch import plan
+from flashsmith.runtime.emulated_device import EmulatedDevice
+from flashsmith.runtime.launch import hopper, plan
 from flashsmith.tuner.exchange import read_lines
 from flashsmith.tuner.fingerprint import fingerprint_of, fingerprint_problem
 from flashsmith.tuner.outcome import Timed
@@ -34,7 +37,7 @@ def what_decides(config):
         rows = config.rows_per_warp if config.optimized_softmax else None
         return config.dtype, config.B_c, config.step_cols, config.optimized_softmax, rows
     names = ("dtype", "n_warpgroups", "B_c", "statistics", "rescale_threshold", "l_by_mma")
-    return tuple(getattr(config, name) for name in names)
+    return tuple(getattr(config, name) for name in (*names, "ascending", "split_last"))
 
 
 def classes_of(device, configs):
@@ -78,3 +81,22 @@ def test_on_the_h200_too_the_deciding_knobs_decided():
             classes[where].add(m.outcome.fingerprint)
     assert len(classes) > 20
     assert all(len(bits) == 1 for bits in classes.values())
+
+
+def test_what_a_launch_does_to_the_order_of_sums_is_in_its_class(monkeypatch):
+    """A small device takes more tiles than it has SMs: it splits some, or only some ascend."""
+    monkeypatch.setattr(hopper, "LEAST_SAVED_KEYS", 200)  # but of the fixed problem, not one
+    device = EmulatedDevice("sm_90a", sm_count=4)
+    plain = parse_config(
+        "hopper(BF16, 64, 2, 64): kv_2+q_4+overlap+early_rescale+stats_SUM+lazy_8+tiles_DYNAMIC"
+        "+sections+o_smem+regs_232_40"
+    )
+    five = AttentionProblem(1, 5, 5, 128, 512, 64, DType.BF16)
+    four = replace(five, heads=4, kv_heads=4)
+    parts = plain.replace(split_last=True)
+    bits = {(c, p): fingerprint_of(device, c, p) for c in (plain, parts) for p in (five, four)}
+    assert bits[parts, five] != bits[plain, five]
+    assert bits[parts, four] == bits[plain, four] == bits[plain, five]
+    first = plain.replace(ascending=Ascending.FIRST)
+    masked = replace(five, causal=True), replace(four, causal=True)
+    assert fingerprint_of(device, first, masked[0]) != fingerprint_of(device, first, masked[1])

@@ -17,6 +17,7 @@ from flashsmith.problem.attention_problem import AttentionProblem
 from flashsmith.runtime.device import Device
 from flashsmith.runtime.emulated_device import EmulatedDevice
 from flashsmith.runtime.forward import forward_arrays
+from flashsmith.runtime.launch import plan
 
 # Lengths that no tile divides: masks, ragged edges and at least three key blocks take part.
 _QUERIES, _KEYS, _HEADS, _SEED = 197, 419, 3, 20261115
@@ -38,14 +39,18 @@ def fingerprint_problem(problem: AttentionProblem) -> AttentionProblem:
 
 
 def fingerprint_of(device: Device, config: KernelConfig, problem: AttentionProblem) -> str:
-    """A hash of the output's bits on the fixed problem."""
+    """A hash of the output's bits on the fixed problem, and of what else decides on `problem`.
+
+    The fixed problem is small: no launch of it splits tiles, or gives a block a second one.
+    """
+    order = plan(config, problem, lse=False, sm_count=device.sm_count).sum_order
     if isinstance(device, EmulatedDevice):
         device = _in_order(device.arch)
     fixed = fingerprint_problem(problem)
     inputs = random_inputs(fixed, _SEED)
     q = _of_all_sizes(inputs["q"], fixed.dtype)
     o, _ = forward_arrays(device, config, fixed, q, inputs["k"], inputs["v"])
-    return hashlib.sha256(o.tobytes()).hexdigest()[:16]
+    return hashlib.sha256(o.tobytes() + order.encode()).hexdigest()[:16]
 
 
 def _of_all_sizes(q: NDArray[np.uint16], dtype: DType) -> NDArray[np.uint16]:

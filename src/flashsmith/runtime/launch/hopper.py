@@ -11,6 +11,7 @@ from flashsmith.config.hopper import (
     PANEL_COLUMNS,
     WARPGROUP_ROWS,
     WARPGROUP_THREADS,
+    Ascending,
     HopperForwardKernelConfig,
     Scheduler,
 )
@@ -78,6 +79,15 @@ class HopperPlan:
     def ends_together(self) -> bool:
         """Whether the tiles of a last wave are split."""
         return self.split.ranges > 0
+
+    @property
+    def sum_order(self) -> str:
+        """Split tiles are added up part by part, and only the first tiles of blocks may ascend."""
+        if self.split.ranges:
+            return f"{self.split.ranges} parts"
+        some_ascend = self.traits.causal and self.config.ascending is Ascending.FIRST
+        blocks = self.geometry.grid[0] // self.config.cluster
+        return f"the first {blocks} ascend" if some_ascend and blocks < self.split.drawn else ""
 
     @property
     def q_tiles(self) -> int:

@@ -28,6 +28,7 @@ class MmaPlan:
     scale_log2: float
     workspace_bytes: int = 0
     ends_together: bool = False
+    sum_order: str = ""
 
     def params(self, device: Device, call: ForwardCall) -> tuple[bytes, ...]:
         """The kernel's one parameter: ForwardArgs."""

@@ -50,5 +50,9 @@ class LaunchPlan(Protocol):
     def ends_together(self) -> bool:
         """Whether tiles are split so that no block waits for the others' last wave."""
 
+    @property
+    def sum_order(self) -> str:
+        """What of this launch decides, beside the configuration, in which order sums are taken."""
+
     def params(self, device: Device, call: ForwardCall) -> tuple[bytes, ...]:
         """The kernel's parameters as raw bytes, one item a parameter."""

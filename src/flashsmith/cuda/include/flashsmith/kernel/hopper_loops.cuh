@@ -68,7 +68,7 @@ struct HopperPlainLoop : HopperConsumer<kConfig, kTraits> {
 
 // One loop over all blocks of all tiles: each step issues Q Kᵀ of a block and P V of the one
 // before, also where the two belong to different tiles. A plain step has no branch; a general one
-// masks, starts and ends tiles; another starts a tile with half a block.
+// masks, starts and ends tiles; another has half a block, at the edge of a mask.
 template <HopperForwardKernelConfig kConfig, ForwardTraits kTraits>
 struct HopperOverlappedLoop : HopperConsumer<kConfig, kTraits> {
     using Base = HopperConsumer<kConfig, kTraits>;
