@@ -64,6 +64,14 @@ REFUSED = {
         TWO.replace(half_blocks=True),
         TWO.replace(half_blocks=True, B_c=128, d_head=64),
     ),
+    "split_needs_blocks_that_stay": (
+        BASE.replace(split_last=True, scheduler=Scheduler.SINGLE),
+        BASE.replace(split_last=True),
+    ),
+    "split_adds_its_own_sums": (
+        BASE.replace(split_last=True, l_by_mma=True, d_head=64, statistics=Statistics.SUM),
+        BASE.replace(split_last=True, d_head=64, statistics=Statistics.SUM),
+    ),
     "ascending_leaves_a_stage": (
         BASE.replace(ascending=Ascending.ALL),  # three warpgroups may end two blocks apart
         TWO.replace(ascending=Ascending.ALL),

@@ -5,9 +5,8 @@ from dataclasses import fields, replace
 import pytest
 
 from flashsmith.base.dtypes import DType
-from flashsmith.check.cases import Case, inputs_of, quick_cases
-from flashsmith.check.placement import fill_buffers, places_of
-from flashsmith.check.verdict import check_case, run_case
+from flashsmith.check.cases import Case, quick_cases
+from flashsmith.check.verdict import check_case
 from flashsmith.compile.compiler import compile_kernel
 from flashsmith.compile.cubin import machine_code
 from flashsmith.config import get_kernel_configs, parse_config
@@ -19,8 +18,10 @@ from flashsmith.config.hopper import (
 )
 from flashsmith.config.traits import ForwardTraits
 from flashsmith.emulator.options import EmulatorOptions
+from flashsmith.measure.timed_configs import random_inputs
 from flashsmith.problem.attention_problem import AttentionProblem
 from flashsmith.runtime.emulated_device import EmulatedDevice
+from flashsmith.runtime.forward import forward_arrays
 from flashsmith.runtime.launch import hopper as launch
 
 pytest.importorskip("nvidia", reason="the compiler has no wheel here")
@@ -227,19 +228,14 @@ def test_no_schedule_stops_tiles_that_ascend(name, seed):
     require(device, config, Case(f"ascending {seed}", masked, lse=False))
 
 
-def bits_of(config, problem):
-    """O of a device with one SM, as it lies in memory."""
-    case = Case("bits", problem, lse=False)
-    places = places_of(case)
-    before = fill_buffers(case, places, inputs_of(case))
-    after = run_case(EmulatedDevice(sm_count=1), config, case, places, before)
-    return places["o"].view(after["o"]).reshape(problem.q_len, problem.d_head)
-
-
 def test_only_the_first_tile_of_a_block_ascends_where_that_is_asked_for():
     """The order of keys is in the last bits of O: one SM takes the longest of six tiles first."""
     causal = AttentionProblem(1, 1, 1, 6 * 128, 6 * 128, 64, SMALL.dtype, causal=True)
-    o = {a: bits_of(SMALL.replace(ascending=a), causal) for a in Ascending}
+    inputs, o = random_inputs(causal), {}
+    for a in Ascending:
+        config = SMALL.replace(ascending=a)
+        bits, _ = forward_arrays(EmulatedDevice(sm_count=1), config, causal, **inputs)
+        o[a] = bits.reshape(causal.q_len, causal.d_head)
     first, others = slice(5 * 128, None), slice(None, 5 * 128)
     assert (o[Ascending.FIRST][first] == o[Ascending.ALL][first]).all()
     assert (o[Ascending.FIRST][others] == o[Ascending.NONE][others]).all()

@@ -41,7 +41,7 @@ def fingerprint_problem(problem: AttentionProblem) -> AttentionProblem:
 def fingerprint_of(device: Device, config: KernelConfig, problem: AttentionProblem) -> str:
     """A hash of the output's bits on the fixed problem, and of what else decides on `problem`.
 
-    The fixed problem is small: no launch of it splits tiles, or gives a block a second one.
+    The fixed problem is small: a GPU neither splits its tiles nor gives a block a second one.
     """
     order = plan(config, problem, lse=False, sm_count=device.sm_count).sum_order
     if isinstance(device, EmulatedDevice):

@@ -43,9 +43,9 @@ struct HopperConsumer {
     struct Work {
         i32 row;       // the tile's first query row
         i32 n_blocks;  // that pass through the rings; 0: no more tiles
-        i32 own;    // of these, the last ones that this warpgroup needs; 0: its rows do not exist
-        i32 slot;   // of the tile ring
-        i32 first;  // block of keys, where a tile may be split
+        i32 own;       // of the lowest keys, that this warpgroup needs; 0: its rows do not exist
+        i32 slot;      // of the tile ring
+        i32 first;     // block of keys, where a tile may be split
     };
 
     const HopperForwardArgs& args;
