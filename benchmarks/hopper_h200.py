@@ -26,15 +26,17 @@ from flashsmith.base.errors import FlashsmithError
 from flashsmith.compile.compiler import CompileJob, compile_many
 from flashsmith.measure.record import Record, append_records
 
-PARTS = ("burst", "checks", "shapes", "ladder", "counters", "sanitize", "knobs", "sustained")
+PARTS = ("burst", "checks", "shapes", "clocks", "ladder", "counters", "sanitize", "knobs")
+PARTS += ("sustained",)
 RECORD = "hopper.jsonl"
-FILES = {"fp16": "hopper_fp16.jsonl"}  # an exploration: not part of the record
+FILES = {"fp16": "hopper_fp16.jsonl"}  # candidates: not part of the record
 RESUMED = ("burst", "sustained")  # a second process goes on with the cells that are missing
 
 
 def run_part(part: str, out: Path, prototype: Path | None) -> None:
     """One part, in this process; every line is written as soon as it is known."""
     import hopper_checks as checks
+    import hopper_clocks as clocks
     import hopper_knobs as knobs
     import hopper_parts as parts
     import hopper_variations as variations
@@ -60,6 +62,7 @@ def run_part(part: str, out: Path, prototype: Path | None) -> None:
         "ladder": lambda: parts.ladder(setting),
         "counters": lambda: parts.counters(setting),
         "knobs": lambda: knobs.knobs(setting),
+        "clocks": lambda: clocks.clocks(setting),
         "fp16": lambda: variations.fp16(setting),
     }
     for record in made[part]():
@@ -74,6 +77,7 @@ def told(part: str, record: Record) -> str:
     mask = {True: "causal", False: "full", None: ""}[what.get("causal")]
     length = what.get("q_len", what.get("length", ""))
     names = ("tflops", "ratio", "share", "control", "cycles", "tensor_pct", "of_cudnn", "ok")
+    names += ("sm_mhz", "power_w", "joules")
     numbers = [f"{n} {_short(result[n])}" for n in names if result.get(n) is not None]
     numbers += [f"{n} {result[n]}" for n in ("attempts", "errors", "summary") if result.get(n)]
     more = what.get("variant", what.get("config", ""))

@@ -41,13 +41,14 @@ def shapes(setting: Setting) -> Iterator[Record]:
     FP16 of cuDNN and of a matrix product stand beside their BF16, and ours on values that BF16
     holds too: what the chip's power takes, because more bits of the operands move.
     """
-    products = [_product(torch.bfloat16), _product(torch.float16)]
+    products = [product(torch.bfloat16), product(torch.float16)]
     for d in (64, 128, 256):
         for causal in (False, True):
             yield from _shapes_of(setting, d, causal, products)
 
 
-def _product(dtype: torch.dtype) -> Callable[[], torch.Tensor]:
+def product(dtype: torch.dtype) -> Callable[[], torch.Tensor]:
+    """A square matrix product of cuBLAS."""
     a, b = (torch.randn(GEMM_SIZE, GEMM_SIZE, device="cuda", dtype=dtype) for _ in range(2))
     c = torch.empty_like(a)
     return lambda: torch.mm(a, b, out=c)

@@ -1,0 +1,193 @@
+"""Why FP16 is slower than BF16: cycles and SM clock of both inside each run, power under load.
+
+Cycles are counted by the SMs themselves: a kernel of one block an SM reads the cycle counter and
+the clock of the wall before a contender and after it, in the same graph.
+"""
+
+from __future__ import annotations
+
+import statistics
+import struct
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from hopper_parts import Numbers, Setting, flat
+from hopper_shapes import SHAPES_LENGTH, captured, cudnn, device, make_tensors, ours
+from hopper_variations import EQUAL_VALUES, product
+
+from flashsmith.compile.compiler import compile_text
+from flashsmith.measure.cuda_graph import Launch, Timer
+from flashsmith.measure.environment import monitor_of
+from flashsmith.measure.interleaved import LOAD_SECONDS, Contender, compare, rotations
+from flashsmith.measure.record import Record
+from flashsmith.measure.statistics import ratio_by_round
+from flashsmith.runtime.device import LaunchGeometry
+
+SUITE = "hopper clocks"
+ROUNDS = 31
+LOADS, LOADED_SECONDS = 2, 1.0  # NVML counts energy in steps of a tenth of a second
+RUNS_AT_ONCE = 32
+ROWS = 64  # runs that are remembered, the last ones
+WHOLE_SM = 200 << 10  # bytes of shared memory: two such blocks do not fit an SM
+
+STAMP = """
+extern "C" __global__ void stamp(long long* began, long long* rows, int* counts, int is_end) {
+    unsigned sm;
+    long long cycle, wall;
+    asm volatile("mov.u32 %0, %%smid;" : "=r"(sm));
+    asm volatile("mov.u64 %0, %%clock64;" : "=l"(cycle)::"memory");
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(wall)::"memory");
+    if (is_end) {
+        const int row = counts[sm]++ % ROWS;
+        rows[(row * gridDim.x + sm) * 2] = cycle - began[2 * sm];
+        rows[(row * gridDim.x + sm) * 2 + 1] = wall - began[2 * sm + 1];
+    } else {
+        began[2 * sm] = cycle;
+        began[2 * sm + 1] = wall;
+    }
+}
+"""
+
+
+class Stamps:
+    """The cycles and nanoseconds of a contender's runs, by SM."""
+
+    def __init__(self) -> None:
+        gpu = device()
+        self._sms = gpu.sm_count
+        kernel = compile_text(STAMP.replace("ROWS", str(ROWS)), "stamp", gpu.arch)
+        self._launch = gpu.prepare(kernel, LaunchGeometry((self._sms, 1, 1), 1, WHOLE_SM))
+        self._bytes = ROWS * self._sms * 16
+        self._buffers = [gpu.allocate(n) for n in (self._sms * 16, self._bytes, self._sms * 4)]
+        gpu.fill(self._buffers[2], 0, self._sms)
+        gpu.synchronize()
+
+    def around(self, contender: Contender) -> Contender:
+        """The contender between two stamps."""
+        given = [struct.pack("<Q", address) for address in self._buffers]
+        begin, end = ((*given, struct.pack("<i", is_end)) for is_end in (0, 1))
+
+        def launch(stream: int) -> None:
+            self._launch(begin, stream)
+            contender.launch(stream)
+            self._launch(end, stream)
+
+        return Contender(contender.name, launch)
+
+    def read(self, runs: int) -> Numbers:
+        """Medians of the last runs: cycles of the mean SM, and its clock in MHz."""
+        gpu = device()
+        rows = gpu.download(self._buffers[1], self._bytes).view(np.int64)
+        counts = gpu.download(self._buffers[2], self._sms * 4).view(np.int32)
+        assert counts.min() == counts.max() >= runs, "a stamp ran twice on an SM"
+        last = [(int(counts[0]) - 1 - i) % ROWS for i in range(min(runs, ROWS))]
+        taken = rows.reshape(ROWS, self._sms, 2)[last].mean(axis=1)
+        return {
+            "cycles": float(np.median(taken[:, 0])),
+            "sm_mhz": float(np.median(taken[:, 0] / taken[:, 1]) * 1e3),
+        }
+
+    def free(self) -> None:
+        """Gives the memory back."""
+        for address in self._buffers:
+            device().free(address)
+
+
+def clocks(setting: Setting) -> Iterator[Record]:
+    """Ours and cuDNN's in both types at 4,096, and a matrix product: rested, then under load."""
+    for d in (64, 128, 256):
+        for causal in (False, True):
+            what: Numbers = {"d_head": d, "causal": causal, "length": SHAPES_LENGTH}
+            yield from _clocks_of(setting, what, _contenders(d, causal))
+    types = {"GEMM bf16": torch.bfloat16, "GEMM fp16": torch.float16}
+    yield from _clocks_of(setting, {}, [captured(n, product(t)) for n, t in types.items()])
+
+
+def _contenders(d: int, causal: bool) -> list[Contender]:
+    plain = make_tensors(d, SHAPES_LENGTH)
+    half = make_tensors(d, SHAPES_LENGTH, dtype=torch.float16)
+    equal = make_tensors(d, SHAPES_LENGTH, rounded=True, dtype=torch.float16)
+    made = [
+        ours(tensors, causal=causal, name=name)[0]
+        for name, tensors in (("bf16", plain), ("fp16", half), (EQUAL_VALUES, equal))
+    ]
+    made += [
+        captured(f"cuDNN {name}", cudnn(tensors, causal=causal))
+        for name, tensors in (("bf16", plain), ("fp16", half))
+    ]
+    return made
+
+
+def _clocks_of(setting: Setting, what: Numbers, contenders: list[Contender]) -> Iterator[Record]:
+    stamps = {one.name: Stamps() for one in contenders}
+    stamped = [stamps[one.name].around(one) for one in contenders]
+    comparison = compare(device(), stamped, rounds=ROUNDS)
+    timed = {one.name: one for one in comparison.timed}
+    rested = {}
+    for name, one in timed.items():
+        base = timed[_base(name)]
+        rested[name] = {
+            "median_us": one.time_us.median,
+            "share": ratio_by_round(base.times_us, one.times_us).median,
+            "control": comparison.control.median,
+            "void": comparison.is_void,
+            **stamps[name].read(one.time_us.rounds),
+        }
+    for regime, found in (("burst", rested), ("load", _loaded(stamped, stamps))):
+        for name, result in found.items():
+            case = {"suite": SUITE, "case": name, "of": _base(name), "regime": regime, **what}
+            yield flat(setting, case, result)
+    for one in stamps.values():
+        one.free()
+
+
+def _base(name: str) -> str:
+    """What a contender is held against: the same in BF16."""
+    return f"{name.split()[0]} bf16" if name.startswith(("cuDNN", "GEMM")) else "bf16"
+
+
+def _loaded(contenders: list[Contender], stamps: dict[str, Stamps]) -> dict[str, Numbers]:
+    """Each contender alone for a second, in turn: power, energy a run, cycles, clock."""
+    monitor = monitor_of(device())
+    turns: dict[str, list[Numbers]] = {one.name: [] for one in contenders}
+    with Timer(device()) as timer:
+        for one in contenders:
+            one.launch(timer.stream)  # what it allocates it has before it is captured
+        timer.wait()
+        graphs = [timer.capture(one.launch) for one in contenders]
+        for order in rotations(len(graphs), LOADS):
+            for index in order:
+                name = contenders[index].name
+                _run_for(timer, graphs[index], LOAD_SECONDS)
+                before, begin = monitor.energy_j() or 0.0, time.perf_counter()
+                runs = _run_for(timer, graphs[index], LOADED_SECONDS)
+                seconds = time.perf_counter() - begin
+                joules = (monitor.energy_j() or 0.0) - before
+                turns[name].append(
+                    {
+                        "power_w": joules / seconds,
+                        "joules": joules / runs,
+                        "capped": "power cap" in (monitor.held_back_by() or ()),
+                        **stamps[name].read(ROWS),
+                    }
+                )
+    limit = monitor.power_limit_w()
+    return {name: {**_mean(found), "power_limit_w": limit} for name, found in turns.items()}
+
+
+def _mean(found: list[Numbers]) -> Numbers:
+    numbers = {key: statistics.mean(one[key] for one in found) for key in found[0]}
+    return {**numbers, "capped": all(one["capped"] for one in found)}
+
+
+def _run_for(timer: Timer, graph: Launch, seconds: float) -> int:
+    """Keeps the GPU at it, always with work in its queue; how many runs that were."""
+    end, runs = time.perf_counter() + seconds, 0
+    while time.perf_counter() < end:
+        for _ in range(RUNS_AT_ONCE):
+            graph(timer.stream)
+        timer.wait()
+        runs += RUNS_AT_ONCE
+    return runs
