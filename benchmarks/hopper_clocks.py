@@ -20,6 +20,7 @@ from hopper_variations import EQUAL_VALUES, product
 from flashsmith.compile.compiler import compile_text
 from flashsmith.measure.cuda_graph import Launch, Timer
 from flashsmith.measure.environment import monitor_of
+from flashsmith.measure.gpu_state import GpuMonitor
 from flashsmith.measure.interleaved import LOAD_SECONDS, Contender, compare, rotations
 from flashsmith.measure.record import Record
 from flashsmith.measure.statistics import ratio_by_round
@@ -27,8 +28,8 @@ from flashsmith.runtime.device import LaunchGeometry
 
 SUITE = "hopper clocks"
 ROUNDS = 31
-LOADS, LOADED_SECONDS = 2, 1.0  # NVML counts energy in steps of a tenth of a second
-RUNS_AT_ONCE = 32
+LOADS, LOADED_SECONDS = 2, 1.2
+RUNS_AT_ONCE = 8
 ROWS = 64  # runs that are remembered, the last ones
 WHOLE_SM = 200 << 10  # bytes of shared memory: two such blocks do not fit an SM
 
@@ -149,7 +150,7 @@ def _base(name: str) -> str:
 
 
 def _loaded(contenders: list[Contender], stamps: dict[str, Stamps]) -> dict[str, Numbers]:
-    """Each contender alone for a second, in turn: power, energy a run, cycles, clock."""
+    """Each contender alone for a while, in turn: power, energy a run, cycles, clock."""
     monitor = monitor_of(device())
     turns: dict[str, list[Numbers]] = {one.name: [] for one in contenders}
     with Timer(device()) as timer:
@@ -160,19 +161,11 @@ def _loaded(contenders: list[Contender], stamps: dict[str, Stamps]) -> dict[str,
         for order in rotations(len(graphs), LOADS):
             for index in order:
                 name = contenders[index].name
-                _run_for(timer, graphs[index], LOAD_SECONDS)
-                before, begin = monitor.energy_j() or 0.0, time.perf_counter()
-                runs = _run_for(timer, graphs[index], LOADED_SECONDS)
-                seconds = time.perf_counter() - begin
-                joules = (monitor.energy_j() or 0.0) - before
-                turns[name].append(
-                    {
-                        "power_w": joules / seconds,
-                        "joules": joules / runs,
-                        "capped": "power cap" in (monitor.held_back_by() or ()),
-                        **stamps[name].read(ROWS),
-                    }
-                )
+                _energy(timer, graphs[index], monitor, LOAD_SECONDS)
+                found = _energy(timer, graphs[index], monitor, LOADED_SECONDS)
+                assert found, "NVML does not count this GPU's energy"
+                capped = "power cap" in (monitor.held_back_by() or ())
+                turns[name].append({**found, "capped": capped, **stamps[name].read(ROWS)})
     limit = monitor.power_limit_w()
     return {name: {**_mean(found), "power_limit_w": limit} for name, found in turns.items()}
 
@@ -182,12 +175,23 @@ def _mean(found: list[Numbers]) -> Numbers:
     return {**numbers, "capped": all(one["capped"] for one in found)}
 
 
-def _run_for(timer: Timer, graph: Launch, seconds: float) -> int:
-    """Keeps the GPU at it, always with work in its queue; how many runs that were."""
-    end, runs = time.perf_counter() + seconds, 0
+def _energy(timer: Timer, graph: Launch, monitor: GpuMonitor, seconds: float) -> Numbers:
+    """Power, and energy a run, between the first and the last step of NVML's counter.
+
+    It counts in steps of about a tenth of a second: read at any other time it is off by one.
+    """
+    steps: list[tuple[float, float, int]] = []
+    runs, last, end = 0, monitor.energy_j() or 0.0, time.perf_counter() + seconds
     while time.perf_counter() < end:
         for _ in range(RUNS_AT_ONCE):
             graph(timer.stream)
         timer.wait()
         runs += RUNS_AT_ONCE
-    return runs
+        energy = monitor.energy_j() or 0.0
+        if energy != last:
+            last = energy
+            steps.append((time.perf_counter(), energy, runs))
+    if len(steps) < 2:
+        return {}
+    (t0, e0, n0), (t1, e1, n1) = steps[0], steps[-1]
+    return {"power_w": (e1 - e0) / (t1 - t0), "joules": (e1 - e0) / (n1 - n0)}

@@ -3,11 +3,11 @@
     PYTHONPATH=src python3 benchmarks/hopper_h200.py OUT_FOLDER [--prototype FOLDER]
         [--parts burst,sustained,…] [--seconds N]
 
-Appends records to OUT_FOLDER/hopper.jsonl (FP16 candidates to hopper_fp16.jsonl) and ends with
-every bar and whether the record meets it; `--parts summary` does that alone. Timing is that of
-measure/interleaved.py: graphs, a cold L2, balanced orders, our kernel twice as the control, a void
-cell again. FOLDER holds `yardstick.py` and `cubins/` of the prototype. The exit code is 1 when a
-part failed or a bar is missed.
+Appends records to OUT_FOLDER/hopper.jsonl (candidates in FP16 to hopper_fp16.jsonl, clocks to
+hopper_clocks.jsonl) and ends with every bar and whether the record meets it; `--parts summary` does
+that alone. Timing is that of measure/interleaved.py: graphs, a cold L2, balanced orders, our kernel
+twice as the control, a void cell again. FOLDER holds `yardstick.py` and `cubins/` of the prototype.
+The exit code is 1 when a part failed or a bar is missed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from flashsmith.measure.record import Record, append_records
 PARTS = ("burst", "checks", "shapes", "clocks", "ladder", "counters", "sanitize", "knobs")
 PARTS += ("sustained",)
 RECORD = "hopper.jsonl"
-FILES = {"fp16": "hopper_fp16.jsonl"}  # candidates: not part of the record
+FILES = {"fp16": "hopper_fp16.jsonl", "clocks": "hopper_clocks.jsonl"}  # beside the record
 RESUMED = ("burst", "sustained")  # a second process goes on with the cells that are missing
 
 
