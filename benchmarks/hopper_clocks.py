@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import statistics
 import struct
+import threading
 import time
 from collections.abc import Iterator
 
@@ -29,7 +30,7 @@ from flashsmith.runtime.device import LaunchGeometry
 SUITE = "hopper clocks"
 ROUNDS = 31
 LOADS, LOADED_SECONDS = 2, 1.2
-RUNS_AT_ONCE = 8
+RUNS_AT_ONCE = 32
 ROWS = 64  # runs that are remembered, the last ones
 WHOLE_SM = 200 << 10  # bytes of shared memory: two such blocks do not fit an SM
 
@@ -161,37 +162,69 @@ def _loaded(contenders: list[Contender], stamps: dict[str, Stamps]) -> dict[str,
         for order in rotations(len(graphs), LOADS):
             for index in order:
                 name = contenders[index].name
-                _energy(timer, graphs[index], monitor, LOAD_SECONDS)
-                found = _energy(timer, graphs[index], monitor, LOADED_SECONDS)
-                assert found, "NVML does not count this GPU's energy"
-                capped = "power cap" in (monitor.held_back_by() or ())
-                turns[name].append({**found, "capped": capped, **stamps[name].read(ROWS)})
+                _run_for(timer, graphs[index], LOAD_SECONDS)
+                with Meter(monitor) as meter:
+                    runs_a_second = _run_for(timer, graphs[index], LOADED_SECONDS)
+                power = meter.power_w()
+                found = {"power_w": power, "joules": power / runs_a_second}
+                found |= {"power_capped": meter.capped, **stamps[name].read(ROWS)}
+                turns[name].append(found)
     limit = monitor.power_limit_w()
     return {name: {**_mean(found), "power_limit_w": limit} for name, found in turns.items()}
 
 
 def _mean(found: list[Numbers]) -> Numbers:
-    numbers = {key: statistics.mean(one[key] for one in found) for key in found[0]}
-    return {**numbers, "capped": all(one["capped"] for one in found)}
+    return {key: statistics.mean(one[key] for one in found) for key in found[0]}
 
 
-def _energy(timer: Timer, graph: Launch, monitor: GpuMonitor, seconds: float) -> Numbers:
-    """Power, and energy a run, between the first and the last step of NVML's counter.
-
-    It counts in steps of about a tenth of a second: read at any other time it is off by one.
-    """
-    steps: list[tuple[float, float, int]] = []
-    runs, last, end = 0, monitor.energy_j() or 0.0, time.perf_counter() + seconds
-    while time.perf_counter() < end:
+def _run_for(timer: Timer, graph: Launch, seconds: float) -> float:
+    """Keeps the GPU at it; how many runs a second that were."""
+    runs, begin = 0, time.perf_counter()
+    while time.perf_counter() < begin + seconds:
         for _ in range(RUNS_AT_ONCE):
             graph(timer.stream)
         timer.wait()
         runs += RUNS_AT_ONCE
-        energy = monitor.energy_j() or 0.0
-        if energy != last:
-            last = energy
-            steps.append((time.perf_counter(), energy, runs))
-    if len(steps) < 2:
-        return {}
-    (t0, e0, n0), (t1, e1, n1) = steps[0], steps[-1]
-    return {"power_w": (e1 - e0) / (t1 - t0), "joules": (e1 - e0) / (n1 - n0)}
+    return runs / (time.perf_counter() - begin)
+
+
+class Meter:
+    """Power between the first and the last step of NVML's counter of energy, read by a thread.
+
+    It counts in steps of about a tenth of a second: read at any other time it is off by one.
+    """
+
+    def __init__(self, monitor: GpuMonitor) -> None:
+        self._monitor = monitor
+        self._steps: list[tuple[float, float]] = []
+        self._reasons: list[bool] = []
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._read)
+
+    def __enter__(self) -> Meter:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over.set()
+        self._thread.join()
+
+    def _read(self) -> None:
+        last = self._monitor.energy_j()
+        while not self._is_over.wait(0.005):
+            energy = self._monitor.energy_j()
+            if energy is not None and energy != last:
+                self._steps.append((time.perf_counter(), energy))
+                self._reasons.append("power cap" in (self._monitor.held_back_by() or ()))
+                last = energy
+
+    def power_w(self) -> float:
+        """The mean of the time that was metered."""
+        assert len(self._steps) > 1, "NVML does not count this GPU's energy"
+        (t0, e0), (t1, e1) = self._steps[0], self._steps[-1]
+        return (e1 - e0) / (t1 - t0)
+
+    @property
+    def capped(self) -> float:
+        """At which share of the steps NVML named the power cap as what holds the clocks back."""
+        return sum(self._reasons) / len(self._reasons)
