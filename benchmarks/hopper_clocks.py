@@ -1,4 +1,4 @@
-"""Why FP16 is slower than BF16: cycles and SM clock of both inside each run, power under load.
+"""Why FP16 is slower than BF16: cycles and SM clock of both in each run, power under load.
 
 Cycles are counted by the SMs themselves: a kernel of one block an SM reads the cycle counter and
 the clock of the wall before a contender and after it, in the same graph.
@@ -14,10 +14,20 @@ from collections.abc import Iterator
 
 import numpy as np
 import torch
+from hopper_floor import products_alone
 from hopper_parts import Numbers, Setting, flat
-from hopper_shapes import SHAPES_LENGTH, captured, cudnn, device, make_tensors, ours
+from hopper_shapes import (
+    SHAPES_LENGTH,
+    captured,
+    cudnn,
+    device,
+    make_tensors,
+    ours,
+    problem_of,
+)
 from hopper_variations import EQUAL_VALUES, product
 
+from flashsmith.bench.versus import GEMM_FLOPS
 from flashsmith.compile.compiler import compile_text
 from flashsmith.measure.cuda_graph import Launch, Timer
 from flashsmith.measure.environment import monitor_of
@@ -25,9 +35,11 @@ from flashsmith.measure.gpu_state import GpuMonitor
 from flashsmith.measure.interleaved import LOAD_SECONDS, Contender, compare, rotations
 from flashsmith.measure.record import Record
 from flashsmith.measure.statistics import ratio_by_round
+from flashsmith.problem.cost import forward_cost
 from flashsmith.runtime.device import LaunchGeometry
 
 SUITE = "hopper clocks"
+ALONE = "products alone"
 ROUNDS = 31
 LOADS, LOADED_SECONDS = 2, 1.2
 RUNS_AT_ONCE = 32
@@ -98,40 +110,47 @@ class Stamps:
 
 
 def clocks(setting: Setting) -> Iterator[Record]:
-    """Ours and cuDNN's in both types at 4,096, and a matrix product: rested, then under load."""
+    """Both types at 4,096 of ours, of cuDNN, of products alone, and of a matrix product."""
     for d in (64, 128, 256):
         for causal in (False, True):
             what: Numbers = {"d_head": d, "causal": causal, "length": SHAPES_LENGTH}
-            yield from _clocks_of(setting, what, _contenders(d, causal))
+            contenders, flops = _contenders(d, causal)
+            yield from _clocks_of(setting, what, contenders, flops)
     types = {"GEMM bf16": torch.bfloat16, "GEMM fp16": torch.float16}
-    yield from _clocks_of(setting, {}, [captured(n, product(t)) for n, t in types.items()])
+    gemms = [captured(name, product(dtype)) for name, dtype in types.items()]
+    yield from _clocks_of(setting, {}, gemms, GEMM_FLOPS)
 
 
-def _contenders(d: int, causal: bool) -> list[Contender]:
+def _contenders(d: int, causal: bool) -> tuple[list[Contender], float]:
     plain = make_tensors(d, SHAPES_LENGTH)
     half = make_tensors(d, SHAPES_LENGTH, dtype=torch.float16)
     equal = make_tensors(d, SHAPES_LENGTH, rounded=True, dtype=torch.float16)
-    made = [
-        ours(tensors, causal=causal, name=name)[0]
-        for name, tensors in (("bf16", plain), ("fp16", half), (EQUAL_VALUES, equal))
-    ]
-    made += [
-        captured(f"cuDNN {name}", cudnn(tensors, causal=causal))
-        for name, tensors in (("bf16", plain), ("fp16", half))
-    ]
-    return made
+    flops = forward_cost(problem_of(plain, causal=causal)).flops
+    made = []
+    for name, tensors in (("bf16", plain), ("fp16", half), (EQUAL_VALUES, equal)):
+        mine, picked = ours(tensors, causal=causal, name=name)
+        made.append(mine)
+        if name != EQUAL_VALUES:
+            made.append(captured(f"cuDNN {name}", cudnn(tensors, causal=causal)))
+        if name != EQUAL_VALUES and not causal:
+            made.append(products_alone(f"{ALONE} {name}", picked, flops))
+    return made, flops
 
 
-def _clocks_of(setting: Setting, what: Numbers, contenders: list[Contender]) -> Iterator[Record]:
+def _clocks_of(
+    setting: Setting, what: Numbers, contenders: list[Contender], flops: float
+) -> Iterator[Record]:
+    """Rested, then under load."""
     stamps = {one.name: Stamps() for one in contenders}
     stamped = [stamps[one.name].around(one) for one in contenders]
     comparison = compare(device(), stamped, rounds=ROUNDS)
     timed = {one.name: one for one in comparison.timed}
     rested = {}
     for name, one in timed.items():
-        base = timed[_base(name)]
+        base = timed[base_of(name)]
         rested[name] = {
             "median_us": one.time_us.median,
+            "tflops": flops / one.time_us.median / 1e6,
             "share": ratio_by_round(base.times_us, one.times_us).median,
             "control": comparison.control.median,
             "void": comparison.is_void,
@@ -139,15 +158,16 @@ def _clocks_of(setting: Setting, what: Numbers, contenders: list[Contender]) -> 
         }
     for regime, found in (("burst", rested), ("load", _loaded(stamped, stamps))):
         for name, result in found.items():
-            case = {"suite": SUITE, "case": name, "of": _base(name), "regime": regime, **what}
+            case = {"suite": SUITE, "case": name, "of": base_of(name), "regime": regime, **what}
             yield flat(setting, case, result)
     for one in stamps.values():
         one.free()
 
 
-def _base(name: str) -> str:
+def base_of(name: str) -> str:
     """What a contender is held against: the same in BF16."""
-    return f"{name.split()[0]} bf16" if name.startswith(("cuDNN", "GEMM")) else "bf16"
+    who = name.removesuffix(" bf16").removesuffix(" fp16")
+    return f"{who} bf16" if who in ("cuDNN", "GEMM", ALONE) else "bf16"
 
 
 def _loaded(contenders: list[Contender], stamps: dict[str, Stamps]) -> dict[str, Numbers]:
