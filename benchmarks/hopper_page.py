@@ -21,7 +21,7 @@ from flashsmith.report.tables import NOT_MEASURED, between_marks
 from flashsmith.tuner.launched import launched_area
 
 PAGE = Path("docs/kernels/hopper.md")
-RECORD = "hopper.jsonl"
+RECORD, CLOCKS, FP16 = "hopper.jsonl", "hopper_clocks.jsonl", "hopper_fp16.jsonl"
 SHAPES = [(d, causal) for d in (64, 128, 256) for causal in (False, True)]
 Cells = Sequence[object]
 
@@ -31,7 +31,8 @@ def hopper_page(text: str, folder: Path) -> str:
     records = bars.read(folder / RECORD)
     for name, table in TABLES.items():
         text = between_marks(text, name, table(records))
-    return text
+    text = between_marks(text, "clocks", clocks(bars.read(folder / CLOCKS)))
+    return between_marks(text, "fp16", candidates(bars.read(folder / FP16)))
 
 
 def _table(head: Sequence[str], rows: Sequence[Cells]) -> str:
@@ -211,6 +212,59 @@ def shapes(records: Sequence[Record]) -> str:
         for (d, causal), of in sorted(found.items())
     ]
     return _table(head, rows)
+
+
+def clocks(records: Sequence[Record]) -> str:
+    """FP16 beside the same in BF16: time, cycles, the SM's clock, and energy under load."""
+    found: dict[tuple[object, ...], dict[str, Record]] = {}
+    for r in records:
+        place = (r.what.get("d_head"), r.what.get("causal"))
+        found.setdefault((r.what["case"], *place), {})[r.what["regime"]] = r
+    rows = [
+        _clock_row(key, of, found[of["burst"].what["of"], *key[1:]])
+        for key, of in found.items()
+        if key[0] != of["burst"].what["of"] and not of["burst"].result["void"]
+    ]
+    if not rows:
+        return NOT_MEASURED
+    head = ["", "d_head", "mask", "speed", "cycles", "MHz, rested", "MHz, under load", "W"]
+    order = ("ours", "ours, bf16 values", "cuDNN", "products alone", "GEMM 8192³")
+    rows.sort(key=lambda row: order.index(str(row[0])))
+    return f"{_table([*head, 'energy a run'], rows)}\n\n{_source(records)}"
+
+
+def _clock_row(key: Cells, fp16: dict[str, Record], bf16: dict[str, Record]) -> Cells:
+    case, d, causal = key
+    names = {"fp16": "ours", "fp16, bf16 values": "ours, bf16 values", "GEMM fp16": "GEMM 8192³"}
+    mask = {True: "causal", False: "full"}.get(bool(causal)) if causal is not None else ""
+    rested, loaded = ((bf16[r].result, fp16[r].result) for r in ("burst", "load"))
+    return (
+        names.get(str(case), str(case).removesuffix(" fp16")),
+        d or "",
+        mask,
+        f"{fp16['burst'].result['share']:.3f}",
+        f"{rested[1]['cycles'] / rested[0]['cycles']:.3f}",
+        " → ".join(f"{one['sm_mhz']:,.0f}" for one in rested),
+        " → ".join(f"{one['sm_mhz']:,.0f}" for one in loaded),
+        " → ".join(f"{one['power_w']:.0f}" for one in loaded),
+        f"{100 * (loaded[1]['joules'] / loaded[0]['joules'] - 1):+.1f} %",
+    )
+
+
+def candidates(records: Sequence[Record]) -> str:
+    """How many FP16 kernels were raced on each shape, and what the best had of BF16's pick."""
+    shares: dict[tuple[int, bool], list[float]] = {}
+    for r in records:
+        if r.what["case"] != "BF16" and not r.result["void"]:
+            cell = (r.what["d_head"], r.what["causal"])
+            shares.setdefault(cell, []).append(float(r.result["share"]))
+    if not shares:
+        return NOT_MEASURED
+    rows = [
+        (d, "causal" if causal else "full", len(found), f"{max(found):.3f}", f"{min(found):.3f}")
+        for (d, causal), found in sorted(shares.items())
+    ]
+    return _table(("d_head", "mask", "kernels", "best", "worst"), rows)
 
 
 TABLES: dict[str, Callable[[Sequence[Record]], str]] = {

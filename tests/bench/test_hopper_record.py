@@ -242,3 +242,51 @@ def test_the_page_states_cells_shapes_demands_and_what_moving_a_knob_does(module
     (row,) = page.effects([moved, noise]).splitlines()[2:3]
     assert row == "| `pingpong` | True → False |  | -3.0 % | (+0.1 %) |  |  |  |"
     assert page.effects([]) == page.NOT_MEASURED
+
+
+def test_the_page_holds_each_fp16_against_its_own_bf16(module):
+    page, parts, clocks = (module(f"hopper_{name}") for name in ("page", "parts", "clocks"))
+    setting = parts.Setting(ENVIRONMENT, None, frozenset())
+    slow = {"share": 0.96, "void": False, "cycles": 1001.0, "sm_mhz": 1577.0}
+    slow |= {"power_w": 690.0, "joules": 0.52}
+    base = slow | {"share": 1.0, "cycles": 1000.0, "sm_mhz": 1643.0, "joules": 0.5}
+    lines = []
+    for case in ("cuDNN bf16", "cuDNN fp16", "bf16", "fp16"):
+        for regime in ("burst", "load"):
+            what = {"suite": "hopper clocks", "case": case, "of": clocks.base_of(case)}
+            what |= {"regime": regime, "d_head": 128, "causal": False}
+            lines.append(parts.flat(setting, what, slow if "fp16" in case else base))
+    numbers = "0.960 | 1.001 | 1,643 → 1,577 | 1,643 → 1,577 | 690 → 690 | +4.0 %"
+    ours, cudnn = page.clocks(lines).splitlines()[2:4]
+    assert ours == f"| ours | 128 | full | {numbers} |"
+    assert cudnn == f"| cuDNN | 128 | full | {numbers} |"
+    assert page.clocks([]) == page.NOT_MEASURED
+
+
+def test_what_fp16_is_held_against(module):
+    base_of = module("hopper_clocks").base_of
+    assert base_of("fp16, bf16 values") == base_of("fp16") == "bf16"
+    assert base_of("GEMM fp16") == "GEMM bf16"
+    assert base_of("products alone fp16") == "products alone bf16"
+
+
+def test_the_page_counts_candidates_and_leaves_void_ones_out(module):
+    page, parts = module("hopper_page"), module("hopper_parts")
+    setting = parts.Setting(ENVIRONMENT, None, frozenset())
+    shares = {"BF16": 1.0, "a": 0.96, "b": 0.94, "void": 0.99}
+    lines = [
+        parts.flat(
+            setting,
+            {"case": case, "d_head": 256, "causal": True},
+            {"share": share, "void": case == "void"},
+        )
+        for case, share in shares.items()
+    ]
+    assert page.candidates(lines).splitlines()[2] == "| 256 | causal | 2 | 0.960 | 0.940 |"
+    assert page.candidates([]) == page.NOT_MEASURED
+
+
+@pytest.mark.parametrize("config", get_kernel_configs("hopper")[::9], ids=str)
+def test_products_alone_are_not_serialised(module, config):
+    made = module("hopper_floor").products_kernel(config).resources
+    assert (made.spill_bytes, made.warnings) == (0, ())

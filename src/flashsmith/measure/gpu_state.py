@@ -94,7 +94,7 @@ class GpuMonitor:
         self, name: str, *arguments: int, out: ctypes.c_uint | ctypes.c_ulonglong | None = None
     ) -> int:
         """What NVML's `name` returns through its last argument; 0 where the GPU does not say."""
-        found = out or ctypes.c_uint()
+        found = ctypes.c_uint() if out is None else out  # one that holds 0 is false
         function = getattr(self._library, name, None)  # an old driver lacks some
         if function is None or function(self._handle, *arguments, ctypes.byref(found)):
             return 0
