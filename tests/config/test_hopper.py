@@ -76,6 +76,10 @@ REFUSED = {
         BASE.replace(ascending=Ascending.ALL),  # three warpgroups may end two blocks apart
         TWO.replace(ascending=Ascending.ALL),
     ),
+    "late_draw_needs_a_draw": (
+        BASE.replace(late_draw=True, scheduler=Scheduler.STATIC, l2_sections=False),
+        BASE.replace(late_draw=True),
+    ),
     "o_halves_are_staged": (
         TWO.replace(o_halves=True, o_staged=False),
         TWO.replace(o_halves=True),

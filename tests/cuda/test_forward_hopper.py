@@ -1,6 +1,7 @@
 """The Hopper forward kernels, whole, against the float64 truth: every configuration of the sets."""
 
 from dataclasses import fields, replace
+from importlib import import_module
 
 import pytest
 
@@ -60,6 +61,7 @@ PAIRS = {
     "p_in_smem": (SMALL, True),
     "cluster": (SMALL.replace(pingpong=False), 2),
     "scheduler": (SMALL.replace(l2_sections=False), Scheduler.STATIC),
+    "late_draw": (SMALL, True),
     "early_tiles": (SMALL, True),
     "early_q": (SMALL.replace(early_tiles=True), True),
     "split_last": (SMALL, True),
@@ -154,6 +156,38 @@ def test_the_next_tile_may_be_told_early(device, scheduler, cluster, k_len, q_sl
     if q_slots:
         config = config.replace(early_q=True, q_slots=q_slots)
     require(device, config, Case("early tiles", problem(config, q_len=700, k_len=k_len)))
+
+
+@pytest.mark.parametrize("early_q", [False, True])
+@pytest.mark.parametrize(("cluster", "k_len"), [(1, 40), (1, 150), (1, 300), (2, 300)])
+def test_the_next_tile_may_be_drawn_late(device, cluster, k_len, early_q):
+    config = SMALL.replace(late_draw=True, cluster=cluster, pingpong=cluster == 1)
+    if early_q:
+        config = config.replace(early_tiles=True, early_q=True, q_slots=3)
+    late = problem(config, q_len=700, k_len=k_len, causal=True)
+    require(device, config, Case("late draw", late))
+
+
+@pytest.mark.parametrize(("late_draw", "loads"), [(False, 0), (True, 7)])
+def test_a_late_draw_comes_when_two_blocks_are_left_to_load(monkeypatch, late_draw, loads):
+    """Before it both Q, K of five blocks but the last two, and V behind them are under way."""
+    seen = []
+    for file, name in (("ops.atomic", "_one_by_one"), ("bulk_loads", "smem_chunks")):
+        module = import_module(f"flashsmith.emulator.{file}")
+        monkeypatch.setattr(module, name, _noted(seen, getattr(module, name)))
+    config = SMALL.replace(late_draw=late_draw)
+    device = EmulatedDevice(sm_count=1, options=EmulatorOptions(processes=1))
+    one_tile = problem(config, heads=1, q_len=128, k_len=5 * config.B_c)
+    require(device, config, Case("draw", one_tile, lse=False))
+    assert seen.index("_one_by_one") == loads
+
+
+def _noted(seen, function):
+    def call(*arguments, **named):
+        seen.append(function.__name__)
+        return function(*arguments, **named)
+
+    return call
 
 
 # The last block has no key for some warpgroups, a half, its whole, or more: diagonals and tails

@@ -227,23 +227,49 @@ def test_a_section_holds_as_many_megabytes_of_k_and_v_as_measured_best(d_head, k
     assert heads * 2 * k_len * d_head * 2 == megabytes << 20
 
 
+KEPT = [(64, 512, (1, 256)), (64, 1024, (2, 128)), (64, 2048, (3, 256)), (128, 512, (0, 512))]
+KEPT += [(128, 1024, (1, 256)), (128, 2048, (3, 128)), (128, 4096, (9, 64)), (256, 512, (2, 64))]
+KEPT += [(256, 1024, (3, 64)), (256, 2048, (6, 64))]
+KEPT_LATE = [(64, 512, (1, 256)), (64, 1024, (1, 512)), (64, 8192, (5, 64)), (128, 512, (0, 512))]
+KEPT_LATE += [(128, 1024, (0, 256)), (128, 2048, (2, 128)), (128, 4096, (3, 64))]
+KEPT_LATE += [
+    (256, 512, (2, 64)),
+    (256, 1024, (1, 128)),
+    (256, 2048, (3, 64)),
+    (256, 16384, (23, 8)),
+]
+
+
 @pytest.mark.parametrize(
-    ("d_head", "k_len", "kept"),
-    [
-        *[(64, 512, (1, 256)), (64, 1024, (2, 128)), (64, 2048, (3, 256))],
-        *[(128, 512, (0, 512)), (128, 1024, (1, 256)), (128, 2048, (3, 128)), (128, 4096, (9, 64))],
-        *[(256, 512, (2, 64)), (256, 1024, (3, 64)), (256, 2048, (6, 64))],
-    ],
+    ("late_draw", "d_head", "k_len", "kept"),
+    [*((False, *row) for row in KEPT), *((True, *row) for row in KEPT_LATE)],
 )
 def test_as_many_short_tiles_of_as_many_heads_are_kept_for_the_end_as_measured_best(
-    d_head, k_len, kept
+    late_draw, d_head, k_len, kept
 ):
-    set_of_it = get_kernel_configs("hopper")
-    config = next(c for c in set_of_it if c.d_head == d_head and c.cluster == 1)
+    order, problem = order_of(late_draw, d_head, k_len)
+    assert (order.short_tiles, problem.batch * problem.heads - order.early_heads) == kept
+
+
+@pytest.mark.parametrize(
+    ("d_head", "k_len", "rows", "heads"),
+    [(256, 16384, 128, 1), (128, 16384, 128, 1), (128, 16384, 192, 2), (128, 8192, 192, 4)],
+)
+def test_a_section_of_tiles_that_are_drawn_late_fills_the_sms(d_head, k_len, rows, heads):
+    order, _ = order_of(True, d_head, k_len, rows)
+    assert order.section_heads == heads
+
+
+def order_of(late_draw, d_head, k_len, rows=0):
+    """The order of a causal launch of the grid, by the first kernel of the set, and its problem."""
+    config = next(
+        c.replace(late_draw=late_draw)
+        for c in get_kernel_configs("hopper")
+        if (c.d_head, c.cluster, c.tile_q) == (d_head, 1, rows or c.tile_q)
+    )
     heads = 2048 // d_head
     problem = AttentionProblem(16384 // k_len, heads, heads, k_len, k_len, d_head, causal=True)
-    order = plan_hopper(config, problem, lse=False, sm_count=132).order
-    assert (order.short_tiles, problem.batch * heads - order.early_heads) == kept
+    return plan_hopper(config, problem, lse=False, sm_count=132).order, problem
 
 
 SPLIT = CONFIG.replace(split_last=True)

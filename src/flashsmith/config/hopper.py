@@ -115,6 +115,9 @@ class HopperForwardKernelConfig(KernelConfig):
     scheduler: Scheduler = knob(
         tuple(Scheduler), "how tiles come to blocks", "tiles_{}", absent=Scheduler.SINGLE
     )
+    late_draw: bool = flag(
+        "late_draw", "a tile is drawn when the one before is nearly loaded, not when that begins"
+    )
     early_tiles: bool = flag(
         "early_tiles", "the next tile is known and told before the last loads of this one"
     )
@@ -340,6 +343,12 @@ HopperForwardKernelConfig.BUILD_RULES = (
         lambda c: c.l_by_mma and (c.d_head != 64 or c.statistics != Statistics.SUM),
         "sums by the tensor cores take the place of SUM's, beside the only panel of V",
         "drop l_mma, or use d_head 64 and SUM",
+    ),
+    Rule(
+        "late_draw_needs_a_draw",
+        lambda c: c.late_draw and c.scheduler != Scheduler.DYNAMIC,
+        "only DYNAMIC draws its tiles",
+        "use DYNAMIC or drop late_draw",
     ),
     Rule(
         "o_halves_are_staged",

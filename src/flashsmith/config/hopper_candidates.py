@@ -15,7 +15,7 @@ WIDTHS = (64, 96, 128, 192, 256)  # the d_head that kernels are built for
 SHORT_QUERIES = 64  # rows of one warpgroup: more of them would have none
 LONG_CAUSAL = 8192  # keys from which the tile of 192 rows, with less K and V a row, draws level
 
-_LOOP = "overlap+early_rescale+tiles_DYNAMIC+sections"
+_LOOP = "overlap+early_rescale+tiles_DYNAMIC+late_draw+sections"
 _SUM = f"{_LOOP}+stats_SUM+lazy_8"
 _ONE = "regs_240_56"
 _TWO = "regs_232_40"

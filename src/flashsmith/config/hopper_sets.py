@@ -12,8 +12,9 @@ from flashsmith.config.short_form import parse_short_form
 _TWO = "regs_232_40"
 _MORE = "regs_224_56"  # for the producer: of a cluster with split tiles it spills 40
 _THREE = "regs_160_32"
-_LOOP = "overlap+early_rescale+tiles_DYNAMIC+sections"
+_LOOP = "overlap+early_rescale+tiles_DYNAMIC+late_draw+sections"
 _SUM = f"{_LOOP}+stats_SUM+lazy_8"
+_DRAWN = _SUM.replace("late_draw+", "")  # tiles of a full mask are as long: no draw is too soon
 _BITS = f"{_LOOP}+stats_BITS+lazy_8"
 _VOTE = f"{_LOOP}+stats_VOTE+lazy_8"
 # Tiles of a full mask are all as long: a fixed order needs no counter.
@@ -28,9 +29,10 @@ CANDIDATES: tuple[tuple[str, tuple[str, ...]], ...] = (
     (
         "64, 3, 128",
         (
-            f"kv_3+q_6+{_SUM}+halves+{_PING}+{_THREE}",
             f"kv_3+q_6+{_SUM}+halves+l_mma+{_PING}+{_THREE}",
             f"kv_3+q_6+{_SUM}+halves+up_ALL+l_mma+{_PING}+{_THREE}",
+            f"kv_3+q_6+{_DRAWN}+halves+l_mma+{_PING}+{_THREE}",
+            f"kv_3+q_6+{_SUM}+halves+{_PING}+{_THREE}",
             f"kv_2+q_6+{_SUM}+halves+{_PING}+{_THREE}",
             f"kv_2+q_6+{_SUM}+halves+l_mma+{_PING}+{_THREE}",
             f"kv_3+q_6+{_SUM}+halves+early_tests+{_PING}+{_THREE}",
@@ -65,6 +67,7 @@ CANDIDATES: tuple[tuple[str, tuple[str, ...]], ...] = (
         (
             f"kv_2+q_6+{_BITS}+early_tests+o_smem+{_THREE}",
             f"kv_2+q_6+{_SUM}+pingpong+early_tests+split+o_smem+hints+{_THREE}",
+            f"kv_2+q_6+{_DRAWN}+pingpong+early_tests+split+o_smem+hints+{_THREE}",
         ),
     ),
     (

@@ -242,43 +242,61 @@ def tile_order(
     batch_heads = problem.batch * problem.heads
     kv_bytes = 2 * problem.k_len * problem.d_head * problem.dtype.bytes
     head_bytes = max(kv_bytes * problem.kv_heads // problem.heads, 1)
-    section_bytes = _section_megabytes(problem) << 20
-    heads = 1
-    while 2 * heads * head_bytes <= section_bytes and 2 * heads <= batch_heads:
-        heads *= 2
+    section_bytes = _section_megabytes(problem, config.late_draw) << 20
     q_tiles = _q_tiles(config, problem)
-    late_bytes = _late_megabytes(problem) << 20
+    # Drawn early, tiles of two sections are under way at any time: one need not fill the SMs.
+    least_tiles = 0.9 * sm_count / config.cluster if config.late_draw else 0
+    heads = 1
+    while 2 * heads <= batch_heads and (
+        2 * heads * head_bytes <= section_bytes or heads * q_tiles < least_tiles
+    ):
+        heads *= 2
+    late_bytes = _late_megabytes(problem, config.late_draw) << 20
     late_heads = min(late_bytes // head_bytes, batch_heads) if late_bytes else batch_heads
+    # So many tiles a head that those of all heads are a few for every SM.
+    usual = math.sqrt(sm_count * q_tiles / batch_heads)
     return TileOrder(
         section_heads=heads,
-        short_tiles=min(_short_tiles(problem, sm_count * q_tiles), q_tiles - 1),
+        short_tiles=min(_short_tiles(problem, usual, config.late_draw), q_tiles - 1),
         early_heads=batch_heads - late_heads,
     )
 
 
-def _short_tiles(problem: AttentionProblem, sms_times_tiles: int) -> int:
-    """Of a head, kept for the end: at d 128 one more or less cost 0.6 to 3 % up to 2,048 keys."""
-    root = math.sqrt(sms_times_tiles / (problem.batch * problem.heads))
-    if 64 < problem.d_head <= 128 and problem.k_len <= 2048:
-        return max(math.floor(root) - 1, 0)
-    return math.ceil(root)
+def _is_middle(problem: AttentionProblem) -> bool:
+    return 64 < problem.d_head <= 128
 
 
-def _late_megabytes(problem: AttentionProblem) -> int:
+def _short_tiles(problem: AttentionProblem, usual: float, late_draw: bool) -> int:
+    """Of a head, kept for the end: at d 128 one more or less cost 0.6 to 3 % up to 2,048 keys.
+
+    Half as many do where tiles are drawn late, and twice as many read K and V from DRAM once more.
+    """
+    if not late_draw or (problem.k_len <= 512 and not _is_middle(problem)):
+        if _is_middle(problem) and problem.k_len <= 2048:
+            return max(math.floor(usual) - 1, 0)
+        return math.ceil(usual)
+    if _is_middle(problem) and problem.k_len <= 1024:
+        return 0
+    return round(usual / (3 if _is_middle(problem) and problem.k_len > 2048 else 2))
+
+
+def _late_megabytes(problem: AttentionProblem, late_draw: bool) -> int:
     """K and V of the heads whose short tiles are kept for the end; 0: of all heads.
 
     Reading those of all heads again costs 0.3 to 3 % of a short launch; in a long one, short tiles
     of fewer heads even out less, which cost up to 4 %.
     """
-    if problem.k_len > 1024 or 64 < problem.d_head <= 128:
+    if problem.k_len > (512 if late_draw else 1024) or _is_middle(problem):
         return 0
     return 64 if problem.d_head > 128 and problem.k_len > 512 else 32
 
 
-def _section_megabytes(problem: AttentionProblem) -> int:
+def _section_megabytes(problem: AttentionProblem, late_draw: bool) -> int:
     """K and V of a section: small where tiles are short and Q and O pass through L2 as well."""
     if problem.d_head <= 64 and problem.k_len <= 512:
         return 8
+    if late_draw:  # at d 128 half of it saved 0.1 to 0.6 % from 4k on
+        return 8 if _is_middle(problem) and problem.k_len > 2048 else 16
     if problem.d_head <= 128:  # twice as much cost 2 % at 1k and 8k, 1 % at 4k and 16k
         return 16 if problem.k_len <= 4096 else 32
     return 16 if problem.k_len <= 512 else 32  # half cost 1 % at 2k, twice 0.6 % at 16k

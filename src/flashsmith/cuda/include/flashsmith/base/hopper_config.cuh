@@ -43,6 +43,7 @@ struct HopperForwardKernelConfig {
     bool p_in_smem = required<bool>();
     int cluster = required<int>();
     Scheduler scheduler = required<Scheduler>();
+    bool late_draw = required<bool>();
     bool early_tiles = required<bool>();
     bool early_q = required<bool>();
     bool split_last = required<bool>();

@@ -25,6 +25,10 @@ struct HopperProducer {
     static constexpr bool kQFirst = kConfig.q_slots == 2 * kConfig.n_warpgroups;
     // Warpgroups whose Q is loaded while the tile before is.
     static constexpr int kEarlyQ = kConfig.early_q ? kConfig.q_slots - kConfig.n_warpgroups : 0;
+    // Blocks of a tile that are still to be loaded when the next one is drawn: time enough for the
+    // counter's answer. Who draws when a tile begins may hold the next one for as long as it lasts,
+    // while others have nothing left to do.
+    static constexpr i32 kDrawnBefore = 2;
 
     // A stage of a ring and the parity of its empty barrier: 1 passes at once in the first round.
     struct Place {
@@ -69,13 +73,19 @@ struct HopperProducer {
         Source previous{0, 0, 0, 0};
         while (true) {
             const HopperSegment current = segment_or_none(at);
-            // Asked for here, needed when this tile's loads are out.
+            // Asked for here or when little is left to load, needed when this tile's loads are out.
             const bool draws = current.tile.n_blocks > 0 && !current.goes_on;
-            const u32 count = draws ? ask_counter(at.index) : 0;
+            u32 count = draws && !kConfig.late_draw ? ask_counter(at.index) : 0;
             publish(current);
             if (current.tile.n_blocks == 0) break;
             const Source source = source_of(current, previous.n_blocks == 0);
-            load_tile(current.tile, source, previous);
+            load_first(current.tile, source, previous);
+            i32 n = source.n_blocks - 2;
+            if constexpr (kConfig.late_draw) {
+                load_blocks(n, kDrawnBefore, source);
+                if (draws) count = ask_counter(at.index);
+            }
+            load_blocks(n, 0, source);
             previous = source;
             at = after(at.index, current.goes_on, count);
         }
@@ -93,13 +103,16 @@ struct HopperProducer {
         if (current.tile.n_blocks > 0) load_q(current.tile, 0, kEarlyQ);
         Source previous{0, 0, 0, 0};
         while (current.tile.n_blocks > 0) {
-            const u32 count = current.goes_on ? 0 : ask_counter(at.index);
+            const bool draws = !current.goes_on;
+            u32 count = draws && !kConfig.late_draw ? ask_counter(at.index) : 0;
             const Source source = source_of(current, previous.n_blocks == 0);
             load_first(current.tile, source, previous);
-            _Pragma("unroll 1") for (i32 n = source.n_blocks - 2; n > 0; --n) {
-                load_k(n, source);
-                load_v(n + 1, source);
+            i32 n = source.n_blocks - 2;
+            if constexpr (kConfig.late_draw) {
+                load_blocks(n, kDrawnBefore, source);
+                if (draws) count = ask_counter(at.index);
             }
+            load_blocks(n, 1, source);
             at = after(at.index, current.goes_on, count);
             current = segment_or_none(at);
             publish(current);
@@ -202,21 +215,20 @@ struct HopperProducer {
 
     // In the order of need: a warpgroup starts this tile's first Q Kᵀ before its last P V of the
     // previous one.
-    FS_DEVICE void load_tile(const HopperTile& current, const Source& source,
-                             const Source& previous) {
-        load_first(current, source, previous);
-        _Pragma("unroll 1") for (i32 n = source.n_blocks - 2; n >= 0; --n) {
-            load_k(n, source);
-            load_v(n + 1, source);
-        }
-    }
-
     FS_DEVICE void load_first(const HopperTile& current, const Source& source,
                               const Source& previous) {
         if constexpr (kQFirst) load_q(current, kEarlyQ, kConfig.n_warpgroups);
         load_k(source.n_blocks - 1, source);
         if (previous.n_blocks > 0) load_v(0, previous);
         if constexpr (!kQFirst) load_q(current, kEarlyQ, kConfig.n_warpgroups);
+    }
+
+    // K of blocks n .. last, and V of the ones before them.
+    FS_DEVICE void load_blocks(i32& n, i32 last, const Source& source) {
+        _Pragma("unroll 1") for (; n >= last; --n) {
+            load_k(n, source);
+            load_v(n + 1, source);
+        }
     }
 
     // Of warpgroups first .. last - 1.
