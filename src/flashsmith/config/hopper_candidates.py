@@ -13,7 +13,6 @@ from flashsmith.problem.attention_problem import AttentionProblem
 
 WIDTHS = (64, 96, 128, 192, 256)  # the d_head that kernels are built for
 SHORT_QUERIES = 64  # rows of one warpgroup: more of them would have none
-LONG_CAUSAL = 8192  # keys from which the tile of 192 rows, with less K and V a row, draws level
 
 _LOOP = "overlap+early_rescale+tiles_DYNAMIC+late_draw+sections"
 _SUM = f"{_LOOP}+stats_SUM+lazy_8"
@@ -58,8 +57,6 @@ def candidates(problem: AttentionProblem, arch: Arch) -> Sequence[HopperForwardK
     ranked = _ranked(problem.dtype, width)
     if problem.q_len <= SHORT_QUERIES:
         return (ranked[-1], *ranked[:-1])
-    if problem.causal and problem.k_len >= LONG_CAUSAL:
-        return tuple(sorted(ranked, key=lambda config: -config.tile_q))
     return ranked
 
 
