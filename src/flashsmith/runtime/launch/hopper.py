@@ -242,22 +242,21 @@ def tile_order(
     batch_heads = problem.batch * problem.heads
     kv_bytes = 2 * problem.k_len * problem.d_head * problem.dtype.bytes
     head_bytes = max(kv_bytes * problem.kv_heads // problem.heads, 1)
-    section_bytes = _section_megabytes(problem, config.late_draw) << 20
     q_tiles = _q_tiles(config, problem)
+    usual = math.sqrt(sm_count * q_tiles / batch_heads)
+    order_of = _drawn_late if config.late_draw and problem.k_len > 512 else _drawn_early
+    section_megabytes, short_tiles, late_megabytes = order_of(problem, usual)
     # Drawn early, tiles of two sections are under way at any time: one need not fill the SMs.
     least_tiles = 0.9 * sm_count / config.cluster if config.late_draw else 0
     heads = 1
     while 2 * heads <= batch_heads and (
-        2 * heads * head_bytes <= section_bytes or heads * q_tiles < least_tiles
+        2 * heads * head_bytes <= section_megabytes << 20 or heads * q_tiles < least_tiles
     ):
         heads *= 2
-    late_bytes = _late_megabytes(problem, config.late_draw) << 20
-    late_heads = min(late_bytes // head_bytes, batch_heads) if late_bytes else batch_heads
-    # So many tiles a head that those of all heads are a few for every SM.
-    usual = math.sqrt(sm_count * q_tiles / batch_heads)
+    late_heads = min((late_megabytes << 20) // head_bytes, batch_heads) or batch_heads
     return TileOrder(
         section_heads=heads,
-        short_tiles=min(_short_tiles(problem, usual, config.late_draw), q_tiles - 1),
+        short_tiles=min(short_tiles, q_tiles - 1),
         early_heads=batch_heads - late_heads,
     )
 
@@ -266,37 +265,48 @@ def _is_middle(problem: AttentionProblem) -> bool:
     return 64 < problem.d_head <= 128
 
 
-def _short_tiles(problem: AttentionProblem, usual: float, late_draw: bool) -> int:
-    """Of a head, kept for the end: at d 128 one more or less cost 0.6 to 3 % up to 2,048 keys.
+def _drawn_late(problem: AttentionProblem, usual: float) -> tuple[int, int, int]:
+    """As `_drawn_early`: half as many short tiles even out as much, and K and V are read once.
 
-    Half as many do where tiles are drawn late, and twice as many read K and V from DRAM once more.
+    At d 128 half of the section saved 0.1 to 0.6 % from 4k on.
     """
-    if not late_draw or (problem.k_len <= 512 and not _is_middle(problem)):
-        if _is_middle(problem) and problem.k_len <= 2048:
-            return max(math.floor(usual) - 1, 0)
-        return math.ceil(usual)
-    if _is_middle(problem) and problem.k_len <= 1024:
-        return 0
-    return round(usual / (3 if _is_middle(problem) and problem.k_len > 2048 else 2))
+    if not _is_middle(problem):
+        return 16, round(usual / 2), 0
+    if problem.k_len <= 2048:
+        return 16, 0 if problem.k_len <= 1024 else round(usual / 2), 0
+    return 8, round(usual / 3), 0
 
 
-def _late_megabytes(problem: AttentionProblem, late_draw: bool) -> int:
-    """K and V of the heads whose short tiles are kept for the end; 0: of all heads.
+def _drawn_early(problem: AttentionProblem, usual: float) -> tuple[int, int, int]:
+    """Megabytes of a section, short tiles of a head for the end, and megabytes of such heads.
 
-    Reading those of all heads again costs 0.3 to 3 % of a short launch; in a long one, short tiles
-    of fewer heads even out less, which cost up to 4 %.
+    Of 0 megabytes is of all heads. `usual` short tiles of every head take all SMs together half as
+    long as the longest tile takes one.
     """
-    if problem.k_len > (512 if late_draw else 1024) or _is_middle(problem):
+    return _section_megabytes(problem), _short_tiles(problem, usual), _late_megabytes(problem)
+
+
+def _short_tiles(problem: AttentionProblem, usual: float) -> int:
+    """At d 128 one more or less cost 0.6 to 3 % up to 2,048 keys."""
+    if _is_middle(problem) and problem.k_len <= 2048:
+        return max(math.floor(usual) - 1, 0)
+    return math.ceil(usual)
+
+
+def _late_megabytes(problem: AttentionProblem) -> int:
+    """Reading K and V of all heads again costs 0.3 to 3 % of a short launch.
+
+    In a long one, short tiles of fewer heads even out less, which cost up to 4 %.
+    """
+    if problem.k_len > 1024 or _is_middle(problem):
         return 0
     return 64 if problem.d_head > 128 and problem.k_len > 512 else 32
 
 
-def _section_megabytes(problem: AttentionProblem, late_draw: bool) -> int:
-    """K and V of a section: small where tiles are short and Q and O pass through L2 as well."""
+def _section_megabytes(problem: AttentionProblem) -> int:
+    """Small where tiles are short and Q and O pass through L2 as well."""
     if problem.d_head <= 64 and problem.k_len <= 512:
         return 8
-    if late_draw:  # at d 128 half of it saved 0.1 to 0.6 % from 4k on
-        return 8 if _is_middle(problem) and problem.k_len > 2048 else 16
     if problem.d_head <= 128:  # twice as much cost 2 % at 1k and 8k, 1 % at 4k and 16k
         return 16 if problem.k_len <= 4096 else 32
     return 16 if problem.k_len <= 512 else 32  # half cost 1 % at 2k, twice 0.6 % at 16k
