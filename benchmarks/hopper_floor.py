@@ -1,7 +1,4 @@
-"""Products alone: the wgmma of an attention kernel on its operands, with nothing else to do.
-
-What the tensor cores give at the chip's power, and the most that a kernel of these tiles can reach.
-"""
+"""Products alone: the wgmma of an attention kernel on its operands, with nothing else to do."""
 
 from __future__ import annotations
 
@@ -12,21 +9,21 @@ from hopper_shapes import device
 
 from flashsmith.compile.artefact import CompiledKernel
 from flashsmith.compile.compiler import compile_text
-from flashsmith.config.kernel_config import KernelConfig
+from flashsmith.config.hopper import PANEL_ROW_BYTES, HopperForwardKernelConfig
 from flashsmith.measure.interleaved import Contender
 from flashsmith.runtime.device import LaunchGeometry
 
-_STAGES = 2  # blocks of K and of V, used in turn
 _NUMBERS = 1 << 22  # normal ones, then as many exponentials of such
 _KERNEL = """
 #include "flashsmith/ops/hopper_products.cuh"
+#include "flashsmith/ptx/tma.cuh"
 #include "flashsmith/ptx/warpgroup.cuh"
 
 using namespace flashsmith;
 
 constexpr HopperForwardKernelConfig kConfig = @CONFIG@;
-constexpr int kBlock = kConfig.B_c * kConfig.d_head * kElementBytes;
-constexpr int kRows = kWarpgroupRows * kConfig.d_head * kElementBytes;  // of Q, a warpgroup's
+constexpr int kBlock = kConfig.kv_bytes();  // two of K and two of V are used in turn
+constexpr int kRows = kConfig.q_slot_bytes();
 constexpr int kQ = kConfig.n_warpgroups * kRows;
 using Products = HopperProducts<kConfig, false>;
 
@@ -37,7 +34,7 @@ products(const u32* numbers, float* out, int blocks) {
     const u32 base = (start + 1023) & ~1023u;  // swizzled panels begin at multiples of 1024
     u32* smem = raw + (base - start) / 4;
     for (int i = threadIdx.x; i < (kQ + 4 * kBlock) / 4; i += blockDim.x) smem[i] = numbers[i];
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    ptx::fence_proxy_async();
     __syncthreads();
     const int warpgroup = threadIdx.x / kWarpgroupThreads;
     if (warpgroup == kConfig.n_warpgroups) {
@@ -71,13 +68,13 @@ products(const u32* numbers, float* out, int blocks) {
 """
 
 
-def products_kernel(config: KernelConfig) -> CompiledKernel:
+def products_kernel(config: HopperForwardKernelConfig) -> CompiledKernel:
     """The loop with a configuration's tile, warpgroups and type."""
     text = _KERNEL.replace("@CONFIG@", config.to_cpp_struct()).replace("@NUMBERS@", str(_NUMBERS))
     return compile_text(text, "products", "sm_90a")
 
 
-def products_alone(name: str, config: KernelConfig, flops: float) -> Contender:
+def products_alone(name: str, config: HopperForwardKernelConfig, flops: float) -> Contender:
     """As many products on random numbers as `flops` are, on every SM at once."""
     gpu = device()
     a_block = 4 * config.tile_q * config.tile_k * config.d_head
@@ -85,12 +82,10 @@ def products_alone(name: str, config: KernelConfig, flops: float) -> Contender:
     dtype = torch.float16 if config.dtype.name == "FP16" else torch.bfloat16
     normal = torch.randn(_NUMBERS, device="cuda")
     numbers = torch.cat([normal, (normal - 4).exp()]).to(dtype)
-    threads = 128 * (config.n_warpgroups + 1)
-    out = torch.empty(gpu.sm_count * threads, device="cuda")
-    panels = config.tile_q + 2 * _STAGES * config.tile_k
-    geometry = LaunchGeometry(
-        (gpu.sm_count, 1, 1), threads, panels * config.d_head * numbers.element_size() + 1024
-    )
+    out = torch.empty(gpu.sm_count * config.threads, device="cuda")
+    rows = config.tile_q + 4 * config.tile_k
+    smem_bytes = rows * config.panels * PANEL_ROW_BYTES + 1024
+    geometry = LaunchGeometry((gpu.sm_count, 1, 1), config.threads, smem_bytes)
     launch = gpu.prepare(products_kernel(config), geometry)
     torch.cuda.synchronize()
     given = (numbers.data_ptr(), out.data_ptr())

@@ -236,12 +236,11 @@ def clocks(records: Sequence[Record]) -> str:
 def _clock_row(key: Cells, fp16: dict[str, Record], bf16: dict[str, Record]) -> Cells:
     case, d, causal = key
     names = {"fp16": "ours", "fp16, bf16 values": "ours, bf16 values", "GEMM fp16": "GEMM 8192³"}
-    mask = {True: "causal", False: "full"}.get(bool(causal)) if causal is not None else ""
     rested, loaded = ((bf16[r].result, fp16[r].result) for r in ("burst", "load"))
     return (
         names.get(str(case), str(case).removesuffix(" fp16")),
         d or "",
-        mask,
+        {True: "causal", False: "full"}.get(causal, ""),
         f"{fp16['burst'].result['share']:.3f}",
         f"{rested[1]['cycles'] / rested[0]['cycles']:.3f}",
         " → ".join(f"{one['sm_mhz']:,.0f}" for one in rested),

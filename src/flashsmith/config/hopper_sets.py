@@ -14,11 +14,11 @@ _MORE = "regs_224_56"  # for the producer: of a cluster with split tiles it spil
 _THREE = "regs_160_32"
 _LOOP = "overlap+early_rescale+tiles_DYNAMIC+late_draw+sections"
 _SUM = f"{_LOOP}+stats_SUM+lazy_8"
-_DRAWN = _SUM.replace("late_draw+", "")  # tiles of a full mask are as long: no draw is too soon
+# Tiles of a full mask are all as long: no draw is too early, and a fixed order needs no counter.
+_SUM_DRAWN_EARLY = _SUM.replace("late_draw+", "")
+_STATIC = "overlap+early_rescale+tiles_STATIC+stats_SUM+lazy_8"
 _BITS = f"{_LOOP}+stats_BITS+lazy_8"
 _VOTE = f"{_LOOP}+stats_VOTE+lazy_8"
-# Tiles of a full mask are all as long: a fixed order needs no counter.
-_STATIC = "overlap+early_rescale+tiles_STATIC+stats_SUM+lazy_8"
 _EARLY = "early_tiles+early_q"
 _PING = "pingpong+o_smem"
 _LATE = "early_tests+o_smem+late_store"
@@ -31,7 +31,7 @@ CANDIDATES: tuple[tuple[str, tuple[str, ...]], ...] = (
         (
             f"kv_3+q_6+{_SUM}+halves+l_mma+{_PING}+{_THREE}",
             f"kv_3+q_6+{_SUM}+halves+up_ALL+l_mma+{_PING}+{_THREE}",
-            f"kv_3+q_6+{_DRAWN}+halves+l_mma+{_PING}+{_THREE}",
+            f"kv_3+q_6+{_SUM_DRAWN_EARLY}+halves+l_mma+{_PING}+{_THREE}",
             f"kv_3+q_6+{_SUM}+halves+{_PING}+{_THREE}",
             f"kv_2+q_6+{_SUM}+halves+{_PING}+{_THREE}",
             f"kv_2+q_6+{_SUM}+halves+l_mma+{_PING}+{_THREE}",
@@ -67,7 +67,7 @@ CANDIDATES: tuple[tuple[str, tuple[str, ...]], ...] = (
         (
             f"kv_2+q_6+{_BITS}+early_tests+o_smem+{_THREE}",
             f"kv_2+q_6+{_SUM}+pingpong+early_tests+split+o_smem+hints+{_THREE}",
-            f"kv_2+q_6+{_DRAWN}+pingpong+early_tests+split+o_smem+hints+{_THREE}",
+            f"kv_2+q_6+{_SUM_DRAWN_EARLY}+pingpong+early_tests+split+o_smem+hints+{_THREE}",
         ),
     ),
     (

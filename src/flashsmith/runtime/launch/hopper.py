@@ -280,8 +280,8 @@ def _drawn_late(problem: AttentionProblem, usual: float) -> tuple[int, int, int]
 def _drawn_early(problem: AttentionProblem, usual: float) -> tuple[int, int, int]:
     """Megabytes of a section, short tiles of a head for the end, and megabytes of such heads.
 
-    Of 0 megabytes is of all heads. `usual` short tiles of every head take all SMs together half as
-    long as the longest tile takes one.
+    0 megabytes of such heads are all heads. `usual` short tiles of every head take all SMs together
+    half as long as the longest tile takes one.
     """
     return _section_megabytes(problem), _short_tiles(problem, usual), _late_megabytes(problem)
 
