@@ -176,7 +176,8 @@ def _build(unit: _Unit, key: str, cache: KernelCache | None) -> CompiledKernel:
         flags.append("--no-cache")
     started = time.perf_counter()
     try:
-        compile_unit = compile_apart if unit.options.debug else nvrtc.compile_program
+        is_apart = unit.options.debug or not nvrtc.survived_fork()
+        compile_unit = compile_apart if is_apart else nvrtc.compile_program
         output = compile_unit(library, unit.source, "kernel.cu", [*flags, f"-I{INCLUDE_ROOT}"])
     except nvrtc.RefusedUnit as error:
         log = error.log

@@ -108,6 +108,8 @@ class KernelCache:
             # One that stays, on a disk that became full or read-only, is free once it is closed.
             with suppress(OSError):
                 path.unlink()
+            # Said, not left to closing: a process forked meanwhile has the file open too.
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
             os.close(descriptor)
 
     def _write_folder(self, part: str, key: str, files: dict[str, bytes]) -> Path:

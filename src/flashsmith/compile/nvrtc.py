@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from flashsmith.base.errors import CompilerMissing, FlashsmithError
+from flashsmith.base.forks import call_in_forked_child
 from flashsmith.compile.nvrtc_library import NvrtcLibrary
 
 SUCCESS = 0
 COMPILATION_FAILED = 6  # nvrtcResult NVRTC_ERROR_COMPILATION
 INVALID_OPTION = 5  # NVRTC_ERROR_INVALID_OPTION: the log says which
+
+_compiling: set[int] = set()  # threads that are inside NVRTC
+_is_stuck = False
 
 
 class RefusedUnit(FlashsmithError):
@@ -39,6 +44,32 @@ def compile_program(
 ) -> NvrtcOutput:
     """Compiles one unit for a real architecture; safe to call from several threads at once."""
     nvrtc = _load(library.path)
+    thread = threading.get_ident()
+    _compiling.add(thread)
+    try:
+        return _compile(nvrtc, source, file_name, options)
+    finally:
+        _compiling.discard(thread)
+
+
+def survived_fork() -> bool:
+    """Whether this process may call NVRTC: a fork copied none of its locks while they were held."""
+    return not _is_stuck
+
+
+@call_in_forked_child
+def _note_fork() -> None:
+    global _is_stuck
+    _is_stuck = _is_stuck or bool(_compiling)
+    _compiling.clear()
+
+
+def _compile(
+    nvrtc: Any,  # Any: as in _load
+    source: str,
+    file_name: str,
+    options: Sequence[str],
+) -> NvrtcOutput:
     program = ctypes.c_void_p()
     _check(
         nvrtc,

@@ -6,11 +6,20 @@ import threading
 
 from flashsmith.base import settings
 from flashsmith.base.errors import ArgumentError
+from flashsmith.base.forks import call_in_forked_child
 from flashsmith.runtime.device import Device
 from flashsmith.runtime.driver import find_driver
 
 _lock = threading.Lock()
 _opened: dict[tuple[str, int], Device] = {}
+
+
+@call_in_forked_child
+def _forget_devices() -> None:
+    """A child opens devices of its own."""
+    global _lock
+    _lock = threading.Lock()
+    _opened.clear()
 
 
 def has_cuda() -> bool:

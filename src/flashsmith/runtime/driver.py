@@ -9,6 +9,7 @@ from ctypes import POINTER, c_char_p, c_float, c_int, c_size_t, c_uint, c_ulongl
 from typing import Any
 
 from flashsmith.base.errors import DeviceMissing, LaunchError
+from flashsmith.base.forks import call_in_forked_child
 
 CMade = Any  # Any: a library or function of ctypes, which makes them by name
 # The driver is called through ctypes, not cuda.bindings: importing that takes 80 ms, which is
@@ -61,7 +62,12 @@ _PROTOTYPES: dict[str, tuple[Any, ...]] = {  # Any: ctypes types have no common 
     "cuEventSynchronize": (c_void_p,),
     "cuEventElapsedTime": (POINTER(c_float), c_void_p, c_void_p),
 }
+_FORKED = (
+    "this process was forked from one that had started CUDA, which does not survive a fork; start "
+    "processes with multiprocessing's 'spawn' or 'forkserver' method"
+)
 _ADVICE = {
+    "CUDA_ERROR_NOT_INITIALIZED": _FORKED,
     "CUDA_ERROR_NO_BINARY_FOR_GPU": "the kernel was compiled for another architecture",
     "CUDA_ERROR_INVALID_IMAGE": (
         "the driver is older than the compiler, install flashsmith[cu12] or a newer driver"
@@ -164,10 +170,23 @@ class Driver:
 
 _lock = threading.Lock()
 _found: list[Driver | str] = []  # one item once looked for: the driver, or why there is none
+_is_lost = False  # this process was forked from one that had started the driver
+
+
+@call_in_forked_child
+def _lose_driver() -> None:
+    global _lock, _is_lost
+    _lock = threading.Lock()
+    _is_lost = _is_lost or any(isinstance(found, Driver) for found in _found)
 
 
 def find_driver() -> Driver | str:
-    """The driver of a machine with a GPU, or a sentence saying why there is none."""
+    """The driver of a machine with a GPU, or a sentence saying why there is none.
+
+    Raises in a forked child: no call to the driver works there once its parent made one.
+    """
+    if _is_lost:
+        raise DeviceMissing(f"No CUDA device: {_FORKED}.")
     with _lock:
         if not _found:
             _found.append(_look_for_driver())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Hashable
 from typing import Any
 
@@ -10,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashsmith.arch import get as get_arch
-from flashsmith.base.errors import EmulationError, Unsupported
+from flashsmith.base.errors import Unsupported
+from flashsmith.base.forks import call_in_forked_child
 from flashsmith.compile.artefact import CompiledKernel
 from flashsmith.emulator.memory import GlobalMemory
 from flashsmith.emulator.options import EmulatorOptions, LaunchReport
@@ -20,6 +22,15 @@ from flashsmith.runtime.device import Launcher, LaunchGeometry, TensorMapSpec
 
 DEFAULT_ARCH = "sm_90a"  # the architecture whose PTX covers every kernel family
 DEFAULT_SM_COUNT = 4  # small, so that persistent kernels take several tiles a block
+
+
+_devices: weakref.WeakSet[EmulatedDevice] = weakref.WeakSet()
+
+
+@call_in_forked_child
+def _separate_devices() -> None:
+    for device in list(_devices):
+        device._after_fork()
 
 
 class EmulatedDevice:
@@ -42,6 +53,12 @@ class EmulatedDevice:
         self._prepared: dict[Hashable, Any] = {}  # Any: as in `prepared`
         # Threads may share the device as they may share a GPU: one operation at a time.
         self._lock = threading.RLock()
+        _devices.add(self)
+
+    def _after_fork(self) -> None:
+        """In a child: a lock that no thread of the parent holds, and memory apart from it."""
+        self._lock = threading.RLock()
+        self.memory.separate()
 
     @property
     def name(self) -> str:
@@ -150,8 +167,8 @@ class EmulatedDevice:
                         options=self.options,
                         registers=kernel.resources.registers,
                     )
-                except EmulationError:
-                    self._workspace = (0, 0)  # a kernel that was stopped left it as it was
+                except BaseException:  # a fault, or an interrupt in the middle of the launch
+                    self._forget_workspace()
                     raise
 
         return launch
@@ -169,6 +186,12 @@ class EmulatedDevice:
 
     def synchronize(self) -> None:
         """Nothing is ever in flight."""
+
+    def _forget_workspace(self) -> None:
+        """A kernel that was stopped left its counters as they were: the next one gets others."""
+        (address, _), self._workspace = self._workspace, (0, 0)
+        if address:
+            self.memory.free(address)
 
     def _load(self, kernel: CompiledKernel) -> Program:
         key = (kernel.key, kernel.name)
