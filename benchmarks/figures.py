@@ -13,26 +13,24 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))  # also where this file is imported, not run
 
-from hopper_page import PAGE as HOPPER_PAGE
-from hopper_page import hopper_page
-
-from flashsmith.config import get_kernel_configs
-from flashsmith.measure.record import Record
-from flashsmith.report.contenders import COLOURS, OURS, colour_of, rates_on_grid
-from flashsmith.report.sources import ReportData, gather
-from flashsmith.report.statements import (
+from pages.statements import (
     agreement_statement,
     picks_statement,
     prediction_statement,
 )
-from flashsmith.report.svg import Panel, panels_svg
-from flashsmith.report.tables import (
+from pages.svg import Panel, panels_svg
+from pages.tables import (
     between_marks,
     ladder_table,
     peers_table,
     spills_table,
     winners_table,
 )
+
+from flashsmith.config import get_kernel_configs
+from flashsmith.measure.record import Record
+from flashsmith.report.contenders import COLOURS, OURS, colour_of, rates_on_grid
+from flashsmith.report.sources import ReportData, gather
 from flashsmith.report.winners import TUNED, winners, winners_on_grid
 
 ROOT = Path(__file__).parents[1]
@@ -40,7 +38,7 @@ RECORDS = ROOT / "benchmarks" / "results" / "h200"
 PICTURE = Path("docs/figures/h200.svg")
 PEERS = ("cuDNN", "FlashAttention-2 (torch)")
 BESIDE = "flashsmith, beside peers"
-LADDERS = {"prog": Path("docs/kernels/mma.md")}
+LADDERS = {"prog": Path("docs/kernels/mma.md"), "hopper-prog": Path("docs/kernels/hopper.md")}
 TWICE = ROOT / "benchmarks" / "results" / "h200_twice"
 TUNING = Path("docs/tuning.md")
 COMPILED = ROOT / "benchmarks" / "results" / "compile"
@@ -56,8 +54,6 @@ def pages() -> dict[Path, str]:
         text = (ROOT / path).read_text(encoding="utf-8")
         table = ladder_table(get_kernel_configs(key), data.records)
         made[path] = between_marks(text, "ladder", table)
-    hopper = (ROOT / HOPPER_PAGE).read_text(encoding="utf-8")
-    made[HOPPER_PAGE] = hopper_page(hopper, RECORDS)
     made[SPILLS] = between_marks(made[SPILLS], "spills", spills_table(compiled_kernels()))
     benchmarks = (ROOT / "docs/benchmarks.md").read_text(encoding="utf-8")
     for regime in ("burst", "sustained"):
@@ -96,7 +92,7 @@ def compiled_kernels() -> list[Record]:
 def picture(data: ReportData) -> str:
     """Rates over lengths: a panel for every width and mask that records hold."""
     tuned = winners(data.measurements)
-    shapes = {(r.what["d_head"], r.what["causal"]) for r in data.records}
+    shapes = {(r.problem.d_head, r.problem.causal) for r in data.records}
     shapes |= {(w.problem.d_head, w.problem.causal) for w in tuned}
     panels, seen = [], set()
     for causal in (False, True):

@@ -49,6 +49,7 @@ def test_one_row_a_configuration_and_architecture(tmp_path):
         "smem_bytes",
         "blocks_per_sm",
         "compile_s",
+        "code",
         "same_as",
         "note",
     }

@@ -1,11 +1,11 @@
 """Machine code of the Hopper kernels: no spills, no serialised wgmma, descriptors stay uniform."""
 
 import pytest
+from wgmma_loop import wgmma_faults, wgmma_loop
 
 from flashsmith.base.errors import Unsupported
 from flashsmith.compile.compiler import compile_kernel
 from flashsmith.compile.sass import disassemble
-from flashsmith.compile.wgmma_loop import wgmma_faults, wgmma_loop
 from flashsmith.config import get_kernel_configs, parse_config
 from flashsmith.config.traits import ForwardTraits
 

@@ -72,7 +72,7 @@ def damaged(line, **changes):
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"schema": 9}, "line 2: schema is 9; this version reads 1"),
+        ({"schema": 9}, "line 2: schema is '9'; this version reads up to 2"),
         ({"what": []}, "line 2: field 'what' is missing or no object"),
         ({"result__median_us": 0}, "line 2: field 'result.median_us' is 0; it must be a number"),
         ({"result__ratio": "fast"}, "line 2: field 'result.ratio' is 'fast'"),

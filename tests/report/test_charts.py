@@ -1,6 +1,5 @@
 """Charts: ratios stay inside a run, spreads are shown, one waterfall a ladder, regret is stated."""
 
-import json
 import math
 from dataclasses import replace
 from itertools import pairwise
@@ -8,7 +7,6 @@ from itertools import pairwise
 import pytest
 from report_records import CONFIGS, profiled, record
 
-from flashsmith.base.errors import DamagedFile
 from flashsmith.config import get_kernel_configs
 from flashsmith.report import (
     counter_charts,
@@ -25,9 +23,6 @@ from flashsmith.tuner.outcome import Timed
 
 SAME = (1.0, 1.0, 1.0)
 HOPPER = get_kernel_configs("hopper-prog")
-CELL = {"part": "burst", "d_head": 64, "causal": True, "length": 512, "config": "x"}
-CELL |= {"tflops": {"ours": 400.0, "control": 399.0, "cuDNN": 320.0, "prototype a": 390.0}}
-CELL |= {"over_cudnn": 1.26, "control": 1.001, "gpu": "NVIDIA H200", "date": "2026-11-15"}
 
 
 def test_a_ratio_is_never_taken_between_two_runs():
@@ -234,30 +229,3 @@ def test_a_records_time_stands_against_a_prediction_too():
 def test_the_matrix_products_rate_is_of_its_own_operations():
     assert product_tflops([record("a", "GEMM", 1024, 1400.0)]) == pytest.approx(785.4, abs=0.1)
     assert product_tflops([record("a", OURS, 1024, 1400.0)]) is None
-
-
-def test_a_cell_of_the_grid_becomes_our_record_and_the_peers(tmp_path):
-    path = tmp_path / "cells.jsonl"
-    path.write_text(json.dumps(CELL) + "\n" + json.dumps({"part": "checks", "ok": True}) + "\n")
-    data = gather([path])
-    (found,) = against_peers(data.records)
-    assert (found.peer, found.ratio, found.problem.batch) == ("cuDNN", 1.26, 32)
-    assert found.problem.heads * found.problem.d_head == 2048
-    assert found.ours.result["tflops"] == 400.0
-    path.write_text(json.dumps(CELL | {"control": 1.02}))
-    assert against_peers(gather([path]).records) == []
-    path.write_text(json.dumps({k: v for k, v in CELL.items() if k != "causal"}))
-    with pytest.raises(DamagedFile, match="line 1: a cell lacks 'causal'"):
-        gather([path])
-
-
-def test_a_ladder_at_one_length_becomes_its_steps(tmp_path):
-    rates = {config.short_form(): 100.0 + n for n, config in enumerate(HOPPER)}
-    cell = {"part": "ladder", "d_head": 128, "causal": False, "length": 4096} | rates
-    path = tmp_path / "cells.jsonl"
-    path.write_text(json.dumps(cell | {"gpu": "NVIDIA H200", "date": "2026-11-15"}))
-    records = gather([path]).records
-    assert [r.what["name"] for r in records] == list(rates)
-    (figure,) = ladder_charts.ladders(records)
-    assert figure.data[0]["text"][:2] == ["100", "101"]
-    assert against_peers(records) == []

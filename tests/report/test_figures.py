@@ -6,13 +6,8 @@ from pathlib import Path
 
 import pytest
 from benchmarks import figures
-from report_records import CONFIGS, record
-
-from flashsmith.base.errors import DamagedFile
-from flashsmith.config import get_kernel_configs
-from flashsmith.measure.record import Record
-from flashsmith.report.svg import Panel, panels_svg
-from flashsmith.report.tables import (
+from pages.svg import Panel, panels_svg
+from pages.tables import (
     NOT_MEASURED,
     between_marks,
     ladder_table,
@@ -20,6 +15,11 @@ from flashsmith.report.tables import (
     spills_table,
     winners_table,
 )
+from report_records import CONFIGS, record
+
+from flashsmith.base.errors import DamagedFile
+from flashsmith.config import get_kernel_configs
+from flashsmith.measure.record import Record
 from flashsmith.report.winners import winners
 
 PAGES = figures.pages()

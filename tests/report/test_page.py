@@ -166,7 +166,7 @@ def test_a_file_without_times_makes_no_page(tmp_path):
 def test_a_corrupt_line_is_named(tmp_path):
     path = tmp_path / "bad.jsonl"
     path.write_text('{"schema": 1, "what": {"q_len": 9}, "result": {"median_us": 1}}\n')
-    with pytest.raises(DamagedFile, match=r"bad\.jsonl, line 1: 'what' lacks batch, causal"):
+    with pytest.raises(DamagedFile, match=r"bad\.jsonl, line 1: 'what' lacks batch, d_head"):
         gather([path])
     path.write_text(record("paper", "cuDNN", 1024, 7.5).to_line().replace("7.5", '"fast"'))
     with pytest.raises(DamagedFile, match=r"line 1: field 'result.median_us' is 'fast'"):

@@ -2,16 +2,16 @@
 
 from dataclasses import replace
 
-from report_records import record
-
-from flashsmith.report.sources import ReportData
-from flashsmith.report.statements import (
+from pages.statements import (
     MANY,
     agreement_statement,
     picks_statement,
     prediction_statement,
 )
-from flashsmith.report.tables import NOT_MEASURED
+from pages.tables import NOT_MEASURED
+from report_records import record
+
+from flashsmith.report.sources import ReportData
 from flashsmith.tuner.outcome import Timed
 
 

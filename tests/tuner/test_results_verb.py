@@ -10,15 +10,20 @@ from typer.testing import CliRunner
 
 from flashsmith.base.errors import ArgumentError, ConfigError, DamagedFile
 from flashsmith.cli.main import app
+from flashsmith.compile.compiler import compile_kernel
+from flashsmith.compile.nvrtc_library import find_nvrtc
+from flashsmith.runtime.launch import traits_of
 from flashsmith.tuner.exchange import read_lines
 from flashsmith.tuner.measurement import Measurement, MeasurementKey
 from flashsmith.tuner.outcome import Timed, Wrong
 from flashsmith.tuner.store import ResultStore
+from flashsmith.tuner.version_0_1 import UNKNOWN
 
 KEY = MeasurementKey(
     "NVIDIA H200", "sm_90a", "580", "nvrtc", "", CONFIGS[0].short_form(), PROBLEM, "final"
 )
 FAST = Measurement(KEY, Timed(100.0, 99.0, 101.0, 31, "aa11"), gate=True, when="2026")
+KERNEL = compile_kernel(CONFIGS[0], traits_of(CONFIGS[0], PROBLEM, lse=False), "sm_90a")
 OTHER = Measurement(replace(KEY, config=CONFIGS[1].short_form()), Wrong("far off"))
 
 
@@ -44,6 +49,7 @@ def test_list_shows_every_measurement(store):
         ("Timed", 100.0, True),
         ("Wrong", None, False),
     ]
+    assert not any(row["imported"] for row in rows)
     assert rows[1]["reason"] == "far off"
 
 
@@ -115,6 +121,7 @@ def test_what_is_exported_can_be_imported_elsewhere_once(store, tmp_path):
     assert "0 of 2 measurements are new" in run("import", lines, "--store", elsewhere).stderr
     with ResultStore(elsewhere) as opened:
         assert opened.all() == [FAST, OTHER]
+        assert all(m.is_imported for m in opened.all())
 
 
 def test_merge_takes_a_results_file(store, tmp_path):
@@ -126,17 +133,25 @@ def test_merge_takes_a_results_file(store, tmp_path):
 def test_a_bad_line_imports_nothing(store, tmp_path):
     lines = tmp_path / "bad.jsonl"
     lines.write_text(f"{FAST.to_line()}\n{{}}\n")
-    with pytest.raises(DamagedFile, match=r"bad.jsonl line 2: schema is None"):
+    with pytest.raises(DamagedFile, match=r"bad.jsonl line 2: schema is 'None'"):
         run("import", lines, "--store", tmp_path / "e.sqlite")
     assert not (tmp_path / "e.sqlite").exists()
 
 
 def test_prune_forgets_kernels_that_changed_and_no_others(store):
     with ResultStore(store) as opened:
-        opened.add(replace(FAST, key=replace(KEY, source_hash="of another version")))
-    assert "1 measurements of changed kernels" in run("prune", "--store", store).stderr
+        mine = replace(KEY, compiler=find_nvrtc().compiler)
+        current = replace(FAST, key=replace(mine, code=KERNEL.code))
+        opened.add(current)
+        opened.add(replace(FAST, key=replace(mine, code="of another version")))
+        opened.add(replace(FAST, key=replace(mine, code=f"{UNKNOWN}of version 0.1")))
+        theirs = replace(FAST, key=replace(KEY, compiler="nvrtc 99", code="theirs"))
+        opened.add(theirs)
+    said = run("prune", "--store", store).stderr
+    assert "2 measurements of changed kernels forgotten" in said
+    assert "1 measurements stay unchecked: their machine code is of nvrtc 99" in said
     with ResultStore(store) as opened:
-        assert opened.all() == [FAST, OTHER]
+        assert opened.all() == [FAST, OTHER, current, theirs]
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,7 @@ def test_on_the_h200_too_the_deciding_knobs_decided():
     classes = defaultdict(set)
     for m in read_lines(RECORD):
         problem, config = m.key.problem, parse_config(m.key.config)
-        if isinstance(m.outcome, Timed):
+        if isinstance(m.outcome, Timed) and m.outcome.fingerprint:
             where = problem.d_head, problem.causal, what_decides(config)
             classes[where].add(m.outcome.fingerprint)
     assert len(classes) > 20

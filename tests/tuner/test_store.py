@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from flashsmith.base.dtypes import DType
-from flashsmith.base.errors import ArgumentError, DamagedFile, FileInUse
+from flashsmith.base.errors import ArgumentError, DamagedFile, FileInUse, StorageError
 from flashsmith.config import get_kernel_configs
 from flashsmith.problem.attention_problem import AttentionProblem
+from flashsmith.problem.text import problem_fields
 from flashsmith.tuner import exchange
 from flashsmith.tuner import store as store_module
 from flashsmith.tuner.measurement import Measurement, MeasurementKey, measurement_from_line
@@ -29,6 +30,7 @@ from flashsmith.tuner.outcome import (
 from flashsmith.tuner.store import ResultStore
 
 PROBLEM = AttentionProblem(1, 3, 1, 257, 300, 128, DType.BF16, causal=True, diagonal=-3)
+FIELDS = problem_fields(PROBLEM)
 CONFIG = get_kernel_configs("tune")[0].short_form()
 KEY = MeasurementKey(
     "NVIDIA H200", "sm_90a", "580.1", "nvrtc 13.0", "ab12", CONFIG, PROBLEM, "screen"
@@ -64,7 +66,7 @@ def test_a_key_is_kept_once_and_each_part_of_it_makes_another(tmp_path):
         assert store.add(measured())
         assert not store.add(measured(outcome=Verified("other")))
         assert store.get(measured().key).outcome == OUTCOMES[0]
-        for name in ("gpu", "arch", "driver", "compiler", "source_hash", "protocol"):
+        for name in ("gpu", "arch", "driver", "compiler", "code", "protocol"):
             assert store.add(replace(measured(), key=replace(measured().key, **{name: "x"})))
         assert len(store.all()) == 7
 
@@ -157,14 +159,28 @@ def test_lines_go_out_and_come_back(tmp_path):
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"schema": 7}, "schema is 7, this version reads 1"),
+        ({"schema": 7}, "schema is '7', this version reads up to 2"),
         ({"outcome": "__import__('os')"}, "it is one of Timed"),
         ({"median_us": "fast"}, "median_us of Timed is 'fast'"),
-        ({"median_us": True}, "median_us of Timed is True"),
+        ({"median_us": True}, "median_us of Timed is 'True'"),
+        ({"median_us": 0}, "median_us of Timed is 0; it is above 0"),
+        ({"median_us": -5.0}, "median_us of Timed is -5.0; it is above 0"),
+        ({"p80_us": float("nan")}, "NaN is not a number of JSON"),
+        ({"rounds": 10**30}, "rounds of Timed is 1000"),
         ({"config": "(FP16, 128): nonsense"}, "line 1"),
-        ({"gpu": 5}, "gpu is 5; it is a text"),
-        ({"problem": {"batch": 1}}, "its fields are batch, heads"),
-        ({"gate": "yes"}, "gate, when or environment"),
+        ({"gpu": 5}, "gpu is '5'; it is a text"),
+        ({"gpu": "x" * 3000}, "a text of at most 2000 letters"),
+        ({"problem": {"batch": 1}}, "its fields are batch, d_head"),
+        ({"problem": {**FIELDS, "k_len": 10**400}}, "k_len of the problem is 1000"),
+        ({"problem": {**FIELDS, "batch": 0}}, "batch of the problem is 0; it is a number from 1"),
+        ({"problem": {**FIELDS, "scale": "big"}}, "scale of the problem is 'big'"),
+        ({"problem": {**FIELDS, "diagonal": 10**12}}, "diagonal of the problem is beyond"),
+        ({"gate": "yes"}, "gate is 'yes'; it is true or false"),
+        ({"when": None}, "when is 'None'; it is a text"),
+        ({"environment": {"a": float("inf")}}, "Infinity is not a number of JSON"),
+        ({"environment": {"registers": "many"}}, "registers of the environment is 'many'"),
+        ({"environment": {"note": "x" * 30_000}}, "environment takes more than 20,000 letters"),
+        ({"code": 7}, "code is '7'; it is a text"),
         ({"arch": "\ud800"}, "line 1: not a line of JSON"),
     ],
 )
@@ -205,28 +221,37 @@ def test_differences_name_what_changed_across_compilers():
 @pytest.mark.parametrize(
     "change",
     [
-        "UPDATE measurement SET problem = '['",
-        "UPDATE measurement SET problem = 5",
-        "UPDATE measurement SET outcome = x'ff00'",
-        "UPDATE measurement SET config = CAST(x'ff00' AS TEXT)",
-        "ALTER TABLE measurement RENAME COLUMN gate TO other",
+        "UPDATE evidence SET problem = '[' WHERE number = 1",
+        "UPDATE evidence SET problem = 5 WHERE number = 1",
+        "UPDATE evidence SET outcome = x'ff00' WHERE number = 1",
+        "UPDATE evidence SET outcome = '[1]' WHERE number = 1",
+        "UPDATE evidence SET gate = 'yes' WHERE number = 1",
+        "UPDATE evidence SET environment = '{\"a\": NaN}' WHERE number = 1",
+        "UPDATE evidence SET moment = x'00' WHERE number = 1",
     ],
 )
-def test_a_damaged_row_or_table_is_said_with_the_file(tmp_path, change):
+def test_a_damaged_row_is_left_out_and_said(tmp_path, caplog, change):
+    path = tmp_path / "r.sqlite"
+    with ResultStore(path) as store:
+        store.add_all([measured(0), measured(1)])
+    with sqlite3.connect(path) as database:
+        database.execute(change)
+    assert store_module.read_store(path) == [measured(1)]
+    assert "1 of 2 rows are not measurements and are left out" in caplog.text
+
+
+def test_a_damaged_table_is_said_with_the_file(tmp_path):
     path = tmp_path / "r.sqlite"
     with ResultStore(path) as store:
         store.add(measured())
     with sqlite3.connect(path) as database:
-        database.execute(change)
-    with (
-        ResultStore(path) as store,
-        pytest.raises(DamagedFile, match=r"r\.sqlite is not a results file"),
-    ):
-        store.all()
+        database.execute("ALTER TABLE evidence RENAME COLUMN gate TO other")
+    with pytest.raises(DamagedFile, match=r"r\.sqlite is not a results file"):
+        store_module.read_store(path)
 
 
 def test_a_folder_is_no_results_file(tmp_path):
-    with pytest.raises(DamagedFile, match="is not a results file"):
+    with pytest.raises(StorageError, match="it cannot be opened; check the path"):
         ResultStore(tmp_path)
 
 
@@ -239,3 +264,84 @@ def test_who_reads_does_not_wait_for_who_writes_and_who_writes_says_so(tmp_path,
             assert len(reader.all()) == 1
             with pytest.raises(FileInUse, match=r"r\.sqlite is kept by another process"):
                 reader.add(measured(1))
+
+
+def test_a_results_file_in_a_folder_that_cannot_be_written_is_readable(tmp_path, monkeypatch):
+    path = tmp_path / "r.sqlite"
+    with ResultStore(path) as store:
+        store.add(measured())
+    monkeypatch.setattr(store_module.os, "access", lambda *_: False)  # root may write anywhere
+    assert store_module.read_store(path) == [measured()]
+    assert not list(tmp_path.glob("*-shm"))
+
+
+def test_a_full_disk_is_said_as_that(tmp_path):
+    with ResultStore(tmp_path / "r.sqlite") as store:
+        store._db.execute("PRAGMA max_page_count = 1")
+        with pytest.raises(StorageError, match=r"r\.sqlite: the disk is full; make room"):
+            store.add_all(measured(n) for n in range(500))
+        assert store.all() == []
+
+
+OPENER = """
+import sys, time
+from pathlib import Path
+from flashsmith.tuner.store import ResultStore
+while not Path(sys.argv[2]).exists():
+    time.sleep(0.001)
+with ResultStore(Path(sys.argv[1])) as store:
+    print(len(store.all()))
+"""
+
+
+def test_tuners_that_start_together_on_a_new_file_all_get_in(tmp_path):
+    go = tmp_path / "go"
+    command = [sys.executable, "-c", OPENER, str(tmp_path / "r.sqlite"), str(go)]
+    openers = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(6)]
+    go.touch()
+    assert [opener.communicate()[0].strip() for opener in openers] == ["0"] * 6
+
+
+@pytest.mark.parametrize(
+    ("sql", "says"),
+    [
+        (
+            "DROP TABLE evidence; CREATE VIEW evidence AS WITH RECURSIVE n(x) AS (VALUES(1) UNION "
+            "ALL SELECT x FROM n) SELECT x FROM n",
+            "evidence is not a plain table",
+        ),
+        ("DROP TABLE evidence", "it has no table of measurements"),
+        (
+            "DROP TABLE evidence; CREATE VIRTUAL TABLE evidence USING fts5(gpu)",
+            "evidence is not a plain table",
+        ),
+        (
+            "ALTER TABLE evidence ADD COLUMN made AS (gpu || arch)",
+            "evidence is not a plain table",
+        ),
+        ("PRAGMA user_version = 9", "has format 9, this version reads up to 2"),
+    ],
+    ids=["view", "none", "virtual", "generated", "version"],
+)
+def test_a_foreign_database_that_is_not_plain_is_refused_and_not_run(tmp_path, sql, says):
+    path = tmp_path / "theirs.sqlite"
+    with ResultStore(path) as store:
+        store.add(measured())
+    database = sqlite3.connect(path)
+    database.executescript(sql)
+    database.close()
+    with pytest.raises(DamagedFile, match=says):
+        exchange.read_any(path)
+
+
+def test_a_foreign_database_is_not_written_and_rows_in_its_log_count(tmp_path):
+    path = tmp_path / "theirs.sqlite"
+    with ResultStore(path) as store:
+        store.add(measured(0))
+    before = path.read_bytes()
+    assert exchange.read_any(path) == [measured(0)]
+    assert path.read_bytes() == before
+    assert [file.name for file in tmp_path.iterdir()] == ["theirs.sqlite"]
+    with ResultStore(path) as store:
+        store.add(measured(1))
+        assert exchange.read_any(path) == [measured(0), measured(1)]

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from beside import HERE
@@ -16,7 +17,8 @@ from flashsmith.cli.tune import seconds_of
 from flashsmith.cli.tune_report import rows_of, say_end, title_of, write_table
 from flashsmith.cli.tune_steps import Found
 from flashsmith.compile.bundle import open_bundle
-from flashsmith.compile.compiler import kernel_source_hash
+from flashsmith.compile.compiler import compile_kernel
+from flashsmith.compile.nvrtc_library import find_nvrtc
 from flashsmith.runtime.launch import plan
 from flashsmith.tuner import candidates
 from flashsmith.tuner.exchange import choosable_table, read_lines
@@ -164,7 +166,7 @@ def test_they_are_compiled_before_a_worker_asks_for_them(monkeypatch, tmp_path):
     monkeypatch.setattr(
         "flashsmith.tuner.tune.compile_for_gate", lambda config, target: order.append(config)
     )
-    compiled = replace(CANDIDATES[0], kernel=object())
+    compiled = replace(CANDIDATES[0], kernel=SimpleNamespace(code="c0de"))
     with ResultStore(tmp_path / "r.sqlite") as store:
         tuner = Tuner(TARGET, store, Pool(), second_opinion=lambda config: "")
         assert tuner.passes_gate(compiled, "final")
@@ -189,8 +191,9 @@ def test_the_table_is_of_one_gpu_and_of_kernels_as_they_are(tuned):
     best = store.get(results[0].measurement.key)
     config, problem = results[0].candidate.config, results[0].candidate.problem
     traits = plan(config, problem, lse=False, sm_count=132).traits
-    current = replace(best, key=replace(best.key, source_hash=kernel_source_hash(config, traits)))
-    changed = replace(best, key=replace(best.key, source_hash="of another version"))
+    mine = replace(best.key, compiler=find_nvrtc().compiler)
+    current = replace(best, key=replace(mine, code=compile_kernel(config, traits, "sm_90a").code))
+    changed = replace(best, key=replace(mine, code="of another version"))
     assert choosable_table([best, current, changed], TARGET.gpu) == [best, current]
     assert choosable_table([best], "another GPU") == []
 

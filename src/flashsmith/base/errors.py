@@ -153,5 +153,9 @@ class FileInUse(FlashsmithError):
     """A file that another process has kept to itself for too long."""
 
 
+class StorageError(FlashsmithError):
+    """A file that the disk or its rights keep from being read or written."""
+
+
 class DamagedFile(FlashsmithError, ValueError):
     """A cache entry, bundle or results file that is not what its name says."""

@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+import math
+from typing import Any, NoReturn
 
 
 def parse_json(text: str | bytes) -> Any:  # Any: JSON
-    """As `json.loads`; what is nested too deeply, or is half a character, is refused too."""
+    """As `json.loads`, less what no JSON writes: NaN, numbers beyond float, half a character."""
     try:
-        value = json.loads(text)
+        value = json.loads(text, parse_constant=_refuse, parse_float=_finite)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
     if rb"\u" in (text.encode() if isinstance(text, str) else text):
         # Half a surrogate pair can be spelt, but no file and no database takes it.
         json.dumps(value, ensure_ascii=False).encode()
     return value
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is not a number of JSON")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text[:40]} is beyond the largest number")
+    return number

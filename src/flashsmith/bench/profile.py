@@ -16,7 +16,7 @@ from flashsmith.bench.ncu_csv import ProfiledKernel, parse_ncu_csv
 from flashsmith.config import KernelConfig, parse_config
 from flashsmith.problem.attention_problem import AttentionProblem
 from flashsmith.problem.cost import forward_cost
-from flashsmith.tuner.measurement import problem_fields, problem_from_fields
+from flashsmith.problem.text import problem_fields, problem_from_fields
 
 REFERENCE = "FlashAttention-2 (torch)"
 # An H200 takes 0.5 s a launch, which is replayed for its counters, and 5 s to start.

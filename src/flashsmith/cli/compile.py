@@ -22,6 +22,7 @@ COLUMNS = (
     "smem_bytes",
     "blocks_per_sm",
     "compile_s",
+    "code",
     "same_as",
     "note",
 )
@@ -94,5 +95,6 @@ def parse_arches(text: str) -> list[arches.Arch]:
 
 def _used_columns(rows: list[SurveyRow]) -> list[str]:
     flat = [row.as_flat() for row in rows]
-    always = set(COLUMNS) - {"same_as", "note"}
-    return [name for name in COLUMNS if name in always or any(row[name] for row in flat)]
+    always = set(COLUMNS) - {"code", "same_as", "note"}  # a hash is for --json and --csv
+    some = [name for name in ("same_as", "note") if any(row[name] for row in flat)]
+    return [name for name in COLUMNS if name in always or name in some]

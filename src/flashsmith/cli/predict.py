@@ -20,11 +20,11 @@ from flashsmith.config.parse import looks_like_config
 from flashsmith.measure.environment import commit_of_checkout
 from flashsmith.measure.record import Record, append_records
 from flashsmith.problem.attention_problem import AttentionProblem
+from flashsmith.problem.text import problem_fields
 from flashsmith.report.sources import PLACE, ReportData, gather
 from flashsmith.tuner import predict
 from flashsmith.tuner.candidates import competes
 from flashsmith.tuner.counting import Places, sm_count_of
-from flashsmith.tuner.measurement import problem_fields, problem_from_fields
 from flashsmith.tuner.outcome import Timed
 
 AgainstOption = Annotated[
@@ -132,13 +132,11 @@ def _measured(data: ReportData) -> Iterator[tuple[str, AttentionProblem, str, fl
         for m in data.measurements:
             if isinstance(m.outcome, Timed) and m.key.protocol == protocol:
                 yield m.key.gpu, m.key.problem, m.key.config, m.outcome.median_us
-    names = set(problem_fields(AttentionProblem(1, 1, 1, 1, 1, 64)))
     for record in data.records:
         name = str(record.what.get("name"))
         if looks_like_config(name):
-            fields = {field: record.what[field] for field in names}
-            problem = problem_from_fields(fields)
-            yield str(record.environment["device"]), problem, name, record.result["median_us"]
+            device = str(record.environment["device"])
+            yield device, record.problem, name, record.result["median_us"]
 
 
 def _qualities(times: Times, arch: str, output: Path | None) -> list[Row]:

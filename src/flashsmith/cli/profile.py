@@ -30,9 +30,9 @@ from flashsmith.cli.progress import progress_bar
 from flashsmith.config import KernelConfig
 from flashsmith.measure.record import Record
 from flashsmith.problem.attention_problem import AttentionProblem
+from flashsmith.problem.text import problem_fields
 from flashsmith.report.sources import gather
 from flashsmith.runtime.devices import default_device, has_cuda
-from flashsmith.tuner.measurement import problem_fields
 from flashsmith.tuner.outcome import Timed
 
 RunsOption = Annotated[int, typer.Option("--runs", min=1, help="Launches of each kernel.")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -14,12 +15,13 @@ from flashsmith.cli import options
 from flashsmith.cli.output import Row, note, show
 from flashsmith.cli.results_compared import compared
 from flashsmith.cli.shapes import shape_text
+from flashsmith.compile.nvrtc_library import find_nvrtc
 from flashsmith.config import parse_config
 from flashsmith.tuner import exchange
 from flashsmith.tuner.measurement import Measurement
 from flashsmith.tuner.outcome import Timed, outcome_fields, reason_of
-from flashsmith.tuner.stale import stale_measurements
-from flashsmith.tuner.store import ResultStore
+from flashsmith.tuner.stale import Standing, standings, uncheckable_compilers
+from flashsmith.tuner.store import ResultStore, read_store
 
 _ACTIONS = "list, show, diff, picks, merge, export, import or prune"
 # How many files, or for `show` short forms, an action is given.
@@ -68,7 +70,7 @@ def command(
         return
     if action in ("merge", "import"):
         # Everything is read and checked before the first row is added.
-        found = exchange.read_any(Path(names[0]))
+        found = [replace(m, is_imported=True) for m in exchange.read_any(Path(names[0]))]
         with ResultStore(path) as opened:
             note(f"{opened.add_all(found)} of {len(found)} measurements are new in {path}")
         return
@@ -76,20 +78,32 @@ def command(
     if action == "export":
         if output is None:
             raise ArgumentError("export was given no file; it writes JSON lines; add -o FILE.")
-        with ResultStore(path) as opened:
-            note(f"{exchange.write_lines(opened.all(), output)} measurements written to {output}")
+        found = read_store(path)
+        note(f"{exchange.write_lines(found, output)} measurements written to {output}")
         return
     if action == "prune":
         with ResultStore(path) as opened:
-            stale = stale_measurements(opened.all())
-            note(f"{opened.remove(m.key for m in stale)} measurements of changed kernels forgotten")
+            _prune(opened)
         return
     wanted = parse_config(names[0]).short_form() if action == "show" else None
-    with ResultStore(path) as opened:
-        rows = _list_rows(opened.all(), lambda m: wanted in (None, m.key.config))
+    rows = _list_rows(read_store(path), lambda m: wanted in (None, m.key.config))
     show(rows, json=json, csv=csv, title=f"{len(rows)} measurements in {path}")
     if wanted and not rows:
         note(f"{path} holds no measurement of {wanted}; `flashsmith results list` shows all.")
+
+
+def _prune(store: ResultStore) -> None:
+    """Forgets what is known to be of other kernels, and says what could not be told."""
+    found = standings(store.all())
+    stale = [m.key for m, standing in found if standing is Standing.STALE]
+    note(f"{store.remove(stale)} measurements of changed kernels forgotten")
+    others = uncheckable_compilers(found)
+    if others:
+        kept = sum(standing is Standing.UNCHECKABLE for _, standing in found)
+        note(
+            f"{kept} measurements stay unchecked: their machine code is of {', '.join(others)}, "
+            f"and here is {find_nvrtc().compiler}"
+        )
 
 
 def _require_files(action: str, names: list[str], count: int) -> None:
@@ -114,6 +128,7 @@ def _list_rows(found: list[Measurement], wanted: Callable[[Measurement], bool]) 
             "outcome": type(m.outcome).__name__,
             "median_us": m.outcome.median_us if isinstance(m.outcome, Timed) else None,
             "choosable": m.gate,
+            "imported": m.is_imported,
             "bits": str(outcome_fields(m.outcome).get("fingerprint", ""))[:8],
             "gpu": m.key.gpu,
             "protocol": m.key.protocol,

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from flashsmith.compile.cubin import code_hash
+
 
 @dataclass(frozen=True, slots=True)
 class Resources:
@@ -38,6 +40,11 @@ class CompiledKernel:
     key: str  # of the cache entry
     compile_seconds: float  # of the compile that made it, not of this look-up
     folder: Path | None = None
+
+    @property
+    def code(self) -> str:
+        """The hash of the machine code: what a measurement of this kernel is keyed by."""
+        return code_hash(self.cubin)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,6 @@ from flashsmith.arch import Arch, occupancy
 from flashsmith.base.errors import CompileError, FlashsmithError, OutOfResources, Unsupported
 from flashsmith.compile.artefact import CompiledKernel
 from flashsmith.compile.compiler import DEFAULT_OPTIONS, CompileJob, compile_many
-from flashsmith.compile.cubin import code_hash
 from flashsmith.compile.kernel_cache import KernelCache
 from flashsmith.compile.source import UnitOptions
 from flashsmith.config.kernel_config import KernelConfig
@@ -36,6 +35,7 @@ class SurveyRow:
         flat["spill_bytes"] = used.spill_bytes if used else None
         flat["smem_bytes"] = self.config.smem_bytes()
         flat["blocks_per_sm"] = self.blocks_per_sm()
+        flat["code"] = kernel.code if kernel else None
         flat["compile_s"] = round(kernel.compile_seconds, 3) if kernel else None
         flat["same_as"] = self.same_as.short_form() if self.same_as else None
         flat["note"] = self.reason or "; ".join(used.warnings if used else ()) or None
@@ -107,5 +107,5 @@ def _row(
         return SurveyRow(config, arch, reason=str(made), failed=True)
     if isinstance(made, FlashsmithError):
         raise made  # a missing compiler or a full disk is no property of one row
-    same = first.setdefault((arch.name, code_hash(made.cubin)), config)
+    same = first.setdefault((arch.name, made.code), config)
     return SurveyRow(config, arch, made, same_as=None if same == config else same)

@@ -5,18 +5,24 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from flashsmith.base.dtypes import DType
 from flashsmith.base.errors import DamagedFile
 from flashsmith.base.json_text import parse_json
 from flashsmith.measure.environment import Environment
 from flashsmith.measure.interleaved import Comparison, Timed
 from flashsmith.problem.attention_problem import AttentionProblem
+from flashsmith.problem.text import (
+    PROBLEM_NAMES,
+    problem_fields,
+    problem_from_fields,
+    without_absent,
+)
 
-SCHEMA = 1
+SCHEMA = 2
+_SCHEMA_OF_0_1 = 1  # wrote every field of the problem, and the scale as a number
 Flat = Mapping[str, Any]  # Any: flat JSON values
 _RESULT_NUMBERS = ("median_us", "p20_us", "p80_us", "ratio", "ratio_p20", "ratio_p80", "control")
 _SECTIONS = ("what", "result", "environment")
@@ -33,12 +39,7 @@ class Record:
     @property
     def problem(self) -> AttentionProblem:
         """The problem that the record is about; it must hold one."""
-        names = ("batch", "heads", "kv_heads", "q_len", "k_len", "d_head", "causal")
-        return AttentionProblem(
-            **{name: self.what[name] for name in names},
-            dtype=DType[self.what["dtype"]],
-            diagonal=self.what.get("diagonal"),
-        )
+        return problem_from_fields({n: v for n, v in self.what.items() if n in PROBLEM_NAMES})
 
     def to_line(self) -> str:
         """The record as one line of JSON, without its end."""
@@ -57,7 +58,7 @@ def records_of(
     """A record for every contender of one interleaved run on one problem."""
     return [
         Record(
-            what={"suite": suite, "name": timed.name, **_flat(problem)},
+            what={"suite": suite, "name": timed.name, **problem_fields(problem)},
             result=_result(comparison, timed, flops),
             environment=asdict(environment),
         )
@@ -84,11 +85,6 @@ def read_records(path: Path) -> list[Record]:
         for number, line in enumerate(lines, start=1)
         if line.strip()
     ]
-
-
-def _flat(problem: AttentionProblem) -> Flat:
-    values = {field.name: getattr(problem, field.name) for field in fields(problem)}
-    return values | {"dtype": problem.dtype.name, "scale": problem.softmax_scale}
 
 
 def _result(comparison: Comparison, timed: Timed, flops: float) -> Flat:
@@ -121,9 +117,10 @@ def record_from_line(line: str, place: str) -> Record:
         raise DamagedFile(f"{place}: not JSON: {error}.") from error
     if not isinstance(data, dict):
         raise DamagedFile(f"{place}: a record is an object, this is {type(data).__name__}.")
-    if data.get("schema") != SCHEMA:
+    if data.get("schema") not in (_SCHEMA_OF_0_1, SCHEMA):
         raise DamagedFile(
-            f"{place}: schema is {data.get('schema')!r}; this version reads {SCHEMA}."
+            f"{place}: schema is {str(data.get('schema'))[:40]!r}; this version reads up to "
+            f"{SCHEMA}."
         )
     for name in _SECTIONS:
         if not isinstance(data.get(name), dict):
@@ -137,7 +134,18 @@ def record_from_line(line: str, place: str) -> Record:
     for name in ("device", "date", "commit"):
         if not isinstance(data["environment"].get(name), str):
             raise DamagedFile(f"{place}: field 'environment.{name}' is missing or no text.")
-    return Record(data["what"], data["result"], data["environment"])
+    what = data["what"] if data["schema"] == SCHEMA else _converted(data["what"])
+    return Record(what, data["result"], data["environment"])
+
+
+def _converted(what: Flat) -> Flat:
+    """What version 0.1 wrote, without what is absent."""
+    scale, d_head = what.get("scale"), what.get("d_head")
+    is_usual = (
+        isinstance(scale, float) and isinstance(d_head, int) and math.isclose(scale**2 * d_head, 1)
+    )
+    kept = {name: value for name, value in what.items() if not (name == "scale" and is_usual)}
+    return without_absent(kept)
 
 
 def _is_above_0(value: float) -> bool:

@@ -15,7 +15,6 @@ from flashsmith.config.parse import looks_like_config
 from flashsmith.measure.interleaved import MIN_ROUNDS
 from flashsmith.measure.record import Record
 from flashsmith.problem.attention_problem import AttentionProblem
-from flashsmith.report.cells import OURS_OVER_IT
 
 # Distinguishable for colour-blind readers, on white and on black (Okabe and Ito).
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#999999", "#F0E442")
@@ -139,9 +138,7 @@ def _ratio(ours: Record, theirs: Record) -> tuple[float, float | None, float | N
     if _is_baseline(ours) and "ratio_p20" in theirs.result:
         r = theirs.result
         return 1 / float(r["ratio"]), 1 / float(r["ratio_p80"]), 1 / float(r["ratio_p20"])
-    stated = theirs.result.get(OURS_OVER_IT)
-    medians = float(theirs.result["median_us"]) / float(ours.result["median_us"])
-    return float(stated or medians), None, None
+    return float(theirs.result["median_us"]) / float(ours.result["median_us"]), None, None
 
 
 def _is_baseline(record: Record) -> bool:

@@ -67,7 +67,7 @@ def write_page(data: ReportData, path: Path, *, reproduce: str = "") -> int:
 def _figures(data: ReportData) -> list[Json]:
     records, measurements = data.records, data.measurements
     tuned = winners(measurements)
-    found = {(r.what["d_head"], r.what["causal"]) for r in records}
+    found = {(r.problem.d_head, r.problem.causal) for r in records}
     shapes = sorted(found | {(w.problem.d_head, w.problem.causal) for w in tuned})
     made: list[Figure | None] = [
         record_charts.speedups(records, "burst"),

@@ -11,14 +11,13 @@ from flashsmith.base.errors import ArgumentError, DamagedFile
 from flashsmith.base.json_text import parse_json
 from flashsmith.measure.record import Record, record_from_line
 from flashsmith.problem.attention_problem import AttentionProblem
-from flashsmith.report.cells import is_cell, records_of_cell
 from flashsmith.tuner.exchange import read_any
 from flashsmith.tuner.measurement import Measurement, measurement_from_line
 
 PLACE = "predicted_place"  # what the result of a prediction holds
 COUNTED = "duration_us"  # what the result of a profile holds
 _PROBLEM = {"suite", "name", "batch", "heads", "kv_heads", "q_len", "k_len", "d_head"}
-_PROBLEM |= {"dtype", "causal"}
+_PROBLEM |= {"dtype"}
 _IN_WHEEL = Path(__file__).parent / "shipped"
 _IN_CHECKOUT = Path(__file__).parents[3] / "benchmarks" / "results"
 
@@ -111,8 +110,6 @@ def _parse(line: str, where: str) -> Sequence[Record | Measurement]:
         raise DamagedFile(f"{where}: a record is an object; remove the line.")
     if "config" in data and "outcome" in data and "schema" in data:
         return [measurement_from_line(line, where)]
-    if is_cell(data):
-        return records_of_cell(data, where)
     what, result = data.get("what"), data.get("result")
     if not isinstance(what, dict) or not isinstance(result, dict) or "q_len" not in what:
         return []

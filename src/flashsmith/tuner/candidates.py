@@ -11,7 +11,6 @@ from flashsmith.base.errors import FlashsmithError
 from flashsmith.check.cases import Case, full_cases, quick_cases
 from flashsmith.compile.artefact import CompiledKernel
 from flashsmith.compile.compiler import CompileJob, compile_many
-from flashsmith.compile.cubin import code_hash
 from flashsmith.config.kernel_config import KernelConfig
 from flashsmith.problem.attention_problem import AttentionProblem
 from flashsmith.runtime.launch import plan, require_computable
@@ -135,5 +134,5 @@ def _candidate(
     kernel = made[job]
     if isinstance(kernel, FlashsmithError):
         return Candidate(config, problem, None, DidNotCompile(str(kernel)))
-    same = first.setdefault((problem, code_hash(kernel.cubin)), config)
+    same = first.setdefault((problem, kernel.code), config)
     return Candidate(config, problem, kernel, same_as=None if same == config else same)

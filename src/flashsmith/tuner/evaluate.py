@@ -24,6 +24,7 @@ from flashsmith.config import KernelConfig, parse_config
 from flashsmith.measure.facts import facts_of
 from flashsmith.measure.timed_configs import random_inputs, screen_us, time_configs
 from flashsmith.problem.attention_problem import AttentionProblem
+from flashsmith.problem.text import problem_from_fields
 from flashsmith.runtime.cuda_device import CudaDevice
 from flashsmith.runtime.device import Device
 from flashsmith.runtime.devices import default_device
@@ -32,7 +33,6 @@ from flashsmith.runtime.forward import prepare_forward
 from flashsmith.runtime.launch.plan import ForwardCall
 from flashsmith.runtime.tensors import tensors_on
 from flashsmith.tuner.fingerprint import fingerprint_of
-from flashsmith.tuner.measurement import problem_from_fields
 from flashsmith.tuner.outcome import (
     DidNotCompile,
     DidNotRun,

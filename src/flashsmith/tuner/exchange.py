@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from flashsmith.base.errors import ArgumentError
@@ -45,10 +45,9 @@ def read_any(path: Path) -> list[Measurement]:
         is_store = file.read(16) == b"SQLite format 3\0"
     if not is_store:
         return read_lines(path)
-    from flashsmith.tuner.store import ResultStore  # here: reading lines needs no SQLite
+    from flashsmith.tuner.store import read_store  # here: reading lines needs no SQLite
 
-    with ResultStore(path) as store:
-        return store.all()
+    return read_store(path, is_foreign=True)
 
 
 def choosable_table(measurements: Iterable[Measurement], gpu: str) -> list[Measurement]:
@@ -87,11 +86,11 @@ def differences(before: Sequence[Measurement], after: Sequence[Measurement]) -> 
 
 
 def _times(measurements: Sequence[Measurement]) -> dict[MeasurementKey, float]:
-    """Median times under keys that forget driver, compiler and source: the things that changed."""
+    """Median times under keys that forget driver, compiler and code: the things that changed."""
     times = {}
     for m in measurements:
         if isinstance(m.outcome, Timed):
             k = m.key
-            same = MeasurementKey(k.gpu, k.arch, "", "", "", k.config, k.problem, k.protocol)
+            same = replace(k, driver="", compiler="", code="")
             times[same] = m.outcome.median_us
     return times

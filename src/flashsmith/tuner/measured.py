@@ -57,14 +57,19 @@ def _blocks_at_once(item: Measurement) -> int:
 
 
 def known_measurements(gpu: str) -> tuple[MeasuredTable, ...]:
-    """What to ask about a GPU, in order: the user's own results, then what the package ships."""
+    """What to ask about a GPU, in order: measured here, imported from others, shipped."""
     results = settings.results_path()
     slug = "".join(c if c.isalnum() else "_" for c in gpu.lower())
     shipped = SHIPPED_FOLDER / f"{slug}.jsonl"
     return (
-        MeasuredTable("measured on this machine", lambda: _read(results)),
+        MeasuredTable("measured on this machine", lambda: _of_origin(results, imported=False)),
+        MeasuredTable("imported measurement", lambda: _of_origin(results, imported=True)),
         MeasuredTable("shipped measurement", lambda: _read(shipped)),
     )
+
+
+def _of_origin(path: Path, *, imported: bool) -> Sequence[Measurement]:
+    return [item for item in _read(path) if item.is_imported is imported]
 
 
 def choosable(path: Path) -> Sequence[Measurement]:
@@ -127,10 +132,9 @@ def _read_once(path: Path, stamps: tuple[int, ...]) -> Sequence[Measurement]:
             from flashsmith.tuner.exchange import read_lines
 
             return read_lines(path)
-        from flashsmith.tuner.store import ResultStore
+        from flashsmith.tuner.store import read_store
 
-        with ResultStore(path) as store:
-            return store.all()
+        return read_store(path)
     except FlashsmithError as error:
         _log.warning("%s; its measurements are left out", error)
         return ()

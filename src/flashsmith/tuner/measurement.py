@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 
-from flashsmith.base.dtypes import DType
 from flashsmith.base.errors import ConfigError, DamagedFile, FlashsmithError
 from flashsmith.base.json_text import parse_json
 from flashsmith.config import parse_config
 from flashsmith.problem.attention_problem import AttentionProblem
+from flashsmith.problem.text import problem_fields, problem_from_fields
+from flashsmith.tuner import version_0_1
 from flashsmith.tuner.outcome import Outcome, outcome_fields, outcome_from_fields
 
-SCHEMA = 1
-_PROBLEM_FIELDS = tuple(f.name for f in fields(AttentionProblem))
+SCHEMA = 2
+_MOST_LETTERS = 2000  # of a text of a key: longer than any name, shorter than what could hurt
+_MOST_ENVIRONMENT = 20_000
+# Facts of the environment that charts and choices reckon with; None where they were not known.
+_COUNTS = ("sm_count", "blocks_per_sm", "registers", "spill_bytes", "smem_bytes", "max_sm_mhz")
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -24,7 +29,7 @@ class MeasurementKey:
     arch: str
     driver: str
     compiler: str
-    source_hash: str  # of the kernel's unit and headers; empty for what was never compiled
+    code: str  # hash of the kernel's machine code; empty for what was never compiled
     config: str  # short form
     problem: AttentionProblem
     protocol: str  # how it was measured: `screen`, `final`, `emulated`
@@ -38,7 +43,8 @@ class Measurement:
     outcome: Outcome
     gate: bool = False  # passed all of check/'s cases on this GPU: may be chosen
     when: str = ""  # ISO 8601, UTC
-    environment: dict[str, object] = field(default_factory=dict)
+    environment: Mapping[str, object] = field(default_factory=dict)
+    is_imported: bool = field(default=False, compare=False)  # it came from a file of someone else
 
     def to_line(self) -> str:
         """One line of JSON, flat but for the problem and the environment."""
@@ -47,7 +53,7 @@ class Measurement:
             data[f.name] = getattr(self.key, f.name)
         data["problem"] = problem_fields(self.key.problem)
         data |= outcome_fields(self.outcome)
-        data |= {"gate": self.gate, "when": self.when, "environment": self.environment}
+        data |= {"gate": self.gate, "when": self.when, "environment": dict(self.environment)}
         return json.dumps(data, sort_keys=True, allow_nan=False)
 
 
@@ -58,48 +64,53 @@ def measurement_from_line(text: str, where: str) -> Measurement:
     except ValueError as error:
         raise DamagedFile(f"{where}: not a line of JSON ({error}); remove the line.") from error
     try:
-        return _from_data(data)
+        return measurement_from_fields(data)
     except FlashsmithError as error:
         raise DamagedFile(f"{where}: {error} Remove or mend the line.") from error
 
 
-def problem_fields(problem: AttentionProblem) -> dict[str, object]:
-    """A problem as flat data, the element type by name."""
-    return {**asdict(problem), "dtype": problem.dtype.name}
+def measurement_from_fields(data: object) -> Measurement:
+    """The measurement that flat data of this or an older version describe; every value is checked.
 
-
-def problem_from_fields(data: object) -> AttentionProblem:
-    """The problem that `problem_fields` wrote, checked."""
-    if not isinstance(data, dict) or set(data) != set(_PROBLEM_FIELDS):
-        raise DamagedFile(f"problem is {data!r}; its fields are {', '.join(_PROBLEM_FIELDS)}.")
-    dtype = DType.__members__.get(str(data["dtype"]))
-    if dtype is None:
-        raise DamagedFile(f"dtype is {data['dtype']!r}; it is FP16 or BF16.")
-    for name, kinds in (
-        ("causal", (bool,)),
-        ("diagonal", (int, type(None))),
-        ("scale", (int, float, type(None))),
-    ):
-        if not isinstance(data[name], kinds):
-            raise DamagedFile(f"{name} of the problem is {data[name]!r}.")
-    return AttentionProblem(**{**data, "dtype": dtype})
-
-
-def _from_data(data: object) -> Measurement:
-    if not isinstance(data, dict) or data.get("schema") != SCHEMA:
-        found = data.get("schema") if isinstance(data, dict) else type(data).__name__
-        raise DamagedFile(f"schema is {found!r}, this version reads {SCHEMA}.")
-    texts = {}
-    for f in fields(MeasurementKey):
-        if f.name == "problem":
-            continue
-        if not isinstance(data.get(f.name), str):
-            raise DamagedFile(f"{f.name} is {data.get(f.name)!r}; it is a text.")
-        texts[f.name] = data[f.name]
+    Lines of files, rows of foreign databases and rows of one's own store all pass through here.
+    """
+    if not isinstance(data, dict):
+        raise DamagedFile(f"a measurement is an object, this is {type(data).__name__}.")
+    if data.get("schema") == version_0_1.SCHEMA:
+        data = version_0_1.converted(data)
+    if data.get("schema") != SCHEMA:
+        raise DamagedFile(
+            f"schema is {str(data.get('schema'))[:40]!r}, this version reads up to {SCHEMA}."
+        )
+    texts = {f.name: _text(data, f.name) for f in fields(MeasurementKey) if f.name != "problem"}
     if parse_config(texts["config"]).short_form() != texts["config"]:
         raise ConfigError(f"config is {texts['config']!r}; it is not a whole short form.")
     key = MeasurementKey(**texts, problem=problem_from_fields(data.get("problem")))
-    gate, when, environment = data.get("gate"), data.get("when"), data.get("environment")
-    if not isinstance(gate, bool) or not isinstance(when, str) or not isinstance(environment, dict):
-        raise DamagedFile("gate, when or environment is missing or of the wrong type.")
-    return Measurement(key, outcome_from_fields(data), gate, when, environment)
+    gate = data.get("gate")
+    if not isinstance(gate, bool):
+        raise DamagedFile(f"gate is {str(gate)[:40]!r}; it is true or false.")
+    outcome = outcome_from_fields(data)
+    return Measurement(key, outcome, gate, _text(data, "when"), _environment(data))
+
+
+def _text(data: Mapping[str, object], name: str) -> str:
+    value = data.get(name)
+    if not isinstance(value, str) or len(value) > _MOST_LETTERS:
+        raise DamagedFile(
+            f"{name} is {str(value)[:40]!r}; it is a text of at most {_MOST_LETTERS} letters."
+        )
+    return value
+
+
+def _environment(data: Mapping[str, object]) -> Mapping[str, object]:
+    found = data.get("environment")
+    if not isinstance(found, dict):
+        raise DamagedFile("environment is missing, or not an object.")
+    if len(json.dumps(found)) > _MOST_ENVIRONMENT:
+        raise DamagedFile(f"environment takes more than {_MOST_ENVIRONMENT:,} letters.")
+    for name in _COUNTS:
+        value = found.get(name)
+        is_count = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**40
+        if value is not None and not is_count:
+            raise DamagedFile(f"{name} of the environment is {str(value)[:40]!r}; it is a count.")
+    return found

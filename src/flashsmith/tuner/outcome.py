@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -68,6 +67,8 @@ KINDS: dict[str, type[Any]] = {  # Any: the classes share no base but object
     for kind in (Timed, Verified, Refused, DidNotCompile, DidNotRun, TimedOut, Wrong)
 }
 _TYPES = {"float": (int, float), "int": (int,), "str": (str,)}
+_MOST = 1e12  # microseconds, seconds or rounds: no measurement lasts that long
+_MOST_LETTERS = 10_000  # of a reason: a compiler's log is cut long before
 
 
 def outcome_fields(outcome: Outcome) -> dict[str, object]:
@@ -80,15 +81,21 @@ def outcome_from_fields(data: dict[str, object]) -> Outcome:
     name = data.get("outcome")
     kind = KINDS.get(name) if isinstance(name, str) else None
     if kind is None:
-        raise DamagedFile(f"outcome is {name!r}; it is one of {', '.join(KINDS)}.")
+        raise DamagedFile(f"outcome is {str(name)[:40]!r}; it is one of {', '.join(KINDS)}.")
     values: dict[str, object] = {}
     for field in fields(kind):
         value = data.get(field.name)
         allowed = _TYPES[str(field.type)]
         if isinstance(value, bool) or not isinstance(value, allowed):
-            raise DamagedFile(f"{field.name} of {name} is {value!r}; it is a {field.type}.")
-        if isinstance(value, float) and not math.isfinite(value):
-            raise DamagedFile(f"{field.name} of {name} is {value}; it is a finite number.")
+            raise DamagedFile(
+                f"{field.name} of {name} is {str(value)[:40]!r}; it is a {field.type}."
+            )
+        if isinstance(value, str) and len(value) > _MOST_LETTERS:
+            raise DamagedFile(f"{field.name} of {name} has more than {_MOST_LETTERS} letters.")
+        if isinstance(value, int | float) and not 0 < value <= _MOST:
+            raise DamagedFile(
+                f"{field.name} of {name} is {str(value)[:40]}; it is above 0 and at most {_MOST:g}."
+            )
         values[field.name] = value
     outcome: Outcome = kind(**values)
     return outcome

@@ -7,13 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from flashsmith.compile.compiler import kernel_source_hash
 from flashsmith.config.kernel_config import KernelConfig
 from flashsmith.problem.attention_problem import AttentionProblem
-from flashsmith.runtime.launch import plan
+from flashsmith.problem.text import problem_fields
 from flashsmith.tuner.candidates import Candidate, artefact_facts, compile_for_gate
 from flashsmith.tuner.executor import Answer, Died, Executor, Job, Late, Reply
-from flashsmith.tuner.measurement import Measurement, MeasurementKey, problem_fields
+from flashsmith.tuner.measurement import Measurement, MeasurementKey
 from flashsmith.tuner.outcome import (
     DidNotRun,
     Outcome,
@@ -114,19 +113,11 @@ class Tuner:
             arch=target.arch,
             driver=target.driver,
             compiler=target.compiler,
-            source_hash=self._source_hash(candidate),
+            code=candidate.kernel.code if candidate.kernel is not None else "",
             config=candidate.config.short_form(),
             problem=candidate.problem,
             protocol=protocol,
         )
-
-    def _source_hash(self, candidate: Candidate) -> str:
-        if candidate.kernel is None:
-            return ""
-        laid_out = plan(
-            candidate.config, candidate.problem, lse=False, sm_count=self.target.sm_count
-        )
-        return kernel_source_hash(candidate.config, laid_out.traits)
 
     def _run_screening(
         self, missing: Sequence[Candidate], found: dict[Candidate, Measurement]

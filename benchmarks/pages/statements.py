@@ -8,11 +8,11 @@ from flashsmith.bench.agreement import agreements
 from flashsmith.bench.versus import GEMM
 from flashsmith.measure.record import Record
 from flashsmith.report.sources import ReportData
-from flashsmith.report.tables import NOT_MEASURED
 from flashsmith.report.tuning_charts import ranked_problems, times_of
 from flashsmith.tuner.measurement import Measurement
 from flashsmith.tuner.picks import ALLOWED_GAP, compare_picks
 from flashsmith.tuner.predict import quality
+from pages.tables import NOT_MEASURED
 
 MANY = 20  # configurations of a problem, from which on an order is worth a correlation
 

@@ -1,0 +1,1 @@
+"""What the generated pages of the repository consist of: tables, sentences, a picture."""

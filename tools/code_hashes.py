@@ -1,0 +1,80 @@
+"""Lists the machine code of many kernels as hashes, and says which of them a change touched.
+
+    python tools/code_hashes.py write FILE     # before the change
+    python tools/code_hashes.py compare FILE   # after it: exit 1 where machine code differs
+
+Kernels: those that the shipped measurements choose, and the sets of `SETS`, each for three kinds of
+problem. A list belongs to the compiler that made it; FLASHSMITH_NVRTC names another one. Kernels
+come from the kernel cache where they are there.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from flashsmith.base.errors import FlashsmithError, Unsupported
+from flashsmith.compile.compiler import CompileJob, compile_many
+from flashsmith.compile.nvrtc_library import find_nvrtc
+from flashsmith.compile.registry import GENERAL
+from flashsmith.config import ForwardTraits, get_kernel_configs
+from flashsmith.tuner.shipped_kernels import shipped_jobs
+
+SETS = (("all", "sm_90a"), ("all", "sm_80"), ("hopper", "sm_90a"), ("hopper-prog", "sm_90a"))
+LETTERS = 16  # of a hash: enough to tell a thousand kernels apart
+KINDS = (ForwardTraits(), ForwardTraits(causal=True), GENERAL)
+
+
+def listed_jobs() -> list[CompileJob]:
+    """The kernels of the list, each once."""
+    jobs = [job for of_arch in shipped_jobs().values() for job in of_arch]
+    for key, arch in SETS:
+        jobs += [CompileJob(c, kind, arch) for c in get_kernel_configs(key) for kind in KINDS]
+    return list(dict.fromkeys(jobs))
+
+
+def hashes() -> dict[str, str]:
+    """By configuration, needs and architecture: the hash of the machine code, or `refused`."""
+    jobs = listed_jobs()
+    found = {}
+    for job, kernel in zip(jobs, compile_many(jobs, progress=_show), strict=True):
+        if isinstance(kernel, Unsupported):
+            code = "refused"
+        elif isinstance(kernel, FlashsmithError):
+            raise kernel
+        else:
+            code = kernel.code[:LETTERS]
+        found[f"{job.config.short_form()} | {job.traits.identifier()} | {job.arch}"] = code
+    return found
+
+
+def _show(done: int, total: int) -> None:
+    if done % 50 == 0 or done == total:
+        print(f"{done} of {total}", file=sys.stderr)
+
+
+def main() -> int:
+    """`write FILE` adds this compiler's hashes to a list, `compare FILE` compares with it."""
+    verb, path = sys.argv[1], Path(sys.argv[2])
+    compiler = find_nvrtc().compiler
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    listed = {row["kernel"]: row["code"] for row in map(json.loads, lines)}
+    made = hashes()
+    if verb == "write":
+        for kernel, code in made.items():
+            listed.setdefault(kernel, {})[compiler] = code
+        rows = [json.dumps({"kernel": kernel, "code": codes}) for kernel, codes in listed.items()]
+        path.write_text("".join(f"{row}\n" for row in rows), encoding="utf-8")
+        print(f"{len(made)} kernels of {compiler}")
+        return 0
+    known = {kernel: codes[compiler] for kernel, codes in listed.items() if compiler in codes}
+    other = [kernel for kernel, code in known.items() if made.get(kernel) != code]
+    for kernel in other:
+        print(f"{kernel}: {'other code' if kernel in made else 'not made any more'}")
+    print(f"{len(known) - len(other)} of {len(known)} kernels of {compiler} have equal code")
+    return 1 if other or not known else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
