@@ -25,7 +25,7 @@ MMA = "(BF16, 128, 128, 64, 4): async+eager+swizzled+load_2_2_2_tiles+buffer+opt
 
 def record(arguments, part: str, result: dict) -> None:
     """Appends one line with the environment it was measured in."""
-    from flashsmith.compile.nvrtc_library import find_nvrtc
+    from flashsmith.compile.nvrtc.library import find_nvrtc
     from flashsmith.measure.environment import environment_of
     from flashsmith.measure.record import Record, append_records
     from flashsmith.runtime.devices import default_device
@@ -175,10 +175,10 @@ def first_call(arguments, name: str, call: str, cache: str, changes: dict, **fac
 @contextmanager
 def shipped_kernels():
     """The package's bundle for this GPU; where it has none, one of what `first` calls."""
-    from flashsmith.compile.bundle import read_bundle
+    from flashsmith.compile.ahead_of_time.bundle import read_bundle
     from flashsmith.runtime.devices import default_device
-    from flashsmith.tuner import measured
-    from flashsmith.tuner import shipped_kernels as shipped
+    from flashsmith.tuner.choose import measured
+    from flashsmith.tuner.choose import shipped_kernels as shipped
 
     device = default_device("cuda")
     place = shipped.bundle_path(device.arch)

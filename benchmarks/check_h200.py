@@ -26,13 +26,13 @@ from flashsmith.check.cases import full_cases, quick_cases
 from flashsmith.check.survey import check_one, compile_jobs
 from flashsmith.check.tolerance import expectation_of
 from flashsmith.compile.compiler import compile_many
-from flashsmith.config import resolve_key
+from flashsmith.kernels import resolve_key
 from flashsmith.measure.environment import environment_of
 from flashsmith.measure.record import Record, append_records
 from flashsmith.measure.timed_configs import random_inputs
-from flashsmith.problem.attention_problem import AttentionProblem
+from flashsmith.problem.attention import AttentionProblem
 from flashsmith.runtime.devices import default_device, open_device
-from flashsmith.runtime.forward import prepare_forward
+from flashsmith.runtime.run import prepare_forward
 from flashsmith.runtime.tensors import tensors_on
 
 LADDER_D_HEADS = (64, 256)

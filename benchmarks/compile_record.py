@@ -19,14 +19,14 @@ from pathlib import Path
 
 from flashsmith import __version__
 from flashsmith.arch import ARCHES
+from flashsmith.compile.cache.kernel_cache import KernelCache
 from flashsmith.compile.compiler import available_cores, compile_kernel
-from flashsmith.compile.kernel_cache import KernelCache
-from flashsmith.compile.nvrtc_library import find_nvrtc
+from flashsmith.compile.nvrtc.library import find_nvrtc
 from flashsmith.compile.survey import SurveyRow, survey
-from flashsmith.config import KernelConfig, resolve_key
-from flashsmith.config.traits import ForwardTraits
+from flashsmith.kernels import KernelConfig, resolve_key
 from flashsmith.measure.environment import commit_of_checkout
 from flashsmith.measure.record import Record
+from flashsmith.problem.needs import ForwardTraits
 
 PLAIN = ForwardTraits()
 WARM_LOOKUPS = 200
@@ -37,9 +37,9 @@ FIRST_LOOKUP = """
 import sys, time
 from pathlib import Path
 from flashsmith.compile.compiler import compile_kernel
-from flashsmith.compile.kernel_cache import KernelCache
-from flashsmith.config import parse_config
-from flashsmith.config.traits import ForwardTraits
+from flashsmith.compile.cache.kernel_cache import KernelCache
+from flashsmith.kernels import parse_config
+from flashsmith.problem.needs import ForwardTraits
 config, cache = parse_config(sys.argv[1]), KernelCache(Path(sys.argv[2]), 1 << 40)
 start = time.perf_counter()
 compile_kernel(config, ForwardTraits(), sys.argv[3], cache=cache)

@@ -22,9 +22,10 @@ from instruction_cases.case import Case
 from flashsmith.base.errors import FlashsmithError
 from flashsmith.compile.artefact import CompiledKernel
 from flashsmith.compile.compiler import compile_text
-from flashsmith.runtime.cuda_device import CudaDevice
-from flashsmith.runtime.device import Device, LaunchGeometry, TensorMapSpec
-from flashsmith.runtime.emulated_device import EmulatedDevice
+from flashsmith.kernels.launch import LaunchGeometry, TensorMapSpec
+from flashsmith.runtime.cuda.device import CudaDevice
+from flashsmith.runtime.device import Device
+from flashsmith.runtime.emulated import EmulatedDevice
 
 ARCH = "sm_90a"
 

@@ -21,14 +21,14 @@ from pathlib import Path
 import numpy as np
 
 from flashsmith.compile.compiler import compile_kernel
-from flashsmith.config.parse import parse_config
+from flashsmith.emulator.machine.translate import translate
 from flashsmith.emulator.options import EmulatorOptions
 from flashsmith.emulator.ptx.parse import parse_kernel
-from flashsmith.emulator.translate import translate
-from flashsmith.problem.attention_problem import AttentionProblem
-from flashsmith.runtime.emulated_device import EmulatedDevice
-from flashsmith.runtime.forward import forward_arrays
-from flashsmith.runtime.launch import plan
+from flashsmith.kernels.parse import parse_config
+from flashsmith.kernels.plans import plan
+from flashsmith.problem.attention import AttentionProblem
+from flashsmith.runtime.emulated import EmulatedDevice
+from flashsmith.runtime.run import forward_arrays
 
 CONFIGS = {
     "B_r 64": "(FP16, 128, 64, 64, 4): async+eager+swizzled+load_2_2_2_tiles+buffer+opt_softmax",

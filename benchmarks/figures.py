@@ -27,7 +27,7 @@ from pages.tables import (
     winners_table,
 )
 
-from flashsmith.config import get_kernel_configs
+from flashsmith.kernels import get_kernel_configs
 from flashsmith.measure.record import Record
 from flashsmith.report.contenders import COLOURS, OURS, colour_of, rates_on_grid
 from flashsmith.report.sources import ReportData, gather
@@ -38,11 +38,14 @@ RECORDS = ROOT / "benchmarks" / "results" / "h200"
 PICTURE = Path("docs/figures/h200.svg")
 PEERS = ("cuDNN", "FlashAttention-2 (torch)")
 BESIDE = "flashsmith, beside peers"
-LADDERS = {"prog": Path("docs/kernels/mma.md"), "hopper-prog": Path("docs/kernels/hopper.md")}
+LADDERS = {
+    "prog": Path("docs/kernels/sm80_forward.md"),
+    "hopper-prog": Path("docs/kernels/sm90_forward.md"),
+}
 TWICE = ROOT / "benchmarks" / "results" / "h200_twice"
 TUNING = Path("docs/tuning.md")
 COMPILED = ROOT / "benchmarks" / "results" / "compile"
-SPILLS = Path("docs/kernels/mma.md")
+SPILLS = Path("docs/kernels/sm80_forward.md")
 
 
 def pages() -> dict[Path, str]:
@@ -131,7 +134,7 @@ def readme(data: ReportData) -> str:
             peers_table(data.records, PEERS),
             "",
             "The tuner's winners in the picture ran without peers; the Hopper kernels cell by "
-            "cell: [docs/kernels/hopper.md](docs/kernels/hopper.md).",
+            "cell: [docs/kernels/sm90_forward.md](docs/kernels/sm90_forward.md).",
             "",
             f"From [benchmarks/results/h200](benchmarks/results/h200) ({', '.join(dates)}) by "
             f"`make figures`; under sustained load: [docs/benchmarks.md](docs/benchmarks.md).",

@@ -20,17 +20,17 @@ from flashsmith.bench.peers import torch_tensors
 from flashsmith.check.cases import quick_cases
 from flashsmith.check.verdict import check_case
 from flashsmith.compile.compiler import CompileJob, compile_many
-from flashsmith.config.parse import parse_config
-from flashsmith.config.traits import ForwardTraits
+from flashsmith.kernels.launch import ForwardCall, TensorArg
+from flashsmith.kernels.parse import parse_config
 from flashsmith.measure.environment import environment_of
 from flashsmith.measure.interleaved import Contender, compare
 from flashsmith.measure.record import append_records, records_of
 from flashsmith.measure.statistics import geometric_mean
 from flashsmith.measure.timed_configs import contender_of
-from flashsmith.problem.attention_problem import AttentionProblem
+from flashsmith.problem.attention import AttentionProblem
 from flashsmith.problem.cost import forward_cost
+from flashsmith.problem.needs import ForwardTraits
 from flashsmith.runtime.devices import default_device
-from flashsmith.runtime.launch.plan import ForwardCall, TensorArg
 
 TOKENS, WIDTH = 16384, 2048
 LENGTHS = (1024, 4096, 16384)

@@ -15,11 +15,11 @@ import sys
 from pathlib import Path
 
 from flashsmith.base.errors import FlashsmithError, Unsupported
+from flashsmith.compile.ahead_of_time.registry import GENERAL
 from flashsmith.compile.compiler import CompileJob, compile_many
-from flashsmith.compile.nvrtc_library import find_nvrtc
-from flashsmith.compile.registry import GENERAL
-from flashsmith.config import ForwardTraits, get_kernel_configs
-from flashsmith.tuner.shipped_kernels import shipped_jobs
+from flashsmith.compile.nvrtc.library import find_nvrtc
+from flashsmith.kernels import ForwardTraits, get_kernel_configs
+from flashsmith.tuner.choose.shipped_kernels import shipped_jobs
 
 SETS = (("all", "sm_90a"), ("all", "sm_80"), ("hopper", "sm_90a"), ("hopper-prog", "sm_90a"))
 LETTERS = 16  # of a hash: enough to tell a thousand kernels apart

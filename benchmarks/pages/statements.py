@@ -9,9 +9,9 @@ from flashsmith.bench.versus import GEMM
 from flashsmith.measure.record import Record
 from flashsmith.report.sources import ReportData
 from flashsmith.report.tuning_charts import ranked_problems, times_of
-from flashsmith.tuner.measurement import Measurement
-from flashsmith.tuner.picks import ALLOWED_GAP, compare_picks
-from flashsmith.tuner.predict import quality
+from flashsmith.tuner.run.predict import quality
+from flashsmith.tuner.store.measurement import Measurement
+from flashsmith.tuner.store.picks import ALLOWED_GAP, compare_picks
 from pages.tables import NOT_MEASURED
 
 MANY = 20  # configurations of a problem, from which on an order is worth a correlation

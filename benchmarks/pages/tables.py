@@ -8,8 +8,8 @@ from itertools import pairwise
 
 from flashsmith.base.errors import DamagedFile
 from flashsmith.bench.ladder import LADDER, changes
-from flashsmith.config import KernelConfig, parse_config
-from flashsmith.config.parse import looks_like_config
+from flashsmith.kernels import KernelConfig, parse_config
+from flashsmith.kernels.parse import looks_like_config
 from flashsmith.measure.record import Record
 from flashsmith.measure.statistics import geometric_mean
 from flashsmith.report.contenders import Against, against_peers, regime_of, runs_of
@@ -37,7 +37,7 @@ def winners_table(tuned: Sequence[Winner]) -> str:
     lines = ["| d_head | mask | kernels |" + "".join(f" {length:,} |" for length in lengths)]
     lines.append("|---:|---|---|" + "---:|" * len(lengths))
     for (d_head, causal), grid in grids.items():
-        families = ", ".join(sorted({parse_config(w.config).FAMILY for w in grid.values()}))
+        families = ", ".join(sorted({parse_config(w.config).NAME for w in grid.values()}))
         rates = [f"{grid[length].tflops:.0f}" if length in grid else "" for length in lengths]
         mask = "causal" if causal else "full"
         lines.append(f"| {d_head} | {mask} | {families} | {' | '.join(rates)} |")
@@ -71,7 +71,7 @@ def peers_table(records: Sequence[Record], peers: Sequence[str], regime: str = "
 def _family(found: Against) -> str:
     """The family of kernels that our record is of; empty where it does not say."""
     name = str(found.ours.what.get("config") or found.ours.what["name"])
-    return parse_config(name).FAMILY if looks_like_config(name) else ""
+    return parse_config(name).NAME if looks_like_config(name) else ""
 
 
 def _means(found: Sequence[Against], peers: Sequence[str]) -> list[str]:

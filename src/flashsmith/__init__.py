@@ -4,7 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from flashsmith.base.dtypes import DType
-from flashsmith.config import (
+from flashsmith.kernels import (
     FlashForwardKernelConfig,
     get_autotuning_kernel_configs,
     get_kernel_configs,
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
     from flashsmith.api.attention import flash_attention
     from flashsmith.api.dropins import flash_attn_func, scaled_dot_product_attention
     from flashsmith.api.notices import FlashsmithWarning
-    from flashsmith.problem.attention_problem import AttentionProblem
-    from flashsmith.tuner.choose import Choice, choose
+    from flashsmith.problem.attention import AttentionProblem
+    from flashsmith.tuner.choose.choice import Choice, choose
 
 __version__ = "0.1.0"
 
 # Public names whose modules are imported when the name is first used: `import flashsmith` is quick.
 _LAZY = {
-    "AttentionProblem": "flashsmith.problem.attention_problem",
-    "Choice": "flashsmith.tuner.choose",
+    "AttentionProblem": "flashsmith.problem.attention",
+    "Choice": "flashsmith.tuner.choose.choice",
     "FlashsmithWarning": "flashsmith.api.notices",
-    "choose": "flashsmith.tuner.choose",
+    "choose": "flashsmith.tuner.choose.choice",
     "flash_attention": "flashsmith.api.attention",
     "flash_attn_func": "flashsmith.api.dropins",
     "scaled_dot_product_attention": "flashsmith.api.dropins",

@@ -12,7 +12,8 @@ import threading
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from flashsmith.runtime import devices, driver
+from flashsmith.runtime import devices
+from flashsmith.runtime.cuda import driver
 
 INVALID_CONTEXT, INVALID_HANDLE, CAPTURE_UNSUPPORTED = 201, 400, 900  # CUresult
 _NAMES = {

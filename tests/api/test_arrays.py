@@ -19,7 +19,7 @@ from flashsmith.api.launches import tensor_arg
 from flashsmith.base.dtypes import DType
 from flashsmith.base.errors import ArgumentError
 from flashsmith.check.cases import Case
-from flashsmith.problem.attention_problem import AttentionProblem
+from flashsmith.problem.attention import AttentionProblem
 from flashsmith.torch_op.tensor_view import tensor_view
 
 
@@ -186,7 +186,7 @@ def test_a_first_call_imports_neither_masked_arrays_nor_sqlite():
     """They take as long to import as all the rest of a first call with a warm cache."""
     code = (
         "import sys, numpy as np, flashsmith\n"
-        "from flashsmith.tuner.measured import choosable, SHIPPED_FOLDER\n"
+        "from flashsmith.tuner.choose.measured import choosable, SHIPPED_FOLDER\n"
         "assert choosable(SHIPPED_FOLDER / 'nvidia_h200.jsonl')\n"
         "q = np.zeros((1, 0, 1, 8), np.float16)\n"
         "flashsmith.flash_attention(q, q, q, backend='emulator')\n"

@@ -7,7 +7,7 @@ from standin_gpus import plug_in
 
 from flashsmith.base.dtypes import DType
 from flashsmith.check.cases import Case
-from flashsmith.problem.attention_problem import AttentionProblem
+from flashsmith.problem.attention import AttentionProblem
 from flashsmith.runtime.devices import default_device
 from flashsmith.torch_op import cuda_kernel, fake_kernel
 

@@ -10,7 +10,7 @@ from placed_arrays import Placement, placed_inputs, require_right
 from flashsmith import flash_attn_func, scaled_dot_product_attention
 from flashsmith.base.dtypes import DType
 from flashsmith.check.cases import Case
-from flashsmith.problem.attention_problem import AttentionProblem
+from flashsmith.problem.attention import AttentionProblem
 
 pytestmark = pytest.mark.filterwarnings("ignore::flashsmith.FlashsmithWarning")
 PROBLEM = AttentionProblem(2, 3, 1, 70, 203, 64, DType.FP16, causal=True)

@@ -17,8 +17,8 @@ from flashsmith.api.options import checked_options
 from flashsmith.base.dtypes import DType
 from flashsmith.base.errors import Unsupported
 from flashsmith.check.cases import Case, inputs_of
-from flashsmith.problem.attention_problem import AttentionProblem
-from flashsmith.tuner.choose import Rejected
+from flashsmith.problem.attention import AttentionProblem
+from flashsmith.tuner.choose.choice import Rejected
 
 EXAMPLES = 40
 PLACEMENTS = st.sampled_from(

@@ -15,7 +15,7 @@ from flashsmith import flash_attention
 from flashsmith.base.dtypes import DType
 from flashsmith.base.errors import Unsupported
 from flashsmith.check.cases import Case
-from flashsmith.problem.attention_problem import AttentionProblem
+from flashsmith.problem.attention import AttentionProblem
 
 pytestmark = pytest.mark.filterwarnings("ignore::flashsmith.FlashsmithWarning")
 CASE = Case("operator", AttentionProblem(2, 6, 2, 70, 203, 64, DType.BF16, causal=True))

@@ -56,7 +56,7 @@ FAKE_NCU = f"""#!{sys.executable}
 import json, os, signal, subprocess, sys
 from pathlib import Path
 from flashsmith.bench.profile import REFERENCE, Job
-from flashsmith.config.traits import ForwardTraits
+from flashsmith.problem.needs import ForwardTraits
 sys.path.insert(0, {str(__file__).rpartition("/")[0]!r})
 from ncu_samples import COMBINE, FA2, log_of
 

@@ -10,7 +10,7 @@ from flashsmith.bench.agreement import agreements
 from flashsmith.cli.main import app
 from flashsmith.measure.environment import environment_of
 from flashsmith.measure.record import Record, append_records
-from flashsmith.runtime.emulated_device import EmulatedDevice
+from flashsmith.runtime.emulated import EmulatedDevice
 
 ENVIRONMENT = asdict(environment_of(EmulatedDevice("sm_90a")))
 WHAT = {"suite": "quick", "batch": 3, "heads": 3, "kv_heads": 3, "q_len": 1000, "k_len": 1000}

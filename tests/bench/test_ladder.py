@@ -4,7 +4,7 @@ import pytest
 
 from flashsmith.base.errors import ArgumentError
 from flashsmith.bench.ladder import ablation, changes, steps_of
-from flashsmith.config import get_kernel_configs, parse_config
+from flashsmith.kernels import get_kernel_configs, parse_config
 from flashsmith.measure.facts import facts_of
 from flashsmith.measure.interleaved import Comparison, Timed
 from flashsmith.measure.statistics import ratio_by_round, summarize

@@ -15,10 +15,10 @@ from flashsmith.bench import ncu, profile_groups
 from flashsmith.bench import profile as profile_module
 from flashsmith.bench.profile import REFERENCE, Job, profile, tasks_of
 from flashsmith.bench.profile_groups import Clock, Watcher, compiled_ahead, groups_of
-from flashsmith.config import get_kernel_configs
+from flashsmith.kernels import get_kernel_configs
 from flashsmith.measure.record import read_records
-from flashsmith.problem.attention_problem import AttentionProblem
-from flashsmith.runtime.emulated_device import EmulatedDevice
+from flashsmith.problem.attention import AttentionProblem
+from flashsmith.runtime.emulated import EmulatedDevice
 
 LADDER = get_kernel_configs("prog")
 HOPPER = get_kernel_configs("hopper-prog")
@@ -155,8 +155,9 @@ def test_launches_are_told_while_a_group_runs_and_nothing_runs_on_after_it(
 DRIVER = """
 import sys
 from flashsmith.bench.profile_groups import groups_of
-from flashsmith.cli import main, profile as verb
-from flashsmith.runtime.emulated_device import EmulatedDevice
+from flashsmith.cli import main
+from flashsmith.cli.verbs import profile as verb
+from flashsmith.runtime.emulated import EmulatedDevice
 
 verb.has_cuda = lambda: True
 verb.default_device = lambda name: EmulatedDevice("sm_90a")
@@ -236,7 +237,7 @@ def test_what_does_not_compile_is_left_out_before_a_profiler_starts(monkeypatch)
     told = []
     job, left_out = compiled_ahead(asked, device, lambda *state: told.append(state))
     assert [task.configs for task in job.tasks] == [(LADDER[0], LADDER[2])] * 2
-    assert "no kernels for sm_86" in left_out[0]
+    assert "sm90_forward does not exist for sm_86" in left_out[0]
     assert "does not compile: error: no such thing" in left_out[1]
     assert [one.config for one in compiled] == LADDER[:3]  # two lengths, the same kernels
     assert told == [(3, 3)]

@@ -11,11 +11,11 @@ from typer.testing import CliRunner
 from flashsmith.base.errors import ArgumentError, DeviceMissing
 from flashsmith.bench.profile import REFERENCE, Profile
 from flashsmith.bench.profile_groups import Profiled
-from flashsmith.cli import profile as verb
 from flashsmith.cli.main import app
-from flashsmith.config import get_kernel_configs
+from flashsmith.cli.verbs import profile as verb
+from flashsmith.kernels import get_kernel_configs
 from flashsmith.measure.record import append_records, read_records
-from flashsmith.runtime.emulated_device import EmulatedDevice
+from flashsmith.runtime.emulated import EmulatedDevice
 
 TUNE = [c.short_form() for c in get_kernel_configs("tune") if c.d_head == 128]
 METRICS = {"duration_us": 1000.0, "cycles": 1.5e6, "registers": 168.0, "l2_hit_pct": 93.254}

@@ -7,14 +7,14 @@ import pytest
 from typer.testing import CliRunner
 
 from flashsmith.base.errors import ArgumentError, DeviceMissing
-from flashsmith.cli import bench, progression
 from flashsmith.cli.main import app
-from flashsmith.config import get_kernel_configs
+from flashsmith.cli.verbs import bench, progression
+from flashsmith.kernels import get_kernel_configs
 from flashsmith.measure.facts import Facts
 from flashsmith.measure.interleaved import Comparison, Timed
 from flashsmith.measure.record import read_records
 from flashsmith.measure.statistics import ratio_by_round, summarize
-from flashsmith.runtime.emulated_device import EmulatedDevice
+from flashsmith.runtime.emulated import EmulatedDevice
 
 FACTS = Facts(168, 0, 49152, 3, "registers", 2461.0, 0.21, 0.0, 16.0, 900.0, 0.0)
 

@@ -5,13 +5,13 @@ import pytest
 from flashsmith.base.dtypes import DType
 from flashsmith.bench.suite import Shape
 from flashsmith.bench.versus import GEMM, OURS, Versus, records
-from flashsmith.config import get_kernel_configs
+from flashsmith.kernels import get_kernel_configs
 from flashsmith.measure.environment import environment_of
 from flashsmith.measure.interleaved import Comparison, Timed
 from flashsmith.measure.statistics import ratio_by_round, summarize
-from flashsmith.problem.attention_problem import AttentionProblem
-from flashsmith.runtime.emulated_device import EmulatedDevice
-from flashsmith.tuner.choose import Choice
+from flashsmith.problem.attention import AttentionProblem
+from flashsmith.runtime.emulated import EmulatedDevice
+from flashsmith.tuner.choose.choice import Choice
 
 PROBLEM = AttentionProblem(2, 3, 3, 1000, 1000, 128, DType.BF16)
 CONFIG = get_kernel_configs("prog")[-1]

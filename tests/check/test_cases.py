@@ -5,7 +5,7 @@ import pytest
 
 from flashsmith.check.cases import full_cases, inputs_of, quick_cases
 from flashsmith.check.placement import PLACEMENTS
-from flashsmith.config import resolve_key
+from flashsmith.kernels import resolve_key
 
 CONFIGS = resolve_key("all")
 

@@ -11,10 +11,10 @@ from flashsmith.check.agreement import output_of, ulps_apart
 from flashsmith.check.cases import Case, full_cases, quick_cases
 from flashsmith.check.survey import check_on_device, check_one, compile_jobs
 from flashsmith.check.verdict import check_case
-from flashsmith.config import parse_config, resolve_key
-from flashsmith.problem.attention_problem import AttentionProblem
+from flashsmith.kernels import parse_config, resolve_key
+from flashsmith.problem.attention import AttentionProblem
 from flashsmith.runtime.devices import open_device
-from flashsmith.runtime.forward import prepare_forward
+from flashsmith.runtime.run import prepare_forward
 
 SMALL = parse_config("(BF16, 64, 64, 32, 4): async+swizzled+load_2_2_2_tiles")
 UNBUILDABLE = parse_config("(FP16, 64, 64, 32, 8): load_0_0_0_tiles")

@@ -4,7 +4,7 @@ import pytest
 
 from flashsmith.check.cases import quick_cases
 from flashsmith.check.verdict import check_case
-from flashsmith.config import resolve_key
+from flashsmith.kernels import resolve_key
 
 CONFIGS = list(dict.fromkeys([*resolve_key("tune"), *resolve_key("prog")]))
 

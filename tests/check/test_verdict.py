@@ -9,8 +9,8 @@ from flashsmith.check.cases import Case, full_cases, inputs_of
 from flashsmith.check.placement import MARGIN, PLACEMENTS, fill_buffers, places_of
 from flashsmith.check.same_precision import same_precision_attention
 from flashsmith.check.verdict import judge
-from flashsmith.config import parse_config
-from flashsmith.problem.attention_problem import AttentionProblem
+from flashsmith.kernels import parse_config
+from flashsmith.problem.attention import AttentionProblem
 
 CONFIG = parse_config("(BF16, 64, 64, 32, 4): async+eager+swizzled+load_2_2_2_tiles")
 PROBLEM = AttentionProblem(2, 3, 1, 37, 101, 72, DType.FP16, causal=True)

@@ -8,11 +8,11 @@ from typer.testing import CliRunner
 
 from flashsmith.base.errors import ArgumentError
 from flashsmith.cli.main import app
-from flashsmith.compile.bundle import read_bundle
-from flashsmith.problem.attention_problem import AttentionProblem
-from flashsmith.tuner.exchange import write_lines
-from flashsmith.tuner.measurement import Measurement, MeasurementKey
-from flashsmith.tuner.outcome import Timed
+from flashsmith.compile.ahead_of_time.bundle import read_bundle
+from flashsmith.problem.attention import AttentionProblem
+from flashsmith.tuner.store.exchange import write_lines
+from flashsmith.tuner.store.measurement import Measurement, MeasurementKey
+from flashsmith.tuner.store.outcome import Timed
 
 SMALL = "(BF16, 64, 64, 32, 4): async+eager+swizzled+load_2_2_2_tiles+opt_softmax"
 LARGE = "(FP16, 256, 128, 64, 8): async+swizzled+load_2_2_2_tiles"
@@ -52,7 +52,7 @@ def test_build_makes_a_bundle_and_says_what_is_left_out(tmp_path):
 
 
 def test_build_makes_the_kernels_of_the_shipped_measurements(tmp_path, monkeypatch):
-    monkeypatch.setattr("flashsmith.tuner.measured.SHIPPED_FOLDER", tmp_path)
+    monkeypatch.setattr("flashsmith.tuner.choose.measured.SHIPPED_FOLDER", tmp_path)
     problem = AttentionProblem(1, 3, 1, 4096, 4096, 64, causal=True)
     key = MeasurementKey("NVIDIA Test", "sm_80", "", "", "", SMALL, problem, "final")
     write_lines([Measurement(key, Timed(9.0, 9.0, 9.0, 15, "f"), gate=True)], tmp_path / "t.jsonl")

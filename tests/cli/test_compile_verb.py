@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from flashsmith.cli.main import app
-from flashsmith.config import parse_config
+from flashsmith.kernels import parse_config
 
 SMALL = "(BF16, 64, 64, 32, 4): async+eager+swizzled+load_2_2_2_tiles+opt_softmax"
 LARGE = "(FP16, 256, 128, 64, 8): async+swizzled+load_2_2_2_tiles"

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from flashsmith.cli.main import app
-from flashsmith.config import get_kernel_configs, parse_config
+from flashsmith.kernels import get_kernel_configs, parse_config
 
 FACTS = ["short_form", "threads", "smem_bytes", "blocks_per_sm", "limit"]
 
@@ -92,7 +92,7 @@ def test_why_says_whether_a_block_fits_the_architecture(configs):
 
 def test_space_gives_the_size_before_and_after_each_filter(configs):
     steps = json.loads(configs("--space", "--json"))
-    (start,) = [s for s in steps if s["step"] == "tuning grid" and s["family"] == "mma"]
+    (start,) = [s for s in steps if s["step"] == "tuning grid" and s["family"] == "sm80_forward"]
     assert start["left"] == 256
     (end,) = [s for s in steps if s["step"] == "large_tile_reads_q_in_steps"]
     assert end["left"] == 80

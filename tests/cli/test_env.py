@@ -8,8 +8,8 @@ from typer.testing import CliRunner
 
 from flashsmith import __version__
 from flashsmith.base.errors import CompilerMissing
-from flashsmith.cli import env
 from flashsmith.cli.main import app
+from flashsmith.cli.verbs import env
 
 
 @pytest.fixture

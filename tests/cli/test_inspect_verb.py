@@ -6,8 +6,8 @@ import pytest
 from typer.testing import CliRunner
 
 from flashsmith.base.errors import ArgumentError, CompilerMissing, Unsupported
-from flashsmith.cli import inspect
 from flashsmith.cli.main import app
+from flashsmith.cli.verbs import inspect
 
 BASE = "(BF16, 64, 64, 32, 4): async+swizzled+load_2_2_2_tiles"
 SYNC = "(BF16, 64, 64, 32, 4): swizzled+load_2_2_2_tiles"

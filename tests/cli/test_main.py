@@ -104,5 +104,5 @@ def test_listing_configurations_as_json_draws_no_table():
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     modules = set(ran.stderr.split())
-    assert "flashsmith.cli.configs" in modules
-    assert not modules & {"torch", "cuda", "rich.table", "flashsmith.cli.env"}
+    assert "flashsmith.cli.verbs.configs" in modules
+    assert not modules & {"torch", "cuda", "rich.table", "flashsmith.cli.verbs.env"}

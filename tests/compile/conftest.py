@@ -2,8 +2,8 @@
 
 import pytest
 
-from flashsmith.compile.kernel_cache import KernelCache
-from flashsmith.config import parse_config
+from flashsmith.compile.cache.kernel_cache import KernelCache
+from flashsmith.kernels import parse_config
 
 MEGABYTE = 1 << 20
 SMALL = "(BF16, 64, 64, 32, 4): async+eager+swizzled+load_2_2_2_tiles+opt_softmax"

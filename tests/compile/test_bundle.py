@@ -8,14 +8,14 @@ import pytest
 
 from flashsmith import arch as arches
 from flashsmith.base.errors import CompilerMissing, DamagedFile, Unsupported
-from flashsmith.compile import nvrtc
-from flashsmith.compile.ahead_of_time import build_bundle
-from flashsmith.compile.bundle import open_bundle, read_bundle, write_bundle
+from flashsmith.compile.ahead_of_time.build import build_bundle
+from flashsmith.compile.ahead_of_time.bundle import open_bundle, read_bundle, write_bundle
+from flashsmith.compile.cache.kernel_cache import KernelCache
 from flashsmith.compile.compiler import compile_kernel
-from flashsmith.compile.kernel_cache import KernelCache
-from flashsmith.compile.source import UnitOptions
-from flashsmith.config.rules import Refusal
-from flashsmith.config.traits import ForwardTraits
+from flashsmith.compile.nvrtc import program as nvrtc
+from flashsmith.compile.unit import UnitOptions
+from flashsmith.kernels.rules import Refusal
+from flashsmith.problem.needs import ForwardTraits
 
 SM_86 = arches.get("sm_86")
 PLAIN = ForwardTraits()

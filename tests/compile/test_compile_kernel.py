@@ -4,10 +4,10 @@ import pytest
 
 from flashsmith.base.errors import CompileError, Unsupported
 from flashsmith.compile.compiler import CompileJob, compile_kernel, compile_many
-from flashsmith.compile.cubin import code_hash
-from flashsmith.compile.source import unit_source
-from flashsmith.config import parse_config
-from flashsmith.config.traits import ForwardTraits
+from flashsmith.compile.machine.cubin import code_hash
+from flashsmith.compile.unit import unit_source
+from flashsmith.kernels import parse_config
+from flashsmith.problem.needs import ForwardTraits
 
 PLAIN = ForwardTraits()
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from flashsmith.arch import ARCHES
-from flashsmith.config import parse_config, resolve_key
+from flashsmith.kernels import parse_config, resolve_key
 
 FOLDER = Path(__file__).parents[2] / "benchmarks" / "results" / "compile"
 RECORDS = sorted(FOLDER.glob("*.jsonl"))

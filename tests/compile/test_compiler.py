@@ -3,10 +3,10 @@
 import pytest
 
 from flashsmith.base.errors import ArgumentError, CompileError
-from flashsmith.compile import nvrtc
 from flashsmith.compile.compiler import compile_text
-from flashsmith.compile.cubin import code_hash
-from flashsmith.compile.source import UnitOptions
+from flashsmith.compile.machine.cubin import code_hash
+from flashsmith.compile.nvrtc import program as nvrtc
+from flashsmith.compile.unit import UnitOptions
 
 SOURCE = """\
 extern "C" __global__ void add_one(float* p) {

@@ -3,8 +3,8 @@
 import pytest
 
 from flashsmith.base.errors import CompilerMissing, DamagedFile
-from flashsmith.compile import sass
-from flashsmith.compile.instruction_mix import ptx_mix, sass_mix
+from flashsmith.compile.machine import sass
+from flashsmith.compile.machine.instruction_mix import ptx_mix, sass_mix
 
 PTX = """\
 .version 9.0

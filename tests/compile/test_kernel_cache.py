@@ -10,19 +10,22 @@ import time
 import pytest
 
 from flashsmith.base.errors import ArgumentError, CompileError
-from flashsmith.compile import cache_upkeep, compiler, kernel_cache, nvrtc
+from flashsmith.compile import compiler
+from flashsmith.compile.cache import kernel_cache
+from flashsmith.compile.cache import upkeep as cache_upkeep
+from flashsmith.compile.cache.kernel_cache import KernelCache
 from flashsmith.compile.compiler import compile_text
-from flashsmith.compile.kernel_cache import KernelCache
-from flashsmith.compile.source import UnitOptions
+from flashsmith.compile.nvrtc import program as nvrtc
+from flashsmith.compile.unit import UnitOptions
 
 SOURCE = 'extern "C" __global__ void k(float* p) { p[threadIdx.x] = 1.0f; }\n'
 
 CHILD = """
 import sys
 from pathlib import Path
-from flashsmith.compile import nvrtc
+from flashsmith.compile.nvrtc import program as nvrtc
 from flashsmith.compile.compiler import compile_text
-from flashsmith.compile.kernel_cache import KernelCache
+from flashsmith.compile.cache.kernel_cache import KernelCache
 
 compiled = []
 compile_program = nvrtc.compile_program

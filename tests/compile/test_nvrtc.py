@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from flashsmith.base.errors import CompilerMissing
-from flashsmith.compile import nvrtc
+from flashsmith.compile.nvrtc import program as nvrtc
 
 
 def test_the_builtins_beside_a_library_are_loaded_before_it(tmp_path, monkeypatch):

@@ -5,8 +5,8 @@ import sys
 import pytest
 
 from flashsmith.base.errors import CompilerMissing
-from flashsmith.compile import nvrtc_library
-from flashsmith.compile.nvrtc_library import NvrtcLibrary, driver_misfit, find_nvrtc
+from flashsmith.compile.nvrtc import library as nvrtc_library
+from flashsmith.compile.nvrtc.library import NvrtcLibrary, driver_misfit, find_nvrtc
 
 DRIVER_535 = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.183.01  Sun May 12\n"
 DRIVER_580 = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build\n"

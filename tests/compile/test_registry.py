@@ -7,18 +7,18 @@ import pytest
 
 from flashsmith import arch as arches
 from flashsmith.base.errors import ArgumentError, CompilerMissing, Unsupported
-from flashsmith.compile import nvcc
-from flashsmith.compile.header_closure import header_closure
-from flashsmith.compile.library import build_library
-from flashsmith.compile.registry import (
+from flashsmith.compile.ahead_of_time import nvcc
+from flashsmith.compile.ahead_of_time.library import build_library
+from flashsmith.compile.ahead_of_time.registry import (
     REGISTERED_TRAITS,
     flash_kernels_header,
     registry_configs,
     registry_unit,
     write_registry,
 )
-from flashsmith.config import resolve_key
-from flashsmith.config.traits import ForwardTraits
+from flashsmith.compile.header_closure import header_closure
+from flashsmith.kernels import resolve_key
+from flashsmith.problem.needs import ForwardTraits
 
 CLIENT = Path(__file__).parent / "c" / "registry_client.c"
 

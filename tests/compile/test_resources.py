@@ -3,7 +3,7 @@
 import pytest
 
 from flashsmith.base.errors import DamagedFile
-from flashsmith.compile.resources import parse_resources
+from flashsmith.compile.machine.resources import parse_resources
 
 LOG_13_0 = """\
 ptxas info    : 0 bytes gmem

@@ -4,14 +4,14 @@ import pytest
 
 from flashsmith import arch as arches
 from flashsmith.base.errors import CompilerMissing
-from flashsmith.compile import survey as survey_module
-from flashsmith.compile.registry import GENERAL
+from flashsmith.compile import artefact
+from flashsmith.compile.ahead_of_time.registry import GENERAL
 from flashsmith.compile.survey import survey
-from flashsmith.config.parse import parse_config
-from flashsmith.config.rules import Refusal
-from flashsmith.config.traits import ForwardTraits
+from flashsmith.kernels.parse import parse_config
+from flashsmith.kernels.rules import Refusal
 from flashsmith.measure.facts import facts_of, small_problem
-from flashsmith.tuner.candidates import Candidate, artefact_facts
+from flashsmith.problem.needs import ForwardTraits
+from flashsmith.tuner.run.candidates import Candidate, artefact_facts
 
 PLAIN = ForwardTraits()
 SM_80, SM_86 = arches.get("sm_80"), arches.get("sm_86")
@@ -57,7 +57,7 @@ def test_a_configuration_that_no_compiler_could_build_says_so_without_a_compile(
 
 def test_equal_machine_code_names_the_first_that_has_it(cache, small, monkeypatch):
     # The element type stays in the machine code; a hash that is blind to it makes them aliases.
-    monkeypatch.setattr(survey_module, "code_hash", lambda cubin: "same")
+    monkeypatch.setattr(artefact, "code_hash", lambda cubin: "same")
     other = small.replace(mma_double_buffer_loads=True)
     first, second = survey([small, other], PLAIN, [SM_80], cache=cache)
     assert first.same_as is None

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from flashsmith.compile.compiler import compile_text
-from flashsmith.runtime.device import LaunchGeometry
+from flashsmith.kernels.launch import LaunchGeometry
 
 UNIT = """\
 {includes}

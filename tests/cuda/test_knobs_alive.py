@@ -6,10 +6,10 @@ import pytest
 
 from flashsmith.base.dtypes import DType
 from flashsmith.compile.compiler import compile_kernel
-from flashsmith.compile.cubin import machine_code
-from flashsmith.config.forward import FlashForwardKernelConfig
-from flashsmith.config.parse import parse_config
-from flashsmith.config.traits import ForwardTraits
+from flashsmith.compile.machine.cubin import machine_code
+from flashsmith.kernels.parse import parse_config
+from flashsmith.kernels.sm80_forward.config import FlashForwardKernelConfig
+from flashsmith.problem.needs import ForwardTraits
 
 BASE = parse_config("(FP16, 128, 64, 64, 4): async+eager+swizzled+load_2_2_2_tiles+buffer")
 # the field and its other value; where the base leaves no other value, the base to take instead

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from flashsmith.base.dtypes import DType, from_bits, to_bits
-from flashsmith.config import get_kernel_configs
-from flashsmith.problem.attention_problem import AttentionProblem
+from flashsmith.kernels import get_kernel_configs
+from flashsmith.problem.attention import AttentionProblem
 from flashsmith.problem.reference import reference_attention
-from flashsmith.runtime.forward import forward_arrays
+from flashsmith.runtime.run import forward_arrays
 
 FP16 = [config for config in get_kernel_configs("hopper") if config.dtype is DType.FP16]
 BY_STATISTICS = {config.statistics: config for config in reversed(FP16)}

@@ -3,8 +3,8 @@
 import pytest
 
 from flashsmith.compile.compiler import compile_kernel
-from flashsmith.config.parse import parse_config
-from flashsmith.config.traits import ForwardTraits
+from flashsmith.kernels.parse import parse_config
+from flashsmith.problem.needs import ForwardTraits
 
 NO_SPILLS = [
     "(FP16, 128, 64, 64, 4): async+load_0_0_0_tiles",

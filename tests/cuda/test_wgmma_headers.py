@@ -3,7 +3,7 @@
 import runpy
 from pathlib import Path
 
-from flashsmith.config.hopper import HopperForwardKernelConfig
+from flashsmith.kernels.sm90_forward.config import HopperForwardKernelConfig
 
 TOOL = runpy.run_path(str(Path(__file__).parents[2] / "tools/write_wgmma_headers.py"))
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 
 from flashsmith.compile.compiler import compile_text
+from flashsmith.emulator.copies.tensor_map import encode_tensor_map
 from flashsmith.emulator.memory import GlobalMemory
 from flashsmith.emulator.options import EmulatorOptions
 from flashsmith.emulator.program import load
-from flashsmith.emulator.tensor_map import encode_tensor_map
 
 SMEM_BYTES = 1024 + 6 * 16384 + 9 * 8  # alignment, tiles of Q, K and V, barriers
 FOLDER = Path(__file__).parent / "kernels"

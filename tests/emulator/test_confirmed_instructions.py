@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from flashsmith.compile.compiler import compile_text
-from flashsmith.runtime.emulated_device import EmulatedDevice
+from flashsmith.runtime.emulated import EmulatedDevice
 
 ROOT = Path(__file__).parents[2]
 RECORDS = ROOT / "benchmarks" / "results" / "h200" / "instructions.jsonl"

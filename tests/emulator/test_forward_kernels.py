@@ -5,11 +5,11 @@ import pytest
 from flashsmith.check.cases import quick_cases
 from flashsmith.check.verdict import check_case
 from flashsmith.compile.compiler import compile_kernel
-from flashsmith.config.parse import parse_config
-from flashsmith.config.traits import ForwardTraits
 from flashsmith.emulator.options import EmulatorOptions
 from flashsmith.emulator.program import load
-from flashsmith.runtime.emulated_device import EmulatedDevice
+from flashsmith.kernels.parse import parse_config
+from flashsmith.problem.needs import ForwardTraits
+from flashsmith.runtime.emulated import EmulatedDevice
 
 SMALL = "(BF16, 64, 64, 32, 4): async+eager+swizzled+load_2_2_2_tiles+buffer"
 

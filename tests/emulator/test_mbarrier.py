@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from flashsmith.base.errors import EmulationError
-from flashsmith.emulator.mbarrier import MbarrierTable
+from flashsmith.emulator.copies.mbarrier import MbarrierTable
 
 
 def ints(*values):

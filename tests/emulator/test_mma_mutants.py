@@ -13,12 +13,12 @@ from flashsmith.base.dtypes import from_bits
 from flashsmith.check.cases import LARGE_LOGITS, Case, inputs_of, quick_cases
 from flashsmith.check.tolerance import expectation_of, lse_distance, o_distance
 from flashsmith.compile.compiler import compile_kernel
-from flashsmith.config.parse import parse_config
 from flashsmith.emulator.options import EmulatorOptions
 from flashsmith.emulator.program import Program, load
-from flashsmith.runtime.emulated_device import EmulatedDevice
-from flashsmith.runtime.forward import forward_arrays
-from flashsmith.runtime.launch import plan
+from flashsmith.kernels.parse import parse_config
+from flashsmith.kernels.plans import plan
+from flashsmith.runtime.emulated import EmulatedDevice
+from flashsmith.runtime.run import forward_arrays
 
 # kind → why a mutant of it computes the same on every schedule
 EQUIVALENT = {

@@ -5,7 +5,7 @@ import pytest
 from lanes import launch, run_lanes, text
 
 from flashsmith.base.errors import EmulationError
-from flashsmith.emulator import processes
+from flashsmith.emulator.machine import processes
 from flashsmith.emulator.options import EmulatorOptions
 from flashsmith.emulator.program import load
 from flashsmith.emulator.ptx.parse import parse_kernel

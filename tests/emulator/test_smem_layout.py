@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from flashsmith.emulator.smem_layout import MatrixDescriptor, operand_chunks, swizzled
+from flashsmith.emulator.copies.smem_layout import MatrixDescriptor, operand_chunks, swizzled
 
 
 @pytest.mark.parametrize("swizzle", [0, 32, 64, 128])

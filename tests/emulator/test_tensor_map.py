@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from flashsmith.base.errors import ArgumentError
-from flashsmith.emulator.tensor_map import (
+from flashsmith.emulator.copies.tensor_map import (
     box_rows,
     decode_tensor_map,
     encode_tensor_map,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from flashsmith.emulator.checks.wgmma_pipeline import pipeline_problems
 from flashsmith.emulator.program import load
-from flashsmith.emulator.wgmma_pipeline import pipeline_problems
 
 D = "{%f0, %f1, %f2, %f3}"
 WGMMA = f"wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {D}, %rd0, %rd1, %p0, 1, 1, 0, 0;"

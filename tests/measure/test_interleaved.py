@@ -5,7 +5,7 @@ import pytest
 
 from flashsmith.base.dtypes import DType
 from flashsmith.base.errors import ArgumentError
-from flashsmith.config import resolve_key
+from flashsmith.kernels import resolve_key
 from flashsmith.measure import interleaved
 from flashsmith.measure.interleaved import (
     ATTEMPTS,
@@ -17,7 +17,7 @@ from flashsmith.measure.interleaved import (
 )
 from flashsmith.measure.statistics import summarize
 from flashsmith.measure.timed_configs import random_inputs, time_configs
-from flashsmith.problem.attention_problem import AttentionProblem
+from flashsmith.problem.attention import AttentionProblem
 from flashsmith.runtime.devices import default_device
 from flashsmith.runtime.tensors import tensor_shapes
 

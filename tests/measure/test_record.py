@@ -10,7 +10,7 @@ from flashsmith.measure.environment import commit_of_checkout, environment_of
 from flashsmith.measure.interleaved import Comparison, Timed
 from flashsmith.measure.record import append_records, read_records, records_of
 from flashsmith.measure.statistics import summarize
-from flashsmith.problem.attention_problem import AttentionProblem
+from flashsmith.problem.attention import AttentionProblem
 from flashsmith.runtime.devices import open_device
 
 PROBLEM = AttentionProblem(1, 16, 2, 1000, 1000, 128, causal=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from flashsmith.config.page import configuration_page
+from flashsmith.kernels.page import configuration_page
 from flashsmith.runtime.devices import has_cuda
 
 ROOT = Path(__file__).parents[2]

@@ -1,11 +1,13 @@
-"""The tree is the flow: imports only point down, and only config, cuda and launch know a family."""
+"""The tree is the flow: imports and includes only point down, and few places name a kernel."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
 
-from flashsmith.config import FAMILIES
+from flashsmith.compile.header_closure import INCLUDE_ROOT
+from flashsmith.kernels import CATALOGUE
 
 PACKAGE = Path(__file__).parents[2] / "src" / "flashsmith"
 
@@ -20,7 +22,7 @@ LAYERS = (
     ("check",),
     ("runtime",),
     ("compile", "emulator"),
-    ("config",),
+    ("kernels",),
     ("arch", "problem"),
     ("base",),
 )
@@ -67,18 +69,44 @@ def test_imports_only_point_down(package):
     assert not wrong
 
 
-def test_only_config_cuda_and_launch_name_a_kernel_family():
-    names = {family.__name__ for family in FAMILIES}
-    modules = {family.__module__ for family in FAMILIES}
-    allowed = ("config/", "cuda/", "runtime/launch/", "__init__.py")
+def test_few_places_name_a_kernel_or_an_architectures_family():
+    """The original system's public names stay; nobody else knows which kernels there are."""
+    classes = {kernel.__name__ for kernel in CATALOGUE}
+    folders = {kernel.NAME for kernel in CATALOGUE}
+    words = re.compile("|".join(sorted(classes | folders | {"[Hh]opper", "[Aa]mpere"})))
+    allowed = ("kernels/", "cuda/", "arch/", "emulator/", "__init__.py", "config.py")
     wrong = []
     for path in MODULES:
         place = path.relative_to(PACKAGE).as_posix()
-        if place.startswith(allowed):
-            continue
-        text = path.read_text(encoding="utf-8")
-        wrong += [f"{place}: {name}" for name in names | modules if name in text]
+        if not place.startswith(allowed):
+            found = set(words.findall(path.read_text(encoding="utf-8")))
+            wrong += [f"{place}: {name}" for name in sorted(found)]
     assert not wrong
+
+
+# Headers, bottom to top; folders on one line do not know each other.
+HEADERS = (("base",), ("ptx",), ("tile",), ("attention",), ("sm80", "sm90"))
+HEIGHT = {name: height for height, layer in enumerate(HEADERS) for name in layer}
+
+
+def test_includes_only_point_down():
+    root = INCLUDE_ROOT / "flashsmith"
+    wrong = []
+    for path in sorted(root.rglob("*.cuh")):
+        mine = path.relative_to(root).parts[0]
+        others = re.findall(r'#include "flashsmith/(\w+)/', path.read_text(encoding="utf-8"))
+        wrong += [
+            f"{path.relative_to(root)} includes {other}/"
+            for other in others
+            if other != mine and HEIGHT[other] >= HEIGHT[mine]
+        ]
+    assert not wrong
+
+
+def test_no_folder_holds_more_than_twenty_modules():
+    folders = {path.parent for path in MODULES}
+    counts = {folder: len(list(folder.glob("*.py"))) for folder in folders}
+    assert not {str(f.relative_to(PACKAGE)): n for f, n in counts.items() if n > 20}
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))

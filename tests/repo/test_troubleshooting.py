@@ -61,7 +61,7 @@ def test_messages_without_a_command_stand_in_the_sources():
     assert len(alone) == 2
     sources = " ".join(
         path.read_text(encoding="utf-8")
-        for path in (ROOT / "src" / "flashsmith" / "compile").glob("*.py")
+        for path in (ROOT / "src" / "flashsmith" / "compile").rglob("*.py")
     )
     joined = re.sub(r'"\s*\+ settings\.NVRTC \+ "', "FLASHSMITH_NVRTC", sources)
     joined = re.sub(r'"\s*\n\s*f?"', "", joined)

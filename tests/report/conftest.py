@@ -8,10 +8,10 @@ import pytest
 from report_records import CONFIGS, ENVIRONMENT, profiled, record
 
 from flashsmith.base.dtypes import DType
-from flashsmith.problem.attention_problem import AttentionProblem
+from flashsmith.problem.attention import AttentionProblem
 from flashsmith.report.sources import ReportData
-from flashsmith.tuner.measurement import Measurement, MeasurementKey
-from flashsmith.tuner.outcome import DidNotCompile, Timed, Verified
+from flashsmith.tuner.store.measurement import Measurement, MeasurementKey
+from flashsmith.tuner.store.outcome import DidNotCompile, Timed, Verified
 
 
 @pytest.fixture

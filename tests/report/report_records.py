@@ -1,6 +1,6 @@
 """Records as a GPU run would write them, for tests of the report."""
 
-from flashsmith.config import get_kernel_configs
+from flashsmith.kernels import get_kernel_configs
 from flashsmith.measure.record import Record
 
 ENVIRONMENT = {

@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 from report_records import CONFIGS, profiled, record
 
-from flashsmith.config import get_kernel_configs
+from flashsmith.kernels import get_kernel_configs
 from flashsmith.report import (
     counter_charts,
     ladder_charts,
@@ -19,7 +19,7 @@ from flashsmith.report.contenders import OURS, against_peers, product_tflops
 from flashsmith.report.sources import ReportData, gather
 from flashsmith.report.summary import missing
 from flashsmith.report.winners import winners
-from flashsmith.tuner.outcome import Timed
+from flashsmith.tuner.store.outcome import Timed
 
 SAME = (1.0, 1.0, 1.0)
 HOPPER = get_kernel_configs("hopper-prog")
@@ -89,7 +89,7 @@ def test_a_step_names_every_knob_that_it_moves_and_its_family():
     (figure,) = ladder_charts.ladders(records)
     label = figure.data[0]["x"][3]
     assert label == ("4. Q_mma_load_K_tiles: 2<br>K_mma_load_K_tiles: 2<br>V_mma_load_K_tiles: 2")
-    assert "the mma family" in figure.layout["title"]["text"]
+    assert "sm80_forward" in figure.layout["title"]["text"]
 
 
 def test_shapes_stand_in_order_whichever_peer_has_them():

@@ -18,7 +18,7 @@ from pages.tables import (
 from report_records import CONFIGS, record
 
 from flashsmith.base.errors import DamagedFile
-from flashsmith.config import get_kernel_configs
+from flashsmith.kernels import get_kernel_configs
 from flashsmith.measure.record import Record
 from flashsmith.report.winners import winners
 
@@ -32,7 +32,9 @@ def test_a_page_is_as_the_records_say(path):
     assert written == PAGES[path], "write it again: make figures"
 
 
-@pytest.mark.parametrize(("key", "page"), [("prog", "mma.md"), ("hopper-prog", "hopper.md")])
+@pytest.mark.parametrize(
+    ("key", "page"), [("prog", "sm80_forward.md"), ("hopper-prog", "sm90_forward.md")]
+)
 def test_the_page_of_a_ladder_explains_every_knob_that_a_step_moves(key, page):
     text = (Path(figures.ROOT) / "docs/kernels" / page).read_text(encoding="utf-8")
     moved = {
@@ -54,7 +56,7 @@ def test_a_table_has_a_row_for_every_peer_and_a_column_for_every_length():
     table = peers_table(records, ("cuDNN", "FlashAttention-2 (torch)"))
     lines = table.splitlines()
     assert lines[0] == "| d_head | mask | against | kernels | 1,024 | 4,096 |"
-    assert lines[2].startswith("| 128 | full | cuDNN | mma |")
+    assert lines[2].startswith("| 128 | full | cuDNN | sm80_forward |")
     assert "(1.20×)" in lines[2]
     assert "(1.50×)" in lines[3]
     assert "- 1.20× cuDNN in the geometric mean over 2 shapes" in table
@@ -96,7 +98,7 @@ def test_the_tuners_winners_have_a_table_of_rates(gpu_data):
     table = winners_table(winners(gpu_data.measurements)).splitlines()
     assert table[0] == "| d_head | mask | kernels | 512 |"
     flops = 4 * 1 * 3 * 512 * 512 * 128
-    assert table[2] == f"| 128 | full | mma | {flops / 51e-6 / 1e12:.0f} |"
+    assert table[2] == f"| 128 | full | sm80_forward | {flops / 51e-6 / 1e12:.0f} |"
     assert winners_table([]) == NOT_MEASURED
 
 

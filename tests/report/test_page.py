@@ -13,7 +13,7 @@ from flashsmith.cli.main import app
 from flashsmith.report.page import write_page
 from flashsmith.report.sources import ReportData, gather, shipped_records
 from flashsmith.report.summary import missing, sentences
-from flashsmith.tuner.outcome import Timed
+from flashsmith.tuner.store.outcome import Timed
 
 MEGABYTE = 1 << 20
 

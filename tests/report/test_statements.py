@@ -12,7 +12,7 @@ from pages.tables import NOT_MEASURED
 from report_records import record
 
 from flashsmith.report.sources import ReportData
-from flashsmith.tuner.outcome import Timed
+from flashsmith.tuner.store.outcome import Timed
 
 
 def timed(gpu_data, *times, winner=0):

@@ -8,13 +8,13 @@ import pytest
 
 from flashsmith import arch as arches
 from flashsmith.base.dtypes import to_bits
-from flashsmith.compile import nvcc
-from flashsmith.compile.ahead_of_time import build_bundle
-from flashsmith.compile.library import build_library
-from flashsmith.config import parse_config, resolve_key
-from flashsmith.problem.attention_problem import AttentionProblem
+from flashsmith.compile.ahead_of_time import nvcc
+from flashsmith.compile.ahead_of_time.build import build_bundle
+from flashsmith.compile.ahead_of_time.library import build_library
+from flashsmith.kernels import parse_config, resolve_key
+from flashsmith.problem.attention import AttentionProblem
 from flashsmith.runtime.devices import default_device, has_cuda
-from flashsmith.runtime.forward import forward_arrays
+from flashsmith.runtime.run import forward_arrays
 
 CLIENT = Path(__file__).parents[1] / "compile" / "c" / "forward_client.c"
 CONFIG = parse_config("(BF16, 64, 64, 32, 4): async+eager+swizzled+load_2_2_2_tiles+opt_softmax")
@@ -59,10 +59,10 @@ def bundle_for(tmp_path_factory):
 
 @pytest.mark.parametrize("lse", [False, True], ids=["o", "o and lse"])
 @pytest.mark.parametrize("name", SHAPES)
-@pytest.mark.parametrize("config", [CONFIG, HOPPER], ids=lambda config: config.FAMILY)
+@pytest.mark.parametrize("config", [CONFIG, HOPPER], ids=lambda config: config.NAME)
 def test_a_bundle_gives_the_bits_of_a_compile(device, bundle_for, monkeypatch, config, name, lse):
     if not config.runs_on(device.arch):
-        pytest.skip(f"the {config.FAMILY} family has no kernels for {device.arch}")
+        pytest.skip(f"{config.NAME} does not exist for {device.arch}")
     problem = problem_of(name, config)
     inputs = list(inputs_of(problem))
     compiled = forward_arrays(device, config, problem, *inputs, lse=lse)

@@ -9,9 +9,9 @@ import pytest
 
 from flashsmith.base.errors import ArgumentError, DeviceMissing, LaunchError, Unsupported
 from flashsmith.compile.compiler import compile_text
+from flashsmith.kernels.launch import LaunchGeometry
 from flashsmith.runtime import devices
-from flashsmith.runtime.cuda_device import CudaDevice
-from flashsmith.runtime.device import LaunchGeometry
+from flashsmith.runtime.cuda.device import CudaDevice
 
 WHERE = """
 extern "C" __global__ void where_am_i(unsigned* out, unsigned factor, unsigned offset) {
@@ -188,7 +188,7 @@ def test_a_device_is_asked_for_by_name(monkeypatch):
 
 def test_cuda_without_a_gpu_is_said(monkeypatch):
     monkeypatch.setattr(
-        "flashsmith.runtime.driver._found", ["libcuda.so.1 cannot be loaded"], raising=True
+        "flashsmith.runtime.cuda.driver._found", ["libcuda.so.1 cannot be loaded"], raising=True
     )
     assert not devices.has_cuda()
     with pytest.raises(DeviceMissing, match=r"libcuda.so.1 cannot be loaded; use the emulator"):

@@ -12,13 +12,14 @@ import pytest
 
 import flashsmith
 from flashsmith.base.errors import DeviceMissing, EmulationError
-from flashsmith.compile import nvrtc
+from flashsmith.compile.cache.kernel_cache import KernelCache
 from flashsmith.compile.compiler import compile_text
-from flashsmith.compile.kernel_cache import KernelCache
+from flashsmith.compile.nvrtc import program as nvrtc
+from flashsmith.emulator.machine.processes import run_all
 from flashsmith.emulator.memory import GlobalMemory
-from flashsmith.emulator.processes import run_all
-from flashsmith.runtime import devices, driver
-from flashsmith.runtime.emulated_device import EmulatedDevice
+from flashsmith.runtime import devices
+from flashsmith.runtime.cuda import driver
+from flashsmith.runtime.emulated import EmulatedDevice
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="no forks there")
 SECONDS = 60  # a child that is not done by then hangs

@@ -2,8 +2,8 @@
 
 from planted_faults import planted_compile
 
-from flashsmith.runtime.forward import prepare_forward
-from flashsmith.tuner.evaluate import evaluate
+from flashsmith.runtime.run import prepare_forward
+from flashsmith.tuner.run.evaluate import evaluate
 
 __all__ = ["evaluate"]
 

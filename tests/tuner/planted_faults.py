@@ -3,8 +3,8 @@
 import os
 
 from flashsmith.compile.compiler import compile_kernel, compile_text
-from flashsmith.compile.source import unit_source
-from flashsmith.config import get_kernel_configs
+from flashsmith.compile.unit import unit_source
+from flashsmith.kernels import get_kernel_configs
 
 CONFIGS = [c for c in get_kernel_configs("64,32") if c.dtype.name == "BF16"][:7]
 FAULTS = dict(zip(CONFIGS, ("trap", "hang", "out of bounds", "wrong", "crash"), strict=False))

@@ -10,15 +10,15 @@ from flashsmith.arch import ARCHES
 from flashsmith.arch import get as get_arch
 from flashsmith.base.dtypes import DType
 from flashsmith.base.errors import ArgumentError, OutOfResources, Unsupported
-from flashsmith.config.parse import parse_config
-from flashsmith.problem.attention_problem import AttentionProblem
-from flashsmith.tuner.choose import choose
-from flashsmith.tuner.exchange import write_lines
-from flashsmith.tuner.launched import launched_area
-from flashsmith.tuner.measured import MeasuredTable, distance, known_measurements
-from flashsmith.tuner.measurement import Measurement, MeasurementKey
-from flashsmith.tuner.outcome import Timed, Wrong
-from flashsmith.tuner.store import ResultStore
+from flashsmith.kernels.parse import parse_config
+from flashsmith.problem.attention import AttentionProblem
+from flashsmith.tuner.choose.choice import choose
+from flashsmith.tuner.choose.launched import launched_area
+from flashsmith.tuner.choose.measured import MeasuredTable, distance, known_measurements
+from flashsmith.tuner.store.database import ResultStore
+from flashsmith.tuner.store.exchange import write_lines
+from flashsmith.tuner.store.measurement import Measurement, MeasurementKey
+from flashsmith.tuner.store.outcome import Timed, Wrong
 
 GPU = "NVIDIA Test"
 PROBLEM = AttentionProblem(2, 3, 1, 4096, 4096, 128, DType.BF16, causal=True)
@@ -248,7 +248,7 @@ def test_the_results_file_of_the_user_is_read_as_it_grows(tmp_path, monkeypatch)
 
 def test_shipped_measurements_are_found_by_the_gpus_name(tmp_path, monkeypatch):
     monkeypatch.setenv("FLASHSMITH_RESULTS", str(tmp_path / "none.sqlite"))
-    monkeypatch.setattr("flashsmith.tuner.measured.SHIPPED_FOLDER", tmp_path)
+    monkeypatch.setattr("flashsmith.tuner.choose.measured.SHIPPED_FOLDER", tmp_path)
     write_lines([measured(FAST, 10.0)], tmp_path / "nvidia_test.jsonl")
     choice = choose(PROBLEM, "sm_90a", gpu=GPU)
     assert choice.source == "shipped measurement"

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from tuning_process import CONFIGS, tune
 
-from flashsmith.tuner.executor import Answer
-from flashsmith.tuner.store import ResultStore
+from flashsmith.tuner.store.database import ResultStore
+from flashsmith.tuner.workers.executor import Answer
 
 PROGRAM = Path(__file__).parent / "tuning_process.py"
 KILLS = 20

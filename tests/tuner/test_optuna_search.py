@@ -4,10 +4,10 @@ import pytest
 
 from flashsmith.arch import get as get_arch
 from flashsmith.base.dtypes import DType
-from flashsmith.config import get_kernel_configs
+from flashsmith.kernels import get_kernel_configs
 
 pytest.importorskip("optuna", reason="Optuna is an optional extra")
-from flashsmith.tuner.optuna_search import AT_ONCE, search
+from flashsmith.tuner.run.optuna_search import AT_ONCE, search
 
 TUNE = [c for c in get_kernel_configs("tune") if c.dtype is DType.BF16]
 JOINED = [*TUNE[:4], *(c for c in get_kernel_configs("hopper") if c.dtype is DType.BF16)]

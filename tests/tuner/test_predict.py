@@ -11,12 +11,12 @@ from flashsmith.arch import get as get_arch
 from flashsmith.base.dtypes import DType
 from flashsmith.base.errors import ArgumentError
 from flashsmith.cli.main import app
-from flashsmith.config import get_kernel_configs
+from flashsmith.kernels import get_kernel_configs
 from flashsmith.measure.facts import Facts
-from flashsmith.problem.attention_problem import AttentionProblem
-from flashsmith.tuner import predict
-from flashsmith.tuner.candidates import Candidate
-from flashsmith.tuner.counting import in_predicted_order, predicted_places, sm_count_of
+from flashsmith.problem.attention import AttentionProblem
+from flashsmith.tuner.run import predict
+from flashsmith.tuner.run.candidates import Candidate
+from flashsmith.tuner.run.counting import in_predicted_order, predicted_places, sm_count_of
 
 CONFIG = get_kernel_configs("64,32")[0]
 PROBLEM = AttentionProblem(4, 15, 15, 4000, 4000, 128, DType.BF16)

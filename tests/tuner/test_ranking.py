@@ -5,12 +5,12 @@ from dataclasses import dataclass, field
 import pytest
 
 from flashsmith.base.dtypes import DType
-from flashsmith.config.parse import parse_config
-from flashsmith.problem.attention_problem import AttentionProblem
-from flashsmith.tuner.candidates import Candidate
-from flashsmith.tuner.measurement import Measurement, MeasurementKey
-from flashsmith.tuner.outcome import Timed
-from flashsmith.tuner.ranking import tune_problem
+from flashsmith.kernels.parse import parse_config
+from flashsmith.problem.attention import AttentionProblem
+from flashsmith.tuner.run.candidates import Candidate
+from flashsmith.tuner.run.ranking import tune_problem
+from flashsmith.tuner.store.measurement import Measurement, MeasurementKey
+from flashsmith.tuner.store.outcome import Timed
 
 PROBLEM = AttentionProblem(4, 8, 8, 4096, 4096, 256, DType.BF16)
 PAIRS = (

@@ -5,10 +5,10 @@ from beside import HERE
 from tuning_process import CONFIGS, tune
 
 from flashsmith.base.errors import ArgumentError
-from flashsmith.tuner import ray_executor
-from flashsmith.tuner.executor import Answer, Died, Late
-from flashsmith.tuner.store import ResultStore
-from flashsmith.tuner.worker_pool import WorkerPool
+from flashsmith.tuner.store.database import ResultStore
+from flashsmith.tuner.workers import ray_executor
+from flashsmith.tuner.workers.executor import Answer, Died, Late
+from flashsmith.tuner.workers.pool import WorkerPool
 
 ray = pytest.importorskip("ray", reason="Ray is an optional extra")
 

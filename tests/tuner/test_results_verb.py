@@ -11,13 +11,13 @@ from typer.testing import CliRunner
 from flashsmith.base.errors import ArgumentError, ConfigError, DamagedFile
 from flashsmith.cli.main import app
 from flashsmith.compile.compiler import compile_kernel
-from flashsmith.compile.nvrtc_library import find_nvrtc
-from flashsmith.runtime.launch import traits_of
-from flashsmith.tuner.exchange import read_lines
-from flashsmith.tuner.measurement import Measurement, MeasurementKey
-from flashsmith.tuner.outcome import Timed, Wrong
-from flashsmith.tuner.store import ResultStore
-from flashsmith.tuner.version_0_1 import UNKNOWN
+from flashsmith.compile.nvrtc.library import find_nvrtc
+from flashsmith.kernels.plans import traits_of
+from flashsmith.tuner.store.database import ResultStore
+from flashsmith.tuner.store.exchange import read_lines
+from flashsmith.tuner.store.measurement import Measurement, MeasurementKey
+from flashsmith.tuner.store.outcome import Timed, Wrong
+from flashsmith.tuner.store.version_0_1 import UNKNOWN
 
 KEY = MeasurementKey(
     "NVIDIA H200", "sm_90a", "580", "nvrtc", "", CONFIGS[0].short_form(), PROBLEM, "final"

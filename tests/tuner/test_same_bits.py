@@ -8,15 +8,16 @@ import pytest
 
 from flashsmith.base.dtypes import DType
 from flashsmith.compile.compiler import CompileJob, compile_many
-from flashsmith.config import parse_config, resolve_key
-from flashsmith.config.forward import FlashForwardKernelConfig
-from flashsmith.config.hopper import Ascending
-from flashsmith.problem.attention_problem import AttentionProblem
-from flashsmith.runtime.emulated_device import EmulatedDevice
-from flashsmith.runtime.launch import hopper, plan
-from flashsmith.tuner.exchange import read_lines
-from flashsmith.tuner.fingerprint import fingerprint_of, fingerprint_problem
-from flashsmith.tuner.outcome import Timed
+from flashsmith.kernels import parse_config, resolve_key
+from flashsmith.kernels.plans import plan
+from flashsmith.kernels.sm80_forward.config import FlashForwardKernelConfig
+from flashsmith.kernels.sm90_forward import plan as hopper
+from flashsmith.kernels.sm90_forward.config import Ascending
+from flashsmith.problem.attention import AttentionProblem
+from flashsmith.runtime.emulated import EmulatedDevice
+from flashsmith.tuner.run.fingerprint import fingerprint_of, fingerprint_problem
+from flashsmith.tuner.store.exchange import read_lines
+from flashsmith.tuner.store.outcome import Timed
 
 RECORD = Path(__file__).parents[2] / "benchmarks" / "results" / "h200" / "tune.jsonl"
 PROBLEM = AttentionProblem(1, 3, 3, 512, 512, 128, DType.BF16)

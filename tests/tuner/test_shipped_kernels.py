@@ -16,18 +16,20 @@ from typer.testing import CliRunner
 from flashsmith import flash_attention
 from flashsmith.base.dtypes import DType
 from flashsmith.cli.main import app
-from flashsmith.compile import compiler, header_closure, nvrtc, nvrtc_library
+from flashsmith.compile import compiler, header_closure
 from flashsmith.compile.compiler import CompileJob, compile_kernel
-from flashsmith.config.parse import parse_config
-from flashsmith.config.traits import ForwardTraits
-from flashsmith.problem.attention_problem import AttentionProblem
-from flashsmith.runtime.launch import plan
-from flashsmith.tuner import measured, shipped_kernels
-from flashsmith.tuner.choose import choose
-from flashsmith.tuner.exchange import write_lines
-from flashsmith.tuner.measured import MeasuredTable
-from flashsmith.tuner.measurement import Measurement, MeasurementKey
-from flashsmith.tuner.outcome import Timed
+from flashsmith.compile.nvrtc import library as nvrtc_library
+from flashsmith.compile.nvrtc import program as nvrtc
+from flashsmith.kernels.parse import parse_config
+from flashsmith.kernels.plans import plan
+from flashsmith.problem.attention import AttentionProblem
+from flashsmith.problem.needs import ForwardTraits
+from flashsmith.tuner.choose import measured, shipped_kernels
+from flashsmith.tuner.choose.choice import choose
+from flashsmith.tuner.choose.measured import MeasuredTable
+from flashsmith.tuner.store.exchange import write_lines
+from flashsmith.tuner.store.measurement import Measurement, MeasurementKey
+from flashsmith.tuner.store.outcome import Timed
 
 ARCH = "sm_90a"
 CONFIG = parse_config("(BF16, 64, 64, 32, 4): async+load_2_2_2_tiles")
@@ -44,7 +46,7 @@ def built(tmp_path_factory):
     timed = Timed(10.0, 10.0, 10.0, 15, "f")
     write_lines([Measurement(key, timed, gate=True)], folder / "nvidia_h200.jsonl")
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("flashsmith.tuner.measured.SHIPPED_FOLDER", folder)
+        patched.setattr("flashsmith.tuner.choose.measured.SHIPPED_FOLDER", folder)
         made = shipped_kernels.write_shipped_kernels()
     # Two types, with LSE and without, whole tiles or not of queries and of keys.
     assert made == {folder / f"{ARCH}.bundle": 16}
@@ -56,7 +58,7 @@ def shipped(built, tmp_path, monkeypatch):
     """The same, as the package's own; the user has no results and no kernel in the cache."""
     folder = tmp_path / "shipped"
     shutil.copytree(built, folder)
-    monkeypatch.setattr("flashsmith.tuner.measured.SHIPPED_FOLDER", folder)
+    monkeypatch.setattr("flashsmith.tuner.choose.measured.SHIPPED_FOLDER", folder)
     monkeypatch.setenv("FLASHSMITH_RESULTS", str(tmp_path / "none.sqlite"))
     return folder
 

@@ -12,13 +12,14 @@ import pytest
 
 from flashsmith.base.dtypes import DType
 from flashsmith.base.errors import ArgumentError, DamagedFile, FileInUse, StorageError
-from flashsmith.config import get_kernel_configs
-from flashsmith.problem.attention_problem import AttentionProblem
+from flashsmith.kernels import get_kernel_configs
+from flashsmith.problem.attention import AttentionProblem
 from flashsmith.problem.text import problem_fields
-from flashsmith.tuner import exchange
-from flashsmith.tuner import store as store_module
-from flashsmith.tuner.measurement import Measurement, MeasurementKey, measurement_from_line
-from flashsmith.tuner.outcome import (
+from flashsmith.tuner.store import database as store_module
+from flashsmith.tuner.store import exchange
+from flashsmith.tuner.store.database import ResultStore
+from flashsmith.tuner.store.measurement import Measurement, MeasurementKey, measurement_from_line
+from flashsmith.tuner.store.outcome import (
     DidNotCompile,
     DidNotRun,
     Refused,
@@ -27,7 +28,6 @@ from flashsmith.tuner.outcome import (
     Verified,
     Wrong,
 )
-from flashsmith.tuner.store import ResultStore
 
 PROBLEM = AttentionProblem(1, 3, 1, 257, 300, 128, DType.BF16, causal=True, diagonal=-3)
 FIELDS = problem_fields(PROBLEM)
@@ -103,7 +103,7 @@ import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[3])
 from test_store import measured
-from flashsmith.tuner.store import ResultStore
+from flashsmith.tuner.store.database import ResultStore
 with ResultStore(Path(sys.argv[1])) as store:
     for number in range(int(sys.argv[2])):
         if store.get(measured(number).key) is None and store.add(measured(number)):
@@ -286,7 +286,7 @@ def test_a_full_disk_is_said_as_that(tmp_path):
 OPENER = """
 import sys, time
 from pathlib import Path
-from flashsmith.tuner.store import ResultStore
+from flashsmith.tuner.store.database import ResultStore
 while not Path(sys.argv[2]).exists():
     time.sleep(0.001)
 with ResultStore(Path(sys.argv[1])) as store:

@@ -5,14 +5,14 @@ from beside import HERE
 from planted_faults import CONFIGS, FAULTS
 
 from flashsmith.base.dtypes import DType
-from flashsmith.problem.attention_problem import AttentionProblem
-from flashsmith.tuner.candidates import compiled_candidates
-from flashsmith.tuner.outcome import DidNotRun, Timed, TimedOut, Verified, Wrong
-from flashsmith.tuner.ranking import tune_problem
-from flashsmith.tuner.store import ResultStore
-from flashsmith.tuner.target import target_here
-from flashsmith.tuner.tune import Tuner
-from flashsmith.tuner.worker_pool import WorkerPool
+from flashsmith.problem.attention import AttentionProblem
+from flashsmith.tuner.run.candidates import compiled_candidates
+from flashsmith.tuner.run.ranking import tune_problem
+from flashsmith.tuner.run.target import target_here
+from flashsmith.tuner.run.tuner import Tuner
+from flashsmith.tuner.store.database import ResultStore
+from flashsmith.tuner.store.outcome import DidNotRun, Timed, TimedOut, Verified, Wrong
+from flashsmith.tuner.workers.pool import WorkerPool
 
 PROBLEM = AttentionProblem(1, 3, 3, 512, 512, 128, DType.BF16)
 # Far above what a sound kernel takes: on a GPU, and emulated on a busy machine.

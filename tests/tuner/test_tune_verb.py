@@ -13,20 +13,20 @@ from flashsmith.base import settings
 from flashsmith.base.errors import ArgumentError
 from flashsmith.check.cases import full_cases
 from flashsmith.cli.main import app
-from flashsmith.cli.tune import seconds_of
-from flashsmith.cli.tune_report import rows_of, say_end, title_of, write_table
-from flashsmith.cli.tune_steps import Found
-from flashsmith.compile.bundle import open_bundle
+from flashsmith.cli.verbs.tune import seconds_of
+from flashsmith.cli.verbs.tune_report import rows_of, say_end, title_of, write_table
+from flashsmith.cli.verbs.tune_steps import Found
+from flashsmith.compile.ahead_of_time.bundle import open_bundle
 from flashsmith.compile.compiler import compile_kernel
-from flashsmith.compile.nvrtc_library import find_nvrtc
-from flashsmith.runtime.launch import plan
-from flashsmith.tuner import candidates
-from flashsmith.tuner.exchange import choosable_table, read_lines
-from flashsmith.tuner.executor import Answer
-from flashsmith.tuner.outcome import Wrong
-from flashsmith.tuner.store import ResultStore
-from flashsmith.tuner.tune import Tuner
-from flashsmith.tuner.worker_pool import WorkerPool
+from flashsmith.compile.nvrtc.library import find_nvrtc
+from flashsmith.kernels.plans import plan
+from flashsmith.tuner.run import candidates
+from flashsmith.tuner.run.tuner import Tuner
+from flashsmith.tuner.store.database import ResultStore
+from flashsmith.tuner.store.exchange import choosable_table, read_lines
+from flashsmith.tuner.store.outcome import Wrong
+from flashsmith.tuner.workers.executor import Answer
+from flashsmith.tuner.workers.pool import WorkerPool
 
 
 def run(*arguments):
@@ -79,8 +79,8 @@ def test_options_that_contradict_each_other_are_refused(arguments, says, tmp_pat
 
 
 def test_as_many_workers_as_asked_for_verify(tmp_path):
-    from flashsmith.cli.tune_place import local_pool
-    from flashsmith.tuner.target import target_here
+    from flashsmith.cli.verbs.tune_place import local_pool
+    from flashsmith.tuner.run.target import target_here
 
     with local_pool(target_here("emulator"), 3) as pool:
         assert len(pool._workers) == 3
@@ -88,7 +88,7 @@ def test_as_many_workers_as_asked_for_verify(tmp_path):
 
 def test_a_search_screens_configurations_beyond_its_start_and_keeps_them(tmp_path):
     pytest.importorskip("optuna", reason="Optuna is an optional extra")
-    from flashsmith.tuner.whole_space import search_space
+    from flashsmith.tuner.run.whole_space import search_space
 
     start = [candidate.config for candidate in CANDIDATES[:2]]
     with (
@@ -164,7 +164,7 @@ def test_they_are_compiled_before_a_worker_asks_for_them(monkeypatch, tmp_path):
             on_reply(0, Answer({"outcome": "Verified", "fingerprint": ""}))
 
     monkeypatch.setattr(
-        "flashsmith.tuner.tune.compile_for_gate", lambda config, target: order.append(config)
+        "flashsmith.tuner.run.tuner.compile_for_gate", lambda config, target: order.append(config)
     )
     compiled = replace(CANDIDATES[0], kernel=SimpleNamespace(code="c0de"))
     with ResultStore(tmp_path / "r.sqlite") as store:
@@ -205,7 +205,7 @@ def test_a_worker_of_the_second_gpu_sees_that_one_alone(monkeypatch, visible, se
 
 
 def test_there_is_a_worker_for_each_gpu_of_the_name(monkeypatch):
-    from flashsmith.tuner import worker_pool
+    from flashsmith.tuner.workers import pool as worker_pool
 
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(worker_pool, "gpu_names", lambda: ["H200", "A100", "H200"])

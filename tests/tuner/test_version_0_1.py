@@ -7,16 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from flashsmith.config import parse_config
-from flashsmith.problem.attention_problem import AttentionProblem
-from flashsmith.tuner import measured, version_0_1
-from flashsmith.tuner.candidates import Candidate
-from flashsmith.tuner.choose import choose
-from flashsmith.tuner.exchange import read_any, read_lines
-from flashsmith.tuner.measurement import measurement_from_line
-from flashsmith.tuner.ranking import bits_of, class_of
-from flashsmith.tuner.stale import Standing, standings
-from flashsmith.tuner.store import ResultStore, read_store
+from flashsmith.kernels import parse_config
+from flashsmith.problem.attention import AttentionProblem
+from flashsmith.tuner.choose import measured
+from flashsmith.tuner.choose.choice import choose
+from flashsmith.tuner.run.candidates import Candidate
+from flashsmith.tuner.run.ranking import bits_of, class_of
+from flashsmith.tuner.store import version_0_1
+from flashsmith.tuner.store.database import ResultStore, read_store
+from flashsmith.tuner.store.exchange import read_any, read_lines
+from flashsmith.tuner.store.measurement import measurement_from_line
+from flashsmith.tuner.store.stale import Standing, standings
 
 COLUMNS = (
     *("gpu", "arch", "driver", "compiler", "source_hash", "config", "problem", "protocol"),

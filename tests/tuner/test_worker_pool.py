@@ -6,7 +6,7 @@ import threading
 import pytest
 from beside import HERE
 
-from flashsmith.tuner.worker_pool import Answer, Died, Late, Worker, WorkerPool
+from flashsmith.tuner.workers.pool import Answer, Died, Late, Worker, WorkerPool
 
 
 @pytest.fixture

@@ -9,14 +9,14 @@ from pathlib import Path
 from beside import HERE
 
 from flashsmith.base.dtypes import DType
-from flashsmith.config import get_kernel_configs
-from flashsmith.problem.attention_problem import AttentionProblem
-from flashsmith.tuner.candidates import Candidate
-from flashsmith.tuner.ranking import tune_problem
-from flashsmith.tuner.store import ResultStore
-from flashsmith.tuner.target import Target
-from flashsmith.tuner.tune import Tuner
-from flashsmith.tuner.worker_pool import WorkerPool
+from flashsmith.kernels import get_kernel_configs
+from flashsmith.problem.attention import AttentionProblem
+from flashsmith.tuner.run.candidates import Candidate
+from flashsmith.tuner.run.ranking import tune_problem
+from flashsmith.tuner.run.target import Target
+from flashsmith.tuner.run.tuner import Tuner
+from flashsmith.tuner.store.database import ResultStore
+from flashsmith.tuner.workers.pool import WorkerPool
 
 TARGET = Target("cuda", "a GPU of tests", "sm_90a", "1", "nvrtc", 132)
 PROBLEM = AttentionProblem(1, 3, 3, 512, 512, 128, DType.BF16)

@@ -8,7 +8,7 @@ from flashsmith.api import gpu_call, host_call
 from flashsmith.api.arrays import library_of, origin
 from flashsmith.api.arrays.library import Array
 from flashsmith.api.options import CallOptions, checked_flag, checked_options
-from flashsmith.config.kernel_config import KernelConfig
+from flashsmith.kernels.kernel import KernelConfig
 
 
 def flash_attention(

@@ -9,8 +9,8 @@ from flashsmith.api.arrays.library import Array, ArrayLibrary, GpuArrays
 from flashsmith.api.launches import forward_call, gpu_device, launch_for, say_copy
 from flashsmith.api.options import CallOptions
 from flashsmith.api.problems import problem_of, require_out_fits
-from flashsmith.runtime.forward import fill_empty
-from flashsmith.tuner.choose import Choice
+from flashsmith.runtime.run import fill_empty
+from flashsmith.tuner.choose.choice import Choice
 
 
 def attend(

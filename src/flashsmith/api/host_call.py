@@ -14,9 +14,9 @@ from flashsmith.api.arrays.library import Array, ArrayLibrary, HostArrays
 from flashsmith.api.launches import Launch, forward_call, host_device, launch_for
 from flashsmith.api.options import CallOptions
 from flashsmith.api.problems import problem_of, require_out_fits
-from flashsmith.problem.attention_problem import AttentionProblem
+from flashsmith.problem.attention import AttentionProblem
 from flashsmith.runtime.device import Device
-from flashsmith.tuner.choose import Choice
+from flashsmith.tuner.choose.choice import Choice
 
 Bits = NDArray[np.uint16]
 

@@ -11,8 +11,10 @@ from flashsmith.api.options import CallOptions, read_config
 from flashsmith.base import settings
 from flashsmith.base.errors import ArgumentError, DeviceMissing, OutOfResources, Unsupported
 from flashsmith.compile.compiler import compile_kernel
-from flashsmith.config.kernel_config import KernelConfig
-from flashsmith.problem.attention_problem import AttentionProblem
+from flashsmith.kernels.kernel import KernelConfig
+from flashsmith.kernels.launch import ForwardCall, TensorArg
+from flashsmith.kernels.plans import plan
+from flashsmith.problem.attention import AttentionProblem
 from flashsmith.runtime.device import Device
 from flashsmith.runtime.devices import (
     current_gpu,
@@ -20,11 +22,9 @@ from flashsmith.runtime.devices import (
     default_device_name,
     has_cuda,
 )
-from flashsmith.runtime.forward import PreparedForward, is_empty, prepare_forward, remember
-from flashsmith.runtime.launch import plan
-from flashsmith.runtime.launch.plan import ForwardCall, TensorArg
-from flashsmith.tuner.choose import Choice, choose
-from flashsmith.tuner.shipped_kernels import shipped_or_compiled
+from flashsmith.runtime.run import PreparedForward, is_empty, prepare_forward, remember
+from flashsmith.tuner.choose.choice import Choice, choose
+from flashsmith.tuner.choose.shipped_kernels import shipped_or_compiled
 
 _SOMEWHERE = 1 << 20  # an aligned address for a launch that does not happen
 _Strides = tuple[tuple[int, int, int], ...]  # of q, k and v: batch, sequence, heads

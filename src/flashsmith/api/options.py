@@ -7,8 +7,8 @@ from numbers import Real
 from typing import NamedTuple
 
 from flashsmith.base.errors import ArgumentError, ArgumentTypeError
-from flashsmith.config.kernel_config import KernelConfig
-from flashsmith.config.parse import parse_config
+from flashsmith.kernels.kernel import KernelConfig
+from flashsmith.kernels.parse import parse_config
 
 _CONFIGS = (KernelConfig, str)  # a tuple: torch.compile of torch 2.6 cannot trace a union
 LAYOUTS = {

@@ -8,8 +8,8 @@ from flashsmith.api.array_view import ArrayView
 from flashsmith.api.options import LAYOUTS, CallOptions
 from flashsmith.base.dtypes import DType
 from flashsmith.base.errors import ArgumentError, ArgumentTypeError, Unsupported
-from flashsmith.config.width import MAX_D_HEAD, require_width
-from flashsmith.problem.attention_problem import AttentionProblem
+from flashsmith.kernels.width import MAX_D_HEAD, require_width
+from flashsmith.problem.attention import AttentionProblem
 
 
 def problem_of(views: Sequence[ArrayView], options: CallOptions) -> AttentionProblem:

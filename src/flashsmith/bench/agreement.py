@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from flashsmith.measure.record import Record
-from flashsmith.problem.attention_problem import AttentionProblem
+from flashsmith.problem.attention import AttentionProblem
 
 # Suite, contender, problem, regime and GPU: the same measurement at another time.
 Place = tuple[str, str, AttentionProblem, str, str]

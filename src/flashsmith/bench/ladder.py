@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from flashsmith.base.errors import ArgumentError
-from flashsmith.config.kernel_config import KernelConfig
-from flashsmith.config.knob import value_text
+from flashsmith.base.fields import value_text
+from flashsmith.kernels.kernel import KernelConfig
 from flashsmith.measure.facts import Facts
 from flashsmith.measure.interleaved import Comparison, Timed
 from flashsmith.measure.statistics import Summary, ratio_by_round

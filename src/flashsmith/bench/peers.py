@@ -11,8 +11,8 @@ from typing import Any
 
 from flashsmith.measure.cuda_graph import Timer
 from flashsmith.measure.interleaved import Contender
-from flashsmith.problem.attention_problem import AttentionProblem
-from flashsmith.runtime.cuda_device import CudaDevice
+from flashsmith.problem.attention import AttentionProblem
+from flashsmith.runtime.cuda.device import CudaDevice
 
 _log = logging.getLogger("flashsmith.bench")
 

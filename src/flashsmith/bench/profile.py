@@ -13,8 +13,8 @@ from statistics import median
 from flashsmith.base.errors import ArgumentError, ConfigError, DamagedFile, LaunchError
 from flashsmith.bench.ncu import DURATION, METRICS, run_ncu
 from flashsmith.bench.ncu_csv import ProfiledKernel, parse_ncu_csv
-from flashsmith.config import KernelConfig, parse_config
-from flashsmith.problem.attention_problem import AttentionProblem
+from flashsmith.kernels import KernelConfig, parse_config
+from flashsmith.problem.attention import AttentionProblem
 from flashsmith.problem.cost import forward_cost
 from flashsmith.problem.text import problem_fields, problem_from_fields
 

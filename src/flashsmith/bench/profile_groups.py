@@ -12,10 +12,10 @@ from flashsmith.base.errors import DamagedFile, FlashsmithError, LaunchError, Ou
 from flashsmith.bench.profile import Job, Profile, Task, profile
 from flashsmith.compile.artefact import CompiledKernel
 from flashsmith.compile.compiler import CompileJob, compile_many
-from flashsmith.config.kernel_config import KernelConfig
-from flashsmith.problem.attention_problem import AttentionProblem
+from flashsmith.kernels.kernel import KernelConfig
+from flashsmith.kernels.plans import plan
+from flashsmith.problem.attention import AttentionProblem
 from flashsmith.runtime.device import Device
-from flashsmith.runtime.launch import plan
 
 LAUNCHES_A_GROUP = 90  # what is lost when a profiler dies
 

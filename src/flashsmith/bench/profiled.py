@@ -19,10 +19,10 @@ from flashsmith.base.errors import FlashsmithError
 from flashsmith.bench.peers import find_peers, torch_tensors
 from flashsmith.bench.profile import REFERENCE, Job, Launched
 from flashsmith.measure.timed_configs import random_inputs
-from flashsmith.problem.attention_problem import AttentionProblem
+from flashsmith.problem.attention import AttentionProblem
 from flashsmith.runtime.device import Device
 from flashsmith.runtime.devices import default_device
-from flashsmith.runtime.forward import forward, prepare_forward
+from flashsmith.runtime.run import forward, prepare_forward
 from flashsmith.runtime.tensors import tensors_on
 
 _PEER = "FlashAttention-2 (torch)"

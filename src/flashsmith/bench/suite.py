@@ -11,7 +11,7 @@ from typing import Any
 
 from flashsmith.base.dtypes import DType
 from flashsmith.base.errors import ArgumentError
-from flashsmith.problem.attention_problem import AttentionProblem
+from flashsmith.problem.attention import AttentionProblem
 
 FOLDER = Path(__file__).parent / "suites"
 _GRID = {"d_heads", "seq_lens", "masks", "tokens", "width"}

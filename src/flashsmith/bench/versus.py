@@ -8,16 +8,16 @@ from typing import Any
 
 from flashsmith.bench.peers import Peer, contenders_of, torch_tensors
 from flashsmith.bench.suite import Shape
+from flashsmith.kernels.launch import ForwardCall, TensorArg
 from flashsmith.measure.environment import Environment
 from flashsmith.measure.interleaved import Comparison, Contender, Regime, Timed, compare
 from flashsmith.measure.record import Record, records_of
 from flashsmith.measure.statistics import Summary, ratio_by_round
 from flashsmith.measure.timed_configs import contender_of
-from flashsmith.problem.attention_problem import AttentionProblem
+from flashsmith.problem.attention import AttentionProblem
 from flashsmith.problem.cost import forward_cost
-from flashsmith.runtime.cuda_device import CudaDevice
-from flashsmith.runtime.launch.plan import ForwardCall, TensorArg
-from flashsmith.tuner.choose import Choice, choose
+from flashsmith.runtime.cuda.device import CudaDevice
+from flashsmith.tuner.choose.choice import Choice, choose
 
 OURS = "flashsmith"
 GEMM = "GEMM"

@@ -9,7 +9,7 @@ from flashsmith.base.dtypes import DType, from_bits
 from flashsmith.check.cases import Case, inputs_of
 from flashsmith.check.placement import fill_buffers, places_of
 from flashsmith.check.verdict import run_case
-from flashsmith.config.kernel_config import KernelConfig
+from flashsmith.kernels.kernel import KernelConfig
 from flashsmith.runtime.device import Device
 
 _MANTISSA_BITS = {DType.FP16: 10, DType.BF16: 7}

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashsmith.base.dtypes import to_bits
-from flashsmith.config.kernel_config import KernelConfig
-from flashsmith.problem.attention_problem import AttentionProblem
+from flashsmith.kernels.kernel import KernelConfig
+from flashsmith.problem.attention import AttentionProblem
 
 LARGE_LOGITS = 30.0  # rows whose softmax is nearly one-hot, and scores far beyond exp's range
 GQA_RATIO = 8

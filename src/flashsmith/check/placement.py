@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from flashsmith.base.errors import ArgumentError
 from flashsmith.check.cases import Case
-from flashsmith.problem.attention_problem import AttentionProblem
-from flashsmith.runtime.launch.plan import TensorArg
+from flashsmith.kernels.launch import TensorArg
+from flashsmith.problem.attention import AttentionProblem
 from flashsmith.runtime.tensors import LSE_POISON, POISON
 
 MARGIN = 128  # elements before and behind the tensors of a buffer

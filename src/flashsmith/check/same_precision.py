@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashsmith.base.dtypes import DType, from_bits, to_bits
-from flashsmith.problem.attention_problem import AttentionProblem
+from flashsmith.problem.attention import AttentionProblem
 from flashsmith.problem.reference import visible
 
 F32 = NDArray[np.float32]

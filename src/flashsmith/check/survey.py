@@ -13,10 +13,10 @@ from flashsmith.base.errors import FlashsmithError, LaunchError, OutOfResources,
 from flashsmith.check.cases import Case, full_cases, quick_cases
 from flashsmith.check.verdict import Verdict, check_case
 from flashsmith.compile.compiler import CompileJob, available_cores, compile_many
-from flashsmith.config.kernel_config import KernelConfig
+from flashsmith.kernels.kernel import KernelConfig
+from flashsmith.kernels.plans import plan
 from flashsmith.runtime.device import Device
 from flashsmith.runtime.devices import open_device
-from flashsmith.runtime.launch import plan
 
 CASES: dict[str, Callable[[KernelConfig], tuple[Case, ...]]] = {
     "quick": quick_cases,

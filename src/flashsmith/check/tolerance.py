@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from flashsmith.base.dtypes import DType, from_bits
 from flashsmith.check.cases import Case, inputs_of
 from flashsmith.check.same_precision import same_precision_attention
-from flashsmith.problem.attention_problem import AttentionProblem
+from flashsmith.problem.attention import AttentionProblem
 from flashsmith.problem.reference import reference_attention
 
 FACTOR = 2.0  # how many times the same-precision error is allowed

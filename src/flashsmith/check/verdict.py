@@ -20,10 +20,10 @@ from flashsmith.check.tolerance import (
     o_distance,
     place_text,
 )
-from flashsmith.config.kernel_config import KernelConfig
+from flashsmith.kernels.kernel import KernelConfig
+from flashsmith.kernels.launch import ForwardCall
 from flashsmith.runtime.device import Device
-from flashsmith.runtime.forward import forward
-from flashsmith.runtime.launch.plan import ForwardCall
+from flashsmith.runtime.run import forward
 from flashsmith.runtime.tensors import LSE_POISON, POISON
 
 Buffers = Mapping[str, NDArray[Any]]

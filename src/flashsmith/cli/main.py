@@ -6,7 +6,6 @@ import difflib
 import importlib
 import inspect
 import sys
-from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import typer
@@ -18,31 +17,24 @@ from flashsmith.base.errors import ArgumentError, FlashsmithError
 USAGE_ERROR = 2
 
 
-@dataclass(frozen=True, slots=True)
-class Verb:
-    """A verb's module, whose function `command` is the verb, and its line in the help."""
-
-    module: str
-    help: str
-
-
-VERBS: dict[str, Verb] = {
-    "configs": Verb("flashsmith.cli.configs", "Show a set of configurations, or why one is out."),
-    "env": Verb("flashsmith.cli.env", "Say what is installed here, and what is missing for what."),
-    "compile": Verb("flashsmith.cli.compile", "Compile a set: registers, spills, blocks per SM."),
-    "tune": Verb("flashsmith.cli.tune", "Find the best configuration for each problem."),
-    "predict": Verb("flashsmith.cli.predict", "Order configurations without a GPU."),
-    "bench": Verb("flashsmith.cli.bench", "Time our choices against peers, side by side."),
-    "progression": Verb("flashsmith.cli.progression", "Show what each optimisation brings."),
-    "profile": Verb("flashsmith.cli.profile", "Read a set's counters with Nsight Compute."),
-    "report": Verb("flashsmith.cli.report", "Write a page of charts from records."),
-    "results": Verb("flashsmith.cli.results", "Look at, compare and exchange measurements."),
-    "run": Verb("flashsmith.cli.run", "Run configurations on a problem: check, time, count."),
-    "verify": Verb("flashsmith.cli.verify", "Check every configuration of a set."),
-    "cache": Verb("flashsmith.cli.cache", "Look at the kernel cache, or clean it."),
-    "inspect": Verb("flashsmith.cli.inspect", "Count a kernel's instructions; compare two."),
-    "generate": Verb("flashsmith.cli.generate", "Write a set's static registry as C++ files."),
-    "build": Verb("flashsmith.cli.build", "Build a set ahead of time: C library or bundle."),
+# Each is the function `command` of the module of its name in cli/verbs; its line in the help.
+VERBS: dict[str, str] = {
+    "configs": "Show a set of configurations, or why one is out.",
+    "env": "Say what is installed here, and what is missing for what.",
+    "compile": "Compile a set: registers, spills, blocks per SM.",
+    "tune": "Find the best configuration for each problem.",
+    "predict": "Order configurations without a GPU.",
+    "bench": "Time our choices against peers, side by side.",
+    "progression": "Show what each optimisation brings.",
+    "profile": "Read a set's counters with Nsight Compute.",
+    "report": "Write a page of charts from records.",
+    "results": "Look at, compare and exchange measurements.",
+    "run": "Run configurations on a problem: check, time, count.",
+    "verify": "Check every configuration of a set.",
+    "cache": "Look at the kernel cache, or clean it.",
+    "inspect": "Count a kernel's instructions; compare two.",
+    "generate": "Write a set's static registry as C++ files.",
+    "build": "Build a set ahead of time: C library or bundle.",
 }
 
 
@@ -53,13 +45,12 @@ class _Verbs(TyperGroup):
         return list(VERBS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:  # Any: nor its command type
-        verb = VERBS.get(cmd_name)
-        if verb is None:
+        if cmd_name not in VERBS:
             return None
         single = typer.Typer(
             add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
         )
-        function = importlib.import_module(verb.module).command
+        function = importlib.import_module(f"flashsmith.cli.verbs.{cmd_name}").command
         # \b: examples stand on lines of their own, as they were written.
         text = inspect.cleandoc(function.__doc__ or "").replace("\n\n", "\n\n\b\n")
         single.command(cmd_name, help=text, no_args_is_help=False)(function)
@@ -74,7 +65,7 @@ class _Verbs(TyperGroup):
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:  # Any: as above
         with formatter.section("Verbs"):
-            formatter.write_dl([(name, verb.help) for name, verb in VERBS.items()])
+            formatter.write_dl(list(VERBS.items()))
 
 
 app = typer.Typer(

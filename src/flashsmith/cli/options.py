@@ -12,10 +12,10 @@ from flashsmith import arch as arches
 from flashsmith.base import settings
 from flashsmith.base.dtypes import DType
 from flashsmith.base.errors import ArgumentError
-from flashsmith.config import KernelConfig, resolve_key
-from flashsmith.config.sets import named_sets
-from flashsmith.config.width import require_width
-from flashsmith.problem.attention_problem import AttentionProblem
+from flashsmith.kernels import KernelConfig, resolve_key
+from flashsmith.kernels.sets import named_sets
+from flashsmith.kernels.width import require_width
+from flashsmith.problem.attention import AttentionProblem
 
 
 def refuse_together(given: Mapping[str, object]) -> None:

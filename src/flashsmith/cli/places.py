@@ -7,11 +7,11 @@ from collections.abc import Iterable, Sequence
 from flashsmith.base.errors import ConfigError
 from flashsmith.cli.progress import progress_bar
 from flashsmith.compile.compiler import available_cores
-from flashsmith.config import KernelConfig
+from flashsmith.kernels import KernelConfig
 from flashsmith.measure.facts import Facts
-from flashsmith.problem.attention_problem import AttentionProblem
-from flashsmith.tuner.counting import Places, count_facts, predicted_places
-from flashsmith.tuner.worker_pool import WorkerPool
+from flashsmith.problem.attention import AttentionProblem
+from flashsmith.tuner.run.counting import Places, count_facts, predicted_places
+from flashsmith.tuner.workers.pool import WorkerPool
 
 Pair = tuple[KernelConfig, AttentionProblem]
 

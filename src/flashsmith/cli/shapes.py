@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flashsmith.problem.attention_problem import AttentionProblem
+from flashsmith.problem.attention import AttentionProblem
 
 
 def shape_text(problem: AttentionProblem) -> str:

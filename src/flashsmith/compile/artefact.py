@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from flashsmith.compile.cubin import code_hash
+from flashsmith.compile.machine.cubin import code_hash
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,17 +17,17 @@ from pathlib import Path
 
 from flashsmith.base import settings
 from flashsmith.base.errors import ArgumentError, CompileError, FlashsmithError, Unsupported
-from flashsmith.compile import nvrtc
-from flashsmith.compile.apart import compile_apart
+from flashsmith.compile.ahead_of_time.bundle import open_bundle
 from flashsmith.compile.artefact import CompiledKernel
-from flashsmith.compile.bundle import open_bundle
+from flashsmith.compile.cache.kernel_cache import SCHEMA, KernelCache, default_cache
 from flashsmith.compile.header_closure import INCLUDE_ROOT, closure_hash
-from flashsmith.compile.kernel_cache import SCHEMA, KernelCache, default_cache
-from flashsmith.compile.nvrtc_library import find_nvrtc
-from flashsmith.compile.resources import parse_resources
-from flashsmith.compile.source import UnitOptions, unit_source
-from flashsmith.config.kernel_config import KernelConfig
-from flashsmith.config.traits import ForwardTraits
+from flashsmith.compile.machine.resources import parse_resources
+from flashsmith.compile.nvrtc import program as nvrtc
+from flashsmith.compile.nvrtc.apart import compile_apart
+from flashsmith.compile.nvrtc.library import find_nvrtc
+from flashsmith.compile.unit import UnitOptions, unit_source
+from flashsmith.kernels.kernel import KernelConfig
+from flashsmith.problem.needs import ForwardTraits
 
 # The include folder is left out of the key: what lies in it is there by content.
 OPTIONS = ("-std=c++20", "-default-device", "--ptxas-options=-v")

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from flashsmith.arch import Arch, occupancy
 from flashsmith.base.errors import CompileError, FlashsmithError, OutOfResources, Unsupported
 from flashsmith.compile.artefact import CompiledKernel
+from flashsmith.compile.cache.kernel_cache import KernelCache
 from flashsmith.compile.compiler import DEFAULT_OPTIONS, CompileJob, compile_many
-from flashsmith.compile.kernel_cache import KernelCache
-from flashsmith.compile.source import UnitOptions
-from flashsmith.config.kernel_config import KernelConfig
-from flashsmith.config.traits import ForwardTraits
+from flashsmith.compile.unit import UnitOptions
+from flashsmith.kernels.kernel import KernelConfig
+from flashsmith.problem.needs import ForwardTraits
 
 
 @dataclass(frozen=True, slots=True)

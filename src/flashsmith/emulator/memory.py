@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashsmith.base.errors import ArgumentError, EmulationError
-from flashsmith.emulator.address_space import GLOBAL_BASE
+from flashsmith.emulator.machine.address_space import GLOBAL_BASE
 
 ALIGN = 256
 GUARD_BYTES = 4096  # between two buffers; nothing may touch it

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flashsmith.emulator.counters import Counters
+from flashsmith.emulator.checks.counters import Counters
 
 
 @dataclass(frozen=True, slots=True)

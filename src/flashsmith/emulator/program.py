@@ -8,20 +8,20 @@ from functools import lru_cache
 import numpy as np
 
 from flashsmith.base.errors import EmulationError
-from flashsmith.emulator.chunk import Chunk
-from flashsmith.emulator.counters import Counters
-from flashsmith.emulator.launch_checks import check_geometry, param_buffer
+from flashsmith.emulator.checks.counters import Counters
+from flashsmith.emulator.checks.launch_checks import check_geometry, param_buffer
+from flashsmith.emulator.checks.wgmma_pipeline import Problem, pipeline_problems
+from flashsmith.emulator.machine.chunk import Chunk
+from flashsmith.emulator.machine.opcode import opcode_of
+from flashsmith.emulator.machine.processes import process_count, run_all
+from flashsmith.emulator.machine.scheduler import Scheduler
+from flashsmith.emulator.machine.segments import meeting_points
+from flashsmith.emulator.machine.translate import Translation, translate
 from flashsmith.emulator.memory import GlobalMemory
-from flashsmith.emulator.opcode import opcode_of
 from flashsmith.emulator.options import EmulatorOptions, LaunchReport
-from flashsmith.emulator.processes import process_count, run_all
 from flashsmith.emulator.ptx.instruction import Symbol
 from flashsmith.emulator.ptx.module import Kernel
 from flashsmith.emulator.ptx.parse import parse_kernel
-from flashsmith.emulator.scheduler import Scheduler
-from flashsmith.emulator.segments import meeting_points
-from flashsmith.emulator.translate import Translation, translate
-from flashsmith.emulator.wgmma_pipeline import Problem, pipeline_problems
 
 
 @lru_cache(maxsize=64)

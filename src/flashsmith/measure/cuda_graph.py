@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
 from flashsmith.base.errors import LaunchError
-from flashsmith.runtime.cuda_device import CudaDevice
+from flashsmith.runtime.cuda.device import CudaDevice
 
 _NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING: not ordered against the default stream
 _THREAD_LOCAL = 1  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL

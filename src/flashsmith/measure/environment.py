@@ -12,7 +12,7 @@ from pathlib import Path
 from flashsmith import __version__
 from flashsmith.base import settings
 from flashsmith.measure.gpu_state import GpuMonitor
-from flashsmith.runtime.cuda_device import CudaDevice
+from flashsmith.runtime.cuda.device import CudaDevice
 from flashsmith.runtime.device import Device
 
 _PACKAGES = ("numpy", "torch")

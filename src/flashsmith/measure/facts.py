@@ -8,13 +8,13 @@ from flashsmith.arch import get as get_arch
 from flashsmith.arch import occupancy
 from flashsmith.base.errors import FlashsmithError
 from flashsmith.compile.compiler import compile_kernel
-from flashsmith.config.kernel_config import KernelConfig
 from flashsmith.emulator.options import EmulatorOptions
+from flashsmith.kernels.kernel import KernelConfig
+from flashsmith.kernels.plans import plan
 from flashsmith.measure.timed_configs import random_inputs
-from flashsmith.problem.attention_problem import AttentionProblem
-from flashsmith.runtime.emulated_device import EmulatedDevice
-from flashsmith.runtime.forward import forward_arrays
-from flashsmith.runtime.launch import plan
+from flashsmith.problem.attention import AttentionProblem
+from flashsmith.runtime.emulated import EmulatedDevice
+from flashsmith.runtime.run import forward_arrays
 
 _BLOCKS = 4  # of keys that the counted kernel walks
 _WARP_MMA, _GROUP_MMA = "mma", "matrix"  # classes of instructions: mma.sync, wgmma

@@ -19,7 +19,7 @@ from flashsmith.measure.cuda_graph import Launch, Timer
 from flashsmith.measure.environment import monitor_of
 from flashsmith.measure.gpu_state import GpuState, clocks_moved
 from flashsmith.measure.statistics import Summary, ratio_by_round, summarize
-from flashsmith.runtime.cuda_device import CudaDevice
+from flashsmith.runtime.cuda.device import CudaDevice
 
 Regime = Literal["burst", "sustained"]
 FLUSH_BYTES = 256 << 20  # more than any L2

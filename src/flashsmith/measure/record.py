@@ -13,7 +13,7 @@ from flashsmith.base.errors import DamagedFile
 from flashsmith.base.json_text import parse_json
 from flashsmith.measure.environment import Environment
 from flashsmith.measure.interleaved import Comparison, Timed
-from flashsmith.problem.attention_problem import AttentionProblem
+from flashsmith.problem.attention import AttentionProblem
 from flashsmith.problem.text import (
     PROBLEM_NAMES,
     problem_fields,

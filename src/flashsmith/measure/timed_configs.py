@@ -9,13 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashsmith.base.dtypes import to_bits
-from flashsmith.config.kernel_config import KernelConfig
+from flashsmith.kernels.kernel import KernelConfig
+from flashsmith.kernels.launch import ForwardCall
 from flashsmith.measure.interleaved import Comparison, Contender, Regime, compare, sample_us
 from flashsmith.measure.statistics import Summary, summarize
-from flashsmith.problem.attention_problem import AttentionProblem
-from flashsmith.runtime.cuda_device import CudaDevice
-from flashsmith.runtime.forward import prepare_forward
-from flashsmith.runtime.launch.plan import ForwardCall
+from flashsmith.problem.attention import AttentionProblem
+from flashsmith.runtime.cuda.device import CudaDevice
+from flashsmith.runtime.run import prepare_forward
 from flashsmith.runtime.tensors import tensor_shapes, tensors_on
 
 _BLOCK = 1 << 20  # random numbers that are made; larger tensors repeat them

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from flashsmith.problem.attention_problem import AttentionProblem
+from flashsmith.problem.attention import AttentionProblem
 from flashsmith.problem.cost import Cost, forward_cost, visible_area, visible_pairs
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashsmith.base.errors import ArgumentError
-from flashsmith.problem.attention_problem import AttentionProblem
+from flashsmith.problem.attention import AttentionProblem
 
 F64 = NDArray[np.float64]
 

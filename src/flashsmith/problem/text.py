@@ -8,7 +8,7 @@ from typing import Any
 
 from flashsmith.base.dtypes import DType
 from flashsmith.base.errors import DamagedFile
-from flashsmith.problem.attention_problem import AttentionProblem
+from flashsmith.problem.attention import AttentionProblem
 
 _ABSENT: Mapping[str, object] = {"causal": False, "diagonal": None, "scale": None, "layout": "bshd"}
 PROBLEM_NAMES = tuple(f.name for f in fields(AttentionProblem))

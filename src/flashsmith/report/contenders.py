@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 from flashsmith.bench.ladder import KNOB, LADDER
 from flashsmith.bench.versus import GEMM, GEMM_FLOPS, OURS
-from flashsmith.config.parse import looks_like_config
+from flashsmith.kernels.parse import looks_like_config
 from flashsmith.measure.interleaved import MIN_ROUNDS
 from flashsmith.measure.record import Record
-from flashsmith.problem.attention_problem import AttentionProblem
+from flashsmith.problem.attention import AttentionProblem
 
 # Distinguishable for colour-blind readers, on white and on black (Okabe and Ito).
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#999999", "#F0E442")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from flashsmith.bench.ladder import KNOB, LADDER, changes
-from flashsmith.config import parse_config
+from flashsmith.kernels import parse_config
 from flashsmith.measure.record import Record
 from flashsmith.report.contenders import COLOURS, problem_text, regime_of, runs_of
 from flashsmith.report.figure import Figure, spread, ticks
@@ -60,7 +60,7 @@ def _waterfall(steps: Sequence[Record]) -> Figure:
     figure.axis("y", title="TFLOP/s", rangemode="tozero")
     where = f"{problem_text(steps[0].problem)}, {regime_of(steps[0])}"
     reads = "TFLOP/s after each step; a step down costs here and prepares another."
-    title = f"What each optimisation brings: the {configs[0].FAMILY} family ({where})"
+    title = f"What each optimisation brings: {configs[0].NAME} ({where})"
     return figure.titled(title, reads, height=520, wide=True)
 
 

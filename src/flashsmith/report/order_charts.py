@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from flashsmith.report.contenders import COLOURS, problem_text
 from flashsmith.report.figure import Figure
 from flashsmith.report.tuning_charts import Places, latest
-from flashsmith.tuner.measurement import Measurement
-from flashsmith.tuner.outcome import Verified
+from flashsmith.tuner.store.measurement import Measurement
+from flashsmith.tuner.store.outcome import Verified
 
 _SHOWN = 20  # of a problem, whose names can be read
 _A_LINE = 24  # pixels

@@ -22,8 +22,8 @@ from flashsmith.report.figure import Figure, Json
 from flashsmith.report.sources import ReportData
 from flashsmith.report.summary import missing, sentences
 from flashsmith.report.winners import winners
-from flashsmith.tuner.measurement import Measurement
-from flashsmith.tuner.outcome import Timed, outcome_fields, reason_of
+from flashsmith.tuner.store.measurement import Measurement
+from flashsmith.tuner.store.outcome import Timed, outcome_fields, reason_of
 
 _TEMPLATE = Path(__file__).parent / "page.html"
 _COLUMNS = (

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from flashsmith.arch import attainable_tflops, find_gpu
 from flashsmith.bench.versus import OURS
 from flashsmith.measure.record import Record
-from flashsmith.problem.attention_problem import AttentionProblem
+from flashsmith.problem.attention import AttentionProblem
 from flashsmith.problem.cost import forward_cost
 from flashsmith.report.contenders import (
     COLOURS,

@@ -10,9 +10,9 @@ from flashsmith.base import settings
 from flashsmith.base.errors import ArgumentError, DamagedFile
 from flashsmith.base.json_text import parse_json
 from flashsmith.measure.record import Record, record_from_line
-from flashsmith.problem.attention_problem import AttentionProblem
-from flashsmith.tuner.exchange import read_any
-from flashsmith.tuner.measurement import Measurement, measurement_from_line
+from flashsmith.problem.attention import AttentionProblem
+from flashsmith.tuner.store.exchange import read_any
+from flashsmith.tuner.store.measurement import Measurement, measurement_from_line
 
 PLACE = "predicted_place"  # what the result of a prediction holds
 COUNTED = "duration_us"  # what the result of a profile holds

@@ -23,8 +23,8 @@ from flashsmith.report.contenders import (
 )
 from flashsmith.report.sources import ReportData
 from flashsmith.report.winners import winners
-from flashsmith.tuner.measurement import Measurement
-from flashsmith.tuner.outcome import Timed, Verified
+from flashsmith.tuner.store.measurement import Measurement
+from flashsmith.tuner.store.outcome import Timed, Verified
 
 _SAID = 4  # winners that are named one by one
 

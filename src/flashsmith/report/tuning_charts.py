@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from flashsmith.config.parse import looks_like_config
-from flashsmith.problem.attention_problem import AttentionProblem
+from flashsmith.kernels.parse import looks_like_config
+from flashsmith.problem.attention import AttentionProblem
 from flashsmith.report.contenders import COLOURS, problem_text
 from flashsmith.report.figure import Figure
 from flashsmith.report.sources import ReportData
-from flashsmith.tuner.measurement import Measurement
-from flashsmith.tuner.outcome import Timed, Verified, reason_of
-from flashsmith.tuner.predict import Quality, quality
+from flashsmith.tuner.run.predict import Quality, quality
+from flashsmith.tuner.store.measurement import Measurement
+from flashsmith.tuner.store.outcome import Timed, Verified, reason_of
 
 Places = Mapping[tuple[str, AttentionProblem], int]  # 1 for what is predicted fastest
 _ABREAST = 8  # bars with their names in half of the page's width

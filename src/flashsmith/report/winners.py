@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from flashsmith.problem.attention_problem import AttentionProblem
+from flashsmith.problem.attention import AttentionProblem
 from flashsmith.problem.cost import forward_cost
-from flashsmith.tuner.measurement import Measurement
-from flashsmith.tuner.outcome import Timed
+from flashsmith.tuner.store.measurement import Measurement
+from flashsmith.tuner.store.outcome import Timed
 
 TUNED = "flashsmith, tuned"
 _PROTOCOLS = ("final", "race", "screen")  # the longest first

@@ -3,38 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from flashsmith.compile.artefact import CompiledKernel
-
-
-@dataclass(frozen=True, slots=True)
-class TensorMapSpec:
-    """A TMA tensor map in the terms of cuTensorMapEncodeTiled; innermost dimension first."""
-
-    address: int
-    element_bytes: int
-    dims: tuple[int, ...]
-    strides_bytes: tuple[int, ...]  # of dimensions 1 and up
-    box: tuple[int, ...]
-    swizzle_bytes: int = 128  # 0 (none), 32, 64 or 128
-    is_bf16: bool = True
-    l2_promotion_bytes: int = 256
-
-
-@dataclass(frozen=True, slots=True)
-class LaunchGeometry:
-    """Blocks, threads and shared memory of one launch."""
-
-    grid: tuple[int, int, int]
-    threads: int
-    smem_bytes: int
-    cluster: int = 1
-
+from flashsmith.kernels.launch import LaunchGeometry, TensorMapSpec
 
 # Starts a prepared kernel: parameters as raw bytes, and the handle of a stream (0: the default).
 Launcher = Callable[[tuple[bytes, ...], int], None]

@@ -7,8 +7,8 @@ import threading
 from flashsmith.base import settings
 from flashsmith.base.errors import ArgumentError
 from flashsmith.base.forks import call_in_forked_child
+from flashsmith.runtime.cuda.driver import find_driver
 from flashsmith.runtime.device import Device
-from flashsmith.runtime.driver import find_driver
 
 _lock = threading.Lock()
 _opened: dict[tuple[str, int], Device] = {}
@@ -54,11 +54,11 @@ def default_device_name() -> str:
 def open_device(name: str, ordinal: int = 0) -> Device:
     """A new device by name; raises `DeviceMissing` for `cuda` on a machine with no GPU."""
     if name == "cuda":
-        from flashsmith.runtime.cuda_device import CudaDevice
+        from flashsmith.runtime.cuda.device import CudaDevice
 
         return CudaDevice(ordinal)
     if name == "emulator":
-        from flashsmith.runtime.emulated_device import EmulatedDevice
+        from flashsmith.runtime.emulated import EmulatedDevice
 
         return EmulatedDevice()
     raise ArgumentError(f"device is {name!r}; it is 'cuda' or 'emulator'.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from flashsmith.arch import Arch
 from flashsmith.base.errors import OutOfResources
 from flashsmith.compile.artefact import CompiledKernel
-from flashsmith.runtime.device import LaunchGeometry
+from flashsmith.kernels.launch import LaunchGeometry
 
 MAX_GRID_X = 2**31 - 1  # CUDA C++ Programming Guide, "Compute Capabilities"
 

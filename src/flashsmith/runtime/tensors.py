@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashsmith.base.dtypes import DType
-from flashsmith.problem.attention_problem import AttentionProblem
+from flashsmith.kernels.launch import ForwardCall, TensorArg
+from flashsmith.problem.attention import AttentionProblem
 from flashsmith.problem.reference import shape_in_layout
 from flashsmith.runtime.device import Device
-from flashsmith.runtime.launch.plan import ForwardCall, TensorArg
 
 # A NaN that no arithmetic makes: an element that still holds it was never written.
 POISON = {DType.FP16: 0x7E5A, DType.BF16: 0x7FDA}

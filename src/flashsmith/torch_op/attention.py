@@ -12,7 +12,7 @@ from flashsmith.torch_op import operator
 from flashsmith.torch_op.cpu_kernel import TORCH_RUNS
 from flashsmith.torch_op.fake_kernel import empty_lse
 from flashsmith.torch_op.tensor_view import require_tensors, tensor_view
-from flashsmith.tuner.choose import Choice
+from flashsmith.tuner.choose.choice import Choice
 
 
 def attend(

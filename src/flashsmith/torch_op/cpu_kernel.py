@@ -14,10 +14,10 @@ from flashsmith.api.notices import say_once
 from flashsmith.api.options import CallOptions
 from flashsmith.api.problems import problem_of, require_out_fits
 from flashsmith.base.errors import ArgumentError
-from flashsmith.problem.attention_problem import AttentionProblem
+from flashsmith.problem.attention import AttentionProblem
 from flashsmith.torch_op.tensor_view import refuse_gradients, tensor_view
 from flashsmith.torch_op.wish import Wish
-from flashsmith.tuner.choose import Choice
+from flashsmith.tuner.choose.choice import Choice
 
 TORCH_RUNS = Choice(None, "torch", "CPU tensors go to torch's own attention")
 

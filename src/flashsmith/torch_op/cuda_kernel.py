@@ -18,7 +18,7 @@ from flashsmith.api.launches import (
 )
 from flashsmith.api.problems import problem_of, require_out_fits
 from flashsmith.runtime.device import Device
-from flashsmith.runtime.forward import fill_empty
+from flashsmith.runtime.run import fill_empty
 from flashsmith.torch_op.fake_kernel import empty_lse, empty_output
 from flashsmith.torch_op.tensor_view import refuse_gradients, tensor_view
 from flashsmith.torch_op.wish import Wish

@@ -3,8 +3,8 @@
 
 #include <cuda_runtime.h>
 
-#include "flashsmith/base/args.cuh"
-#include "flashsmith/base/traits.cuh"
+#include "flashsmith/attention/needs.cuh"
+#include "flashsmith/sm80/args.cuh"
 
 namespace flashsmith::host {
 

@@ -1,7 +1,7 @@
 // How a kernel of the mma.sync family starts: the mirror of runtime/launch/mma.py.
 #pragma once
 
-#include "flashsmith/base/config.cuh"
+#include "flashsmith/sm80/config.cuh"
 #include "forward_kernel.cuh"
 
 namespace flashsmith::host {

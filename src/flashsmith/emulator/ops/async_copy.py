@@ -6,19 +6,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from flashsmith.emulator.access import UINT
-from flashsmith.emulator.bounds import SHIFT, global_cells, shared_offsets
-from flashsmith.emulator.copy_groups import Copy, CopyGroups
-from flashsmith.emulator.counting import count_global, count_shared
-from flashsmith.emulator.emit import Emitter
-from flashsmith.emulator.opcode import Unknown, opcode
+from flashsmith.emulator.checks.bounds import SHIFT, global_cells, shared_offsets
+from flashsmith.emulator.checks.counting import count_global, count_shared
+from flashsmith.emulator.copies.copy_groups import Copy, CopyGroups
+from flashsmith.emulator.machine.access import UINT
+from flashsmith.emulator.machine.emit import Emitter
+from flashsmith.emulator.machine.opcode import Unknown, opcode
+from flashsmith.emulator.machine.unit import Unit
+from flashsmith.emulator.machine.values import Value
 from flashsmith.emulator.ops import bulk_copy
 from flashsmith.emulator.ptx.instruction import Imm, Instruction
-from flashsmith.emulator.unit import Unit
-from flashsmith.emulator.values import Value
 
 if TYPE_CHECKING:
-    from flashsmith.emulator.chunk import Chunk
+    from flashsmith.emulator.machine.chunk import Chunk
 
 
 @opcode(

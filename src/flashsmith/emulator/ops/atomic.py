@@ -11,20 +11,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flashsmith.emulator.address_space import SHARED_WINDOW, WINDOW_BYTES
-from flashsmith.emulator.async_state import Mask, active_lanes
-from flashsmith.emulator.bounds import SHIFT, global_cells, shared_offsets
-from flashsmith.emulator.emit import Emitter
-from flashsmith.emulator.opcode import Unknown, opcode
+from flashsmith.emulator.checks.bounds import SHIFT, global_cells, shared_offsets
+from flashsmith.emulator.copies.async_state import Mask, active_lanes
+from flashsmith.emulator.machine.address_space import SHARED_WINDOW, WINDOW_BYTES
+from flashsmith.emulator.machine.emit import Emitter
+from flashsmith.emulator.machine.opcode import Unknown, opcode
+from flashsmith.emulator.machine.values import Value
 from flashsmith.emulator.ops.memory import space_of
 from flashsmith.emulator.ptx.instruction import Instruction
-from flashsmith.emulator.values import Value
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from flashsmith.emulator.chunk import Chunk
-    from flashsmith.emulator.unit import Unit
+    from flashsmith.emulator.machine.chunk import Chunk
+    from flashsmith.emulator.machine.unit import Unit
 
 _UFUNC: dict[str, Any] = {  # Any: numpy ufuncs
     "add": np.add, "min": np.minimum, "max": np.maximum, "and": np.bitwise_and,

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from flashsmith.emulator.emit import Emitter
-from flashsmith.emulator.opcode import Unknown, opcode
+from flashsmith.emulator.machine.emit import Emitter
+from flashsmith.emulator.machine.opcode import Unknown, opcode
+from flashsmith.emulator.machine.unit import Unit
+from flashsmith.emulator.machine.values import Value
 from flashsmith.emulator.ptx.instruction import Instruction
-from flashsmith.emulator.unit import Unit
-from flashsmith.emulator.values import Value
 
 if TYPE_CHECKING:
-    from flashsmith.emulator.chunk import Chunk
+    from flashsmith.emulator.machine.chunk import Chunk
 
 
 def _blocks(i: Instruction) -> str:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from flashsmith.emulator.bulk_loads import start_load
-from flashsmith.emulator.bulk_stores import commit_stores, start_store, wait_for_stores
-from flashsmith.emulator.opcode import Unknown
+from flashsmith.emulator.copies.bulk_loads import start_load
+from flashsmith.emulator.copies.bulk_stores import commit_stores, start_store, wait_for_stores
+from flashsmith.emulator.copies.transfers import OPERATIONS, TYPES
+from flashsmith.emulator.machine.opcode import Unknown
 from flashsmith.emulator.ptx.instruction import Address, Group, Imm, Instruction, Operand, Vector
-from flashsmith.emulator.transfers import OPERATIONS, TYPES
 
 if TYPE_CHECKING:
-    from flashsmith.emulator.emit import Emitter
+    from flashsmith.emulator.machine.emit import Emitter
 
 
 def cuts(i: Instruction) -> str:

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from flashsmith.emulator.async_state import RANK_SHIFT, AsyncState, Mask
-from flashsmith.emulator.opcode import Unknown, opcode
+from flashsmith.emulator.copies.async_state import RANK_SHIFT, AsyncState, Mask
+from flashsmith.emulator.machine.opcode import Unknown, opcode
+from flashsmith.emulator.machine.unit import LANES
+from flashsmith.emulator.machine.values import Value
 from flashsmith.emulator.ptx.instruction import Imm, Instruction, Pair
-from flashsmith.emulator.unit import LANES
-from flashsmith.emulator.values import Value
 
 if TYPE_CHECKING:
-    from flashsmith.emulator.chunk import Chunk
-    from flashsmith.emulator.emit import Emitter
-    from flashsmith.emulator.unit import Unit
+    from flashsmith.emulator.machine.chunk import Chunk
+    from flashsmith.emulator.machine.emit import Emitter
+    from flashsmith.emulator.machine.unit import Unit
 
 REGISTER_FILE = 65536
 MAX_REGISTERS = 256

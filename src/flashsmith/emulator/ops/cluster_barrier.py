@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flashsmith.emulator.async_state import AsyncState, seen_from
-from flashsmith.emulator.opcode import Unknown, opcode
+from flashsmith.emulator.copies.async_state import AsyncState, seen_from
+from flashsmith.emulator.machine.opcode import Unknown, opcode
 from flashsmith.emulator.ops.barrier import emit_barrier
 from flashsmith.emulator.ptx.instruction import Instruction
 
 if TYPE_CHECKING:
-    from flashsmith.emulator.chunk import Chunk
-    from flashsmith.emulator.emit import Emitter
-    from flashsmith.emulator.unit import Unit
+    from flashsmith.emulator.machine.chunk import Chunk
+    from flashsmith.emulator.machine.emit import Emitter
+    from flashsmith.emulator.machine.unit import Unit
 
 
 class ClusterBarrier:

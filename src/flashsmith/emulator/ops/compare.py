@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from flashsmith.emulator import numerics
-from flashsmith.emulator.emit import Emitter, name_of
-from flashsmith.emulator.opcode import Unknown, opcode
+from flashsmith.emulator.machine import numerics
+from flashsmith.emulator.machine.emit import Emitter, name_of
+from flashsmith.emulator.machine.opcode import Unknown, opcode
 from flashsmith.emulator.ptx.instruction import Imm, Instruction, Operand, Pair
 from flashsmith.emulator.ptx.parse import SIZES
 

@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 
-from flashsmith.emulator.emit import Emitter
-from flashsmith.emulator.opcode import Unknown, opcode
+from flashsmith.emulator.machine.emit import Emitter
+from flashsmith.emulator.machine.opcode import Unknown, opcode
+from flashsmith.emulator.machine.scheduler import branch
+from flashsmith.emulator.machine.segments import EXIT, FORKED
+from flashsmith.emulator.machine.unit import Unit
+from flashsmith.emulator.machine.values import Value
 from flashsmith.emulator.ptx.instruction import Instruction, Symbol
-from flashsmith.emulator.scheduler import branch
-from flashsmith.emulator.segments import EXIT, FORKED
-from flashsmith.emulator.unit import Unit
-from flashsmith.emulator.values import Value
 
 if TYPE_CHECKING:
-    from flashsmith.emulator.chunk import Chunk
+    from flashsmith.emulator.machine.chunk import Chunk
 
 
 def _fall(e: Emitter) -> int:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from flashsmith.emulator import numerics
-from flashsmith.emulator.emit import NUMPY, Emitter, name_of
-from flashsmith.emulator.opcode import Unknown, opcode
+from flashsmith.emulator.machine import numerics
+from flashsmith.emulator.machine.emit import NUMPY, Emitter, name_of
+from flashsmith.emulator.machine.opcode import Unknown, opcode
+from flashsmith.emulator.machine.values import Value
 from flashsmith.emulator.ptx.instruction import Instruction
 from flashsmith.emulator.ptx.parse import SIZES
-from flashsmith.emulator.values import Value
 
 _FLOATS = ("f16", "bf16", "f32", "f64")
 _ROUND = {

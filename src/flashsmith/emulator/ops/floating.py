@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from flashsmith.emulator import numerics
-from flashsmith.emulator.emit import Emitter, name_of
-from flashsmith.emulator.opcode import Unknown, opcode
+from flashsmith.emulator.machine import numerics
+from flashsmith.emulator.machine.emit import Emitter, name_of
+from flashsmith.emulator.machine.opcode import Unknown, opcode
 from flashsmith.emulator.ptx.instruction import Imm, Instruction, Operand
 
 TYPES = frozenset({"f32", "f64", "f16", "bf16", "f16x2", "bf16x2", "f32x2"})

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from flashsmith.emulator.emit import Emitter, name_of
-from flashsmith.emulator.opcode import Unknown, opcode
+from flashsmith.emulator.machine.emit import Emitter, name_of
+from flashsmith.emulator.machine.opcode import Unknown, opcode
+from flashsmith.emulator.machine.values import Value
 from flashsmith.emulator.ops import floating
 from flashsmith.emulator.ptx.instruction import Instruction, Operand
 from flashsmith.emulator.ptx.parse import SIZES
-from flashsmith.emulator.values import Value
 
 _SYMBOL = {"add": "+", "sub": "-", "mul": "*"}
 

@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from flashsmith.emulator import access
-from flashsmith.emulator.emit import Emitter
-from flashsmith.emulator.matrix_products import Product
-from flashsmith.emulator.opcode import Unknown, opcode
+from flashsmith.emulator.machine import access
+from flashsmith.emulator.machine.emit import Emitter
+from flashsmith.emulator.machine.matrix_products import Product
+from flashsmith.emulator.machine.opcode import Unknown, opcode
+from flashsmith.emulator.machine.unit import Unit
+from flashsmith.emulator.machine.values import Value
 from flashsmith.emulator.ptx.instruction import Instruction, Vector
-from flashsmith.emulator.unit import Unit
-from flashsmith.emulator.values import Value
 
 if TYPE_CHECKING:
-    from flashsmith.emulator.chunk import Chunk
+    from flashsmith.emulator.machine.chunk import Chunk
 
 
 @opcode("ldmatrix", counts_as="ldmatrix", touches_memory=True)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from flashsmith.emulator.async_state import (
+from flashsmith.emulator.copies.async_state import (
     AsyncState,
     Mask,
     active_lanes,
@@ -15,15 +15,15 @@ from flashsmith.emulator.async_state import (
     cluster_target,
     told,
 )
-from flashsmith.emulator.mbarrier import Ints
-from flashsmith.emulator.opcode import Unknown, opcode
+from flashsmith.emulator.copies.mbarrier import Ints
+from flashsmith.emulator.machine.opcode import Unknown, opcode
+from flashsmith.emulator.machine.values import Value
 from flashsmith.emulator.ptx.instruction import Address, Instruction
-from flashsmith.emulator.values import Value
 
 if TYPE_CHECKING:
-    from flashsmith.emulator.chunk import Chunk
-    from flashsmith.emulator.emit import Emitter
-    from flashsmith.emulator.unit import Unit
+    from flashsmith.emulator.machine.chunk import Chunk
+    from flashsmith.emulator.machine.emit import Emitter
+    from flashsmith.emulator.machine.unit import Unit
 
 
 def _writes(i: Instruction) -> tuple[int, ...]:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from flashsmith.emulator import access
-from flashsmith.emulator.address_space import PARAM_WINDOW
-from flashsmith.emulator.emit import Emitter, name_of
-from flashsmith.emulator.opcode import Unknown, opcode
+from flashsmith.emulator.machine import access
+from flashsmith.emulator.machine.address_space import PARAM_WINDOW
+from flashsmith.emulator.machine.emit import Emitter, name_of
+from flashsmith.emulator.machine.opcode import Unknown, opcode
+from flashsmith.emulator.machine.unit import Unit
+from flashsmith.emulator.machine.values import Value
 from flashsmith.emulator.ptx.instruction import Address, Instruction, Operand, Symbol, Vector
 from flashsmith.emulator.ptx.parse import SIZES
-from flashsmith.emulator.unit import Unit
-from flashsmith.emulator.values import Value
 
 SPACES = ("global", "shared", "local", "param", "const")
 

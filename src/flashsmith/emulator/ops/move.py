@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from flashsmith.emulator.address_space import LOCAL_WINDOW, SHARED_WINDOW
-from flashsmith.emulator.emit import Emitter, name_of
-from flashsmith.emulator.opcode import Unknown, opcode
+from flashsmith.emulator.machine.address_space import LOCAL_WINDOW, SHARED_WINDOW
+from flashsmith.emulator.machine.emit import Emitter, name_of
+from flashsmith.emulator.machine.opcode import Unknown, opcode
 from flashsmith.emulator.ptx.instruction import Imm, Instruction, Operand, Reg, Vector
 from flashsmith.emulator.ptx.parse import SIZES
 

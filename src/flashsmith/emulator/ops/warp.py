@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from flashsmith.emulator.emit import Emitter
-from flashsmith.emulator.opcode import Unknown, opcode
+from flashsmith.emulator.machine.emit import Emitter
+from flashsmith.emulator.machine.opcode import Unknown, opcode
+from flashsmith.emulator.machine.unit import Unit
+from flashsmith.emulator.machine.values import Value
 from flashsmith.emulator.ptx.instruction import Instruction, Pair
 from flashsmith.emulator.ptx.parse import SIZES
-from flashsmith.emulator.unit import Unit
-from flashsmith.emulator.values import Value
 
 if TYPE_CHECKING:
-    from flashsmith.emulator.chunk import Chunk
+    from flashsmith.emulator.machine.chunk import Chunk
 
 _LANE = np.arange(32)
 _BIT = np.uint32(1) << _LANE.astype(np.uint32)

@@ -14,17 +14,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashsmith.base.dtypes import DType, from_bits
-from flashsmith.emulator.async_shadow import Access, Readers, check_read
-from flashsmith.emulator.mbarrier import Ints
-from flashsmith.emulator.opcode import Unknown, opcode
+from flashsmith.emulator.checks.async_shadow import Access, Readers, check_read
+from flashsmith.emulator.copies.mbarrier import Ints
+from flashsmith.emulator.copies.smem_layout import CHUNK_BYTES, MatrixDescriptor, operand_chunks
+from flashsmith.emulator.machine.opcode import Unknown, opcode
+from flashsmith.emulator.machine.values import Value
 from flashsmith.emulator.ptx.instruction import Imm, Instruction, Operand, Reg, Vector
-from flashsmith.emulator.smem_layout import CHUNK_BYTES, MatrixDescriptor, operand_chunks
-from flashsmith.emulator.values import Value
 
 if TYPE_CHECKING:
-    from flashsmith.emulator.chunk import Chunk
-    from flashsmith.emulator.emit import Emitter
-    from flashsmith.emulator.unit import Unit
+    from flashsmith.emulator.machine.chunk import Chunk
+    from flashsmith.emulator.machine.emit import Emitter
+    from flashsmith.emulator.machine.unit import Unit
 
 _SHAPE = re.compile(r"m64n(\d+)k16$")
 

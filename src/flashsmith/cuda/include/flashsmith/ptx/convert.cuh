@@ -3,7 +3,7 @@
 // PTX ISA "Data Movement and Conversion Instructions: cvt". sm_80 and later.
 #pragma once
 
-#include "flashsmith/base/config.cuh"
+#include "flashsmith/base/dtype.cuh"
 #include "flashsmith/base/types.cuh"
 
 namespace flashsmith::ptx {

@@ -8,7 +8,7 @@
 //   C, D (16 x 8):  d0,d1 row g cols 2t,2t+1 | d2,d3 row g+8
 #pragma once
 
-#include "flashsmith/base/config.cuh"
+#include "flashsmith/base/dtype.cuh"
 #include "flashsmith/base/types.cuh"
 
 namespace flashsmith::ptx {

@@ -4,7 +4,7 @@
 // Elements outside of the tensor arrive as zeros, count as bytes of the box, and are not stored.
 #pragma once
 
-#include "flashsmith/base/hopper_args.cuh"
+#include "flashsmith/base/tensor_arg.cuh"
 #include "flashsmith/base/types.cuh"
 #include "flashsmith/ptx/cache_policy.cuh"
 

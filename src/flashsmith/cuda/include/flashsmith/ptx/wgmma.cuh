@@ -7,7 +7,7 @@
 // P needs no movement between lanes.
 #pragma once
 
-#include "flashsmith/base/config.cuh"
+#include "flashsmith/base/dtype.cuh"
 #include "flashsmith/base/types.cuh"
 
 namespace flashsmith::ptx {

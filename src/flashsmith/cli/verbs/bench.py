@@ -1,0 +1,133 @@
+"""`flashsmith bench`: our choices against peers on a suite of shapes, interleaved, as records."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from flashsmith.base.errors import ArgumentError, DeviceMissing
+from flashsmith.bench.suite import Suite, of_lengths, read_suite, suite_names
+from flashsmith.cli import options
+from flashsmith.cli.output import Row, note, show
+from flashsmith.cli.progress import progress_bar
+from flashsmith.problem.cost import forward_cost
+from flashsmith.runtime.devices import default_device, has_cuda
+
+if TYPE_CHECKING:
+    from flashsmith.bench.versus import Versus
+    from flashsmith.measure.interleaved import Regime
+
+SuiteOption = Annotated[
+    str, typer.Option("--suite", help="paper, quick, llm, or a path to a .toml file.")
+]
+PeersOption = Annotated[
+    str, typer.Option("--peers", help="Only peers whose name contains one of these, as in cudnn.")
+]
+OnlyLensOption = Annotated[
+    str | None, typer.Option("--seq-lens", help="Only the suite's shapes of these lengths.")
+]
+
+
+def command(
+    suite: SuiteOption = "quick",
+    seq_lens: OnlyLensOption = None,
+    peers: PeersOption = "",
+    dtype: options.DTypeOption = "bf16",
+    rounds: options.RoundsOption = None,
+    sustained: options.SustainedOption = False,
+    output: options.AppendOption = None,
+    json: options.JsonOption = False,
+    csv: options.CsvOption = False,
+) -> None:
+    """Time flashsmith's choices against its peers, side by side in one process.
+
+    Example: flashsmith bench --suite quick --peers cudnn -o records.jsonl
+    """
+    chosen = read_suite(suite, options.dtype_of(dtype))
+    if seq_lens is not None:
+        chosen = of_lengths(chosen, options.numbers_of("--seq-lens", seq_lens))
+    rows = _run(chosen, peers, rounds=rounds or options.ROUNDS, sustained=sustained, output=output)
+    show(rows, json=json, csv=csv, title=f"{chosen.name}: {chosen.about}")
+
+
+def _run(
+    suite: Suite, names: str, *, rounds: int, sustained: bool, output: Path | None
+) -> list[Row]:
+    if not has_cuda():
+        raise DeviceMissing(
+            f"bench times kernels and needs a GPU with its driver; none was found here. Shipped "
+            f"records are shown by `flashsmith report`; suites are {', '.join(suite_names())}."
+        )
+    from flashsmith.bench.peers import find_peers
+    from flashsmith.bench.versus import records, versus
+    from flashsmith.compile.nvrtc.library import find_nvrtc
+    from flashsmith.measure.environment import environment_of
+    from flashsmith.measure.record import append_records
+    from flashsmith.runtime.cuda.device import CudaDevice
+
+    device = default_device("cuda")
+    assert isinstance(device, CudaDevice)
+    wanted = find_peers([name.strip() for name in names.split(",") if name.strip()])
+    if not wanted:
+        known = ", ".join(peer.name for peer in find_peers([]))
+        raise ArgumentError(f"--peers is {names!r}; peers are {known}; name one of them.")
+    environment = environment_of(device, compiler=find_nvrtc().compiler)
+    regime: Regime = "sustained" if sustained else "burst"
+    rows: list[Row] = []
+    with progress_bar(f"benchmark {suite.name}") as progress:
+        for number, shape in enumerate(suite.shapes, start=1):
+            found = versus(device, shape, wanted, rounds=rounds, regime=regime)
+            rows += _rows(found)
+            if output is not None:
+                append_records(output, records(found, environment, suite.name))
+            progress(number, len(suite.shapes))
+    _say(rows, output)
+    return rows
+
+
+def _rows(found: Versus) -> list[Row]:
+    cost = forward_cost(found.shape.problem)
+    ours = cost.tflops(found.ours.time_us.median / 1e6)
+    gemm = found.gemm_tflops()
+    base: dict[str, object] = {
+        "shape": found.shape.name,
+        "ours_tflops": round(ours, 1),
+        "of_gemm": round(ours / gemm, 3) if gemm else None,
+        "control": round(found.comparison.control.median, 4),
+        "void": found.comparison.is_void,
+        "config": found.choice.config.short_form() if found.choice.config else None,
+    }
+    rows: list[Row] = []
+    for peer in found.peers:
+        ratio = found.times_as_fast(peer)
+        rows.append(
+            {
+                "shape": base["shape"],
+                "peer": peer.name,
+                "ours_tflops": base["ours_tflops"],
+                "peer_tflops": round(cost.tflops(peer.time_us.median / 1e6), 1),
+                "times_as_fast": round(ratio.median, 3),
+                "p20": round(ratio.p20, 3),
+                "p80": round(ratio.p80, 3),
+                **{name: base[name] for name in ("of_gemm", "control", "void", "config")},
+            }
+        )
+    return rows or [base]
+
+
+def _say(rows: list[Row], output: Path | None) -> None:
+    from flashsmith.measure.statistics import geometric_mean
+
+    by_peer: dict[str, list[float]] = {}
+    for row in rows:
+        if not row["void"] and "peer" in row:
+            by_peer.setdefault(str(row["peer"]), []).append(float(str(row["times_as_fast"])))
+    for peer, ratios in by_peer.items():
+        note(f"{geometric_mean(ratios):.3f} times as fast as {peer} ({len(ratios)} shapes)")
+    void = {str(row["shape"]) for row in rows if row["void"]}
+    if void:
+        note(f"void, because the control was off by more than 1 %: {', '.join(sorted(void))}")
+    if output is not None:
+        note(f"records appended to {output}")

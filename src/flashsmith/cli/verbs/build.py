@@ -1,0 +1,89 @@
+"""`flashsmith build`: a set as a C library, or as a bundle that needs no compiler."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flashsmith.base.errors import ArgumentError
+from flashsmith.cli import options
+from flashsmith.cli.output import note, show
+from flashsmith.cli.progress import progress_bar
+from flashsmith.cli.verbs.compile import ArchesOption, WorkersOption, parse_arches
+from flashsmith.compile.ahead_of_time.build import build_bundle
+from flashsmith.compile.ahead_of_time.library import build_library
+from flashsmith.compile.artefact import Built
+from flashsmith.compile.survey import why_not
+from flashsmith.tuner.choose.shipped_kernels import write_shipped_kernels
+
+LibraryOption = Annotated[
+    Path | None,
+    typer.Option("--library", metavar="DIR", help="Make libflashsmith.so and flashsmith.h here."),
+]
+BundleOption = Annotated[
+    Path | None, typer.Option("--bundle", metavar="FILE", help="Make a bundle of cubins.")
+]
+ShippedOption = Annotated[
+    bool,
+    typer.Option("--shipped", help="Make what the shipped measurements choose, in the package."),
+]
+
+
+def command(
+    key: options.KeyArgument = None,
+    arch: ArchesOption = "sm_90a",
+    library: LibraryOption = None,
+    bundle: BundleOption = None,
+    shipped: ShippedOption = False,
+    workers: WorkersOption = None,
+    json: options.JsonOption = False,
+    csv: options.CsvOption = False,
+) -> None:
+    """Build a set ahead of time; prints what was made, its size and its time.
+
+    A bundle is loaded where FLASHSMITH_BUNDLE names it; a library is used through flashsmith.h.
+    Example: flashsmith build all --arch sm_80,sm_90a --bundle kernels.bundle
+    """
+    if shipped:
+        options.refuse_together({"KEY": key, "--shipped": shipped})
+        options.refuse_together({"--shipped": shipped, "--library": library, "--bundle": bundle})
+        rows = [
+            {"made": str(path), "kernels": n, "megabytes": round(path.stat().st_size / 1e6, 2)}
+            for path, n in write_shipped_kernels().items()
+        ]
+        show(rows, json=json, csv=csv)
+        return
+    if library is None and bundle is None:
+        raise ArgumentError(
+            "none of --library, --bundle and --shipped is given; build makes a C library in a "
+            "folder, a bundle in a file, or both; name at least one."
+        )
+    configs = options.configs_of(key, "all")
+    chosen = parse_arches(arch)
+    for target in chosen:
+        for config in configs:
+            reason = why_not(config, target)
+            if reason:
+                note(f"left out for {target.name}: {config.short_form()}: {reason}")
+    made = []
+    with progress_bar("building") as progress:
+        if bundle is not None:
+            made.append(build_bundle(configs, chosen, bundle, workers=workers, progress=progress))
+        if library is not None:
+            made.append(build_library(configs, chosen, library, workers=workers, progress=progress))
+    for reason in (reason for built in made for reason in built.left_out):
+        note(f"left out: {reason}")
+    show([_row(built) for built in made], json=json, csv=csv)
+
+
+def _row(built: Built) -> dict[str, object]:
+    return {
+        "made": str(built.path),
+        "configs": built.n_configs,
+        "kernels": built.n_kernels,
+        "megabytes": round(built.n_bytes / 1e6, 2),
+        "seconds": round(built.seconds, 1),
+        "compiler": built.compiler,
+    }

@@ -1,0 +1,100 @@
+"""`flashsmith compile`: registers, spills, shared memory and occupancy, with no GPU."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from flashsmith import arch as arches
+from flashsmith.cli import options
+from flashsmith.cli.output import note, show
+from flashsmith.cli.progress import progress_bar
+from flashsmith.compile.survey import SurveyRow, survey
+from flashsmith.compile.unit import UnitOptions
+from flashsmith.problem.needs import ForwardTraits
+
+COLUMNS = (
+    "config",
+    "arch",
+    "registers",
+    "spill_bytes",
+    "smem_bytes",
+    "blocks_per_sm",
+    "compile_s",
+    "code",
+    "same_as",
+    "note",
+)
+ArchesOption = Annotated[
+    str,
+    typer.Option("--arch", help="Architectures, with commas between them, or `all`."),
+]
+RaggedQOption = Annotated[bool, typer.Option("--ragged-q", help="Any query length.")]
+RaggedKOption = Annotated[bool, typer.Option("--ragged-k", help="Any key length.")]
+NarrowDOption = Annotated[bool, typer.Option("--narrow-d", help="A smaller d_head.")]
+LseOption = Annotated[bool, typer.Option("--lse", help="Write the log-sum-exp too.")]
+LineInfoOption = Annotated[
+    bool, typer.Option("--line-info", help="Keep source lines, for profilers.")
+]
+DebugOption = Annotated[bool, typer.Option("--debug", help="No optimisation, for cuda-gdb.")]
+WorkersOption = Annotated[
+    int | None, typer.Option("--workers", min=1, help="Compiles at a time; else one a core.")
+]
+
+
+def command(
+    key: options.KeyArgument = None,
+    arch: ArchesOption = "sm_90a",
+    causal: options.CausalOption = False,
+    ragged_q: RaggedQOption = False,
+    ragged_k: RaggedKOption = False,
+    narrow_d: NarrowDOption = False,
+    lse: LseOption = False,
+    line_info: LineInfoOption = False,
+    debug: DebugOption = False,
+    workers: WorkersOption = None,
+    json: options.JsonOption = False,
+    csv: options.CsvOption = False,
+) -> None:
+    """Compile a set: one row a configuration and architecture, no GPU needed.
+
+    The kernel is the one for a full mask and whole tiles unless options ask for more.
+    spill_bytes: what a thread stores to and loads from local memory for want of registers, added.
+    Example: flashsmith compile prog --arch sm_80,sm_90a --causal
+    """
+    options.refuse_together({"--debug": debug, "--line-info": line_info})  # debug has lines
+    configs = options.configs_of(key, "tune")
+    chosen = parse_arches(arch)
+    traits = ForwardTraits(
+        causal=causal, ragged_q=ragged_q, ragged_k=ragged_k, narrow_d=narrow_d, lse=lse
+    )
+    with progress_bar("compiling") as progress:
+        rows = survey(
+            configs,
+            traits,
+            chosen,
+            options=UnitOptions(line_info=line_info, debug=debug),
+            workers=workers,
+            progress=progress,
+        )
+    columns = COLUMNS if json or csv else _used_columns(rows)
+    show([row.as_flat() for row in rows], json=json, csv=csv, columns=columns)
+    failed = [row for row in rows if row.failed]
+    if failed:
+        note(f"{len(failed)} of {len(rows)} did not compile; their rows say why.")
+        raise typer.Exit(1)
+
+
+def parse_arches(text: str) -> list[arches.Arch]:
+    """The architectures that `sm_80,sm_90a` or `all` names, each once."""
+    if text == "all":
+        return list(arches.ARCHES)
+    return list(dict.fromkeys(arches.get(name.strip()) for name in text.split(",")))
+
+
+def _used_columns(rows: list[SurveyRow]) -> list[str]:
+    flat = [row.as_flat() for row in rows]
+    always = set(COLUMNS) - {"code", "same_as", "note"}  # a hash is for --json and --csv
+    some = [name for name in ("same_as", "note") if any(row[name] for row in flat)]
+    return [name for name in COLUMNS if name in always or name in some]

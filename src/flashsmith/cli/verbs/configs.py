@@ -1,0 +1,94 @@
+"""`flashsmith configs`: sets of configurations with their facts, and why one is left out."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from flashsmith import arch as arches
+from flashsmith.cli import options
+from flashsmith.cli.output import Row, say, show
+from flashsmith.kernels import KernelConfig, parse_config
+from flashsmith.kernels.page import configuration_page
+from flashsmith.kernels.space import autotuning_steps, whole_space_steps
+
+WhyOption = Annotated[
+    str | None,
+    typer.Option("--why", metavar="SHORT_FORM", help="Say which filter refuses a configuration."),
+]
+SpaceOption = Annotated[
+    bool, typer.Option("--space", help="Print the size of the space before and after each filter.")
+]
+PageOption = Annotated[
+    bool, typer.Option("--page", help="Print the reference of every knob as Markdown.")
+]
+
+
+def command(
+    key: options.KeyArgument = None,
+    arch: options.ArchOption = "sm_90a",
+    why: WhyOption = None,
+    page: PageOption = False,
+    space: SpaceOption = False,
+    json: options.JsonOption = False,
+    csv: options.CsvOption = False,
+) -> None:
+    """Show a set of configurations: short form, threads, shared bytes, blocks per SM.
+
+    Blocks per SM follow from threads and shared memory; registers are known after a compile.
+    Example: flashsmith configs 64,32 --arch sm_86 --csv
+    """
+    options.refuse_together({"KEY": key, "--why": why, "--space": space, "--page": page})
+    if page:
+        options.refuse_together({"--page": page, "--json": json, "--csv": csv})
+        say(configuration_page())
+        return
+    chosen = arches.get(arch)
+    if why is not None:
+        config = parse_config(why)
+        show(_why(config, chosen), json=json, csv=csv, title=config.short_form())
+    elif space:
+        steps = [*whole_space_steps(), *autotuning_steps()]
+        show([asdict(step) for step in steps], json=json, csv=csv, title="size of the space")
+    else:
+        configs = options.configs_of(key, "tune")
+        rows = [_facts(config, chosen) for config in configs]
+        show(rows, json=json, csv=csv, title=f"{len(rows)} configurations on {chosen.name}")
+
+
+def _facts(config: KernelConfig, arch: arches.Arch) -> Row:
+    smem_bytes = config.smem_bytes()
+    room = arches.occupancy(arch, threads=config.threads, registers=0, smem_bytes=smem_bytes)
+    blocks = room.blocks if config.runs_on(arch.name) else 0
+    return {
+        "short_form": config.short_form(),
+        "threads": config.threads,
+        "smem_bytes": smem_bytes,
+        "blocks_per_sm": blocks,
+        "limit": room.limit if config.runs_on(arch.name) else "architecture",
+    }
+
+
+def _why(config: KernelConfig, arch: arches.Arch) -> list[Row]:
+    """One row a rule, in the order in which they are asked; the first that refuses decides."""
+    rows: list[Row] = []
+    for purpose, rules in (("build", config.BUILD_RULES), ("autotune", config.AUTOTUNE_RULES)):
+        for rule in rules:
+            refuses = rule.refuses(config)
+            answer = f"refuses: {rule.reason}; {rule.advice}" if refuses else "lets pass"
+            rows.append({"for": purpose, "filter": rule.name, "answer": answer})
+    fits = config.runs_on(arch.name) and config.smem_bytes() <= arch.max_smem_per_block
+    needs = f"{config.smem_bytes():,} of {arch.max_smem_per_block:,} bytes of shared memory"
+    rows.append(
+        {
+            "for": arch.name,
+            "filter": "fits",
+            "answer": f"{'lets pass' if fits else 'refuses'}: {needs}",
+        }
+    )
+    refusal = config.refusal() or config.autotune_refusal()
+    verdict = f"{refusal.rule} refuses it" if refusal else "no filter refuses it"
+    rows.append({"for": "verdict", "filter": refusal.rule if refusal else "", "answer": verdict})
+    return rows

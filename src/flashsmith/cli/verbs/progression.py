@@ -1,0 +1,171 @@
+"""`flashsmith progression`: what each step of the ladder, or one knob, brings on this GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flashsmith.arch import get as get_arch
+from flashsmith.base.errors import ArgumentError
+from flashsmith.bench.ladder import KNOB, LADDER, Step, ablation, steps_of
+from flashsmith.cli import options
+from flashsmith.cli.output import Row, note, show
+from flashsmith.cli.places import counted
+from flashsmith.cli.shapes import shape_text
+from flashsmith.kernels import KernelConfig, get_kernel_configs, parse_config
+from flashsmith.kernels.parse import looks_like_config
+from flashsmith.kernels.sets import named_sets
+from flashsmith.measure.facts import facts_of
+from flashsmith.measure.interleaved import Comparison, Regime
+from flashsmith.problem.attention import AttentionProblem
+from flashsmith.problem.cost import forward_cost
+from flashsmith.runtime.devices import default_device, default_device_name
+
+LadderArgument = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[LADDER]",
+        help="A ladder by its set, KEY or KEY-prog; with --knob a short form.",
+    ),
+]
+KnobOption = Annotated[
+    str | None, typer.Option("--knob", help="Move one knob through its values instead.")
+]
+
+ABOUT_TIMES = ("output", "rounds", "sustained", "seq_lens", "batch", "heads", "kv_heads")
+
+# A terminal has room for what a step adds and why it pays; --json and --csv hold all columns.
+TABLE = (
+    *("adds", "length", "median_us", "tflops", "times_as_fast", "p20", "p80", "since_start"),
+    *("registers", "spill_bytes", "blocks_per_sm", "instructions", "conflicts_a_phase"),
+)
+
+
+def command(
+    context: typer.Context,
+    ladder: LadderArgument = None,
+    knob: KnobOption = None,
+    device: options.DeviceOption = None,
+    arch: options.ArchOption = "sm_90a",
+    seq_lens: options.SeqLensOption = "4096",
+    batch: options.GridBatchOption = None,
+    heads: options.GridHeadsOption = None,
+    kv_heads: options.KvHeadsOption = None,
+    causal: options.CausalOption = False,
+    rounds: options.RoundsOption = None,
+    sustained: options.SustainedOption = False,
+    output: options.AppendOption = None,
+    json: options.JsonOption = False,
+    csv: options.CsvOption = False,
+) -> None:
+    """Time the ladder step by step, each against the one before, with reasons in counters.
+
+    Examples: flashsmith progression; flashsmith progression --knob eager_load_blocks
+    --seq-lens 1024,4096,16384
+    """
+    configs = _configs(ladder, knob)
+    name = device or default_device_name()
+    can_time = name == "cuda"
+    arch_name = default_device("cuda").arch if can_time else get_arch(arch).name
+    if not can_time:
+        options.refuse_given(context, ABOUT_TIMES, "without a GPU, and nothing is timed here")
+        note(f"No GPU is used: resources for {arch_name} and the emulator's counters, no times.")
+    known = counted(configs, arch_name, causal=causal)
+    # One that does not compile has no facts: asked here, the compiler's error is shown.
+    facts = [known.get(c) or facts_of(c, arch_name, causal=causal) for c in configs]
+    rows: list[Row] = []
+    for length in options.numbers_of("--seq-lens", seq_lens):
+        problem = _problem(configs[0], length, batch, heads, kv_heads, causal)
+        regime: Regime = "sustained" if sustained else "burst"
+        run = _time(configs, problem, rounds or options.ROUNDS, regime) if can_time else None
+        if run is not None and output is not None:
+            _append(output, run, problem, KNOB + knob if knob else LADDER)
+        steps = steps_of(configs, facts, run, against_first=knob is not None)
+        rows += [_row(step, problem, run) for step in steps]
+    what = f"knob {knob}" if knob else "the ladder"
+    columns = None if json or csv else [name for name in TABLE if name in rows[0]]
+    title = f"{what} on {'this GPU' if can_time else arch_name}, from {configs[0].short_form()}"
+    show(rows, json=json, csv=csv, columns=columns, title=title)
+
+
+def _configs(ladder: str | None, knob: str | None) -> list[KernelConfig]:
+    if knob is not None and ladder is not None and "(" in ladder:
+        return ablation(parse_config(ladder), knob)
+    steps = get_kernel_configs(_set_name(ladder or "prog"))
+    return ablation(steps[-1], knob) if knob is not None else list(steps)
+
+
+def _set_name(text: str) -> str:
+    if looks_like_config(text):
+        raise ArgumentError(f"{text!r} is one configuration, moved knob by knob; add --knob NAME.")
+    ladders = [name for name in named_sets() if "prog" in name]
+    # KEY means the ladder KEY-prog where there is one, not the set that is tuned.
+    for name in (text, f"{text}-prog"):
+        if name in ladders:
+            return name
+    raise ArgumentError(f"{text!r} has no ladder; there are {', '.join(ladders)}; choose one.")
+
+
+def _problem(
+    config: KernelConfig,
+    length: int,
+    batch: int | None,
+    heads: int | None,
+    kv_heads: int | None,
+    causal: bool,
+) -> AttentionProblem:
+    return options.problems_of(
+        seq_lens=str(length),
+        d_heads=str(config.d_head),
+        batch=batch,
+        heads=heads,
+        kv_heads=kv_heads,
+        causal=causal,
+        both_masks=False,
+        dtype=config.dtype.name,
+    )[0]
+
+
+def _time(
+    configs: Sequence[KernelConfig],
+    problem: AttentionProblem,
+    rounds: int,
+    regime: Regime,
+) -> Comparison:
+    from flashsmith.measure.timed_configs import time_configs
+    from flashsmith.runtime.cuda.device import CudaDevice
+
+    gpu = default_device("cuda")
+    assert isinstance(gpu, CudaDevice)
+    run = time_configs(gpu, configs, problem, rounds=rounds, regime=regime)
+    if run.is_void:
+        note(f"void, the control is {run.control.median:.4f}: {shape_text(problem)}")
+    return run
+
+
+def _append(path: Path, run: Comparison, problem: AttentionProblem, suite: str) -> None:
+    from flashsmith.compile.nvrtc.library import find_nvrtc
+    from flashsmith.measure.environment import environment_of
+    from flashsmith.measure.record import append_records, records_of
+
+    environment = environment_of(default_device("cuda"), compiler=find_nvrtc().compiler)
+    flops = forward_cost(problem).flops
+    append_records(path, records_of(run, problem, environment, suite=suite, flops=flops))
+
+
+def _row(step: Step, problem: AttentionProblem, run: Comparison | None) -> Row:
+    row: dict[str, object] = {"config": step.config.short_form(), "adds": step.adds}
+    if run is not None and step.timed is not None:
+        cost = forward_cost(problem)
+        row["length"] = problem.q_len
+        row["median_us"] = round(step.timed.time_us.median, 2)
+        row["tflops"] = round(cost.tflops(step.timed.time_us.median / 1e6), 1)
+        gain = step.gain
+        row["times_as_fast"] = round(gain.median, 3) if gain else None
+        row["p20"], row["p80"] = (round(gain.p20, 3), round(gain.p80, 3)) if gain else (None, None)
+        row["since_start"] = round(step.timed.ratio.median, 3)
+    return row | asdict(step.facts)

@@ -1,0 +1,150 @@
+"""The static registry as C++: `flash_kernels.cuh`, one unit a configuration, and the host file."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass, fields, replace
+from pathlib import Path
+
+from flashsmith.base.errors import ArgumentError, Unsupported
+from flashsmith.compile.header_closure import INCLUDE_ROOT, header_closure
+from flashsmith.compile.unit import kernel_entry
+from flashsmith.kernels.kernel import KernelConfig
+from flashsmith.problem.needs import ForwardTraits
+
+HOST_ROOT = INCLUDE_ROOT.parent / "host"
+HOST_FILES = ("flashsmith.h", "flashsmith.cu", "forward_kernel.cuh")
+GENERAL = ForwardTraits(**{field.name: True for field in fields(ForwardTraits)})
+# Four kernels a configuration: the two that are asked for most, bare, and two that compute every
+# problem. The log-sum-exp divides these because it changes how a kernel adds up its rows: each
+# problem gets the bits of the kernel made for it. The first that covers a problem runs it.
+REGISTERED_TRAITS = (
+    ForwardTraits(),
+    ForwardTraits(causal=True),
+    replace(GENERAL, lse=False),
+    GENERAL,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenRegistry:
+    """The files of one registry."""
+
+    folder: Path
+    host_file: Path
+    units: dict[KernelConfig, Path]
+
+
+def write_registry(configs: Sequence[KernelConfig], folder: Path) -> WrittenRegistry:
+    """Writes all that nvcc needs to build the registry into `folder`, headers included."""
+    ordered = registry_configs(configs)
+    (folder / "kernels").mkdir(parents=True, exist_ok=True)
+    for name in (*HOST_FILES, ordered[0].HOST_HEADER):
+        shutil.copyfile(HOST_ROOT / name, folder / name)
+    (folder / "flash_kernels.cuh").write_text(flash_kernels_header(ordered))
+    units = {}
+    for config in ordered:
+        units[config] = folder / "kernels" / f"{config.identifier()}.cu"
+        units[config].write_text(registry_unit(config))
+        for name in header_closure(registry_unit(config)):
+            place = folder / "include" / name
+            place.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(INCLUDE_ROOT / name, place)
+    return WrittenRegistry(folder, folder / "flashsmith.cu", units)
+
+
+def registry_configs(configs: Sequence[KernelConfig]) -> list[KernelConfig]:
+    """The configurations, sorted and each once; raises where one cannot be in a registry."""
+    if not configs:
+        raise ArgumentError("no configuration is given; a registry holds at least one; name a set.")
+    for config in configs:
+        config.require_buildable()
+        if not config.HOST_HEADER:
+            raise Unsupported(
+                f"{config.short_form()}: a C library cannot start {config.NAME} "
+                f"kernels; put it into a bundle (flashsmith build --bundle)."
+            )
+    if len({config.CPP_TYPE for config in configs}) > 1:
+        raise Unsupported(
+            "configurations of several families are given; one registry holds one family; "
+            "generate one registry each."
+        )
+    return sorted(set(configs), key=astuple)
+
+
+def flash_kernels_header(configs: Sequence[KernelConfig]) -> str:
+    """The text of `flash_kernels.cuh`: the map from configuration to what starts its kernel."""
+    first = configs[0]
+    mapped = "\n".join(
+        f"    // {c.short_form()}\n    {{{c.to_cpp_struct()},\n     &{c.identifier()}}},"
+        for c in configs
+    )
+    named = "\n".join(f'    {{"{c.short_form()}",\n     {c.to_cpp_struct()}}},' for c in configs)
+    declared = "\n".join(
+        f"cudaError_t {c.identifier()}(const ForwardCall& call, cudaStream_t stream);"
+        for c in configs
+    )
+    return f"""\
+// The kernels of {len(configs)} configurations, found by configuration. Written by
+// `flashsmith generate`: change the set and generate again, do not edit.
+#pragma once
+
+#include <map>
+
+#include "{first.HOST_HEADER}"
+
+// What flashsmith.h calls a configuration.
+struct flashsmith_registered {{
+    const char* short_form;
+    {first.CPP_TYPE} config;
+}};
+
+namespace flashsmith::host {{
+
+{declared}
+
+inline const std::map<{first.CPP_TYPE}, forward_kernel_fn> forward_kernels = {{
+{mapped}
+}};
+
+inline constexpr flashsmith_registered registered[] = {{
+{named}
+}};
+
+}}  // namespace flashsmith::host
+"""
+
+
+def registry_unit(config: KernelConfig) -> str:
+    """The unit of one configuration: its kernels, and the function that starts the right one."""
+    kernels = [
+        f"constexpr flashsmith::ForwardTraits kTraits{i} =\n    {traits.to_cpp_struct()};\n"
+        + kernel_entry(config, traits, f"kTraits{i}")
+        for i, traits in enumerate(REGISTERED_TRAITS)
+    ]
+    table = "\n".join(
+        f"        {{kTraits{i}, reinterpret_cast<const void*>(&{config.kernel_name(traits)})}},"
+        for i, traits in enumerate(REGISTERED_TRAITS)
+    )
+    body = "\n".join(kernels)
+    return f"""\
+// {config.short_form()}
+#include "{config.HEADER}"
+#include "{config.HOST_HEADER}"
+
+constexpr {config.CPP_TYPE} kConfig =
+    {config.to_cpp_struct()};
+
+{body}
+namespace flashsmith::host {{
+
+cudaError_t {config.identifier()}(const ForwardCall& call, cudaStream_t stream) {{
+    static const CompiledTraits kernels[] = {{
+{table}
+    }};
+    return launch(kConfig, kernels, call, stream);
+}}
+
+}}  // namespace flashsmith::host
+"""

@@ -1,0 +1,1 @@
+"""What a cubin holds: machine code, SASS, resources."""

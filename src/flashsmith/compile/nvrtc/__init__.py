@@ -1,0 +1,1 @@
+"""The compiler: which library it is, and one unit compiled."""

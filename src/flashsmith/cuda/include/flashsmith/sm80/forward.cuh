@@ -1,0 +1,233 @@
+// The forward kernel of the mma.sync family: one block of threads computes B_r rows of O.
+//
+// The keys are walked from the last block to the first, so that the blocks that need a mask come
+// first and the loop over the others has no mask code. With eager_load_blocks:
+//
+//   copy  | K[n]   V[n]          K[n-1]            V[n-1]
+//   math  |        Q K[n]^T      softmax, P V[n]   Q K[n-1]^T   ...
+#pragma once
+
+#include "flashsmith/ptx/special_register.cuh"
+#include "flashsmith/sm80/args.cuh"
+#include "flashsmith/sm80/gmem_to_smem.cuh"
+#include "flashsmith/sm80/mask.cuh"
+#include "flashsmith/sm80/pv.cuh"
+#include "flashsmith/sm80/qk.cuh"
+#include "flashsmith/sm80/static_config.cuh"
+#include "flashsmith/sm80/store_output.cuh"
+#include "flashsmith/sm80/tile_order.cuh"
+
+namespace flashsmith {
+
+// One block of threads at work on one tile of Q.
+template <class Kernel>
+class ForwardTile {
+    static constexpr ForwardTraits kTraits = Kernel::kTraits;
+
+  public:
+    FS_DEVICE ForwardTile(const ForwardArgs& args, const TilePosition& tile, SmemAddr smem,
+                          int n_blocks)
+        : args_(args),
+          tile_(tile),
+          smem_(smem),
+          warp_row_(threadIdx.x / kWarpLanes * Kernel::kWarpRows),
+          q_reader_(smem + kQ, warp_row_),
+          k_reader_(smem + kK, 0),
+          v_reader_(smem + kV, 0),
+          k_stream_(args.k, tile.batch, kv_head(), static_cast<i64>(n_blocks) * Kernel::kBc),
+          v_stream_(args.v, tile.batch, kv_head(), static_cast<i64>(n_blocks) * Kernel::kBc) {
+        o_.clear();
+        rows_.clear();
+    }
+
+    // Starts the copies of Q and, if eager, of the last block of K; reads Q if it is held.
+    FS_DEVICE void begin(int n_blocks) {
+        TileStream<typename Kernel::QTile, Kernel::kThreads> q_stream(
+            args_.q, tile_.batch, tile_.head, static_cast<i64>(tile_.first_row) + Kernel::kBr);
+        constexpr CopyChecks kChecks{kTraits.ragged_q, kTraits.narrow_d};
+        const TileBounds bounds{args_.q_len - tile_.first_row,
+                                q_stream.column_exists(args_.d_head)};
+        copy<kChecks>(q_stream, kQ, bounds);
+        if constexpr (Kernel::kEager) copy_k<kTraits.ragged_k>(n_blocks - 1);
+        if constexpr (Kernel::kQInRegisters) {
+            if constexpr (Kernel::kAsync) ptx::cp_async_wait<Kernel::kEager ? 1 : 0>();
+            ptx::bar_sync();  // all of Q is in shared memory
+            held_q_.read(q_reader_);
+        }
+    }
+
+    // One block of keys: S, its softmax, and its share of O.
+    template <bool kMasked>
+    FS_DEVICE void add_block(int block) {
+        if constexpr (Kernel::kEager) {
+            ptx::cp_async_wait<0>();
+            ptx::bar_sync();  // K of this block is in, and V of the block before has been read
+            copy_v<kMasked && kTraits.ragged_k>(block);
+        } else {
+            ptx::bar_sync();  // K and V of the block before have been read
+            copy_k<kMasked && kTraits.ragged_k>(block);
+            finish_copies();  // K of this block is in
+        }
+        _Pragma("unroll 1") for (int step = 0; step < Kernel::kSteps; ++step) {
+            const int first_key = block * Kernel::kBc + step * Kernel::kStepCols;
+            const bool active = !kMasked || !kTraits.causal || sees(first_key);
+            typename Kernel::S s;
+            if (active) {
+                multiply_qk<Kernel>(s, held_q_, q_reader_, of_step(k_reader_, step));
+                if constexpr (kMasked) {
+                    mask_step<Kernel>(s, args_, tile_.first_row + warp_row_, first_key);
+                }
+            }
+            between_products<kMasked>(block, step);
+            Fragments<Kernel::kRowTiles> p[Kernel::kStepSpans];
+            if (active) {
+                const VReader<Kernel> v_reader = of_step(v_reader_, step);
+                begin_softmax<Kernel, kMasked>(p, o_, rows_, s, args_.scale_log2);
+                if constexpr (!Kernel::kVAfterSoftmax) {
+                    multiply_pv<Kernel, kMasked>(o_, rows_, p, s, v_reader, args_.scale_log2);
+                }
+            }
+            if constexpr (Kernel::kVAfterSoftmax) {
+                if (step == 0) finish_copies();  // V of this block is in
+                if (active) {
+                    multiply_pv<Kernel, kMasked>(o_, rows_, p, s, of_step(v_reader_, step),
+                                                 args_.scale_log2);
+                }
+            }
+        }
+    }
+
+    // Works the position out again: registers are short in the loop, and this comes once.
+    FS_DEVICE void end() {
+        const TilePosition tile = tile_of_block<Kernel>(args_, ptx::ctaid_x());
+        store_output<Kernel>(o_, rows_, smem_ + kQ, args_, tile);
+    }
+
+  private:
+    using Plan = typename Kernel::Plan;
+    using KVStream = TileStream<typename Kernel::KVTile, Kernel::kThreads>;
+
+    // In the order of the plan; NVRTC 13.0 knows no offsetof.
+    static constexpr u32 kQ = 0;
+    static constexpr u32 kK = kQ + sizeof(Plan::q);
+    static constexpr u32 kV = kK + sizeof(Plan::k);
+
+    FS_DEVICE i64 kv_head() const {
+        return static_cast<u32>(tile_.head) / static_cast<u32>(args_.heads / args_.kv_heads);
+    }
+
+    template <class Reader>
+    FS_DEVICE static Reader of_step(const Reader& reader, int step) {
+        return Kernel::kSteps == 1 ? reader : reader.below(step * Kernel::kStepCols);
+    }
+
+    // Whether the last row of this warp sees the first key of a step.
+    FS_DEVICE bool sees(int first_key) const {
+        const int last_row = tile_.first_row + warp_row_ + Kernel::kWarpRows - 1;
+        return first_key <= last_row + args_.diagonal;
+    }
+
+    // Makes V ready before its first use, unless that is left for after the softmax, and gives K's
+    // room away after its last.
+    template <bool kMasked>
+    FS_DEVICE void between_products(int block, int step) {
+        const bool first = step == 0 && !Kernel::kVAfterSoftmax;
+        if (first) {
+            if constexpr (Kernel::kEager) {
+                ptx::cp_async_wait<0>();
+            } else {
+                copy_v<kMasked && kTraits.ragged_k>(block);
+                finish_copies();  // V of this block is in
+            }
+        }
+        if constexpr (Kernel::kEager) {
+            const bool last = step == Kernel::kSteps - 1;
+            if (first || last) ptx::bar_sync();  // V is in (first), K has been read (last)
+            if (last && block > 0) copy_k<false>(block - 1);
+        }
+    }
+
+    template <bool kRagged>
+    FS_DEVICE void copy_k(int block) {
+        copy<CopyChecks{kRagged, kTraits.narrow_d}>(k_stream_, kK, bounds_of(k_stream_, block));
+    }
+    template <bool kRagged>
+    FS_DEVICE void copy_v(int block) {
+        copy<CopyChecks{kRagged, kTraits.narrow_d}>(v_stream_, kV, bounds_of(v_stream_, block));
+    }
+    FS_DEVICE TileBounds bounds_of(const KVStream& stream, int block) const {
+        return {args_.k_len - block * Kernel::kBc, stream.column_exists(args_.d_head)};
+    }
+
+    template <CopyChecks kChecks, class Stream>
+    FS_DEVICE void copy(Stream& stream, u32 place, const TileBounds& bounds) {
+        if constexpr (Kernel::kAsync) {
+            stream.template copy_async<kChecks>(smem_ + place, bounds);
+            ptx::cp_async_commit();
+        } else {
+            stream.template copy_sync<kChecks>(smem_ + place, bounds);
+        }
+    }
+
+    FS_DEVICE void finish_copies() {
+        if constexpr (Kernel::kAsync) ptx::cp_async_wait<0>();
+        ptx::bar_sync();
+    }
+
+    const ForwardArgs& args_;
+    const TilePosition tile_;
+    const SmemAddr smem_;
+    const int warp_row_;
+    QReader<Kernel> q_reader_;
+    KReader<Kernel> k_reader_;
+    VReader<Kernel> v_reader_;
+    KVStream k_stream_;
+    KVStream v_stream_;
+    HeldQ<Kernel> held_q_;
+    typename Kernel::O o_;
+    RowState<Kernel> rows_;
+};
+
+// Blocks of keys that some row of the tile sees, and of these how many, from the first, need no
+// mask because every row sees all of their keys.
+struct BlockRange {
+    int blocks;
+    int unmasked;
+};
+
+template <class Kernel>
+FS_DEVICE BlockRange block_range(const ForwardArgs& args, int first_row) {
+    constexpr ForwardTraits kTraits = Kernel::kTraits;
+    int last_row = first_row + Kernel::kBr - 1;
+    if (kTraits.ragged_q && last_row >= args.q_len) last_row = args.q_len - 1;
+    const int seen_by_last = visible_keys<Kernel>(args, last_row);
+    const int seen_by_first = visible_keys<Kernel>(args, first_row);
+    if (kTraits.causal && seen_by_last <= 0) return {0, 0};
+    return {(seen_by_last + Kernel::kBc - 1) / Kernel::kBc,
+            seen_by_first > 0 ? seen_by_first / Kernel::kBc : 0};
+}
+
+template <FlashForwardKernelConfig kConfig, ForwardTraits kTraits>
+FS_DEVICE void forward_mma(const ForwardArgs& args) {
+    using Kernel = ForwardKernel<kConfig, kTraits>;
+    static_assert(Kernel::valid_config());
+    extern __shared__ __align__(1024) unsigned char smem[];
+
+    const TilePosition position = tile_of_block<Kernel>(args, ptx::ctaid_x());
+    const BlockRange range = block_range<Kernel>(args, position.first_row);
+    const SmemAddr start{static_cast<u32>(__cvta_generic_to_shared(smem))};
+    ForwardTile<Kernel> tile(args, position, start, range.blocks);
+
+    int block = range.blocks - 1;
+    if constexpr (!kTraits.causal) __builtin_assume(block >= 0);  // no launch without a key
+    if (block >= 0) tile.begin(range.blocks);
+    if constexpr (kTraits.causal || kTraits.ragged_k) {
+        _Pragma("unroll 1") for (; block >= range.unmasked; --block) {
+            tile.template add_block<true>(block);
+        }
+    }
+    _Pragma("unroll 1") for (; block >= 0; --block) tile.template add_block<false>(block);
+    tile.end();
+}
+
+}  // namespace flashsmith

@@ -1,0 +1,114 @@
+// The end of a block: O divided by the row sums, staged in Q's room, stored 16 bytes a lane; LSE.
+#pragma once
+
+#include "flashsmith/ptx/barrier.cuh"
+#include "flashsmith/ptx/memory.cuh"
+#include "flashsmith/sm80/args.cuh"
+#include "flashsmith/sm80/softmax.cuh"
+
+namespace flashsmith {
+
+inline constexpr float kLn2 = 0.693147180559945309f;
+
+// The position of a block's tile: which rows of which head.
+struct TilePosition {
+    int batch;
+    int head;
+    int first_row;
+};
+
+// The row sums over all keys.
+template <class Kernel>
+struct RowTotals {
+    float at[Kernel::kRowTiles][2];
+
+    FS_DEVICE explicit RowTotals(const RowState<Kernel>& rows) {
+        FS_UNROLL
+        for (int i = 0; i < Kernel::kRowTiles; ++i) {
+            at[i][0] = rows.total(i, 0);
+            at[i][1] = rows.total(i, 1);
+        }
+    }
+};
+
+// ln(sum of exp(scaled logits)); -inf for a row that sees no key. A null address takes nothing, so
+// that a kernel built ahead of time serves calls with and without it.
+template <class Kernel>
+FS_DEVICE void store_lse(const RowTotals<Kernel>& totals, const RowState<Kernel>& rows,
+                         const ForwardArgs& args, const TilePosition& tile, int warp_row) {
+    const int lane = threadIdx.x % kWarpLanes;
+    if (lane % 4 != 0 || args.lse == nullptr) return;
+    float* head = args.lse + (static_cast<i64>(tile.batch) * args.heads + tile.head) * args.q_len;
+    FS_UNROLL
+    for (int i = 0; i < Kernel::kRowTiles; ++i) {
+        FS_UNROLL
+        for (int half = 0; half < 2; ++half) {
+            const int row = tile.first_row + warp_row + i * kMatrixSpan + half * 8 + lane / 4;
+            const float log2_sum = ptx::sub_rn(ptx::lg2(totals.at[i][half]), rows.shift[i][half]);
+            ptx::st_global_f32_if(head + row, ptx::mul_rn(log2_sum, kLn2),
+                                  lane % 4 == 0 && row < args.q_len);
+        }
+    }
+}
+
+// A warp touches only its own rows of the staging room, whose Q it alone has read.
+template <class Kernel>
+FS_DEVICE void stage_output(const typename Kernel::O& o, const RowTotals<Kernel>& totals,
+                            SmemAddr room, int warp_row) {
+    using Tile = typename Kernel::QTile;
+    const int lane = threadIdx.x % kWarpLanes;
+    FS_UNROLL
+    for (int i = 0; i < Kernel::kRowTiles; ++i) {
+        FS_UNROLL
+        for (int half = 0; half < 2; ++half) {
+            const float sum = totals.at[i][half];
+            const float reciprocal = ptx::rcp(sum);
+            const float inverse = sum == 0.0f ? 0.0f : reciprocal;
+            const int row = warp_row + i * kMatrixSpan + half * 8 + lane / 4;
+            FS_UNROLL
+            for (int n = 0; n < 2 * Kernel::kDSpans; ++n) {
+                const u32 pair =
+                    ptx::pack2<Kernel::kDType>(ptx::mul_rn(o.at[i][n][2 * half], inverse),
+                                               ptx::mul_rn(o.at[i][n][2 * half + 1], inverse));
+                ptx::st_shared_b32(room + Tile::offset(row, n) + lane % 4 * 4, pair);
+            }
+        }
+    }
+}
+
+template <class Kernel>
+FS_DEVICE void store_output(const typename Kernel::O& o, const RowState<Kernel>& rows,
+                            SmemAddr room, const ForwardArgs& args, const TilePosition& tile) {
+    constexpr ForwardTraits kTraits = Kernel::kTraits;
+    using Tile = typename Kernel::QTile;
+    constexpr int kRowsAtOnce = kWarpLanes / Tile::kChunks > 1 ? kWarpLanes / Tile::kChunks : 1;
+    const int lane = threadIdx.x % kWarpLanes;
+    const int warp_row = threadIdx.x / kWarpLanes * Kernel::kWarpRows;
+    const int chunk = lane % Tile::kChunks;
+
+    const RowTotals<Kernel> totals(rows);
+    if constexpr (kTraits.lse) store_lse<Kernel>(totals, rows, args, tile, warp_row);
+    stage_output<Kernel>(o, totals, room, warp_row);
+    ptx::bar_warp_sync();  // the warp's rows are staged
+
+    const int first = warp_row + lane / Tile::kChunks;
+    const i64 element = tile.batch * args.o.batch_stride + tile.head * args.o.head_stride +
+                        static_cast<i64>(tile.first_row + first) * args.o.seq_stride +
+                        chunk * kChunkElements;
+    u64 destination = args.o.address + element * kElementBytes;
+    const i64 step_bytes = args.o.seq_stride * (kRowsAtOnce * kElementBytes);
+    const bool column = !kTraits.narrow_d || chunk * kChunkElements < args.d_head;
+    FS_UNROLL
+    for (int done = 0; done < Kernel::kWarpRows; done += kRowsAtOnce) {
+        const Chunk held = ptx::ld_shared_16b(room + Tile::offset(first + done, chunk));
+        const bool row = !kTraits.ragged_q || tile.first_row + first + done < args.q_len;
+        if constexpr (kTraits.ragged_q || kTraits.narrow_d) {
+            ptx::st_global_16b_if(destination, held, row && column);
+        } else {
+            ptx::st_global_16b(destination, held);
+        }
+        destination += step_bytes;
+    }
+}
+
+}  // namespace flashsmith

@@ -1,0 +1,60 @@
+// The forward kernel of the Hopper family: a producer warpgroup feeds consumer warpgroups.
+//
+// Blocks are persistent. One thread of the producer draws tiles of query rows and copies Q, K and V
+// by TMA into rings; each consumer warpgroup owns 64 rows of a tile and multiplies by wgmma. The
+// rings carry on from tile to tile, so the next tile's operands arrive while this one is finished.
+#pragma once
+
+#include "flashsmith/sm90/loops.cuh"
+#include "flashsmith/sm90/producer.cuh"
+
+namespace flashsmith {
+
+// All threads of the block; a barrier must follow. Every element is 1, so the swizzle is no matter.
+template <HopperForwardKernelConfig kConfig>
+FS_DEVICE void fill_with_ones(const HopperSmem<kConfig>& smem) {
+    constexpr u32 kPair = kConfig.dtype == DType::kBF16 ? 0x3f803f80 : 0x3c003c00;
+    for (int at = threadIdx.x * kChunkBytes; at < kConfig.ones_bytes();
+         at += kConfig.threads() * kChunkBytes) {
+        ptx::st_shared_16b(smem.ones() + at, {{kPair, kPair, kPair, kPair}});
+    }
+    ptx::fence_proxy_async();  // wgmma reads them
+}
+
+template <HopperForwardKernelConfig kConfig, ForwardTraits kTraits>
+FS_DEVICE void forward_hopper(const HopperForwardArgs& args) {
+    // The swizzle is a function of the address: panels begin at multiples of 1024 bytes.
+    extern __shared__ __align__(1024) unsigned char shared_memory[];
+    const HopperSmem<kConfig> smem{{static_cast<u32>(__cvta_generic_to_shared(shared_memory))}};
+    const u32 rank = kConfig.cluster > 1 ? ptx::cluster_ctarank() : 0;
+    const int warpgroup = ptx::broadcast(threadIdx.x / kWarpgroupThreads);
+
+    if (threadIdx.x == 0) smem.init_barriers();
+    if constexpr (kConfig.l_by_mma && !kTraits.lse) fill_with_ones<kConfig>(smem);
+    if constexpr (kConfig.cluster > 1) {
+        ptx::barrier_cluster_sync();  // no block uses another's barriers before they exist
+    } else {
+        ptx::bar_sync();
+    }
+
+    if (warpgroup == 0) {
+        ptx::setmaxnreg_dec<kConfig.producer_registers>();
+        if (threadIdx.x == 0) HopperProducer<kConfig, kTraits>(args, smem, rank).run();
+        // The first warp is whole again for the cluster's barrier.
+        if constexpr (kConfig.cluster > 1) ptx::bar_warp_sync();
+    } else {
+        ptx::setmaxnreg_inc<kConfig.consumer_registers>();
+        if constexpr (kConfig.overlap) {
+            HopperOverlappedLoop<kConfig, kTraits>(args, smem, warpgroup - 1).run();
+        } else {
+            HopperPlainLoop<kConfig, kTraits>(args, smem, warpgroup - 1).run();
+        }
+        // Shared memory is there until the last stores have read it.
+        if constexpr (kConfig.o_staged) ptx::bulk_wait_if(threadIdx.x % kWarpgroupThreads == 0);
+    }
+    if constexpr (kConfig.cluster > 1) {
+        ptx::barrier_cluster_sync();  // no block leaves while another may write to its memory
+    }
+}
+
+}  // namespace flashsmith

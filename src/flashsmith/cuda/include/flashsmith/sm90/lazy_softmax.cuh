@@ -1,0 +1,267 @@
+// Online softmax of the two rows a thread shares with the three other lanes of its quad.
+//
+// m is the row maximum in units of log2, or a stale one: O and l are exact whatever m is, as long
+// as they use the same. A block only has to see that no exponential becomes too large:
+//   MAX   the row's maximum, by shuffles
+//   VOTE  the maximum of a thread's part; only if a row outgrew m by 2^threshold does the warp
+//         shuffle, take the new maximum and rescale O
+//   BITS  as VOTE, but the patterns of the numbers are compared as integers: positive numbers keep
+//         their order, and one instruction takes three of them. Where m is below -2^threshold's
+//         exponent a negative maximum would matter, and the exact way is taken
+//   SUM   no maximum: exponentials are positive, so a thread's sum bounds every one of them. If a
+//         sum is above 2^threshold the block is done again with its maximum. A tile starts with
+//         m = 0, and its first block is also done again if a sum is below 2^-threshold. Where the
+//         sums are left to the tensor cores, the largest pattern of P takes their place
+#pragma once
+
+#include "flashsmith/ptx/convert.cuh"
+#include "flashsmith/ptx/math.cuh"
+#include "flashsmith/ptx/warp.cuh"
+#include "flashsmith/ptx/warpgroup.cuh"
+#include "flashsmith/sm90/config.cuh"
+
+namespace flashsmith {
+
+template <HopperForwardKernelConfig kConfig, bool kMmaSums>
+struct LazySoftmax {
+    static constexpr int kBc = kConfig.B_c;
+    static constexpr float kThreshold = static_cast<float>(kConfig.rescale_threshold);
+    static constexpr float kMostSum = static_cast<float>(1 << kConfig.rescale_threshold);
+    static constexpr float kLeastSum = 1.f / kMostSum;
+    // The same limits as patterns of the 16-bit types: their exponent above their mantissa.
+    static constexpr int kMantissaBits = kConfig.dtype == DType::kBF16 ? 7 : 10;
+    static constexpr int kBias = kConfig.dtype == DType::kBF16 ? 127 : 15;
+    static constexpr i32 kMostPattern = (kBias + kConfig.rescale_threshold) << kMantissaBits;
+    static constexpr i32 kLeastPattern = (kBias - kConfig.rescale_threshold) << kMantissaBits;
+    static constexpr bool kLazy = kConfig.rescale_threshold > 0;
+    // Finite: exponentials of masked elements come out as 0 with no case of their own.
+    static constexpr float kNoMaximum = -1e30f;
+
+    using P = u32[kBc / 4];
+
+    float m[2];           // row maximum times scale, log2
+    float l[2];           // this thread's part of the row's sum
+    float correction[2];  // factor that O still waits for
+    bool grown;           // whether O has to be rescaled; the same in the whole warp
+
+    FS_DEVICE void reset() {
+        m[0] = m[1] = kConfig.statistics == Statistics::kSUM ? 0.f : kNoMaximum;
+        l[0] = l[1] = 0.f;
+        correction[0] = correction[1] = 1.f;
+        grown = false;
+    }
+
+    // Elements at or right of a row's limit (counted from this thread's first column) become -inf;
+    // of elements kFrom .. kTo - 1.
+    template <int kFrom, int kTo, int kCount>
+    static FS_DEVICE void mask(float (&s)[kCount], int limit_low, int limit_high) {
+        FS_UNROLL
+        for (int i = kFrom; i < kTo; ++i) {
+            const int column = (i / 4) * 8 + (i & 1);
+            if (column >= ((i & 2) ? limit_high : limit_low)) s[i] = kNegativeInfinity;
+        }
+    }
+
+    // Sees to it that m is near enough to this block's maximum; sets grown and correction.
+    template <int kCount>
+    FS_DEVICE void update_maximum(const float (&s)[kCount], float scale) {
+        if constexpr (kConfig.statistics == Statistics::kBITS) {
+            grown = outgrew_bits(s, scale);
+            if (!grown) return;
+        }
+        float low, high;
+        over_thread(low, high, s);
+        if constexpr (kConfig.statistics == Statistics::kMAX) {
+            over_quad(low, high);
+            if constexpr (kLazy) {
+                grown = outgrew(low, high, scale);
+                if (!grown) return;
+            }
+            grown = true;
+        } else {
+            if constexpr (kConfig.statistics != Statistics::kBITS) {
+                grown = outgrew(low, high, scale);
+                if (!grown) return;
+            }
+            over_quad(low, high);
+        }
+        take_maximum(low, high, scale);
+    }
+
+    // s becomes 2^(s scale - m), and l its sum.
+    template <int kCount>
+    FS_DEVICE void exponentials(float (&s)[kCount], float scale) {
+        FS_UNROLL
+        for (int i = 0; i < kCount; i += 4) {
+            FS_UNROLL
+            for (int j = 0; j < 4; ++j) {
+                s[i + j] = ptx::ex2(ptx::fma_rn(s[i + j], scale, j < 2 ? -m[0] : -m[1]));
+            }
+            l[0] += s[i] + s[i + 1];
+            l[1] += s[i + 2] + s[i + 3];
+        }
+    }
+
+    template <int kCount>
+    static FS_DEVICE void pack(P& p, const float (&s)[kCount]) {
+        FS_UNROLL
+        for (int i = 0; i < kCount / 2; ++i)
+            p[i] = ptx::pack2<kConfig.dtype>(s[2 * i], s[2 * i + 1]);
+    }
+
+    // The whole step with SUM: s stays as it is, because a block may have to be done again. A
+    // masked first block is not tried: lanes that see none of it have no sum.
+    template <int kCount>
+    FS_DEVICE void exponentials_checked(P& p, const float (&s)[kCount], float scale, bool first,
+                                        bool masked) {
+        float sum[2];
+        grown = first && masked;
+        if (!grown) {
+            packed_exponentials(p, sum, s, scale);
+            if constexpr (kMmaSums) {
+                grown = ptx::vote_any(!patterns_fit(p, first));
+            } else {
+                grown = ptx::vote_any(!fits(sum[0], first) || !fits(sum[1], first));
+            }
+        }
+        if (grown) {
+            if (first) m[0] = m[1] = kNoMaximum;
+            float low, high;
+            over_thread(low, high, s);
+            over_quad(low, high);
+            take_maximum(low, high, scale);
+            packed_exponentials(p, sum, s, scale);
+        }
+        if constexpr (!kMmaSums) {
+            l[0] += sum[0];
+            l[1] += sum[1];
+        }
+    }
+
+    template <int kCount>
+    FS_DEVICE void rescale(float (&o)[kCount]) const {
+        if (kLazy && !grown) return;
+        FS_UNROLL
+        for (int i = 0; i < kCount; i += 4) {
+            o[i] *= correction[0];
+            o[i + 1] *= correction[0];
+            o[i + 2] *= correction[1];
+            o[i + 3] *= correction[1];
+        }
+    }
+
+    // The rows' sums over the quad.
+    FS_DEVICE void sum_quad(float (&sum)[2]) const {
+        FS_UNROLL
+        for (int i = 0; i < 2; ++i) {
+            sum[i] = l[i];
+            sum[i] += ptx::shfl_bfly(sum[i], 1);
+            sum[i] += ptx::shfl_bfly(sum[i], 2);
+        }
+    }
+
+  private:
+    // A NaN does not fit: the block is done again and stays NaN.
+    static FS_DEVICE bool fits(float sum, bool first) {
+        return sum <= kMostSum && (!first || sum >= kLeastSum);
+    }
+
+    // Patterns of numbers that are not negative have the order of the numbers: a pair of them is
+    // compared at once. Words 0 and 2 of four belong to the lower row, 1 and 3 to the upper.
+    static FS_DEVICE bool patterns_fit(const P& p, bool first) {
+        bool fit = true;
+        FS_UNROLL
+        for (int row = 0; row < 2; ++row) {
+            u32 most = p[row];
+            FS_UNROLL
+            for (int i = 2; i < kBc / 4; i += 4) {
+                most = ptx::max_s16x2(most, p[i + row]);
+                if (i + 2 < kBc / 4) most = ptx::max_s16x2(most, p[i + 2 + row]);
+            }
+            const i32 largest =
+                max(static_cast<i32>(most) >> 16, static_cast<i32>(most << 16) >> 16);
+            fit &= largest <= kMostPattern && (!first || largest >= kLeastPattern);
+        }
+        return fit;
+    }
+
+    template <int kCount>
+    static FS_DEVICE void over_thread(float& low, float& high, const float (&s)[kCount]) {
+        float a[4] = {s[0], s[1], s[2], s[3]};
+        FS_UNROLL
+        for (int i = 4; i < kCount; i += 4) {
+            FS_UNROLL
+            for (int j = 0; j < 4; ++j) a[j] = ptx::max(a[j], s[i + j]);
+        }
+        low = ptx::max(a[0], a[1]);
+        high = ptx::max(a[2], a[3]);
+    }
+
+    // Whether any row outgrew m. Among negative numbers the patterns' order is reversed, so `most`
+    // is too low where a row has no positive score; with m >= -threshold such a row has not grown.
+    template <int kCount>
+    FS_DEVICE bool outgrew_bits(const float (&s)[kCount], float scale) const {
+        i32 most[2] = {ptx::bits(s[0]), ptx::bits(s[2])};
+        most[0] = max(most[0], ptx::bits(s[1]));
+        most[1] = max(most[1], ptx::bits(s[3]));
+        FS_UNROLL
+        for (int i = 4; i < kCount; i += 4) {
+            FS_UNROLL
+            for (int j = 0; j < 2; ++j) {
+                most[j] = max(max(most[j], ptx::bits(s[i + 2 * j])), ptx::bits(s[i + 2 * j + 1]));
+            }
+        }
+        bool any = false;
+        FS_UNROLL
+        for (int j = 0; j < 2; ++j) {
+            any |= ptx::fma_rn(ptx::number(most[j]), scale, -m[j]) > kThreshold;
+            any |= m[j] < -kThreshold;
+        }
+        return ptx::vote_any(any);
+    }
+
+    static FS_DEVICE void over_quad(float& low, float& high) {
+        low = ptx::max(low, ptx::shfl_bfly(low, 1));
+        high = ptx::max(high, ptx::shfl_bfly(high, 1));
+        low = ptx::max(low, ptx::shfl_bfly(low, 2));
+        high = ptx::max(high, ptx::shfl_bfly(high, 2));
+    }
+
+    FS_DEVICE bool outgrew(float low, float high, float scale) const {
+        return ptx::vote_any(ptx::fma_rn(low, scale, -m[0]) > kThreshold ||
+                             ptx::fma_rn(high, scale, -m[1]) > kThreshold);
+    }
+
+    FS_DEVICE void take_maximum(float low, float high, float scale) {
+        const float next[2] = {ptx::max(ptx::mul_rn(low, scale), m[0]),
+                               ptx::max(ptx::mul_rn(high, scale), m[1])};
+        FS_UNROLL
+        for (int i = 0; i < 2; ++i) {
+            correction[i] = ptx::ex2(m[i] - next[i]);
+            m[i] = next[i];
+            l[i] *= correction[i];
+        }
+    }
+
+    template <int kCount>
+    FS_DEVICE void packed_exponentials(P& p, float (&sum)[2], const float (&s)[kCount],
+                                       float scale) const {
+        sum[0] = sum[1] = 0.f;
+        FS_UNROLL
+        for (int i = 0; i < kCount; i += 4) {
+            float e[4];
+            FS_UNROLL
+            for (int j = 0; j < 4; ++j) {
+                e[j] = ptx::ex2(ptx::fma_rn(s[i + j], scale, j < 2 ? -m[0] : -m[1]));
+            }
+            if constexpr (!kMmaSums) {
+                sum[0] += e[0] + e[1];
+                sum[1] += e[2] + e[3];
+            }
+            p[i / 2] = ptx::pack2<kConfig.dtype>(e[0], e[1]);
+            p[i / 2 + 1] = ptx::pack2<kConfig.dtype>(e[2], e[3]);
+        }
+    }
+};
+
+}  // namespace flashsmith

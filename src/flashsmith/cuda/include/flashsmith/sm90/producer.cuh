@@ -1,0 +1,289 @@
+// The producer of a Hopper kernel: one thread draws tiles, tells the consumers, and feeds the
+// rings.
+#pragma once
+
+#include "flashsmith/attention/needs.cuh"
+#include "flashsmith/ptx/cluster.cuh"
+#include "flashsmith/ptx/mbarrier.cuh"
+#include "flashsmith/ptx/tma.cuh"
+#include "flashsmith/ptx/warpgroup.cuh"
+#include "flashsmith/sm90/args.cuh"
+#include "flashsmith/sm90/config.cuh"
+#include "flashsmith/sm90/shared_plan.cuh"
+#include "flashsmith/sm90/tiles.cuh"
+
+namespace flashsmith {
+
+template <HopperForwardKernelConfig kConfig, ForwardTraits kTraits>
+struct HopperProducer {
+    static constexpr int kCluster = kConfig.cluster;
+    static constexpr int kShare = kConfig.B_c / kCluster;  // rows of a block this CTA loads for all
+    static constexpr u64 kKvPolicy = kConfig.l2_hints ? ptx::kEvictLast : ptx::kEvictNormal;
+    static constexpr u64 kQPolicy = kConfig.l2_hints ? ptx::kEvictFirst : ptx::kEvictNormal;
+    // With two slots a warpgroup the next tile's Q can come first. With fewer, waiting for a slot
+    // must not hold up the V block that lets a warpgroup finish and free one.
+    static constexpr bool kQFirst = kConfig.q_slots == 2 * kConfig.n_warpgroups;
+    // Warpgroups whose Q is loaded while the tile before is.
+    static constexpr int kEarlyQ = kConfig.early_q ? kConfig.q_slots - kConfig.n_warpgroups : 0;
+    // Blocks of a tile that are still to be loaded when the next one is drawn: time enough for the
+    // counter's answer. Who draws when a tile begins may hold the next one for as long as it lasts,
+    // while others have nothing left to do.
+    static constexpr i32 kDrawnBefore = 2;
+
+    // A stage of a ring and the parity of its empty barrier: 1 passes at once in the first round.
+    struct Place {
+        int stage = 0;
+        u32 parity = 1;
+
+        FS_DEVICE void advance(int stages) {
+            if (++stage == stages) {
+                stage = 0;
+                parity ^= 1;
+            }
+        }
+    };
+
+    // The K and V that a tile needs, from block `first` on; n_blocks 0: no tile. They are counted
+    // down as they are loaded: the last one comes first, or where they ascend block 0, which
+    // `first` says by lying behind them all.
+    struct Source {
+        i32 n_blocks, head, batch, first;
+    };
+
+    // What is drawn, and which of a range's two segments.
+    struct Drawn {
+        i32 index, second;
+    };
+
+    const HopperForwardArgs& args;
+    HopperSmem<kConfig> smem;
+    u32 rank;
+    Place q, k, v, tile;
+    u32 draw_parity = 0;
+
+    FS_DEVICE HopperProducer(const HopperForwardArgs& args, HopperSmem<kConfig> smem, u32 rank)
+        : args(args), smem(smem), rank(rank) {}
+
+    FS_DEVICE void run() {
+        if constexpr (kConfig.early_tiles) {
+            run_early();
+            return;
+        }
+        Drawn at{first_number(), 0};
+        Source previous{0, 0, 0, 0};
+        while (true) {
+            const HopperSegment current = segment_or_none(at);
+            // Asked for here or when little is left to load, needed when this tile's loads are out.
+            const bool draws = current.tile.n_blocks > 0 && !current.goes_on;
+            u32 count = draws && !kConfig.late_draw ? ask_counter(at.index) : 0;
+            publish(current);
+            if (current.tile.n_blocks == 0) break;
+            const Source source = source_of(current, previous.n_blocks == 0);
+            load_first(current.tile, source, previous);
+            i32 n = source.n_blocks - 2;
+            if constexpr (kConfig.late_draw) {
+                load_blocks(n, kDrawnBefore, source);
+                if (draws) count = ask_counter(at.index);
+            }
+            load_blocks(n, 0, source);
+            previous = source;
+            at = after(at.index, current.goes_on, count);
+        }
+        if (previous.n_blocks > 0) load_v(0, previous);
+        leave();
+    }
+
+  private:
+    // The same loads in the same order, but nothing waits for the counter, or for the block of the
+    // cluster that asks it, before the last block of a tile; consumers know the next tile by then.
+    FS_DEVICE void run_early() {
+        Drawn at{first_number(), 0};
+        HopperSegment current = segment_or_none(at);
+        publish(current);
+        if (current.tile.n_blocks > 0) load_q(current.tile, 0, kEarlyQ);
+        Source previous{0, 0, 0, 0};
+        while (current.tile.n_blocks > 0) {
+            const bool draws = !current.goes_on;
+            u32 count = draws && !kConfig.late_draw ? ask_counter(at.index) : 0;
+            const Source source = source_of(current, previous.n_blocks == 0);
+            load_first(current.tile, source, previous);
+            i32 n = source.n_blocks - 2;
+            if constexpr (kConfig.late_draw) {
+                load_blocks(n, kDrawnBefore, source);
+                if (draws) count = ask_counter(at.index);
+            }
+            load_blocks(n, 1, source);
+            at = after(at.index, current.goes_on, count);
+            current = segment_or_none(at);
+            publish(current);
+            if (current.tile.n_blocks > 0) load_q(current.tile, 0, kEarlyQ);
+            if (source.n_blocks > 1) {
+                load_k(0, source);
+                load_v(1, source);
+            }
+            previous = source;
+        }
+        if (previous.n_blocks > 0) load_v(0, previous);
+        leave();
+    }
+
+    // Tiles, or whole ones and ranges, that blocks draw.
+    FS_DEVICE i32 numbers() const {
+        return kSplits<kConfig, kTraits> ? args.whole_tiles + args.split_ranges : args.tiles;
+    }
+
+    FS_DEVICE HopperSegment segment_or_none(const Drawn& at) const {
+        if (at.index >= numbers()) return {{0, 0, 0, 0}, {0, 0, 0}, false};
+        return decode_segment<kConfig, kTraits>(args, at.index, at.second, rank);
+    }
+
+    FS_DEVICE Source source_of(const HopperSegment& at, bool is_first) const {
+        constexpr Ascending kUp = kAscends<kConfig, kTraits>;
+        const bool ascends = kUp == Ascending::kALL || (kUp == Ascending::kFIRST && is_first);
+        return {at.tile.n_blocks, Division(at.tile.head, args.kv_group).quotient, at.tile.batch,
+                ascends ? at.tile.n_blocks : at.part.first};
+    }
+
+    FS_DEVICE static i32 block_of(const Source& at, i32 n) {
+        if constexpr (kAscends<kConfig, kTraits> == Ascending::kNONE) return at.first + n;
+        return at.first == at.n_blocks ? at.n_blocks - 1 - n : at.first + n;
+    }
+
+    FS_DEVICE i32 clusters() const { return static_cast<i32>(gridDim.x) / kCluster; }
+
+    // Whether what follows number `index` is drawn. With a fixed order that is the ranges, which
+    // have to come to blocks that run, in their order.
+    FS_DEVICE bool counts_after(i32 index) const {
+        if constexpr (kConfig.scheduler == Scheduler::kDYNAMIC) return true;
+        if constexpr (!kSplits<kConfig, kTraits>) return false;
+        return args.split_ranges > 0 && index + clusters() >= args.whole_tiles;
+    }
+
+    // A block's first number is its own, unless there are ranges only.
+    FS_DEVICE bool counts_from_start() const {
+        return kSplits<kConfig, kTraits> && args.whole_tiles == 0;
+    }
+
+    FS_DEVICE i32 first_number() {
+        const i32 own = static_cast<i32>(blockIdx.x) / kCluster;
+        return counts_from_start() ? number_after(own, ask_counter(own)) : own;
+    }
+
+    FS_DEVICE u32 ask_counter(i32 index) const {
+        return counts_after(index) && rank == 0 ? ptx::atom_add_u32(args.counter, 1) : 0;
+    }
+
+    FS_DEVICE i32 number_after(i32 index, u32 count) {
+        if constexpr (kConfig.scheduler == Scheduler::kSINGLE) return numbers();
+        if (!counts_after(index)) return index + clusters();
+        if constexpr (kConfig.scheduler == Scheduler::kSTATIC) {
+            return share(static_cast<i32>(count) + args.whole_tiles);
+        }
+        return share(static_cast<i32>(count) + (counts_from_start() ? 0 : clusters()));
+    }
+
+    FS_DEVICE Drawn after(i32 index, bool goes_on, u32 count) {
+        return goes_on ? Drawn{index, 1} : Drawn{number_after(index, count), 0};
+    }
+
+    // The cluster's first block drew for all: it hands the number on, one at a time.
+    FS_DEVICE i32 share(i32 next) {
+        if constexpr (kCluster == 1) return next;
+        const SmemAddr mailbox = smem.tile(kTileSlots);
+        if (rank == 0) {
+            for (u32 peer = 1; peer < kCluster; ++peer) {
+                ptx::mbarrier_wait_cluster(smem.draw_empty(), draw_parity ^ 1);
+                ptx::st_shared_cluster_b32(mailbox, peer, static_cast<u32>(next));
+                ptx::mbarrier_arrive_release_cluster(smem.draw_full(), peer);
+            }
+        } else {
+            ptx::mbarrier_wait_cluster(smem.draw_full(), draw_parity);
+            next = static_cast<i32>(ptx::ld_shared_b32(mailbox));
+            ptx::mbarrier_arrive_release_cluster(smem.draw_empty(), 0);
+        }
+        draw_parity ^= 1;
+        return next;
+    }
+
+    FS_DEVICE void publish(const HopperSegment& current) {
+        ptx::mbarrier_wait(smem.tile_empty(tile.stage), tile.parity);
+        put_tile(smem.tile(tile.stage), current.tile);
+        if constexpr (kSplits<kConfig, kTraits>) put_part(smem.tile(tile.stage), current.part);
+        ptx::mbarrier_arrive(smem.tile_full(tile.stage));
+        tile.advance(kTileSlots);
+    }
+
+    // In the order of need: a warpgroup starts this tile's first Q Kᵀ before its last P V of the
+    // previous one.
+    FS_DEVICE void load_first(const HopperTile& current, const Source& source,
+                              const Source& previous) {
+        if constexpr (kQFirst) load_q(current, kEarlyQ, kConfig.n_warpgroups);
+        load_k(source.n_blocks - 1, source);
+        if (previous.n_blocks > 0) load_v(0, previous);
+        if constexpr (!kQFirst) load_q(current, kEarlyQ, kConfig.n_warpgroups);
+    }
+
+    // K of blocks n .. last, and V of the ones before them.
+    FS_DEVICE void load_blocks(i32& n, i32 last, const Source& source) {
+        _Pragma("unroll 1") for (; n >= last; --n) {
+            load_k(n, source);
+            load_v(n + 1, source);
+        }
+    }
+
+    // Of warpgroups first .. last - 1.
+    FS_DEVICE void load_q(const HopperTile& at, int first, int last) {
+        _Pragma("unroll 1") for (int w = first; w < last; ++w) {
+            ptx::mbarrier_wait(smem.q_empty(q.stage), q.parity);
+            const SmemAddr full = smem.q_full(q.stage);
+            ptx::mbarrier_arrive_expect_tx(full, kConfig.q_slot_bytes());
+            FS_UNROLL
+            for (int panel = 0; panel < kConfig.panels(); ++panel) {
+                ptx::tma_load_4d<kQPolicy>(
+                    smem.q(q.stage) + panel * kWarpgroupRows * kPanelRowBytes, args.q,
+                    {panel * kPanelColumns, at.row + w * kWarpgroupRows, at.head, at.batch}, full);
+            }
+            q.advance(kConfig.q_slots);
+        }
+    }
+
+    FS_DEVICE void load_k(i32 n, const Source& at) {
+        load_block(args.k, n, at, smem.k(k.stage), smem.k_full(k.stage), smem.k_empty(k.stage), k);
+    }
+
+    FS_DEVICE void load_v(i32 n, const Source& at) {
+        load_block(args.v, n, at, smem.v(v.stage), smem.v_full(v.stage), smem.v_empty(v.stage), v);
+    }
+
+    FS_DEVICE void load_block(const TensorMap& map, i32 n, const Source& at, SmemAddr dst,
+                              SmemAddr full, SmemAddr empty, Place& place) {
+        ptx::mbarrier_wait(empty, place.parity);  // every reader, of all blocks, has left the stage
+        ptx::mbarrier_arrive_expect_tx(full, kConfig.kv_bytes());
+        const i32 share = static_cast<i32>(rank) * kShare;
+        const i32 block = block_of(at, n);
+        FS_UNROLL
+        for (int panel = 0; panel < kConfig.panels(); ++panel) {
+            const SmemAddr to = dst + (panel * kConfig.B_c + share) * kPanelRowBytes;
+            const ptx::TmaCoordinates from{panel * kPanelColumns, block * kConfig.B_c + share,
+                                           at.head, at.batch};
+            if constexpr (kCluster > 1) {
+                ptx::tma_load_4d_multicast<kKvPolicy>(to, map, from, full, (1 << kCluster) - 1);
+            } else {
+                ptx::tma_load_4d<kKvPolicy>(to, map, from, full);
+            }
+        }
+        place.advance(kConfig.kv_stages);
+    }
+
+    // The last of all to draw sets the counters back for the next launch.
+    FS_DEVICE void leave() {
+        if (rank != 0 || !counts_after(numbers())) return;
+        ptx::fence_gpu();
+        if (ptx::atom_add_u32(args.counter + 1, 1) == static_cast<u32>(clusters() - 1)) {
+            args.counter[0] = 0;
+            args.counter[1] = 0;
+        }
+    }
+};
+
+}  // namespace flashsmith

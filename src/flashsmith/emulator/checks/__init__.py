@@ -1,0 +1,1 @@
+"""What is checked and counted while a kernel runs."""

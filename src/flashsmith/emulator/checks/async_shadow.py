@@ -1,0 +1,228 @@
+"""Checks of shared memory that copies and wgmma touch: order, flight, and the proxy fence.
+
+Entries are transfers or operands: one pair of block and warp each, with a row of the 16-byte
+chunks it touches (byte offsets into the chunk's shared memory).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flashsmith.emulator.checks.shadow import AGENT_BITS, AGENT_MASK, IN_FLIGHT, NEVER, Shadow
+from flashsmith.emulator.copies.async_state import seen_from
+from flashsmith.emulator.copies.mbarrier import Ints
+from flashsmith.emulator.copies.smem_layout import CHUNK_BYTES
+
+if TYPE_CHECKING:
+    from flashsmith.emulator.machine.chunk import Chunk
+    from flashsmith.emulator.machine.unit import Unit
+
+ALWAYS = 1 << 40  # later than any time
+BEING_READ = 0xFFFFFFFF  # read time of what an operation in flight still reads
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """What one instruction touches; `lane` is the position in the unit that stands for an entry."""
+
+    chunk: Chunk
+    unit: Unit
+    index: int
+    block: Ints  # of the warp that issues
+    warp: Ints
+    lane: Ints
+    offsets: Ints  # (entries, 16-byte chunks)
+
+    @property
+    def target(self) -> Ints:
+        """The block whose memory each entry touches."""
+        touched: Ints = self.offsets[:, 0] // self.chunk.pitch
+        return touched
+
+    @property
+    def places(self) -> Ints:
+        """The 16-byte chunks as rows of the shadow arrays: (entries, chunks)."""
+        return self.offsets // CHUNK_BYTES
+
+    @property
+    def clocks(self) -> Ints:
+        """What the entries' warps know, in the columns of the blocks they touch."""
+        rows = self.chunk.known[self.block, self.warp]
+        away = self.target != self.block
+        if away.any():
+            turned = seen_from(self.chunk, rows[away], self.block[away], self.target[away])
+            turned[:, self.chunk.warps : self.chunk.peer_column] = ALWAYS  # not known, not judged
+            rows[away] = turned
+        return rows
+
+    def fault(self, at: int, wide: int, kind: str, message: str, other: str) -> NoReturn:
+        """Raises a fault at a flat position of the grains."""
+        entry, column = divmod(at, wide)
+        per_chunk = wide // self.offsets.shape[1]
+        address = int(self.offsets[entry, column // per_chunk]) % self.chunk.pitch
+        self.chunk.fault(
+            kind, message, self.index, self.unit, lane=int(self.lane[entry]), address=address,
+            other=other,
+        )  # fmt: skip
+
+    def known(self, agents: Ints) -> Ints:
+        """Up to when the entries' warps know the events of `agents` (one a grain)."""
+        picked: Ints = np.take_along_axis(self.clocks, agents, axis=1)
+        return picked
+
+
+def rows_of(shadow: Shadow, array: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    """A shadow array with a row for each 16 bytes of shared memory."""
+    return array.reshape(-1, CHUNK_BYTES // shadow.grain)
+
+
+def _landed_together(access: Access, tags: NDArray[np.uint32]) -> bool:
+    """Whether every entry reads what one agent's copies wrote, and its warp knows of them all."""
+    agents = tags & np.uint32(AGENT_MASK)
+    agent = agents[:, 0].astype(np.int64)
+    if (agents != agents[:, :1]).any() or (agent < access.chunk.warps).any():
+        return False
+    latest = (tags.max(axis=1) >> np.uint32(AGENT_BITS)).astype(np.int64)
+    return bool((latest <= access.known(agent[:, None])[:, 0]).all())
+
+
+def check_read(access: Access) -> Ints:
+    """Checks what the asynchronous proxy is about to read; returns its places."""
+    chunk = access.chunk
+    assert chunk.shadow is not None
+    places = access.places
+    tags = rows_of(chunk.shadow, chunk.shadow.tags).take(places, axis=0)
+    tags = tags.reshape(len(places), -1)
+    if _landed_together(access, tags):
+        return places
+    wide = tags.shape[1]
+    if int(tags.max(initial=0)) >= IN_FLIGHT:
+        _check_flight(access, tags, wide)
+    agents, times = _split(tags)
+    _raise_first(
+        access, times > access.known(agents), wide, agents, times,
+        "race", "reads what nothing orders before this instruction",
+    )  # fmt: skip
+    by_warp = agents < chunk.warps
+    if by_warp.any():
+        columns = np.where(by_warp, chunk.fenced_column + agents, 0)
+        hidden = by_warp & (times > access.known(columns))
+        _raise_first(
+            access, hidden, wide, agents, times,
+            "missing proxy fence", "reads ordinary writes that no fence.proxy.async has published",
+        )  # fmt: skip
+    return places
+
+
+def check_write(access: Access) -> Ints:
+    """Checks what a copy is about to overwrite; returns its places."""
+    chunk = access.chunk
+    assert chunk.shadow is not None
+    places = access.places
+    tags = rows_of(chunk.shadow, chunk.shadow.tags).take(places, axis=0)
+    tags = tags.reshape(len(places), -1)
+    wide = tags.shape[1]
+    flying = (tags >= IN_FLIGHT) & (tags != NEVER)
+    if flying.any():
+        at = int(flying.argmax())
+        access.fault(at, wide, "in flight", "overwrites what another copy still writes", "")
+    agents, times = _split(np.where(tags == NEVER, 0, tags))
+    _raise_first(
+        access, times > access.known(agents), wide, agents, times,
+        "race", "overwrites what another wrote, and nothing orders the two",
+    )  # fmt: skip
+    clocks = access.clocks
+    for reader in range(chunk.warps):
+        seen = rows_of(chunk.shadow, chunk.shadow.reads[reader]).take(places, axis=0)
+        seen = seen.reshape(len(places), -1)
+        late = seen > clocks[:, reader : reader + 1]
+        if late.any():
+            _report_reader(access, reader, seen, late, wide)
+    return places
+
+
+def _report_reader(
+    access: Access, reader: int, seen: NDArray[np.uint32], late: NDArray[np.bool_], wide: int
+) -> None:
+    at = int(late.argmax())
+    time = int(seen.reshape(-1)[at])
+    other = f"read by {access.chunk.party(reader, time)}"
+    message = "overwrites what another reads, and nothing orders the two"
+    if time == BEING_READ:
+        other = f"the wgmma or bulk store of warp {reader} that reads it, not waited for"
+        message = "overwrites what an asynchronous operation still reads"
+    access.fault(at, wide, "race", message, other)
+
+
+def _check_flight(access: Access, tags: NDArray[np.uint32], wide: int) -> None:
+    never, flying = tags == NEVER, tags >= IN_FLIGHT
+    if never.any():
+        message = "reads shared memory that nothing has written"
+        access.fault(int(never.argmax()), wide, "uninitialised", message, "")
+    at = int(flying.argmax())
+    message = "reads shared memory that a copy has not reached yet"
+    access.fault(at, wide, "in flight", message, "the copy, not waited for")
+
+
+def _split(tags: NDArray[np.uint32]) -> tuple[Ints, Ints]:
+    agents = (tags & np.uint32(AGENT_MASK)).astype(np.int64)
+    return agents, (tags >> np.uint32(AGENT_BITS)).astype(np.int64)
+
+
+def _raise_first(
+    access: Access,
+    bad: NDArray[np.bool_],
+    wide: int,
+    agents: Ints,
+    times: Ints,
+    kind: str,
+    message: str,
+) -> None:
+    if bad.any():
+        at = int(bad.argmax())
+        agent, time = int(agents.reshape(-1)[at]), int(times.reshape(-1)[at])
+        access.fault(at, wide, kind, message, f"written by {access.chunk.party(agent, time)}")
+
+
+class Readers:
+    """Operations that still read shared memory; its places are marked until the wait."""
+
+    def __init__(self, chunk: Chunk) -> None:
+        self.chunk = chunk
+        self.pending: list[tuple[Ints, Ints, Ints, Ints]] = []  # block, warp, group, places
+
+    def begin(self, block: Ints, warp: Ints, group: Ints, places: Ints) -> None:
+        """Marks places as being read by operations of a group."""
+        self.pending.append((block, warp, group, places))
+        self._mark(warp, places, BEING_READ)
+
+    def end(self, is_over: Callable[[Ints, Ints, Ints], NDArray[np.bool_]], index: int) -> None:
+        """Ends the operations that `is_over(block, warp, group)` names: read, as of now."""
+        now = self.chunk.tick(index)
+        kept = []
+        for block, warp, group, places in self.pending:
+            over = is_over(block, warp, group)
+            if over.any():
+                self._mark(warp[over], places[over], now)
+            if not over.all():
+                going = ~over
+                kept.append((block[going], warp[going], group[going], places[going]))
+        self.pending = kept
+        for _, warp, _, places in kept:  # what is read twice stays read
+            self._mark(warp, places, BEING_READ)
+
+    def _mark(self, warp: Ints, places: Ints, time: int) -> None:
+        shadow = self.chunk.shadow
+        assert shadow is not None
+        rows = rows_of(shadow, shadow.reads)
+        at = warp[:, None] * (len(rows) // len(shadow.reads)) + places
+        if rows.shape[1] == 4:  # four words as one: the bits count, not the number
+            whole = np.full(4, time, np.uint32).view(np.complex128)
+            rows.reshape(-1).view(np.complex128)[at] = whole[0]
+        else:
+            rows[at] = time

@@ -1,0 +1,193 @@
+"""Which registers a wgmma may still write or read, at every instruction of a kernel.
+
+A walk over the control flow, no execution: registers cannot be in two states on one path, so what
+holds on some path is a fault on some path. PTX ISA, "wgmma.fence", "wgmma.wait_group": from the
+first wgmma to the wait for its group nobody else touches its accumulators or writes its A
+registers, and registers that others wrote pass a wgmma.fence before a wgmma takes them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from flashsmith.emulator.machine.opcode import read, written
+from flashsmith.emulator.machine.segments import Segment
+from flashsmith.emulator.ptx.instruction import Imm, Instruction, Reg, registers
+
+MAX_GROUPS = 8  # wait_group counts to 7
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A register used at the wrong time."""
+
+    instruction: Instruction
+    kind: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Flight:
+    """Registers of one group of wgmmas as bit masks."""
+
+    accumulators: int = 0
+    sources: int = 0
+
+    def __or__(self, other: _Flight) -> _Flight:
+        return _Flight(self.accumulators | other.accumulators, self.sources | other.sources)
+
+    def without(self, mask: int) -> _Flight:
+        return _Flight(self.accumulators & ~mask, self.sources & ~mask)
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    """What may be in flight: the open group, then committed ones, newest first."""
+
+    groups: tuple[_Flight, ...] = (_Flight(),)
+    unfenced: int = -1  # accessed by other instructions since the last fence; all, at the start
+
+    def join(self, other: _State) -> _State:
+        long, short = sorted((self.groups, other.groups), key=len, reverse=True)
+        met = tuple(a | b for a, b in zip(long, short, strict=False)) + long[len(short) :]
+        return _State(met, self.unfenced | other.unfenced)
+
+    @property
+    def flight(self) -> _Flight:
+        total = _Flight()
+        for group in self.groups:
+            total |= group
+        return total
+
+
+def pipeline_problems(segments: list[Segment]) -> list[Problem]:
+    """Every misuse of registers around wgmma in a kernel, in program order."""
+    if not any(i.opcode == "wgmma" for s in segments for i in s.instructions):
+        return []
+    entering: dict[int, _State] = {0: _State()}
+    todo = [0]
+    while todo:
+        number = todo.pop()
+        state = entering[number]
+        for instruction in segments[number].instructions:
+            state = _after(instruction, state)
+        for successor in segments[number].successors:
+            if successor < 0:
+                continue
+            before = entering.get(successor)
+            met = state if before is None else before.join(state)
+            if met != before:
+                entering[successor] = met
+                todo.append(successor)
+    problems = []
+    for number in sorted(entering):
+        state = entering[number]
+        for instruction in segments[number].instructions:
+            problems += _problems(instruction, state)
+            state = _after(instruction, state)
+    return problems
+
+
+def _mask(regs: list[Reg]) -> int:
+    mask = 0
+    for reg in regs:
+        mask |= 1 << reg.number
+    return mask
+
+
+def _wgmma_registers(instruction: Instruction) -> tuple[int, int]:
+    """Accumulators and A registers; a descriptor is read at issue and is neither."""
+    accumulators = _mask(list(registers(instruction.operands[0])))
+    a = instruction.operands[1]
+    return accumulators, 0 if isinstance(a, Reg) else _mask(list(registers(a)))
+
+
+def _after(instruction: Instruction, state: _State) -> _State:
+    if instruction.opcode == "wgmma":
+        return _after_wgmma(instruction, state)
+    target = _mask(written(instruction))
+    groups = tuple(group.without(target) for group in state.groups)
+    source = _copied(instruction)
+    if source is None:
+        return _State(groups, state.unfenced | target | _mask(read(instruction)))
+    bit = 1 << source.number if isinstance(source, Reg) else 0
+    carried = tuple(
+        replace(new, accumulators=new.accumulators | target) if old.accumulators & bit else new
+        for new, old in zip(groups, state.groups, strict=True)
+    )
+    unfenced = state.unfenced & ~target | (target if state.unfenced & bit else 0)
+    return _State(carried, unfenced)
+
+
+def _after_wgmma(instruction: Instruction, state: _State) -> _State:
+    groups = state.groups
+    if instruction.has("fence"):
+        return replace(state, unfenced=0)
+    if instruction.has("commit_group"):
+        committed = (_Flight(), *groups)
+        oldest = committed[MAX_GROUPS] if len(committed) > MAX_GROUPS else _Flight()
+        kept = committed[:MAX_GROUPS]
+        return replace(state, groups=(*kept[:-1], kept[-1] | oldest))
+    if instruction.has("wait_group"):
+        count = instruction.operands[0]
+        return replace(state, groups=groups[: 1 + (count.value if isinstance(count, Imm) else 0)])
+    accumulators, sources = _wgmma_registers(instruction)
+    opened = groups[0] | _Flight(accumulators, sources)
+    return replace(state, groups=(opened, *groups[1:]))
+
+
+def _copied(instruction: Instruction) -> Reg | Imm | None:
+    """What a plain move copies: ptxas gives both names one register, so nothing is touched."""
+    if instruction.opcode != "mov" or instruction.guard is not None:
+        return None
+    source = instruction.operands[1]
+    return source if isinstance(source, Reg | Imm) else None
+
+
+def _problems(instruction: Instruction, state: _State) -> list[Problem]:
+    found = []
+
+    def report(kind: str, message: str, mask: int, regs: list[Reg]) -> None:
+        hit = next((reg for reg in regs if mask >> reg.number & 1), None)
+        if hit is not None:
+            found.append(Problem(instruction, kind, message.format(hit.name)))
+
+    if instruction.opcode == "wgmma":
+        if not instruction.has("mma_async"):
+            return []
+        accumulators, sources = _wgmma_registers(instruction)
+        taken = [
+            reg
+            for operand in instruction.operands[:2]
+            for reg in registers(operand)
+            if (accumulators | sources) >> reg.number & 1
+        ]
+        report(
+            "missing wgmma.fence",
+            "no wgmma.fence stands between this and the last access to {} by another instruction",
+            state.unfenced,
+            taken,
+        )
+        report(
+            "accumulator not waited for",
+            "A register {} is an accumulator of a wgmma that no wait_group has ended",
+            state.flight.accumulators & sources,
+            taken,
+        )
+        return found
+    if _copied(instruction) is not None:
+        return []
+    flight = state.flight
+    report(
+        "accumulator not waited for",
+        "{} is read, but no wgmma.wait_group has ended the wgmma that computes it",
+        flight.accumulators,
+        read(instruction),
+    )
+    report(
+        "register of a wgmma in flight",
+        "{} is written, but no wgmma.wait_group has ended the wgmma that uses it",
+        flight.accumulators | flight.sources,
+        written(instruction),
+    )
+    return found

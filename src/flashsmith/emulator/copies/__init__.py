@@ -1,0 +1,1 @@
+"""Asynchronous copies and the barriers that count them."""

@@ -1,0 +1,211 @@
+"""What the asynchronous instructions of a chunk share: mbarriers, clocks, remote addresses."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flashsmith.base.errors import EmulationError
+from flashsmith.emulator.copies.mbarrier import Ints, MbarrierTable
+from flashsmith.emulator.machine.values import Value
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from flashsmith.emulator.machine.chunk import Chunk
+    from flashsmith.emulator.machine.unit import Unit
+
+RANK_SHIFT = 24  # shared::cluster addresses: (rank + 1) << 24 | address; 0 means the own block
+ADDRESS_MASK = (1 << RANK_SHIFT) - 1
+Mask = NDArray[np.bool_] | None
+
+
+class AsyncState:
+    """Kept in `chunk.state["async"]`; made when the first asynchronous instruction runs."""
+
+    def __init__(self, chunk: Chunk) -> None:
+        blocks = len(chunk.blocks)
+        self.chunk = chunk
+        self.barriers = MbarrierTable(blocks, chunk.limit)
+        self.barriers.on_complete = self._snapshot
+        # What has happened before the arrivals so far, and before the last phase that ended.
+        self.arrived = np.zeros((blocks, 0, chunk.known.shape[2]), np.int64)
+        self.ended = np.zeros((blocks, 0, chunk.known.shape[2]), np.int64)
+        # Who initialised a barrier and when, and when that warp fenced it (0: not yet).
+        self.init_warp = np.zeros((blocks, 0), np.int64)
+        self.init_time = np.zeros((blocks, 0), np.int64)
+        self.init_fence = np.zeros((blocks, 0), np.int64)
+        self.lifetimes = Lifetimes(chunk)
+
+    @staticmethod
+    def of(chunk: Chunk) -> AsyncState:
+        """The state of a chunk."""
+        found = chunk.state.get("async")
+        if found is None:
+            found = chunk.state["async"] = AsyncState(chunk)
+        assert isinstance(found, AsyncState)
+        return found
+
+    def grow(self) -> None:
+        """Makes room for the clocks of barriers that have just been initialised."""
+        missing = len(self.barriers.addresses) - self.arrived.shape[1]
+        if missing > 0:
+            blank = np.zeros((self.arrived.shape[0], missing, self.arrived.shape[2]), np.int64)
+            self.arrived = np.concatenate([self.arrived, blank], axis=1)
+            self.ended = np.concatenate([self.ended, blank], axis=1)
+            for name in ("init_warp", "init_time", "init_fence"):
+                setattr(self, name, np.pad(getattr(self, name), ((0, 0), (0, missing))))
+
+    def initialised(self, block: Ints, column: Ints, warp: Ints, index: int) -> None:
+        """Begins the clocks of barriers that a warp has just initialised."""
+        self.grow()
+        self.arrived[block, column] = 0
+        self.ended[block, column] = 0
+        self.init_warp[block, column] = warp
+        self.init_time[block, column] = self.chunk.tick(index)
+        self.init_fence[block, column] = 0
+        used = len(self.barriers.addresses)
+        self.chunk.async_used = min(used, self.chunk.async_agents)
+        self.chunk.known_version += 1
+
+    def fence_inits(self, block: Ints, warp: Ints) -> None:
+        """The warp's initialisations so far are visible to copies and to the cluster."""
+        mine = (self.init_warp[block] == warp[:, None]) & (self.init_time[block] > 0)
+        late = mine & (self.init_fence[block] == 0)
+        rows, columns = np.nonzero(late)
+        self.init_fence[block[rows], columns] = self.chunk.time
+
+    def unseen(self, block: Ints, column: Ints, source: Ints, warp: Ints, fenced: bool) -> Ints:
+        """Entries whose warp cannot know that the barrier is initialised (for copies: fenced)."""
+        by = self.init_warp[block, column]
+        since = (self.init_fence if fenced else self.init_time)[block, column]
+        known = self.chunk.known[source, warp, by]
+        own = (by == warp) & (source == block)
+        late = np.where(
+            source == block, ~own & (known < since), self.init_fence[block, column] == 0
+        )
+        return np.flatnonzero(late | (fenced & (since == 0)))
+
+    def agent(self, column: int) -> int:
+        """The agent that stands for copies which a barrier counts."""
+        first = self.chunk.warps
+        return min(first + column, first + self.chunk.async_agents - 1)
+
+    def release(self, block: Ints, column: Ints, source: Ints, warp: Ints) -> None:
+        """An arrival of `warp` of block `source` carries all that this warp knows."""
+        if self.chunk.shadow is None:
+            return
+        row = self.chunk.known[source, warp].copy()
+        row[np.arange(len(warp)), warp] = self.chunk.time
+        away = source != block
+        if away.any():
+            row[away] = seen_from(self.chunk, row[away], source[away], block[away])
+            self.lifetimes.touch(block[away], source[away], warp[away])
+        np.maximum.at(self.arrived, (block, column), row)
+
+    def acquire(self, block: Ints, column: Ints, warp: Ints) -> None:
+        """A wait that has ended: the warp knows what the barrier's arrivals knew."""
+        if self.chunk.shadow is None:
+            return
+        known = self.chunk.known
+        np.maximum.at(known, (block, warp), self.ended[block, column])
+        self.chunk.known_version += 1
+
+    def _snapshot(self, block: Ints, column: Ints) -> None:
+        self.ended[block, column] = self.arrived[block, column]
+
+
+def seen_from(chunk: Chunk, rows: Ints, source: Ints, target: Ints) -> Ints:
+    """Clocks of warps of `source` blocks in the columns of `target` blocks of the same cluster.
+
+    Columns are a block's own: its warps first, then those of the next ranks. What copies and
+    fences of the source block did means nothing in the target block.
+    """
+    warps, size = chunk.warps, chunk.cluster
+    own = rows[:, :warps, None].swapaxes(1, 2)
+    peers = rows[:, chunk.peer_column :].reshape(len(rows), size - 1, warps)
+    ring = np.concatenate([own, peers], axis=1)  # by rank, counted from the source's
+    shift = (target - source) % size
+    order = (np.arange(size) + shift[:, None]) % size
+    turned = np.take_along_axis(ring, order[:, :, None], axis=1)
+    out = np.zeros_like(rows)
+    out[:, :warps] = turned[:, 0]
+    out[:, chunk.peer_column :] = turned[:, 1:].reshape(len(rows), -1)
+    return out
+
+
+class Lifetimes:
+    """Blocks that end, and accesses of their neighbours that must come before."""
+
+    def __init__(self, chunk: Chunk) -> None:
+        blocks = len(chunk.blocks)
+        self.chunk = chunk
+        self.alive = np.full(blocks, chunk.threads, np.int64)
+        self.known = np.zeros((blocks, chunk.agents), np.int64)  # by the warps that have ended
+        self.touched = np.zeros((blocks, chunk.agents), np.int64)  # last access, by peer
+        if chunk.cluster > 1:
+            chunk.on_exit.append(self._exited)
+
+    def touch(self, block: Ints, source: Ints, warp: Ints) -> None:
+        """Warps of `source` blocks reach into other blocks."""
+        gone = self.alive[block] == 0
+        if gone.any():
+            self._fault(int(block[gone.argmax()]), "an access of its neighbour comes later")
+        distance = (source - block) % self.chunk.cluster
+        column = self.chunk.peer_column + (distance - 1) * self.chunk.warps + warp
+        np.maximum.at(self.touched, (block, column), self.chunk.time)
+
+    def _exited(self, unit: Unit) -> None:
+        lanes = active_lanes(unit, unit.mask)
+        np.subtract.at(self.alive, unit.lane_block[lanes], 1)
+        np.maximum.at(self.known, unit.block, self.chunk.clock_rows(unit))
+        for block in np.unique(unit.block[self.alive[unit.block] == 0]).tolist():
+            if (self.touched[block] > self.known[block]).any() and self.chunk.options.checks:
+                self._fault(block, "nothing orders an access of its neighbour before that")
+
+    def _fault(self, block: int, message: str) -> None:
+        raise EmulationError(
+            "block of a cluster ended too early",
+            f"the block has ended, but {message}",
+            kernel=self.chunk.kernel.name,
+            block=self.chunk.block_index(block),
+        )
+
+
+def active_lanes(unit: Unit, mask: Mask) -> NDArray[np.intp]:
+    """Positions of the lanes an instruction runs in."""
+    return np.arange(32 * unit.pairs) if mask is None else np.flatnonzero(mask)
+
+
+def at_lanes(value: Value, lanes: NDArray[np.intp]) -> Ints:
+    """A register's values in some lanes, as signed numbers."""
+    value = np.asarray(value)
+    picked = np.full(len(lanes), value) if value.ndim == 0 else value[lanes]
+    return picked.astype(np.int64)
+
+
+def cluster_target(chunk: Chunk, block: Ints, address: Ints) -> tuple[Ints, Ints]:
+    """The block and the address inside it that a shared::cluster address means."""
+    rank = address >> RANK_SHIFT
+    if not rank.any():
+        return block, address
+    own = block // chunk.cluster * chunk.cluster
+    return np.where(rank > 0, own + rank - 1, block), address & ADDRESS_MASK
+
+
+def told(
+    chunk: Chunk,
+    unit: Unit,
+    index: int,
+    lanes: NDArray[np.intp],
+    action: Callable[..., Any],  # Any: arrays of the table
+    *arguments: Value,
+) -> Value:
+    """Runs an action of the barrier table; its faults get kernel, line, block, warp and lane."""
+    try:
+        return action(*arguments)
+    except EmulationError as fault:
+        lane = int(lanes[fault.lane or 0])
+        chunk.fault(fault.kind, fault.message, index, unit, lane=lane, address=fault.address)

@@ -1,0 +1,202 @@
+"""Bulk copies while they fly: what they move, and what happens when they land."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flashsmith.emulator.checks.async_shadow import rows_of
+from flashsmith.emulator.checks.shadow import AGENT_BITS
+from flashsmith.emulator.copies.async_state import AsyncState
+from flashsmith.emulator.copies.mbarrier import Ints
+from flashsmith.emulator.copies.smem_layout import CHUNK_BYTES, swizzled
+from flashsmith.emulator.copies.tensor_map import TensorMap, box_rows, element_view, row_elements
+from flashsmith.emulator.machine.address_space import GLOBAL_BASE
+
+if TYPE_CHECKING:
+    from flashsmith.emulator.machine.chunk import Chunk
+    from flashsmith.emulator.machine.unit import Unit
+
+# numpy type and operation of the reductions of cp.reduce.async.bulk
+TYPES = {
+    "u32": "u4", "s32": "i4", "u64": "u8", "s64": "i8", "f16": "f2", "f32": "f4", "f64": "f8",
+    "b32": "u4", "b64": "u8", "bf16": "bf16",
+}  # fmt: skip
+OPERATIONS: dict[str, Any] = {  # Any: numpy ufuncs
+    "add": np.add, "min": np.minimum, "max": np.maximum, "and": np.bitwise_and,
+    "or": np.bitwise_or, "xor": np.bitwise_xor,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where transfers lie in global memory: boxes of a tensor, or runs of bytes."""
+
+    n_bytes: int  # of each transfer
+    tensor: TensorMap | None
+    start: Ints  # (transfers, rank): corners; or (transfers, 1): addresses
+    is_store: bool = False
+
+    def elements(self) -> tuple[Ints, NDArray[np.bool_], np.dtype[Any]]:
+        """Addresses of the elements in the order of shared memory, which exist, their type."""
+        if self.tensor is None:
+            whole: Ints = self.start + np.arange(0, self.n_bytes, CHUNK_BYTES)
+            return whole, np.ones(whole.shape, np.bool_), np.dtype(np.complex128)
+        rows, inside = box_rows(self.tensor, self.start)
+        columns = row_elements(self.tensor, self.start)
+        size = self.tensor.element_bytes
+        if self.is_store or columns.all():
+            # A store writes a whole 16 bytes when a part of them lies in the tensor (H200).
+            step, dtype = CHUNK_BYTES, np.dtype(np.complex128)
+            parts = columns.reshape(len(columns), -1, CHUNK_BYTES // size)
+            columns = np.asarray(parts.any(axis=2))
+        else:
+            step, dtype = size, element_view(self.tensor)
+        at = rows[:, :, None] + np.arange(0, self.tensor.row_bytes, step)
+        exists = inside[:, :, None] & columns[:, None, :]
+        return at.reshape(len(rows), -1), exists.reshape(len(rows), -1), dtype
+
+    def chunks_inside(self) -> NDArray[np.bool_]:
+        """Which 16-byte chunks of the box hold elements of the tensor: (transfers, chunks)."""
+        _, exists, dtype = self.elements()
+        parts = exists.reshape(len(exists), -1, CHUNK_BYTES // dtype.itemsize)
+        return np.asarray(parts.any(axis=2))
+
+    def select(self, entries: Any) -> Place:  # Any: what numpy takes as an index
+        """Some of the transfers."""
+        return replace(self, start=self.start[entries])
+
+
+def smem_chunks(chunk: Chunk, block: Ints, address: Ints, place: Place) -> Ints:
+    """Byte offsets of the 16-byte chunks that transfers touch in shared memory, in order."""
+    linear = address[:, None] + np.arange(0, place.n_bytes, CHUNK_BYTES)
+    swizzle = place.tensor.swizzle_bytes if place.tensor is not None else 0
+    physical: Ints = swizzled(linear, swizzle)
+    return physical + (block * chunk.pitch)[:, None]
+
+
+@dataclass(slots=True)
+class LoadFlight:
+    """Copies into shared memory that complete bytes on mbarriers."""
+
+    index: int
+    place: Place
+    block: Ints  # where each transfer goes
+    offsets: Ints  # its 16-byte chunks there
+    barrier: Ints  # address of the barrier, in the same block
+    places: Ints | None  # its rows of the shadow, when checks are on
+
+    def land(self, chunk: Chunk) -> None:
+        """The bytes arrive, then the barrier hears of them."""
+        address, exists, dtype = self.place.elements()
+        source = chunk.memory.u8.view(dtype)
+        cells = np.where(exists, address - GLOBAL_BASE, 0) // dtype.itemsize
+        values = source.take(cells)
+        values[~exists] = 0
+        raw = values.view(np.complex128).reshape(self.offsets.shape)
+        chunk.shared_views[CHUNK_BYTES][self.offsets // CHUNK_BYTES] = raw
+        state = AsyncState.of(chunk)
+        column = state.barriers.find(self.block, self.barrier)
+        time = chunk.tick(self.index)
+        agents = np.array([state.agent(int(c)) for c in column], np.int64)
+        np.maximum.at(state.arrived, (self.block, column, agents), time)
+        if chunk.shadow is not None and self.places is not None:
+            tags = (time << AGENT_BITS | agents).astype(np.uint32)
+            rows_of(chunk.shadow, chunk.shadow.tags)[self.places] = tags[:, None, None]
+        if chunk.counters is not None:
+            chunk.counters.bytes["bulk load"] += self.place.n_bytes * len(self.block)
+        sizes = np.full(len(self.block), self.place.n_bytes, np.int64)
+        state.barriers.complete_tx(self.block, self.barrier, sizes)
+
+
+@dataclass(slots=True)
+class StoreFlight:
+    """Copies or reductions from shared into global memory, in bulk groups of threads."""
+
+    index: int
+    place: Place
+    thread: Ints  # (block * warps + warp) * 32 + lane of whoever issued each transfer
+    group: Ints
+    offsets: Ints
+    operation: str  # "" for a copy
+    element_type: str
+    landed: bool = field(default=False)
+
+    def land(self, chunk: Chunk) -> None:
+        """The bytes are read from shared memory and reach global memory."""
+        raw = chunk.shared_views[CHUNK_BYTES].take(self.offsets // CHUNK_BYTES)
+        if self.operation:
+            self._reduce(chunk, raw)
+        else:
+            address, exists, dtype = self.place.elements()
+            cells = (address - GLOBAL_BASE) // dtype.itemsize
+            values = np.ascontiguousarray(raw).view(dtype).reshape(cells.shape)
+            chunk.memory.u8.view(dtype)[cells[exists]] = values[exists]
+        if chunk.counters is not None:
+            chunk.counters.bytes["bulk store"] += self.place.n_bytes * len(self.thread)
+        self.landed = True
+
+    def _reduce(self, chunk: Chunk, raw: NDArray[Any]) -> None:
+        address, exists, dtype = self.place.elements()
+        kind = TYPES[self.element_type]
+        size = 2 if kind == "bf16" else np.dtype(kind).itemsize
+        wide = dtype.itemsize // size
+        at = (address[:, :, None] + np.arange(0, dtype.itemsize, size)).reshape(len(address), -1)
+        alive = np.repeat(exists, wide, axis=1)
+        cells = ((at - GLOBAL_BASE) // size)[alive]
+        values = np.ascontiguousarray(raw).view(f"u{size}").reshape(at.shape)[alive]
+        target = chunk.memory.u8.view(f"u{size}")
+        operation = OPERATIONS[self.operation]
+        if kind == "bf16":
+            _reduce_bf16(target, cells, values, operation)
+        else:
+            operation.at(target.view(kind), cells, values.view(kind))
+
+
+def _reduce_bf16(target: Any, cells: Ints, values: Any, operation: Any) -> None:  # Any: arrays
+    from flashsmith.base.dtypes import DType, from_bits, to_bits
+
+    numbers = from_bits(values, DType.BF16)
+    order = np.argsort(cells, kind="stable")  # equal cells one after another
+    repeat = np.zeros(len(cells), np.int64)
+    same = np.flatnonzero(cells[order][1:] == cells[order][:-1]) + 1
+    for position in same:
+        repeat[order[position]] = repeat[order[position - 1]] + 1
+    for turn in range(int(repeat.max(initial=0)) + 1):
+        now = repeat == turn
+        old = from_bits(target[cells[now]], DType.BF16)
+        target[cells[now]] = to_bits(operation(old, numbers[now]), DType.BF16)
+
+
+class StoreWait:
+    """Threads that wait until the bulk stores of their older groups have been read."""
+
+    def __init__(
+        self, flights: list[StoreFlight], pairs: int, pair_of: dict[int, NDArray[np.int64]]
+    ) -> None:
+        self.flights, self.pairs, self.pair_of = flights, pairs, pair_of
+
+    def ready(self) -> NDArray[np.bool_]:
+        """Which pairs have no transfer left in flight."""
+        out = np.ones(self.pairs, np.bool_)
+        for number, flight in enumerate(self.flights):
+            if not flight.landed:
+                out[self.pair_of[number]] = False
+        return out
+
+    def finish(self, _: Unit) -> None:
+        """Read marks were set when the wait was issued."""
+
+    def describe(self, pair: int) -> str:
+        """A bulk group."""
+        return "wait for bulk stores in flight"
+
+    def select(self, pairs: NDArray[np.intp]) -> StoreWait:
+        """The same wait for some pairs."""
+        place = np.full(self.pairs, -1)
+        place[pairs] = np.arange(len(pairs))
+        kept = {n: place[p][place[p] >= 0] for n, p in self.pair_of.items()}
+        return StoreWait(self.flights, len(pairs), kept)

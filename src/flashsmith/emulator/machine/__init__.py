@@ -1,0 +1,1 @@
+"""The emulated machine: warps, schedules, registers, memory accesses."""

@@ -1,0 +1,278 @@
+"""Some blocks of a grid while they run: shared memory, clocks, barriers, copies in flight."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flashsmith.base.errors import EmulationError
+from flashsmith.emulator.checks.counters import Counters
+from flashsmith.emulator.checks.shadow import LATEST, Shadow, shadow_grain
+from flashsmith.emulator.machine.address_space import SHARED_BASE
+from flashsmith.emulator.machine.barriers import Barriers
+from flashsmith.emulator.machine.special_registers import TIMERS, special_value
+from flashsmith.emulator.machine.unit import LANES, Unit
+from flashsmith.emulator.machine.values import Value
+from flashsmith.emulator.memory import GlobalMemory
+from flashsmith.emulator.options import EmulatorOptions
+from flashsmith.emulator.ptx.module import Kernel
+
+ALWAYS = 1 << 40  # later than any time
+ASYNC_AGENTS = 40
+POISON = 0xFF  # byte that fills shared memory at the start: NaN in every float type
+
+
+class Chunk:
+    """The state that all units of some blocks share."""
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        *,
+        blocks: NDArray[np.int64],  # linear numbers in the grid
+        grid: tuple[int, int, int],
+        threads: int,
+        smem_bytes: int,  # static and dynamic, without the reserved first KB
+        dynamic_bytes: int,
+        params: bytes,
+        memory: GlobalMemory,
+        symbols: dict[str, Any],  # Any: numpy u64 addresses of module variables
+        local_bytes: int,
+        options: EmulatorOptions,
+        cluster: int = 1,
+    ) -> None:
+        self.kernel = kernel
+        self.blocks = blocks
+        self.grid = grid
+        self.threads = threads
+        self.warps = -(-threads // 32)
+        self.options = options
+        self.memory = memory
+        self.symbols = symbols
+        self.params = np.frombuffer(params + bytes(-len(params) % 16 + 16), np.uint8)
+        self.cluster = cluster
+        self.smem_bytes = smem_bytes
+        self.dynamic_bytes = dynamic_bytes
+        self.limit = SHARED_BASE + smem_bytes  # first shared address that is not there
+        self.pitch = -(-self.limit // 128) * 128
+        self.smem = np.full(len(blocks) * self.pitch, POISON, np.uint8)
+        self.shared_views: dict[int, NDArray[Any]] = {
+            1: self.smem,
+            2: self.smem.view(np.uint16),
+            4: self.smem.view(np.uint32),
+            8: self.smem.view(np.uint64),
+            16: self.smem.view(np.complex128),
+        }
+        self.local = np.zeros((len(blocks) * self.warps * 32, local_bytes), np.uint8)
+        self._number_agents()
+        self.time = 1
+        # known[block, warp, agent]: the agent's events up to this time happened before the warp's
+        # next one. A warp knows all of its own.
+        self.known = np.zeros((len(blocks), self.warps, self.agents), np.int64)
+        self.known[:, np.arange(self.warps), np.arange(self.warps)] = ALWAYS
+        # together[block, warp]: when the lanes of the warp last met at a barrier
+        self.together = np.zeros((len(blocks), self.warps), np.int64)
+        self.known_version = 0
+        self.history: list[int] = [0, 0]  # instruction that each moment belongs to
+        lanes = np.arange(self.warps * 32).reshape(self.warps, 32) < threads
+        self.alive = np.tile(lanes, (len(blocks), 1, 1))  # lanes that have not ended
+        self.barriers = Barriers(self)
+        self.shadow = Shadow(self, shadow_grain(kernel)) if options.checks else None
+        self.counters = Counters() if options.counters else None
+        self.flights: list[Any] = []  # Any: objects with land(chunk) (asynchronous copies)
+        self.forks: list[Unit] = []
+        self.live: Sequence[Sequence[int]] = ()  # registers that live at each segment's start
+        self.on_exit: list[Callable[[Unit], None]] = []  # called with warps that end
+        self.state: dict[str, Any] = {}  # Any: state of instruction families, by family
+
+    def _number_agents(self) -> None:
+        """Agents: the warps, then asynchronous ones (one an mbarrier: the copies it counts).
+
+        The columns after them say, warp by warp, which writes the asynchronous proxy sees; the
+        last ones are the warps of the other blocks of the cluster, those of the next rank first.
+        """
+        has_async = any(i.opcode == "mbarrier" for i in self.kernel.instructions)
+        self.async_agents = min(ASYNC_AGENTS, 62 - self.warps) if has_async else 1
+        self.async_used = 0  # asynchronous agents that have a barrier
+        self.fenced_column = self.warps + self.async_agents
+        self.peer_column = self.fenced_column + self.warps
+        self.agents = self.peer_column + (self.cluster - 1) * self.warps
+
+    # -- units --------------------------------------------------------------------------------
+
+    def first_units(self, registers: int, split_warps: bool) -> list[Unit]:
+        """All warps of all blocks in one unit, or a unit for each warp."""
+        count = len(self.blocks)
+        tail = self.threads % 32
+        groups = (
+            [np.array([w]) for w in range(self.warps)] if split_warps else [np.arange(self.warps)]
+        )
+        units = []
+        for group in groups:
+            block = np.repeat(np.arange(count), len(group))
+            warp = np.tile(group, count)
+            mask = None
+            if tail and (warp == self.warps - 1).any():
+                mask = ((warp * 32)[:, None] + LANES < self.threads).reshape(-1)
+            units.append(Unit(block, warp, mask, [None] * registers, 0))
+        return units
+
+    def exited(self, unit: Unit) -> None:
+        """Notes that the active lanes of a unit have ended."""
+        if unit.mask is None:
+            self.alive[unit.block, unit.warp] = False
+        else:
+            where = (unit.block, unit.warp)
+            self.alive[where] &= ~unit.mask.reshape(-1, 32)
+        for action in self.on_exit:
+            action(unit)
+
+    # -- clocks -------------------------------------------------------------------------------
+
+    def tick(self, index: int) -> int:
+        """The next moment of emulated time, which belongs to an instruction."""
+        self.time += 1
+        self.history.append(index)
+        if self.time >= LATEST:
+            raise EmulationError(
+                "too long",
+                f"more than {LATEST:,} accesses in one chunk of blocks; launch fewer, or less work",
+                kernel=self.kernel.name,
+            )
+        return self.time
+
+    def clock_rows(self, unit: Unit) -> NDArray[np.int64]:
+        """What each pair knows now, its own past included: the clock it hands on by arriving."""
+        rows = self.known[unit.block, unit.warp]
+        rows[np.arange(unit.pairs), unit.warp] = self.time
+        return rows
+
+    def join(self, unit: Unit, clocks: NDArray[np.int64]) -> None:
+        """The pairs of a unit learn what `clocks` (a row a pair) know."""
+        where = (unit.block, unit.warp)
+        self.known[where] = np.maximum(self.known[where], clocks)
+        self.meet(unit)
+
+    def join_whole_blocks(self, unit: Unit) -> None:
+        """All warps of the unit's blocks learn all that any of them knows or did."""
+        blocks = np.unique(unit.block)
+        rows = self.known[blocks]
+        others = rows[:, :, self.warps :].max(axis=1, keepdims=True)
+        rows[:, :, : self.warps] = self.time
+        rows[:, :, self.warps :] = others
+        rows[:, np.arange(self.warps), np.arange(self.warps)] = ALWAYS
+        self.known[blocks] = rows
+        self.meet(unit)
+
+    def meet(self, unit: Unit) -> None:
+        """The lanes of each warp of the unit have seen what the others of their warp did."""
+        self.together[unit.block, unit.warp] = self.time
+        self.known_version += 1
+
+    def safe_time(self, unit: Unit) -> int:
+        """Up to here, the events of every agent happened before every pair of the unit."""
+        version, value = unit.safe
+        if version != self.known_version:
+            known = self.known[unit.block, unit.warp, : self.warps + self.async_used]
+            value = min(int(known.min()), int(self.together[unit.block, unit.warp].min()))
+            unit.safe = (self.known_version, value)
+        return value
+
+    def party(self, agent: int, time: int) -> str:
+        """Who did what at a moment, in words for a fault."""
+        line = self.kernel.instructions[self.history[time]].line if time < len(self.history) else 0
+        who = f"warp {agent}" if agent < self.warps else "an asynchronous copy"
+        return f"{who} at PTX line {line}"
+
+    def count_wait(self, unit: Unit) -> None:
+        """Counts warps that have to wait at a barrier."""
+        if self.counters is not None:
+            self.counters.barrier_waits += unit.pairs
+
+    # -- asynchronous copies --------------------------------------------------------------------
+
+    def land_some(self, random: np.random.Generator | None) -> None:
+        """Lands copies in flight: all at once, or some by chance when landing is delayed."""
+        if not self.options.delayed_landing:
+            self.land_all()
+            return
+        landing: list[Any] = []  # Any: as flights
+        flying: list[Any] = []  # Any: as flights
+        for flight in self.flights:
+            late = random is None or random.random() > 0.15
+            (flying if late else landing).append(flight)
+        self.flights = flying
+        for flight in landing:
+            flight.land(self)
+
+    def land_all(self) -> None:
+        """Lands every copy in flight."""
+        landing, self.flights = self.flights, []
+        for flight in landing:
+            flight.land(self)
+
+    # -- special registers -----------------------------------------------------------------------
+
+    def special(self, unit: Unit, name: str) -> Value:
+        """The value of a special register; grid-uniform ones are scalars."""
+        if name in TIMERS:
+            return special_value(self, unit, name)
+        return unit.cached(name, lambda: special_value(self, unit, name))
+
+    # -- faults -----------------------------------------------------------------------------------
+
+    def block_index(self, block: int) -> tuple[int, int, int]:
+        """blockIdx of a block of this chunk."""
+        linear = int(self.blocks[block])
+        x, y, _ = self.grid
+        return (linear % x, linear // x % y, linear // (x * y))
+
+    def fault(
+        self,
+        kind: str,
+        message: str,
+        index: int,
+        unit: Unit,
+        *,
+        lane: int | None = None,
+        address: int | None = None,
+        other: str = "",
+    ) -> NoReturn:
+        """Raises the error of a fault; `lane` is a position in the unit."""
+        instruction = self.kernel.instructions[index]
+        pair = lane // 32 if lane is not None else 0
+        raise EmulationError(
+            kind,
+            f"{message} in `{instruction.text}`",
+            kernel=self.kernel.name,
+            line=instruction.line,
+            block=self.block_index(int(unit.block[pair])),
+            warp=int(unit.warp[pair]),
+            lane=lane % 32 if lane is not None else None,
+            address=address,
+            other=other,
+        )
+
+    def deadlock(self, units: list[Unit], kind: str) -> NoReturn:
+        """Raises the report of who waits for what."""
+        lines: dict[str, list[str]] = {}
+        for unit in units:
+            for pair in range(unit.pairs):
+                what = unit.wait.describe(pair) if unit.wait else "spins or waits for other lanes"
+                who = f"block {self.block_index(int(unit.block[pair]))} warp {int(unit.warp[pair])}"
+                lines.setdefault(what, []).append(who)
+        told = "; ".join(
+            f"{', '.join(who[:4])}{f' and {len(who) - 4} more' if len(who) > 4 else ''}: {what}"
+            for what, who in lines.items()
+        )
+        first = units[0]
+        raise EmulationError(
+            kind,
+            f"no warp can go on: {told}",
+            kernel=self.kernel.name,
+            block=self.block_index(int(first.block[0])),
+            warp=int(first.warp[0]),
+        )

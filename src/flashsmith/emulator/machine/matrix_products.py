@@ -1,0 +1,198 @@
+"""How mma instructions that follow each other become few large matrix products.
+
+D = A x B + C with f32 accumulation, in an order that is not the hardware's: chains of mma through
+one accumulator are one product with a longer K, and chains with the same A fragments are one
+product with a wider N. With `mma_in_order` each mma of a chain is added by itself: kernels that do
+the same mma in the same order then have the same bits, as they have on a GPU.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flashsmith.emulator.machine.values import Value
+from flashsmith.emulator.ptx.instruction import Instruction, Operand, Reg, Vector
+
+if TYPE_CHECKING:
+    from flashsmith.emulator.machine.emit import Emitter
+
+_HALF_TO_F32 = np.arange(65536, dtype=np.uint16).view(np.float16).astype(np.float32)
+
+
+@dataclass(slots=True)
+class Product:
+    """One mma that is not written out yet."""
+
+    d: tuple[Operand, ...]
+    a: tuple[Operand, ...]
+    b: tuple[Operand, ...]
+    c: tuple[Operand, ...]
+    bf16: bool
+
+    @staticmethod
+    def of(i: Instruction) -> Product:
+        """The product an mma instruction stands for."""
+        parts = [x.items if isinstance(x, Vector) else (x,) for x in i.operands]
+        return Product(parts[0], parts[1], parts[2], parts[3], i.has("bf16"))
+
+    def clashes(self, written: int, read: int, ends: dict[tuple[Operand, ...], bool]) -> bool:
+        """Whether earlier products, by what they write and read, must be written out first.
+
+        Going on in the accumulator of an earlier one (`ends`, with its type) is fine.
+        """
+        own_read = _bits(*self.a, *self.b)
+        own_written = _bits(*self.d)
+        if ends.get(self.c) is self.bf16:
+            written &= ~_bits(*self.c)
+        else:
+            own_read |= _bits(*self.c)
+        return bool(written & (own_read | own_written) or own_written & read)
+
+
+def _bits(*operands: Operand) -> int:
+    bits = 0
+    for operand in operands:
+        if isinstance(operand, Reg):
+            bits |= 1 << operand.number
+    return bits
+
+
+class PendingProducts:
+    """The mma instructions of a segment whose results nothing has asked for yet."""
+
+    def __init__(self) -> None:
+        self.products: list[Product] = []
+        self.written = 0  # registers, as bits
+        self.read = 0
+        self.ends: dict[tuple[Operand, ...], bool] = {}  # open accumulators, and if they are bf16
+
+    def add(self, e: Emitter, product: Product) -> None:
+        """Takes one more product, after writing out those it cannot be put off with."""
+        if product.clashes(self.written, self.read, self.ends):
+            self.write_out(e)
+        self.ends.pop(product.c, None)
+        self.ends[product.d] = product.bf16
+        self.written |= _bits(*product.d)
+        self.read |= _bits(*product.a, *product.b, *product.c)
+        self.products.append(product)
+
+    def needed_by(self, reads: int, writes: int) -> bool:
+        """Whether an instruction reads a result, or changes a register of a product."""
+        return bool(reads & self.written or writes & (self.written | self.read))
+
+    def write_out(self, e: Emitter) -> None:
+        """Writes all of them, as few matrix products as possible."""
+        if not self.products:
+            return
+        products = self.products
+        self.products, self.ends, self.written, self.read = [], {}, 0, 0
+        guard, e.guard = e.guard, None
+        for group in _grouped(products):
+            _write_group(e, group)
+        e.guard = guard
+
+
+@dataclass(slots=True)
+class _Chain:
+    start: tuple[Operand, ...]  # the accumulator before
+    end: tuple[Operand, ...]
+    a: list[tuple[Operand, ...]]
+    b: list[tuple[Operand, ...]]
+    bf16: bool
+
+
+def _grouped(products: list[Product]) -> list[list[_Chain]]:
+    """Chains through one accumulator, together with those that have the same A fragments."""
+    chains: list[_Chain] = []
+    open_ends: dict[tuple[Operand, ...], _Chain] = {}
+    for product in products:
+        chain = open_ends.pop(product.c, None)
+        if chain is None:
+            chain = _Chain(product.c, product.d, [], [], product.bf16)
+            chains.append(chain)
+        chain.a.append(product.a)
+        chain.b.append(product.b)
+        chain.end = product.d
+        open_ends[product.d] = chain
+    groups: dict[tuple[object, ...], list[_Chain]] = {}
+    for chain in chains:
+        groups.setdefault((chain.bf16, *chain.a), []).append(chain)
+    return list(groups.values())
+
+
+def _write_group(e: Emitter, group: list[_Chain]) -> None:
+    first = group[0]
+    a = ", ".join(e.read(r, "u32") for fragment in first.a for r in fragment)
+    b = ", ".join(e.read(r, "u32") for chain in group for fragment in chain.b for r in fragment)
+    start = ", ".join(e.read(r, "f32") for chain in group for r in chain.start)
+    function = e.use(matrix_product)
+    fixed = f"u.pairs, c.options.mma_in_order, {first.bf16}, {len(first.a)}"
+    out = e.assign(f"{function}({fixed}, ({a},), ({b},), ({start},))")
+    number = 0
+    for chain in group:
+        for register in chain.end:
+            e.write(register, f"{out}[{number}]", "f32")
+            number += 1
+
+
+def _stacked(pairs: int, registers: tuple[Value, ...]) -> NDArray[np.uint32]:
+    """Registers as rows; scalars are spread over the lanes."""
+    out = np.empty((len(registers), 32 * pairs), np.uint32)
+    for number, register in enumerate(registers):
+        out[number] = register
+    return out
+
+
+def _numbers(bits: NDArray[np.uint32], bf16: bool) -> NDArray[np.float32]:
+    halves = bits.view(np.uint16)
+    if bf16:
+        return (halves.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    return _HALF_TO_F32.take(halves)
+
+
+def matrix_product(
+    pairs: int,
+    in_order: bool,
+    bf16: bool,
+    depth: int,
+    a: tuple[Value, ...],  # u32, four a fragment
+    b: tuple[Value, ...],  # two a fragment, fragments of one column block together
+    start: tuple[Value, ...],  # f32, four a column block
+) -> NDArray[np.float32]:
+    """The accumulators, a row each, after `depth` products of 16 x 16 by 16 x 8 each.
+
+    PTX ISA "Matrix Fragments for mma.m16n8k16": lane 4g+t holds, of A, row g (+8 in a1, a3) and
+    columns 2t, 2t+1 (+8 in a2, a3); of B, rows 2t, 2t+1 (+8 in b1) of column g; of C, columns
+    2t, 2t+1 of row g (c0, c1) and of row g+8 (c2, c3).
+    """
+    blocks = len(b) // (2 * depth)
+    # A: [k block, column half, row half, pair, g, t] → [pair, row half, g, k block, column half, t]
+    left = _stacked(pairs, a).reshape(depth, 2, 2, pairs, 8, 4).transpose(3, 2, 4, 0, 1, 5)
+    rows = _numbers(np.ascontiguousarray(left), bf16).reshape(pairs, 16, 16 * depth)
+    # B: [column block, k block, k half, pair, g, t] → [pair, column block, g, k block, k half, t]
+    right = _stacked(pairs, b).reshape(blocks, depth, 2, pairs, 8, 4).transpose(3, 0, 4, 1, 2, 5)
+    columns = _numbers(np.ascontiguousarray(right), bf16).reshape(pairs, 8 * blocks, 16 * depth)
+    if not in_order:
+        return _plus(start, np.matmul(rows, columns.transpose(0, 2, 1)))
+    sums: tuple[Value, ...] = start
+    for k in range(0, 16 * depth, 16):
+        part = np.matmul(rows[:, :, k : k + 16], columns[:, :, k : k + 16].transpose(0, 2, 1))
+        sums = tuple(_plus(sums, part))
+    return np.stack(sums)
+
+
+def _plus(start: tuple[Value, ...], product: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Accumulators, a row each, plus the products of 16 rows by 8 columns a block.
+
+    [pair, row half, g, column block, t, e] → [column block, row half, e, pair, g, t]
+    """
+    pairs, blocks = product.shape[0], product.shape[2] // 8
+    parts = product.reshape(pairs, 2, 8, blocks, 4, 2).transpose(3, 1, 5, 0, 2, 4)
+    out = np.ascontiguousarray(parts).reshape(4 * blocks, 32 * pairs)
+    for number, value in enumerate(start):
+        out[number] += value
+    return out

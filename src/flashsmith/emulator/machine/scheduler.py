@@ -1,0 +1,209 @@
+"""Which unit runs next; what happens at branches, waits, stalls and the end of warps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from flashsmith.emulator.machine.convergence import Convergence
+from flashsmith.emulator.machine.segments import EXIT, FORKED
+from flashsmith.emulator.machine.unit import Unit, merge
+from flashsmith.emulator.machine.values import Value
+
+if TYPE_CHECKING:
+    from flashsmith.emulator.machine.chunk import Chunk
+
+SegmentFunction = Callable[[Unit, list[Value], Value, "Chunk"], int]
+LIVELOCK_ROUNDS = 2000  # rounds in which every unit only spins
+
+
+class Scheduler:
+    """Runs the units of one chunk to their end."""
+
+    def __init__(
+        self,
+        chunk: Chunk,
+        functions: list[SegmentFunction],
+        seed: int | None,
+        meeting_points: frozenset[int] = frozenset(),
+    ) -> None:
+        self.chunk = chunk
+        self.functions = functions
+        self.meeting_points = meeting_points  # parts of a warp wait here for each other
+        self.random = np.random.default_rng(seed) if seed is not None else None
+        self.units: list[Unit] = []
+        self.counts = [0] * len(functions)  # warps that ran each segment
+
+    def run(self, units: list[Unit]) -> None:
+        """Runs until every warp has ended; raises on deadlock."""
+        self.units = units
+        spins = 0
+        while self.units:
+            unit = self._next()
+            if unit is None or unit.yielded:  # nobody can run, or who does only polls
+                if self._unblock():
+                    continue
+                if unit is None:
+                    self.chunk.deadlock(self.units, "deadlock")
+            spins = spins + 1 if unit.yielded else 0
+            if spins > LIVELOCK_ROUNDS * (1 + len(self.units)):
+                self.chunk.deadlock(self.units, "livelock")
+            unit.yielded = False
+            self._step(unit)
+            if self.chunk.flights:
+                self.chunk.land_some(self.random)
+
+    # -- choosing -----------------------------------------------------------------------------
+
+    def _next(self) -> Unit | None:
+        self._converge()
+        ready = [u for u in self.units if self._may_run(u)]
+        if not ready:
+            return None
+        eager = [u for u in ready if not u.yielded] or ready
+        if self.random is not None:
+            warp = eager[int(self.random.integers(len(eager)))].warp[0]
+            # Parts of one warp come together again where they can: the one behind goes first.
+            chosen = min((u for u in eager if u.warp[0] == warp), key=lambda u: u.pc)
+            return self._joined(chosen, ready)
+        return self._joined(min(eager, key=lambda u: u.pc), ready)
+
+    def _may_run(self, unit: Unit) -> bool:
+        if unit.wait is not None:
+            if not unit.wait.ready().all():
+                return False
+            wait, unit.wait = unit.wait, None
+            wait.finish(unit)
+        return unit.mask is None or unit.pc not in self.meeting_points or self._together(unit)
+
+    def _together(self, unit: Unit) -> bool:
+        """Whether all lanes of the unit's warps that have not ended stand at the same place."""
+        mine = unit.block * 64 + unit.warp
+        return not any(
+            np.isin(mine, other.block * 64 + other.warp).any()
+            for other in self.units
+            if other is not unit and (other.pc != unit.pc or other.wait is not None)
+        )
+
+    def _joined(self, unit: Unit, ready: list[Unit]) -> Unit:
+        """The unit, merged with all others that stand at the same place."""
+        same = [u for u in ready if u.pc == unit.pc]
+        if self.random is not None:
+            # Single warps keep their own order: only parts of the same warp come together.
+            same = [u for u in same if u.warp[0] == unit.warp[0]]
+        return self._merged(same) if len(same) > 1 else unit
+
+    def _merged(self, same: list[Unit]) -> Unit:
+        merged = merge(same, self.chunk.live[same[0].pc])
+        self.units = [u for u in self.units if all(u is not s for s in same)]
+        self.units.append(merged)
+        return merged
+
+    def _converge(self) -> None:
+        """Lanes that wait for the rest of their warp are joined by those that have arrived."""
+        for waiting in [u for u in self.units if isinstance(u.wait, Convergence)]:
+            if not any(u is waiting for u in self.units):
+                continue
+            pairs = set(zip(waiting.block.tolist(), waiting.warp.tolist(), strict=True))
+            same = [
+                u
+                for u in self.units
+                if u.pc == waiting.pc
+                and (u.wait is None or isinstance(u.wait, Convergence))
+                and not pairs.isdisjoint(zip(u.block.tolist(), u.warp.tolist(), strict=True))
+            ]
+            if len(same) > 1:
+                self._merged(same)
+
+    # -- running ------------------------------------------------------------------------------
+
+    def _step(self, unit: Unit) -> None:
+        """Runs a unit until it waits, ends, forks, or another should go first."""
+        functions, counts, chunk, alone = self.functions, self.counts, self.chunk, len(self.units)
+        pc, registers, mask, pairs = unit.pc, unit.R, unit.mask, unit.pairs
+        limit = min((u.pc for u in self.units if u is not unit and u.wait is None), default=1 << 60)
+        once = self.random is not None
+        while True:
+            counts[pc] += pairs
+            unit.pc = pc
+            pc = functions[pc](unit, registers, mask, chunk)
+            if pc < 0:
+                self._ended(unit, pc)
+                return
+            if unit.wait is not None:
+                unit.pc = pc
+                if isinstance(unit.wait, Convergence):
+                    counts[pc] -= pairs  # the segment runs again once the warp is together
+                    return
+                if not unit.wait.ready().all():
+                    chunk.count_wait(unit)
+                    return
+                wait, unit.wait = unit.wait, None
+                wait.finish(unit)
+            meets = mask is not None and pc in self.meeting_points
+            if once or meets or unit.yielded or (alone > 1 and pc >= limit) or chunk.flights:
+                unit.pc = pc
+                return
+
+    def _ended(self, unit: Unit, pc: int) -> None:
+        self.units = [u for u in self.units if u is not unit]
+        if pc == FORKED:
+            self.units.extend(self.chunk.forks)
+            self.chunk.forks = []
+        elif pc == EXIT:
+            self.chunk.exited(unit)
+
+    # -- stalls -------------------------------------------------------------------------------
+
+    def _unblock(self) -> bool:
+        """Copies land, or the ready part of a unit goes on; False if there is neither."""
+        if self.chunk.flights:
+            self.chunk.land_all()
+            return True
+        for unit in self.units:
+            if unit.wait is None:
+                continue
+            ready = unit.wait.ready()
+            if ready.any():
+                self.units = [u for u in self.units if u is not unit]
+                for part in (np.flatnonzero(ready), np.flatnonzero(~ready)):
+                    self.units.append(split_pairs(unit, part, self.chunk.live[unit.pc]))
+                return True
+        return False
+
+
+def split_pairs(unit: Unit, pairs: Any, live: Sequence[int]) -> Unit:  # Any: positions
+    """The unit of some pairs, which keeps waiting for what the whole unit waits for."""
+    if unit.mask is None:
+        return unit.select(pairs, None, live)
+    mask = unit.mask.reshape(-1, 32)[pairs].reshape(-1)
+    return unit.select(pairs, None if mask.all() else mask, live)
+
+
+def branch(unit: Unit, condition: Value, taken: int, fall: int, chunk: Chunk) -> int:
+    """The next segment after a conditional branch; divergent lanes become units of their own."""
+    if condition.ndim == 0:
+        return taken if condition else fall
+    mask = unit.mask
+    if mask is None:
+        if condition.all():
+            return taken
+        if not condition.any():
+            return fall
+        yes, no = condition, ~condition
+    else:
+        yes, no = condition & mask, ~condition & mask
+        if not no.any():
+            return taken
+        if not yes.any():
+            return fall
+    for active, pc in ((yes, taken), (no, fall)):
+        part = unit.fork(active, pc, chunk.live[pc] if pc >= 0 else ())
+        assert part is not None
+        if pc == EXIT:
+            chunk.exited(part)
+        else:
+            chunk.forks.append(part)
+    return FORKED

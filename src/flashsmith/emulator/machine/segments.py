@@ -1,0 +1,130 @@
+"""How a kernel is cut into segments, what follows each, and which registers live across."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from flashsmith.emulator.machine.opcode import Unknown, opcode_of, read, written
+from flashsmith.emulator.ptx.instruction import Instruction, Reg, Symbol
+from flashsmith.emulator.ptx.module import Kernel
+
+EXIT = -2  # the next segment of a warp that has ended
+FORKED = -1  # the unit's lanes go on in other units
+CONTROL = frozenset({"bra", "brx", "ret", "exit", "trap"})  # a segment ends with these
+
+
+@dataclass(slots=True)
+class Segment:
+    """A straight run of instructions; sets of registers are bit masks over register numbers."""
+
+    number: int
+    instructions: list[Instruction]
+    effects: list[tuple[int, int]] = field(default_factory=list)  # registers read, written by each
+    successors: tuple[int, ...] = ()
+    uses: int = 0  # read before written here
+    defines: int = 0
+    live_in: int = 0
+    live_out: int = 0
+    targets: dict[str, int] = field(default_factory=dict)  # label → segment
+
+
+def cut(kernel: Kernel, *, fine: bool = False) -> list[Segment]:
+    """The segments in program order; `fine` ends one after every access to memory as well."""
+    starts = _starts(kernel, fine)
+    bounds = [*sorted(starts), len(kernel.instructions)]
+    number_of = {start: number for number, start in enumerate(bounds[:-1])}
+    segments = [
+        Segment(number, kernel.instructions[start : bounds[number + 1]])
+        for start, number in number_of.items()
+    ]
+    targets = {label: _segment_at(number_of, at) for label, at in kernel.labels.items()}
+    for segment in segments:
+        _connect(segment, targets, kernel, len(segments))
+        _summarise(segment)
+    _spread_liveness(segments)
+    return segments
+
+
+def _starts(kernel: Kernel, fine: bool) -> set[int]:
+    starts = {0}
+    starts.update(at for at in kernel.labels.values() if at < len(kernel.instructions))
+    for position, instruction in enumerate(kernel.instructions):
+        spec = opcode_of(instruction)
+        where = spec.cuts(instruction)
+        if where in ("before", "both"):
+            starts.add(position)
+        ends = instruction.opcode in CONTROL or where in ("after", "both")
+        if (ends or (fine and spec.touches_memory)) and position + 1 < len(kernel.instructions):
+            starts.add(position + 1)
+    return starts
+
+
+def meeting_points(segments: list[Segment]) -> frozenset[int]:
+    """Segments that begin with a barrier: the lanes of a warp come to it together."""
+    return frozenset(s.number for s in segments if s.instructions[0].opcode in ("bar", "barrier"))
+
+
+def _segment_at(number_of: dict[int, int], position: int) -> int:
+    return number_of.get(position, EXIT)
+
+
+def _connect(segment: Segment, targets: dict[str, int], kernel: Kernel, count: int) -> None:
+    fall = segment.number + 1 if segment.number + 1 < count else EXIT
+    last = segment.instructions[-1]
+    segment.targets = targets
+    if last.opcode == "bra":
+        label = last.operands[0]
+        if not isinstance(label, Symbol) or label.name not in targets:
+            raise Unknown(f"branch to {label}, which is not a label here")
+        to = targets[label.name]
+        segment.successors = (to, fall) if last.guard else (to,)
+    elif last.opcode == "brx":
+        table = last.operands[1]
+        name = table.name if isinstance(table, Symbol) else ""
+        segment.successors = tuple(targets[label] for label in kernel.branch_targets.get(name, ()))
+    elif last.opcode in ("ret", "exit", "trap"):
+        segment.successors = (fall,) if last.guard else ()
+    else:
+        segment.successors = (fall,)
+
+
+def _summarise(segment: Segment) -> None:
+    for instruction in segment.instructions:
+        reads, writes = _bits(read(instruction)), _bits(written(instruction))
+        segment.effects.append((reads, writes))
+        segment.uses |= reads & ~segment.defines
+        if instruction.guard is None:
+            segment.defines |= writes
+        else:
+            # A guarded write keeps the old value where the guard is false.
+            segment.uses |= writes & ~segment.defines
+
+
+def numbers(bits: int) -> Iterator[int]:
+    """The positions of the ones of a bit mask."""
+    while bits:
+        low = bits & -bits
+        yield low.bit_length() - 1
+        bits ^= low
+
+
+def _bits(found: list[Reg]) -> int:
+    bits = 0
+    for reg in found:
+        bits |= 1 << reg.number
+    return bits
+
+
+def _spread_liveness(segments: list[Segment]) -> None:
+    changed = True
+    while changed:
+        changed = False
+        for segment in reversed(segments):
+            out = 0
+            for successor in segment.successors:
+                if successor >= 0:
+                    out |= segments[successor].live_in
+            into = segment.uses | (out & ~segment.defines)
+            if into != segment.live_in or out != segment.live_out:
+                segment.live_in, segment.live_out, changed = into, out, True

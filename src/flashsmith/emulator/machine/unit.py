@@ -1,0 +1,183 @@
+"""What runs: warps of several blocks that stand at the same place of the program."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flashsmith.emulator.machine.values import Value
+
+LANES = np.arange(32)
+
+
+class Wait(Protocol):
+    """What a unit waits for, a truth value a pair of block and warp."""
+
+    def ready(self) -> NDArray[np.bool_]:
+        """Which pairs may go on."""
+
+    def finish(self, unit: Unit) -> None:
+        """Called once when all pairs of the unit are ready: joins clocks, sets registers."""
+
+    def describe(self, pair: int) -> str:
+        """What the pair waits for, for the report of a deadlock."""
+
+    def select(self, pairs: NDArray[np.intp]) -> Wait:
+        """The same wait for some of the pairs."""
+
+
+class LaneState(Protocol):
+    """State that belongs to threads (open copy groups), split and joined with the unit."""
+
+    def select(self, lanes: NDArray[np.intp], active: NDArray[np.bool_] | None) -> LaneState:
+        """The part of the lanes at these positions, in this order, of those that are active."""
+
+    def joined(self, others: Sequence[tuple[LaneState, NDArray[np.intp]]]) -> LaneState:
+        """This state with others', each with the positions its lanes have in the new unit."""
+
+
+class Unit:
+    """Pairs of block and warp with their registers; arrays in R are never changed in place."""
+
+    __slots__ = ("R", "_cache", "block", "mask", "pc", "safe", "state", "wait", "warp", "yielded")
+
+    def __init__(
+        self,
+        block: NDArray[np.intp],
+        warp: NDArray[np.intp],
+        mask: NDArray[np.bool_] | None,
+        registers: list[Value],
+        pc: int,
+    ) -> None:
+        self.block = block  # chunk-local number of the block, by pair
+        self.warp = warp
+        self.mask = mask  # active lanes, or None when all are
+        self.R = registers
+        self.pc = pc
+        self.wait: Wait | None = None
+        self.state: dict[str, LaneState] = {}
+        self.safe = (-1, 0)  # Chunk.safe_time and the version of the clocks it was taken from
+        self.yielded = False  # asked to let others run first
+        self._cache: dict[str, Any] = {}  # Any: as in cached()
+
+    @property
+    def pairs(self) -> int:
+        """How many pairs of block and warp the unit has."""
+        return len(self.block)
+
+    def cached(self, key: str, make: Any) -> Any:  # Any: arrays derived from the pairs
+        """An array that depends on the pairs only, made once."""
+        value = self._cache.get(key)
+        if value is None:
+            value = self._cache[key] = make()
+        return value
+
+    @property
+    def lane_block(self) -> NDArray[np.intp]:
+        """The block of each lane."""
+        return self.cached("block", lambda: np.repeat(self.block, 32))  # type: ignore[no-any-return]
+
+    @property
+    def lane_warp(self) -> NDArray[np.intp]:
+        """The warp of each lane."""
+        return self.cached("warp", lambda: np.repeat(self.warp, 32))  # type: ignore[no-any-return]
+
+    def array(self, value: Value) -> NDArray[Any]:
+        """A register's value as an array over lanes."""
+        value = np.asarray(value)
+        return np.full(32 * self.pairs, value) if value.ndim == 0 else value
+
+    def select(
+        self, pairs: NDArray[np.intp], mask: NDArray[np.bool_] | None, live: Sequence[int]
+    ) -> Unit:
+        """A unit of some pairs (positions) with the live registers; `mask` is over its lanes."""
+        whole = len(pairs) == self.pairs
+        registers: list[Value] = [None] * len(self.R)
+        lanes = (pairs[:, None] * 32 + LANES).reshape(-1)
+        for number in live:
+            value = self.R[number]
+            if whole or value is None or value.ndim == 0:
+                registers[number] = value
+            else:
+                registers[number] = value.reshape(-1, 32)[pairs].reshape(-1)
+        part = Unit(self.block[pairs], self.warp[pairs], mask, registers, self.pc)
+        part.state = {key: state.select(lanes, mask) for key, state in self.state.items()}
+        part.wait = self.wait.select(pairs) if self.wait is not None else None
+        if whole:
+            part._cache = self._cache
+        return part
+
+    def fork(self, active: NDArray[np.bool_], pc: int, live: Sequence[int]) -> Unit | None:
+        """The unit of the active lanes, which goes on at `pc`; None when there are none.
+
+        `live` are the registers that are read from there on.
+        """
+        rows = active.reshape(-1, 32)
+        some = rows.any(axis=1)
+        if not some.any():
+            return None
+        pairs = np.flatnonzero(some)
+        kept = rows[pairs]
+        part = self.select(pairs, None if kept.all() else kept.reshape(-1), live)
+        part.pc = pc
+        return part
+
+
+def merge(units: Sequence[Unit], live: Sequence[int]) -> Unit:
+    """One unit of several that stand at the same place; `live` are the registers still needed."""
+    pairs = np.concatenate([u.block * 64 + u.warp for u in units])
+    keys, position = np.unique(pairs, return_inverse=True)
+    total = 32 * len(keys)
+    places, begin = [], 0  # lanes of the new unit where each old unit's lanes go
+    for unit in units:
+        at = position[begin : begin + unit.pairs]
+        places.append((at[:, None] * 32 + LANES).reshape(-1))
+        begin += unit.pairs
+    active = np.zeros(total, np.bool_)
+    for unit, place in zip(units, places, strict=True):
+        active[place if unit.mask is None else place[unit.mask]] = True
+    registers: list[Value] = [None] * len(units[0].R)
+    # Parts of the same warps: what none of them has changed is one array still.
+    aligned = all(unit.pairs == len(keys) for unit in units)
+    for number in live:
+        values = [unit.R[number] for unit in units]
+        first = values[0]
+        if aligned and all(value is first for value in values):
+            registers[number] = first
+        else:
+            registers[number] = _merged_register(values, units, places, total)
+    merged = Unit(keys // 64, keys % 64, None if active.all() else active, registers, units[0].pc)
+    for key in {key for unit in units for key in unit.state}:
+        having = [(u.state[key], p) for u, p in zip(units, places, strict=True) if key in u.state]
+        merged.state[key] = having[0][0].joined(having)
+    return merged
+
+
+def _merged_register(
+    values: list[Value],
+    units: Sequence[Unit],
+    places: list[NDArray[np.intp]],
+    total: int,
+) -> Value:
+    defined = [v for v in values if v is not None]
+    if not defined:
+        return None
+    first = defined[0]
+    if all(v is first for v in values) and first.ndim == 0:
+        return first
+    if all(v is not None and v.ndim == 0 for v in values) and all(
+        v.tobytes() == first.tobytes() for v in values
+    ):
+        return first
+    out = np.zeros(total, first.dtype)
+    for value, unit, place in zip(values, units, places, strict=True):
+        if value is None:
+            continue
+        if unit.mask is None:
+            out[place] = value
+        else:
+            out[place[unit.mask]] = value[unit.mask] if value.ndim else value
+    return out

@@ -1,0 +1,29 @@
+"""The configuration space: what one kernel is, as text, as C++ and as named sets."""
+
+from flashsmith.kernels.catalogue import CATALOGUE
+from flashsmith.kernels.kernel import KernelConfig
+from flashsmith.kernels.parse import parse_config, parse_kernel_name_into_config
+from flashsmith.kernels.sets import get_kernel_configs, resolve_key
+from flashsmith.kernels.sm80_forward.config import FlashForwardKernelConfig
+from flashsmith.kernels.sm80_forward.sets import (
+    get_autotuning_kernel_configs,
+    get_kernel_progression_configs,
+    get_kernels_to_build,
+    should_autotune_config,
+)
+from flashsmith.problem.needs import ForwardTraits
+
+__all__ = [
+    "CATALOGUE",
+    "FlashForwardKernelConfig",
+    "ForwardTraits",
+    "KernelConfig",
+    "get_autotuning_kernel_configs",
+    "get_kernel_configs",
+    "get_kernel_progression_configs",
+    "get_kernels_to_build",
+    "parse_config",
+    "parse_kernel_name_into_config",
+    "resolve_key",
+    "should_autotune_config",
+]

@@ -1,0 +1,106 @@
+"""What every kernel family's configuration offers to the rest of the package."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import ClassVar
+
+from flashsmith.arch import Arch
+from flashsmith.base.dtypes import DType
+from flashsmith.base.errors import OutOfResources, Unsupported
+from flashsmith.base.fields import Knobs
+from flashsmith.kernels.rules import Refusal, Rule, first_refusal
+from flashsmith.problem.attention import AttentionProblem
+from flashsmith.problem.needs import ForwardTraits
+
+
+class KernelConfig(Knobs):
+    """One point of one family's space; subclasses are frozen, slotted, ordered dataclasses."""
+
+    __slots__ = ()
+    HEADER: ClassVar[str]  # what the generated unit includes
+    CPP_ENTRY: ClassVar[str]  # the device function that is the kernel's body
+    CPP_ARGS: ClassVar[str]  # the type of the kernel's one parameter
+    HOST_HEADER: ClassVar[str] = ""  # of cuda/host: how a C program starts it; empty: it cannot
+    BUILD_RULES: ClassVar[tuple[Rule, ...]]  # what no compiler could build
+    AUTOTUNE_RULES: ClassVar[tuple[Rule, ...]]  # what is not worth measuring
+
+    dtype: DType
+    d_head: int
+
+    @property
+    @abstractmethod
+    def tile_q(self) -> int:
+        """Rows of Q that one block owns."""
+
+    @property
+    @abstractmethod
+    def tile_k(self) -> int:
+        """Rows of K and V of one step."""
+
+    @property
+    @abstractmethod
+    def threads(self) -> int:
+        """Threads of one block."""
+
+    @abstractmethod
+    def smem_bytes(self, elem_size: int = 2) -> int:
+        """Dynamic shared memory of one block."""
+
+    @classmethod
+    @abstractmethod
+    def runs_on(cls, arch_name: str) -> bool:
+        """Whether kernels of this family exist for an architecture such as `sm_90a`."""
+
+    @classmethod
+    def named_sets(cls) -> Mapping[str, Callable[[], Sequence[KernelConfig]]]:
+        """The sets of this family that a KEY may name."""
+        return {}
+
+    @classmethod
+    def autotuning_grid(cls) -> Sequence[KernelConfig]:
+        """The points that tuning starts from, before `AUTOTUNE_RULES`."""
+        return ()
+
+    @classmethod
+    def candidates(cls, problem: AttentionProblem, arch: Arch) -> Sequence[KernelConfig]:
+        """What to run where nothing was measured, best first; none: another family is asked."""
+        return ()
+
+    def kernel_name(self, traits: ForwardTraits) -> str:
+        """The `extern "C"` name of the kernel: profilers show which configuration ran."""
+        return f"flashsmith_{self.identifier()}__{traits.identifier()}"
+
+    def refusal(self) -> Refusal | None:
+        """Why no kernel of this configuration can be built, or None."""
+        return first_refusal(self.BUILD_RULES, self)
+
+    def autotune_refusal(self) -> Refusal | None:
+        """Why this configuration is not worth measuring, or None."""
+        return first_refusal(self.AUTOTUNE_RULES, self)
+
+    def refused_build(self, spill_bytes: int, remarks: Sequence[str]) -> Refusal | None:
+        """Why what the compiler made of this configuration must not be used, or None."""
+        return None
+
+    def require_buildable(self, arch: Arch | None = None) -> None:
+        """Raises unless the configuration can be built, and fits a block of `arch` if given."""
+        refusal = self.refusal()
+        if refusal is not None:
+            raise Unsupported(f"{self.short_form()}: {refusal}.")
+        if arch is None:
+            return
+        if not self.runs_on(arch.name):
+            raise Unsupported(
+                f"{self.short_form()}: {self.NAME} does not exist for {arch.name}; "
+                f"choose another architecture or kernel."
+            )
+        if self.smem_bytes() > arch.max_smem_per_block:
+            raise OutOfResources(
+                self.short_form(),
+                f"bytes of shared memory a block on {arch.name}",
+                self.smem_bytes(),
+                arch.max_smem_per_block,
+                "choose smaller tiles",
+            )

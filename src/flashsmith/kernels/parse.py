@@ -1,0 +1,61 @@
+"""From any text that names a kernel to its configuration, whichever family it is of."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+from flashsmith.base.errors import ConfigError
+from flashsmith.kernels.catalogue import CATALOGUE
+from flashsmith.kernels.kernel import KernelConfig
+from flashsmith.kernels.short_form import (
+    form_text,
+    parse_identifier,
+    parse_short_form,
+    search_cpp_struct,
+    search_short_form,
+)
+
+_KERNEL_NAME = re.compile(r"\bflashsmith_([A-Za-z0-9_]+?)__[a-z_]+\b")
+_LOOKS_LIKE_SHORT_FORM = re.compile(r"(?P<prefix>\w*)\s*\([^()]*,[^()]*\)")
+
+
+# Kept: a table of measurements names a few configurations many times, and a first call reads it.
+@lru_cache(maxsize=1024)
+def parse_config(text: str) -> KernelConfig:
+    """The configuration that `text` names: short form, kernel name, identifier or C++ literal.
+
+    The name may stand anywhere in the text (a table row, a profiler's line).
+    """
+    for name in [text.strip(), *_KERNEL_NAME.findall(text)]:
+        for family in CATALOGUE:
+            config = parse_identifier(name, family)
+            if config is not None:
+                return config
+    for family in CATALOGUE:
+        config = search_cpp_struct(text, family) or search_short_form(text, family)
+        if config is not None:
+            return config
+    return parse_short_form(text, _nearest_family(text))
+
+
+def parse_kernel_name_into_config(kernel_name: str) -> KernelConfig:
+    """The configuration in a kernel's name as profilers print it, or in a table's row."""
+    return parse_config(kernel_name)
+
+
+def looks_like_config(text: str) -> bool:
+    """Whether `text` is meant as a configuration rather than as the key of a set."""
+    return bool(_LOOKS_LIKE_SHORT_FORM.search(text)) or "{" in text or "flashsmith_" in text
+
+
+def _nearest_family(text: str) -> type[KernelConfig]:
+    """The family whose parser can say best what is wrong with `text`."""
+    if not looks_like_config(text):
+        forms = " or ".join(repr(form_text(family)) for family in CATALOGUE)
+        raise ConfigError(
+            f"{text.strip()!r} names no configuration; one is written {forms}; "
+            f"`flashsmith configs` shows some."
+        )
+    prefixed = [f for f in CATALOGUE if f.PREFIX and text.strip().startswith(f.PREFIX.strip())]
+    return prefixed[0] if prefixed else CATALOGUE[0]

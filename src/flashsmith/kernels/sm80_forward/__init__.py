@@ -1,0 +1,1 @@
+"""The forward kernel on mma.sync, from sm_80 on."""

@@ -1,0 +1,1 @@
+"""The forward kernel on wgmma and TMA, for sm_90a."""

@@ -1,0 +1,1 @@
+"""A CUDA GPU behind the Device protocol, through the driver library."""

@@ -1,0 +1,1 @@
+"""Which configuration runs a problem, and why."""

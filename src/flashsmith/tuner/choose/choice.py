@@ -1,0 +1,227 @@
+"""Which configuration computes a problem on a GPU, why, and what was passed over."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from flashsmith.arch import Arch
+from flashsmith.arch import get as get_arch
+from flashsmith.base.errors import (
+    ArgumentTypeError,
+    ConfigError,
+    FlashsmithError,
+    Unsupported,
+)
+from flashsmith.kernels.catalogue import CATALOGUE
+from flashsmith.kernels.kernel import KernelConfig
+from flashsmith.kernels.parse import parse_config
+from flashsmith.kernels.plans import require_computable
+from flashsmith.kernels.width import D_HEAD_STEP, MAX_D_HEAD
+from flashsmith.problem.attention import AttentionProblem
+from flashsmith.tuner.choose.launched import launched_area
+from flashsmith.tuner.choose.measured import (
+    Candidate,
+    MeasuredTable,
+    distance,
+    known_measurements,
+    states_a_floor,
+)
+
+MARGIN = 0.03  # by which a neighbour's winner must be beaten: less is within what is estimated
+_NOTHING: Mapping[KernelConfig, str] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """A configuration, or a whole family, that was passed over."""
+
+    what: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What runs and why; `config` is None where no kernel of flashsmith runs."""
+
+    config: KernelConfig | None
+    source: str  # "given", "measured on this machine", "shipped measurement", "rule", "torch"
+    reason: str
+    rejected: tuple[Rejected, ...] = ()
+
+    def __str__(self) -> str:
+        name = self.config.short_form() if self.config is not None else "no kernel of flashsmith"
+        lines = [f"{name}: {self.reason}"]
+        lines += [f"  not {item.what}: {item.reason}" for item in self.rejected]
+        return "\n".join(lines)
+
+
+def choose(
+    problem: AttentionProblem,
+    arch: str,
+    *,
+    gpu: str = "",
+    given: KernelConfig | None = None,
+    measurements: Sequence[MeasuredTable] | None = None,
+    unusable: Mapping[KernelConfig, str] = _NOTHING,
+) -> Choice:
+    """The configuration for `problem` on `arch`: given, measured, or by the rule that always fits.
+
+    `gpu` is the name by which measurements are looked up; `unusable` are configurations that
+    something beside problem and architecture rules out, with the reason. A given configuration is
+    used or refused, never replaced.
+    """
+    if not isinstance(problem, AttentionProblem):
+        raise ArgumentTypeError(f"problem is {problem!r}; it is an AttentionProblem.")
+    question = _Question(problem, get_arch(arch), gpu, unusable)
+    if given is not None:
+        require_computable(given, problem)
+        given.require_buildable(question.arch)
+        return Choice(given, "given", "given by the caller")
+    passed: list[Rejected] = []
+    for table in known_measurements(gpu) if measurements is None else measurements:
+        choice = _measured_choice(question, table, passed)
+        if choice is not None:
+            return choice
+    return _ruled_choice(question, passed)
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """What a configuration is wanted for."""
+
+    problem: AttentionProblem
+    arch: Arch
+    gpu: str
+    unusable: Mapping[KernelConfig, str]
+
+    def obstacle(self, config: KernelConfig) -> str:
+        """Why `config` cannot be the answer, or an empty text."""
+        if config in self.unusable:
+            return self.unusable[config]
+        try:
+            require_computable(config, self.problem)
+            config.require_buildable(self.arch)
+        except FlashsmithError as error:
+            return str(error).removeprefix(f"{config.short_form()}: ").rstrip(".")
+        return ""
+
+
+def _measured_choice(
+    question: _Question, table: MeasuredTable, passed: list[Rejected]
+) -> Choice | None:
+    """The fastest configuration of the nearest measured problem, or None."""
+    measured = table.of_gpu(question.gpu)
+    near = [(distance(question.problem, item.problem), item) for item in measured]
+    least = min((d for d, _ in near), default=math.inf)
+    if least == math.inf:
+        return None
+    ranked = sorted((item for d, item in near if d == least), key=lambda item: item.median_us)
+    for place, item in enumerate(ranked):
+        config, obstacle = _usable(question, item)
+        if config is None:
+            passed.append(Rejected(item.config, obstacle))
+            continue
+        slower = tuple(
+            Rejected(other.config, f"{other.median_us:.1f} µs against {item.median_us:.1f}")
+            for other in ranked[place + 1 :]
+        )
+        where = "this shape"
+        if least > 0:
+            where = f"the nearest shape measured, {_shape(item.problem)}"
+            better = _better_filled(question, table, measured, (config, item))
+            if better is not None:
+                return replace(better, rejected=(*passed, *better.rejected, *slower))
+        reason = f"{table.label}: {item.median_us:.1f} µs on {where}, {question.gpu}"
+        return Choice(config, table.label, reason, (*passed, *slower))
+    return None
+
+
+def _better_filled(
+    question: _Question,
+    table: MeasuredTable,
+    measured: Sequence[Candidate],
+    winner: tuple[KernelConfig, Candidate],
+) -> Choice | None:
+    """What should be faster here than a neighbour's winner, whose tiles or waves fit less well."""
+    config, item = winner
+    expected_us = _expected_us(question, config, item)
+    best: tuple[float, KernelConfig, Candidate] | None = None
+    for other in measured:
+        if other.config == item.config or not states_a_floor(question.problem, other.problem):
+            continue
+        rival, _ = _usable(question, other)
+        if rival is None:
+            continue
+        rival_us = _expected_us(question, rival, other)
+        if rival_us < (best[0] if best else (1 - MARGIN) * expected_us):
+            best = (rival_us, rival, other)
+    if best is None:
+        return None
+    rival_us, rival, other = best
+    reason = (
+        f"{table.label}: {other.median_us:.1f} µs on {_shape(other.problem)}, {question.gpu}; its "
+        f"whole tiles and waves make {rival_us:.1f} µs of it here"
+    )
+    loser = (
+        f"{item.median_us:.1f} µs on the nearest shape measured, {_shape(item.problem)}; its whole "
+        f"tiles and waves make {expected_us:.1f} µs of it here"
+    )
+    return Choice(rival, table.label, reason, (Rejected(item.config, loser),))
+
+
+def _expected_us(question: _Question, config: KernelConfig, item: Candidate) -> float:
+    """The time on the question's problem if a launched element costs what it did when measured."""
+    here = launched_area(config, question.problem, item.blocks_at_once)
+    measured = replace(item.problem, dtype=question.problem.dtype)
+    there = launched_area(config, measured, item.blocks_at_once)
+    return item.median_us * here / max(there, 1)
+
+
+def _usable(question: _Question, item: Candidate) -> tuple[KernelConfig | None, str]:
+    """The measured configuration in the problem's element type, or why it is none."""
+    try:
+        config = parse_config(item.config)
+    except ConfigError as error:
+        return None, str(error)
+    fields: dict[str, Any] = {"dtype": question.problem.dtype}  # Any: a field of each family
+    config = replace(config, **fields)
+    obstacle = question.obstacle(config)
+    return (config, "") if not obstacle else (None, obstacle)
+
+
+def _ruled_choice(question: _Question, passed: list[Rejected]) -> Choice:
+    """The first candidate that fits; the families of newer GPUs are asked first."""
+    chosen: KernelConfig | None = None
+    for family in reversed(CATALOGUE):
+        if not family.runs_on(question.arch.name):
+            reason = f"no kernels for {question.arch.name}"
+            passed.append(Rejected(f"{family.NAME}", reason))
+            continue
+        for config in family.candidates(question.problem, question.arch):
+            obstacle = question.obstacle(config)
+            if not obstacle and chosen is None:
+                chosen = config
+            else:
+                reason = obstacle or "the rule ranks it lower here"
+                passed.append(Rejected(config.short_form(), reason))
+    if chosen is None:
+        raise Unsupported(
+            f"No configuration computes {_shape(question.problem)} on {question.arch.name}; "
+            f"the kernels take d_head in multiples of {D_HEAD_STEP} up to {MAX_D_HEAD}."
+        )
+    reason = "nothing was measured near this shape; the first of the rule's list that fits"
+    return Choice(chosen, "rule", reason, tuple(passed))
+
+
+def _shape(problem: AttentionProblem) -> str:
+    heads = f"{problem.heads}" + (
+        f":{problem.kv_heads}" if problem.kv_heads != problem.heads else ""
+    )
+    mask = "causal" if problem.causal else "full"
+    return (
+        f"batch {problem.batch}, heads {heads}, {problem.q_len} x {problem.k_len}, "
+        f"d_head {problem.d_head}, {mask}, {problem.dtype.name}"
+    )

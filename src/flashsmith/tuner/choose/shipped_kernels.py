@@ -1,0 +1,122 @@
+"""Kernels that come with a wheel: what the shipped measurements choose needs no compiler."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from flashsmith.base.dtypes import DType
+from flashsmith.base.errors import DamagedFile, FlashsmithError, Unsupported
+from flashsmith.compile.ahead_of_time.bundle import open_bundle, write_bundle
+from flashsmith.compile.artefact import CompiledKernel
+from flashsmith.compile.compiler import (
+    CompileJob,
+    compile_kernel,
+    compile_many,
+    kernel_source_hash,
+)
+from flashsmith.compile.nvrtc.library import loads_on_driver
+from flashsmith.kernels.kernel import KernelConfig
+from flashsmith.kernels.parse import parse_config
+from flashsmith.kernels.plans import traits_of
+from flashsmith.problem.needs import ForwardTraits
+from flashsmith.tuner.choose import measured
+from flashsmith.tuner.store.measurement import Measurement
+
+_TILES = 8  # any number: the lengths only have to be whole tiles, or not
+_log = logging.getLogger("flashsmith.choose")
+
+
+def shipped_or_compiled(config: KernelConfig, traits: ForwardTraits, arch: str) -> CompiledKernel:
+    """The kernel that came with the package, if it is of these sources; else a compiled one.
+
+    It has no PTX: a device that runs PTX asks the compiler.
+    """
+    path = bundle_path(arch)
+    kernel = _shipped(path, config, traits, arch) if path.exists() else None
+    return kernel if kernel is not None else compile_kernel(config, traits, arch)
+
+
+def bundle_path(arch: str) -> Path:
+    """Where the kernels for an architecture are, in a package that has them."""
+    return measured.SHIPPED_FOLDER / f"{arch}.bundle"
+
+
+def _shipped(
+    path: Path, config: KernelConfig, traits: ForwardTraits, arch: str
+) -> CompiledKernel | None:
+    try:
+        kernel = open_bundle(path).kernel(config, traits, arch)
+    except Unsupported:
+        return None
+    except DamagedFile as error:
+        _log.warning("%s Kernels are compiled instead.", error)
+        return None
+    # One that covers more than was asked would be right and slower.
+    is_exact = kernel.name == config.kernel_name(traits)
+    is_current = kernel.source_hash == kernel_source_hash(config, traits)
+    return kernel if is_exact and is_current and loads_on_driver(kernel.compiler) else None
+
+
+def current_kernels(path: Path) -> int:
+    """How many kernels of a package's bundle are of the package's sources."""
+    found = open_bundle(path).source_hashes().items()
+    return sum(
+        source == kernel_source_hash(config, traits) for (config, traits, _), source in found
+    )
+
+
+def write_shipped_kernels() -> dict[Path, int]:
+    """Compiles what the shipped measurements may choose, beside them; files and their kernels."""
+    made = {}
+    for arch, jobs in shipped_jobs().items():
+        made[bundle_path(arch)] = _write_kernels(jobs, bundle_path(arch), with_ptx=False)
+    return made
+
+
+def shipped_jobs() -> dict[str, list[CompileJob]]:
+    """The kernels of every choice that a shipped measurement can lead to, by architecture."""
+    files = sorted(measured.SHIPPED_FOLDER.glob("*.jsonl"))
+    items = [item for path in files for item in measured.choosable(path)]
+    by_arch: dict[str, list[CompileJob]] = {}
+    for job in dict.fromkeys(_jobs(items)):
+        by_arch.setdefault(job.arch, []).append(job)
+    return dict(sorted(by_arch.items()))
+
+
+def write_kernels_of(items: Iterable[Measurement], path: Path) -> int:
+    """Compiles the kernels of measurements into one bundle; returns how many there are."""
+    return _write_kernels(list(dict.fromkeys(_jobs(items))), path, with_ptx=True)
+
+
+def _write_kernels(jobs: list[CompileJob], path: Path, *, with_ptx: bool) -> int:
+    kernels = []
+    for job, kernel in zip(jobs, compile_many(jobs), strict=True):
+        if isinstance(kernel, Unsupported):  # the choice passes it over, and so it is not there
+            _log.warning("%s: left out: %s", job.traits.identifier(), kernel)
+        elif isinstance(kernel, FlashsmithError):
+            raise kernel
+        else:
+            kernels.append((job.config, job.traits, kernel))
+    write_bundle(kernels, path, with_ptx=with_ptx)
+    return len(kernels)
+
+
+def _jobs(items: Iterable[Measurement]) -> Iterator[CompileJob]:
+    """The kernels of every measurement: both element types, whole tiles and not, LSE or none.
+
+    A measurement speaks for lengths near its own, whole tiles or not, with its d_head and mask.
+    """
+    for item in items:
+        for dtype, lse in product(DType, (False, True)):
+            fields: dict[str, Any] = {"dtype": dtype}  # Any: a field of each family
+            config = replace(parse_config(item.key.config), **fields)
+            q_lens, k_lens = ((n * _TILES, n * _TILES + 1) for n in (config.tile_q, config.tile_k))
+            for q_len, k_len in product(q_lens, k_lens):
+                problem = replace(item.key.problem, dtype=dtype, q_len=q_len, k_len=k_len)
+                traits = traits_of(config, problem, lse=lse)
+                yield CompileJob(config, traits, item.key.arch)

@@ -1,0 +1,1 @@
+"""A tuning run: candidates, screening, races, the gate."""

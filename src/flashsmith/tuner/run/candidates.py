@@ -1,0 +1,138 @@
+"""Which configurations compete on a problem, and which of them are the same kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from flashsmith.arch import Arch, occupancy
+from flashsmith.arch import get as get_arch
+from flashsmith.base.errors import FlashsmithError
+from flashsmith.check.cases import Case, full_cases, quick_cases
+from flashsmith.compile.artefact import CompiledKernel
+from flashsmith.compile.compiler import CompileJob, compile_many
+from flashsmith.kernels.kernel import KernelConfig
+from flashsmith.kernels.plans import plan, require_computable
+from flashsmith.problem.attention import AttentionProblem
+from flashsmith.tuner.run.fingerprint import fingerprint_problem
+from flashsmith.tuner.run.target import Target
+from flashsmith.tuner.store.outcome import DidNotCompile, Refused
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One configuration on one problem, compiled, or why not."""
+
+    config: KernelConfig
+    problem: AttentionProblem
+    kernel: CompiledKernel | None
+    obstacle: Refused | DidNotCompile | None = None
+    same_as: KernelConfig | None = None  # an earlier candidate with equal machine code
+
+
+def artefact_facts(candidate: Candidate) -> dict[str, object]:
+    """What the compiler says of a candidate: registers, spills, and blocks that an SM holds."""
+    if candidate.kernel is None:
+        return {}
+    used = candidate.kernel.resources
+    room = occupancy(
+        get_arch(candidate.kernel.arch),
+        threads=candidate.config.threads,
+        registers=used.registers,
+        smem_bytes=candidate.config.smem_bytes() + used.static_smem_bytes,
+    )
+    return {
+        "registers": used.registers,
+        "spill_bytes": used.spill_bytes,
+        "smem_bytes": candidate.config.smem_bytes(),
+        "blocks_per_sm": room.blocks,
+        "limit": room.limit,
+    }
+
+
+def competes(
+    config: KernelConfig, problem: AttentionProblem, configs: Sequence[KernelConfig]
+) -> bool:
+    """Whether a configuration is meant for a problem: its dtype, and no wider than needed.
+
+    What is needed is the least width that its family has among `configs`.
+    """
+    widths = [c.d_head for c in configs if type(c) is type(config) and c.d_head >= problem.d_head]
+    return config.dtype is problem.dtype and bool(widths) and config.d_head == min(widths)
+
+
+def compiled_candidates(
+    configs: Sequence[KernelConfig],
+    problems: Sequence[AttentionProblem],
+    target: Target,
+    *,
+    progress: Callable[[int, int], None] | None = None,
+) -> list[Candidate]:
+    """Every configuration on every problem it is meant for, all kernels compiled."""
+    arch = get_arch(target.arch)
+    pairs = [(c, p) for p in problems for c in configs if competes(c, p, configs)]
+    jobs: dict[tuple[KernelConfig, AttentionProblem], CompileJob | Refused] = {
+        pair: _job(*pair, target, arch) for pair in pairs
+    }
+    own = [job for job in jobs.values() if isinstance(job, CompileJob)]
+    # Workers ask for these one by one; here they are compiled on all cores.
+    sound = [pair for pair, job in jobs.items() if isinstance(job, CompileJob)]
+    checking = [job for pair in sound for job in _checking_jobs(*pair, target)]
+    wanted = list(dict.fromkeys([*own, *checking]))
+    made = dict(zip(wanted, compile_many(wanted, progress=progress), strict=True))
+    first: dict[tuple[AttentionProblem, str], KernelConfig] = {}
+    return [_candidate(pair, jobs[pair], made, first) for pair in pairs]
+
+
+def _job(
+    config: KernelConfig, problem: AttentionProblem, target: Target, arch: Arch
+) -> CompileJob | Refused:
+    try:
+        require_computable(config, problem)
+        config.require_buildable(arch)
+        traits = plan(config, problem, lse=False, sm_count=target.sm_count).traits
+    except FlashsmithError as error:
+        return Refused(str(error))
+    return CompileJob(config, traits, target.arch)
+
+
+def compile_for_gate(config: KernelConfig, target: Target) -> None:
+    """Fills the kernel cache, on all cores, with what the gate's cases will ask for one by one.
+
+    What does not compile is told by the gate itself.
+    """
+    compile_many(_case_jobs(config, full_cases(config), target))
+
+
+def _checking_jobs(
+    config: KernelConfig, problem: AttentionProblem, target: Target
+) -> list[CompileJob]:
+    """The kernels that checking a configuration and taking its fingerprint will ask for."""
+    traits = plan(config, fingerprint_problem(problem), lse=False, sm_count=target.sm_count).traits
+    fingerprint = CompileJob(config, traits, target.arch)
+    return [*_case_jobs(config, quick_cases(config), target), fingerprint]
+
+
+def _case_jobs(config: KernelConfig, cases: Sequence[Case], target: Target) -> list[CompileJob]:
+    """The kernels of cases, each once."""
+    laid_out = [plan(config, c.problem, lse=c.lse, sm_count=target.sm_count) for c in cases]
+    return [
+        CompileJob(config, traits, target.arch)
+        for traits in dict.fromkeys(one.traits for one in laid_out)
+    ]
+
+
+def _candidate(
+    pair: tuple[KernelConfig, AttentionProblem],
+    job: CompileJob | Refused,
+    made: dict[CompileJob, CompiledKernel | FlashsmithError],
+    first: dict[tuple[AttentionProblem, str], KernelConfig],
+) -> Candidate:
+    config, problem = pair
+    if isinstance(job, Refused):
+        return Candidate(config, problem, None, job)
+    kernel = made[job]
+    if isinstance(kernel, FlashsmithError):
+        return Candidate(config, problem, None, DidNotCompile(str(kernel)))
+    same = first.setdefault((problem, kernel.code), config)
+    return Candidate(config, problem, kernel, same_as=None if same == config else same)

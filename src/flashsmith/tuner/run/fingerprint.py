@@ -1,0 +1,68 @@
+"""The bits of a configuration's output on fixed inputs: equal bits make a numeric class."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flashsmith.base.dtypes import DType, from_bits, to_bits
+from flashsmith.emulator.options import EmulatorOptions
+from flashsmith.kernels.kernel import KernelConfig
+from flashsmith.kernels.plans import plan
+from flashsmith.measure.timed_configs import random_inputs
+from flashsmith.problem.attention import AttentionProblem
+from flashsmith.runtime.device import Device
+from flashsmith.runtime.emulated import EmulatedDevice
+from flashsmith.runtime.run import forward_arrays
+
+# Lengths that no tile divides: masks, ragged edges and at least three key blocks take part.
+_QUERIES, _KEYS, _HEADS, _SEED = 197, 419, 3, 20261115
+
+
+def fingerprint_problem(problem: AttentionProblem) -> AttentionProblem:
+    """The fixed problem on which configurations for `problem` are told apart by their bits."""
+    return replace(
+        problem,
+        batch=1,
+        heads=_HEADS,
+        kv_heads=1,
+        q_len=_QUERIES,
+        k_len=_KEYS,
+        diagonal=None,
+        scale=None,
+        layout="bshd",
+    )
+
+
+def fingerprint_of(device: Device, config: KernelConfig, problem: AttentionProblem) -> str:
+    """A hash of the output's bits on the fixed problem, and of what else decides on `problem`.
+
+    The fixed problem is small: a GPU neither splits its tiles nor gives a block a second one.
+    """
+    order = plan(config, problem, lse=False, sm_count=device.sm_count).sum_order
+    if isinstance(device, EmulatedDevice):
+        device = _in_order(device.arch)
+    fixed = fingerprint_problem(problem)
+    inputs = random_inputs(fixed, _SEED)
+    q = _of_all_sizes(inputs["q"], fixed.dtype)
+    o, _ = forward_arrays(device, config, fixed, q, inputs["k"], inputs["v"])
+    return hashlib.sha256(o.tobytes() + order.encode()).hexdigest()[:16]
+
+
+def _of_all_sizes(q: NDArray[np.uint16], dtype: DType) -> NDArray[np.uint16]:
+    """Queries times 1 to 64, row by row: neighbours' maxima then move at different keys.
+
+    Kernels that leave the maximum of a warp's rows as long as none outgrew it differ by this.
+    """
+    sizes = np.exp2(np.arange(q.shape[1]) % 7).astype(np.float32)
+    return to_bits(from_bits(q, dtype) * sizes[None, :, None, None], dtype)
+
+
+@cache
+def _in_order(arch: str) -> EmulatedDevice:
+    """Tensor-core sums one instruction after the other: classes are then those of a GPU."""
+    return EmulatedDevice(arch, options=EmulatorOptions(checks=False, mma_in_order=True))

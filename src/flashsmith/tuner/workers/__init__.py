@@ -1,0 +1,1 @@
+"""Who does a tuning run's jobs: processes here, or on a cluster."""

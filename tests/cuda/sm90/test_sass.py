@@ -1,0 +1,65 @@
+"""Machine code of the Hopper kernels: no spills, no serialised wgmma, descriptors stay uniform."""
+
+import pytest
+from wgmma_loop import wgmma_faults, wgmma_loop
+
+from flashsmith.base.errors import Unsupported
+from flashsmith.compile.compiler import compile_kernel
+from flashsmith.compile.machine.sass import disassemble
+from flashsmith.kernels import get_kernel_configs, parse_config
+from flashsmith.problem.needs import ForwardTraits
+
+pytest.importorskip("nvidia", reason="the compiler has no wheel here")
+
+CAUSAL = ForwardTraits(causal=True, ragged_q=True, ragged_k=True, lse=True)
+FULL = ForwardTraits(ragged_q=True, lse=True)
+# 64 x 96 at d_head 128 with three warpgroups: more live registers than the formula lets pass.
+CROWDED = (
+    "hopper(BF16, 128, 3, 96): kv_2+q_3+overlap+early_rescale+stats_VOTE+lazy_8+o_smem+regs_160_32"
+)
+
+
+def main_configurations():
+    return [c for c in get_kernel_configs("hopper") if c.dtype.name == "BF16"]
+
+
+@pytest.mark.parametrize("traits", [FULL, CAUSAL], ids=lambda t: t.identifier())
+@pytest.mark.parametrize("config", main_configurations(), ids=str)
+def test_the_loop_keeps_descriptors_in_uniform_registers(config, traits):
+    kernel = compile_kernel(config, traits, "sm_90a")
+    assert kernel.resources.spill_bytes == 0
+    sass = disassemble(kernel.cubin)
+    assert wgmma_faults(sass) == []
+    loop = wgmma_loop(sass)
+    products = sum(i.opcode.startswith("HGMMA") for i in loop)
+    assert products == config.d_head // 16 + config.B_c // 16
+
+
+def test_moves_between_products_and_divergent_branches_are_found():
+    sass = """
+        /*0000*/                   BRA.DIV UR4, `(.L_x_9) ;
+.L_x_1:
+        /*0010*/                   HGMMA.64x80x16.F32.BF16 R24, gdesc[UR8], R24 ;
+        /*0018*/                   BRA.DIV UR4, `(.L_x_9) ;
+        /*0020*/                   R2UR UR8, R4 ;
+        /*0030*/                   HGMMA.64x80x16.F32.BF16 R24, gdesc[UR8], R24 ;
+        /*0040*/                   R2UR UR9, R4 ;
+        /*0050*/              @!P0 BRA `(.L_x_1) ;
+    """
+    assert wgmma_faults(sass) == ["BRA.DIV at 0x18", "R2UR at 0x20 between products"]
+    assert [i.address for i in wgmma_loop(sass)] == [16, 24, 32, 48, 64, 80]
+
+
+def test_a_build_with_serialised_products_is_refused_by_name():
+    config = parse_config(CROWDED)
+    assert config.refusal() is not None
+    with pytest.raises(Unsupported, match=r"96.*C7512.*lower B_c"):
+        compile_kernel(config, CAUSAL, "sm_90a")
+
+
+def test_a_build_that_spills_is_refused():
+    config = main_configurations()[0]
+    assert config.refused_build(0, ()) is None
+    assert config.refused_build(4, ()).rule == "spills"
+    assert config.refused_build(0, ("ptxas info : (C7515) …",)).rule == "wgmma_serialised"
+    assert config.refused_build(0, ("ptxas info : (C7508) …",)) is None

@@ -1,0 +1,174 @@
+"""Forward on a device: layouts, empty problems, what is refused, and what a warm call skips."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from flashsmith import arch
+from flashsmith.base.dtypes import DType, from_bits, to_bits
+from flashsmith.base.errors import ArgumentError, OutOfResources, Unsupported
+from flashsmith.compile.compiler import compile_kernel
+from flashsmith.kernels import parse_config
+from flashsmith.kernels.launch import ForwardCall, LaunchGeometry, TensorArg
+from flashsmith.kernels.plans import plan
+from flashsmith.problem.attention import AttentionProblem
+from flashsmith.problem.reference import reference_attention
+from flashsmith.runtime.limits import require_fits
+from flashsmith.runtime.run import forward, forward_arrays, prepare_forward, require_aligned
+from flashsmith.runtime.tensors import tensor_shapes, tensors_on
+
+CONFIG = parse_config("(BF16, 64, 64, 32, 4): async+swizzled+load_2_2_2_tiles")
+PROBLEM = AttentionProblem(2, 3, 1, 69, 101, 64, DType.BF16, causal=True)
+
+
+def inputs_of(problem, seed=0):
+    random = np.random.default_rng(seed)
+    return {
+        name: to_bits(random.standard_normal(shape), problem.dtype).reshape(shape)
+        for name, shape in tensor_shapes(problem).items()
+        if name != "o"
+    }
+
+
+@pytest.mark.parametrize("layout", ["bshd", "bhsd"])
+def test_arrays_of_either_layout_give_attention_and_its_lse(device, layout):
+    problem = replace(PROBLEM, layout=layout)
+    inputs = inputs_of(problem)
+    o, lse = forward_arrays(device, CONFIG, problem, **inputs, lse=True)
+    numbers = [from_bits(bits, problem.dtype) for bits in inputs.values()]
+    truth = reference_attention(problem, *numbers)
+    np.testing.assert_allclose(from_bits(o, problem.dtype), truth.o, atol=0.02)
+    np.testing.assert_allclose(lse, truth.lse, rtol=1e-5)
+
+
+def test_a_scale_is_applied(device):
+    problem = replace(PROBLEM, scale=1e-6)  # every visible key weighs the same
+    inputs = inputs_of(problem)
+    o, lse = forward_arrays(device, CONFIG, problem, **inputs)
+    v = from_bits(inputs["v"], problem.dtype)
+    means = v[:, : 101 - 68].mean(axis=1, keepdims=True)
+    np.testing.assert_allclose(from_bits(o, problem.dtype)[:, :1], means.repeat(3, 2), atol=0.01)
+    assert lse is None
+
+
+@pytest.mark.parametrize("layout", ["bshd", "bhsd"])
+def test_without_keys_the_output_is_zero_and_the_lse_minus_infinity(device, layout):
+    problem = replace(PROBLEM, k_len=0, layout=layout)
+    o, lse = forward_arrays(device, CONFIG, problem, **inputs_of(problem), lse=True)
+    assert o.shape == tensor_shapes(problem)["o"]
+    assert not o.any()
+    assert np.isneginf(lse).all()
+
+
+@pytest.mark.parametrize("empty", ["batch", "q_len"])
+def test_an_empty_output_launches_nothing(device, empty):
+    problem = replace(PROBLEM, **{empty: 0}, diagonal=0)
+    o, lse = forward_arrays(device, CONFIG, problem, **inputs_of(problem), lse=True)
+    assert (o.size, lse.size) == (0, 0)
+    assert not device.prepared or (CONFIG, problem, True) not in device.prepared
+
+
+def test_a_second_call_neither_plans_nor_compiles(device):
+    problem = replace(PROBLEM, q_len=7)
+    first = prepare_forward(device, CONFIG, problem, lse=False)
+
+    def forbidden(*_):
+        raise AssertionError("a warm call compiled")
+
+    assert prepare_forward(device, CONFIG, problem, lse=False, compile_with=forbidden) is first
+    with pytest.raises(AssertionError, match="a warm call compiled"):
+        prepare_forward(device, CONFIG, replace(problem, q_len=8), lse=True, compile_with=forbidden)
+
+
+def test_kernels_can_come_from_elsewhere_than_the_compiler(device):
+    asked = []
+
+    def from_elsewhere(config, traits, arch):
+        asked.append((config, traits.identifier(), arch))
+        return compile_kernel(config, traits, arch)
+
+    problem = replace(PROBLEM, q_len=11)
+    prepare_forward(device, CONFIG, problem, lse=True, compile_with=from_elsewhere)
+    assert asked == [(CONFIG, "causal_ragged_q_ragged_k_lse", device.arch)]
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "says"),
+    [
+        ({"dtype": DType.FP16}, ArgumentError, "the problem is FP16; give tensors of BF16"),
+        ({"d_head": 72}, Unsupported, "d_head is 72; this kernel takes multiples of 8 up to 64"),
+        ({"d_head": 60}, Unsupported, "d_head is 60; this kernel takes multiples of 8"),
+        ({"heads": 0, "kv_heads": 0}, ArgumentError, "heads is 0 and kv_heads is 0"),
+    ],
+)
+def test_a_problem_the_kernel_cannot_compute_is_refused(change, error, says):
+    with pytest.raises(error, match=says):
+        plan(CONFIG, replace(PROBLEM, **change), lse=False, sm_count=4)
+
+
+def test_arrays_that_do_not_fit_the_problem_are_refused(device):
+    inputs = inputs_of(PROBLEM)
+    with pytest.raises(ArgumentError, match=r"k has shape \(2, 100, 1, 64\).* asks for \(2, 101"):
+        forward_arrays(device, CONFIG, PROBLEM, **(inputs | {"k": inputs["k"][:, 1:]}))
+    wide = inputs["q"].astype(np.float32)
+    with pytest.raises(ArgumentError, match=r"q has shape .* 4-byte elements"):
+        forward_arrays(device, CONFIG, PROBLEM, **(inputs | {"q": wide}))
+
+
+@pytest.mark.parametrize(
+    ("name", "arg"),
+    [
+        ("q", TensorArg(0x1008, 8, 8, 8)),
+        ("v", TensorArg(0, 8, 12, 8)),
+        ("o", TensorArg(0, 4, 8, 8)),
+    ],
+)
+def test_rows_that_begin_between_16_bytes_are_refused(name, arg):
+    fine = TensorArg(0x1000, 8, 8, 8)
+    call = replace(ForwardCall(fine, fine, fine, fine), **{name: arg})
+    with pytest.raises(ArgumentError, match=f"{name} begins at {arg.address:#x} with strides"):
+        require_aligned(call)
+
+
+def test_a_misaligned_call_is_refused_before_it_reaches_the_device(device):
+    with tensors_on(device, PROBLEM, inputs_of(PROBLEM), lse=False) as call:
+        moved = replace(call, k=replace(call.k, address=call.k.address + 2))
+        with pytest.raises(ArgumentError, match="k begins at"):
+            forward(device, CONFIG, PROBLEM, moved)
+
+
+@pytest.fixture(scope="module")
+def kernel():
+    traits = plan(CONFIG, PROBLEM, lse=False, sm_count=4).traits
+    return compile_kernel(CONFIG, traits, "sm_90a")
+
+
+@pytest.mark.parametrize(
+    ("geometry", "registers", "says"),
+    [
+        (
+            LaunchGeometry((1, 1, 1), 128, 232_449),
+            128,
+            "needs 232,449 bytes of shared memory .* on sm_90a, the limit is 232,448; lower B_r",
+        ),
+        (
+            LaunchGeometry((1, 1, 1), 512, 0),
+            168,
+            "needs 86,016 registers .* 65,536; lower the warps",
+        ),
+        (LaunchGeometry((1, 1, 1), 1056, 0), 32, "needs 1,056 threads a block, .* 1,024"),
+        (LaunchGeometry((2**31, 1, 1), 32, 0), 32, "blocks a launch, .* split the batch"),
+    ],
+)
+def test_what_does_not_fit_a_block_says_need_limit_and_what_to_lower(
+    kernel, geometry, registers, says
+):
+    large = replace(kernel, resources=replace(kernel.resources, registers=registers))
+    with pytest.raises(OutOfResources, match=says):
+        require_fits(CONFIG.short_form(), large, geometry, arch.get("sm_90a"))
+
+
+def test_a_kernel_that_fits_passes(kernel):
+    geometry = plan(CONFIG, PROBLEM, lse=False, sm_count=4).geometry
+    require_fits(CONFIG.short_form(), kernel, geometry, arch.get("sm_90a"))
