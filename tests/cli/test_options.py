@@ -15,8 +15,7 @@ GIVEN = {
     "k_len": None,
     "d_head": 64,
     "dtype": DType.FP16,
-    "causal": False,
-    "diagonal": None,
+    "facts": {},
 }
 
 
@@ -29,8 +28,8 @@ def test_key_heads_and_key_length_follow_the_query_unless_given():
 
 def test_a_diagonal_needs_a_causal_mask():
     with pytest.raises(ArgumentError, match="--diagonal is 0 without --causal"):
-        problem_of(**GIVEN | {"diagonal": 0})
-    assert problem_of(**GIVEN | {"diagonal": 0, "causal": True}).diagonal_offset == 0
+        problem_of(**GIVEN | {"facts": {"diagonal": 0}})
+    assert problem_of(**GIVEN | {"facts": {"diagonal": 0, "causal": True}}).mask.diagonal == 0
 
 
 def test_a_key_goes_before_kernels_and_kernels_before_the_default(monkeypatch):

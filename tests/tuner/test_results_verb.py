@@ -12,7 +12,7 @@ from flashsmith.base.errors import ArgumentError, ConfigError, DamagedFile
 from flashsmith.cli.main import app
 from flashsmith.compile.compiler import compile_kernel
 from flashsmith.compile.nvrtc.library import find_nvrtc
-from flashsmith.kernels.plans import traits_of
+from flashsmith.kernels.plans import needs_of
 from flashsmith.tuner.store.database import ResultStore
 from flashsmith.tuner.store.exchange import read_lines
 from flashsmith.tuner.store.measurement import Measurement, MeasurementKey
@@ -23,7 +23,7 @@ KEY = MeasurementKey(
     "NVIDIA H200", "sm_90a", "580", "nvrtc", "", CONFIGS[0].short_form(), PROBLEM, "final"
 )
 FAST = Measurement(KEY, Timed(100.0, 99.0, 101.0, 31, "aa11"), gate=True, when="2026")
-KERNEL = compile_kernel(CONFIGS[0], traits_of(CONFIGS[0], PROBLEM, lse=False), "sm_90a")
+KERNEL = compile_kernel(CONFIGS[0], needs_of(CONFIGS[0], PROBLEM), "sm_90a")
 OTHER = Measurement(replace(KEY, config=CONFIGS[1].short_form()), Wrong("far off"))
 
 

@@ -19,7 +19,7 @@ from flashsmith.cli.verbs.tune_steps import Found
 from flashsmith.compile.ahead_of_time.bundle import open_bundle
 from flashsmith.compile.compiler import compile_kernel
 from flashsmith.compile.nvrtc.library import find_nvrtc
-from flashsmith.kernels.plans import plan
+from flashsmith.kernels.plans import needs_of
 from flashsmith.tuner.run import candidates
 from flashsmith.tuner.run.tuner import Tuner
 from flashsmith.tuner.store.database import ResultStore
@@ -148,10 +148,8 @@ def test_the_gates_kernels_are_compiled_side_by_side(monkeypatch):
     config = CANDIDATES[0].config
     candidates.compile_for_gate(config, TARGET)
     (jobs,) = asked
-    wanted = {
-        plan(config, case.problem, lse=case.lse, sm_count=132).traits for case in full_cases(config)
-    }
-    assert {job.traits for job in jobs} == wanted
+    wanted = {needs_of(config, case.problem) for case in full_cases(config)}
+    assert {job.needs for job in jobs} == wanted
     assert len(jobs) == len(wanted) > 3
 
 
@@ -190,9 +188,9 @@ def test_the_table_is_of_one_gpu_and_of_kernels_as_they_are(tuned):
     store, results = tuned
     best = store.get(results[0].measurement.key)
     config, problem = results[0].candidate.config, results[0].candidate.problem
-    traits = plan(config, problem, lse=False, sm_count=132).traits
+    needs = needs_of(config, problem)
     mine = replace(best.key, compiler=find_nvrtc().compiler)
-    current = replace(best, key=replace(mine, code=compile_kernel(config, traits, "sm_90a").code))
+    current = replace(best, key=replace(mine, code=compile_kernel(config, needs, "sm_90a").code))
     changed = replace(best, key=replace(mine, code="of another version"))
     assert choosable_table([best, current, changed], TARGET.gpu) == [best, current]
     assert choosable_table([best], "another GPU") == []

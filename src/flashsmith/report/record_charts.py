@@ -8,7 +8,7 @@ from flashsmith.arch import attainable_tflops, find_gpu
 from flashsmith.bench.versus import OURS
 from flashsmith.measure.record import Record
 from flashsmith.problem.attention import AttentionProblem
-from flashsmith.problem.cost import forward_cost
+from flashsmith.problem.cost import cost_of
 from flashsmith.report.contenders import (
     COLOURS,
     against_peers,
@@ -147,7 +147,7 @@ def roofline(records: Sequence[Record], tuned: Sequence[Winner], device: str) ->
         if points:
             figure.add(
                 "scatter",
-                x=[round(forward_cost(problem).flop_per_byte, 1) for problem, _ in points],
+                x=[round(cost_of(problem).flop_per_byte, 1) for problem, _ in points],
                 y=[round(rate, 1) for _, rate in points],
                 mode="markers",
                 name=name,

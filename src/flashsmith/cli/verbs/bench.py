@@ -12,7 +12,7 @@ from flashsmith.bench.suite import Suite, of_lengths, read_suite, suite_names
 from flashsmith.cli import options
 from flashsmith.cli.output import Row, note, show
 from flashsmith.cli.progress import progress_bar
-from flashsmith.problem.cost import forward_cost
+from flashsmith.problem.cost import cost_of
 from flashsmith.runtime.devices import default_device, has_cuda
 
 if TYPE_CHECKING:
@@ -63,12 +63,10 @@ def _run(
     from flashsmith.bench.peers import find_peers
     from flashsmith.bench.versus import records, versus
     from flashsmith.compile.nvrtc.library import find_nvrtc
-    from flashsmith.measure.environment import environment_of
+    from flashsmith.measure.environment import environment_of, timed_device
     from flashsmith.measure.record import append_records
-    from flashsmith.runtime.cuda.device import CudaDevice
 
-    device = default_device("cuda")
-    assert isinstance(device, CudaDevice)
+    device = timed_device(default_device("cuda"))
     wanted = find_peers([name.strip() for name in names.split(",") if name.strip()])
     if not wanted:
         known = ", ".join(peer.name for peer in find_peers([]))
@@ -88,7 +86,7 @@ def _run(
 
 
 def _rows(found: Versus) -> list[Row]:
-    cost = forward_cost(found.shape.problem)
+    cost = cost_of(found.shape.problem)
     ours = cost.tflops(found.ours.time_us.median / 1e6)
     gemm = found.gemm_tflops()
     base: dict[str, object] = {

@@ -12,15 +12,15 @@ import typer
 from flashsmith.arch import get as get_arch
 from flashsmith.base.errors import ArgumentError
 from flashsmith.cli import options
+from flashsmith.cli.declared import FACT_OPTIONS, Facts, takes_facts
 from flashsmith.cli.output import Row, note, show
 from flashsmith.cli.places import counted_places, none_fits
-from flashsmith.cli.shapes import shape_text
 from flashsmith.kernels import KernelConfig, parse_config
 from flashsmith.kernels.parse import looks_like_config
 from flashsmith.measure.environment import commit_of_checkout
 from flashsmith.measure.record import Record, append_records
 from flashsmith.problem.attention import AttentionProblem
-from flashsmith.problem.text import problem_fields
+from flashsmith.problem.text import problem_fields, problem_text
 from flashsmith.report.sources import PLACE, ReportData, gather
 from flashsmith.tuner.run import predict
 from flashsmith.tuner.run.candidates import competes
@@ -43,9 +43,19 @@ Times = dict[tuple[str, AttentionProblem], dict[KernelConfig, float]]
 
 
 # What describes a problem; records hold their own.
-PROBLEM = ("seq_lens", "d_heads", "batch", "heads", "kv_heads", "causal", "both_masks", "dtype")
+PROBLEM = (
+    "seq_lens",
+    "d_heads",
+    "batch",
+    "heads",
+    "kv_heads",
+    "both_masks",
+    "dtype",
+    *FACT_OPTIONS,
+)
 
 
+@takes_facts
 def command(
     context: typer.Context,
     key: options.KeyArgument = None,
@@ -56,7 +66,7 @@ def command(
     batch: options.GridBatchOption = None,
     heads: options.GridHeadsOption = None,
     kv_heads: options.KvHeadsOption = None,
-    causal: options.CausalOption = False,
+    facts: Facts = {},  # noqa: B006 - users see options in its place
     both_masks: options.BothMasksOption = False,
     dtype: options.DTypeOption = "bf16",
     output: OutputOption = None,
@@ -82,8 +92,8 @@ def command(
         batch=batch,
         heads=heads,
         kv_heads=kv_heads,
-        causal=causal,
         both_masks=both_masks,
+        facts=facts,
         dtype=dtype,
     )
     pairs = [(c, p) for p in problems for c in configs if competes(c, p, configs)]
@@ -92,7 +102,7 @@ def command(
     places = counted_places(pairs, arch_name, sm_count_of("", arch_name))
     _append(output, places, "", arch_name)
     rows = [
-        {"predicted_place": place, "config": config.short_form(), "problem": shape_text(problem)}
+        {"predicted_place": place, "config": config.short_form(), "problem": problem_text(problem)}
         for (config, problem), place in places.items()
     ]
     show(rows, json=json, csv=csv, title=f"predicted for {arch_name}; nothing is timed")
@@ -156,7 +166,7 @@ def _qualities(times: Times, arch: str, output: Path | None) -> list[Row]:
             rows.append(
                 {
                     "gpu": gpu,
-                    "problem": shape_text(problem),
+                    "problem": problem_text(problem),
                     "configurations": good.count,
                     "rank_correlation": round(good.rank_correlation, 3),
                     "top_5_regret": round(good.top_5_regret, 4),

@@ -13,10 +13,10 @@ from flashsmith.base import settings
 from flashsmith.base.errors import ArgumentError
 from flashsmith.cli import options
 from flashsmith.cli.output import Row, note, show
-from flashsmith.cli.shapes import shape_text
 from flashsmith.cli.verbs.results_compared import compared
 from flashsmith.compile.nvrtc.library import find_nvrtc
 from flashsmith.kernels import parse_config
+from flashsmith.problem.text import problem_text
 from flashsmith.tuner.store import exchange
 from flashsmith.tuner.store.database import ResultStore, read_store
 from flashsmith.tuner.store.measurement import Measurement
@@ -124,7 +124,7 @@ def _list_rows(found: list[Measurement], wanted: Callable[[Measurement], bool]) 
     return [
         {
             "config": m.key.config,
-            "problem": shape_text(m.key.problem),
+            "problem": problem_text(m.key.problem),
             "outcome": type(m.outcome).__name__,
             "median_us": m.outcome.median_us if isinstance(m.outcome, Timed) else None,
             "choosable": m.gate,

@@ -9,7 +9,7 @@ from flashsmith.base.errors import ArgumentError
 from flashsmith.bench.agreement import Agreement, agreements
 from flashsmith.bench.versus import GEMM
 from flashsmith.cli.output import Row, note
-from flashsmith.cli.shapes import shape_text
+from flashsmith.problem.text import problem_text
 from flashsmith.report.sources import ReportData, gather
 from flashsmith.tuner.store.exchange import differences
 from flashsmith.tuner.store.measurement import Measurement
@@ -42,7 +42,7 @@ def _difference_rows(before: Sequence[Measurement], after: Sequence[Measurement]
     return [
         {
             "config": d.config,
-            "problem": shape_text(d.problem),
+            "problem": problem_text(d.problem),
             "before_us": d.before_us,
             "after_us": d.after_us,
             "ratio": d.ratio,
@@ -65,7 +65,7 @@ def _picks(before: Sequence[Measurement], after: Sequence[Measurement]) -> tuple
     )
     rows: list[Row] = [
         {
-            "problem": shape_text(pair.problem),
+            "problem": problem_text(pair.problem),
             "before": pair.before,
             "after": pair.after if pair.after != pair.before else "the same",
             "gap_before": _rounded(pair.gap_before),
@@ -88,7 +88,7 @@ def _ratios(found: Sequence[Agreement]) -> tuple[str, list[Row]]:
     rows: list[Row] = [
         {
             "contender": one.name,
-            "problem": shape_text(one.problem),
+            "problem": problem_text(one.problem),
             "regime": one.regime,
             **{f"before_{k}": v for k, v in _interval(one, earlier=True).items()},
             **{f"after_{k}": v for k, v in _interval(one, earlier=False).items()},

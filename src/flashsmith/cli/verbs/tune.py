@@ -13,6 +13,7 @@ import typer
 from flashsmith.base import settings
 from flashsmith.base.errors import ArgumentError
 from flashsmith.cli import options
+from flashsmith.cli.declared import Facts, takes_facts
 from flashsmith.cli.output import show
 from flashsmith.cli.verbs.tune_place import (
     AddressOption,
@@ -65,6 +66,7 @@ DEFAULT_TRIALS = 200
 _UNITS = {"s": 1, "m": 60, "h": 3600}
 
 
+@takes_facts
 def command(
     key: options.KeyArgument = None,
     device: options.DeviceOption = None,
@@ -74,7 +76,7 @@ def command(
     batch: options.GridBatchOption = None,
     heads: options.GridHeadsOption = None,
     kv_heads: options.KvHeadsOption = None,
-    causal: options.CausalOption = False,
+    facts: Facts = {},  # noqa: B006 - users see options in its place
     both_masks: options.BothMasksOption = False,
     dtype: options.DTypeOption = "bf16",
     budget: BudgetOption = None,
@@ -106,8 +108,8 @@ def command(
         batch=batch,
         heads=heads,
         kv_heads=kv_heads,
-        causal=causal,
         both_masks=both_masks,
+        facts=facts,
         dtype=dtype,
     )
     model = parse_config(same_bits_as) if same_bits_as else None

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from flashsmith.base.errors import Unsupported
 from flashsmith.cli.output import Row, note
-from flashsmith.cli.shapes import shape_text
 from flashsmith.cli.verbs.tune_steps import Found
 from flashsmith.problem.attention import AttentionProblem
-from flashsmith.problem.cost import forward_cost
+from flashsmith.problem.cost import cost_of
+from flashsmith.problem.text import problem_text
 from flashsmith.tuner.run.candidates import artefact_facts
 from flashsmith.tuner.run.counting import Places
 from flashsmith.tuner.run.ranking import LAST, Result, bits_of
@@ -61,7 +61,7 @@ def say_end(found: Found, path: Path, seconds: float) -> None:
         winner = next((r for r in group if r.is_winner), None)
         if winner is not None:
             how = "" if winner.measurement.key.protocol == LAST else UNRACED
-            note(f"{shape_text(problem)}: {winner.candidate.config.short_form()}{how}")
+            note(f"{problem_text(problem)}: {winner.candidate.config.short_form()}{how}")
     note(f"Kept in {path}. Again: flashsmith {shlex.join(sys.argv[1:])}")
 
 
@@ -97,12 +97,12 @@ def _row(result: Result, target: Target) -> dict[str, object]:
     facts = artefact_facts(candidate)
     row: dict[str, object] = {
         "config": candidate.config.short_form(),
-        "problem": shape_text(candidate.problem),
+        "problem": problem_text(candidate.problem),
         "outcome": type(outcome).__name__,
     }
     if target.can_time:
         median_us = outcome.median_us if isinstance(outcome, Timed) else None
-        cost = forward_cost(candidate.problem)
+        cost = cost_of(candidate.problem)
         row["winner"] = result.is_winner
         row["median_us"] = round(median_us, 2) if median_us else None
         row["tflops"] = round(cost.tflops(median_us / 1e6), 1) if median_us else None

@@ -19,10 +19,9 @@ from numpy.typing import NDArray
 
 from flashsmith.arch import Arch
 from flashsmith.kernels.kernel import KernelConfig
-from flashsmith.kernels.plans import plan
+from flashsmith.kernels.plans import ends_together, plan
 from flashsmith.measure.facts import Facts
 from flashsmith.problem.attention import AttentionProblem
-from flashsmith.problem.cost import visible_area
 
 Floats = NDArray[np.float64]
 
@@ -63,12 +62,12 @@ def predicted_cycles(
     waits = WAIT_CYCLES + SPILL_CYCLES * facts.spill_bytes
     step = busy + waits / facts.blocks_per_sm
     tiles = problem.batch * problem.heads * math.ceil(problem.q_len / config.tile_q)
-    seen = visible_area(problem) / max(problem.q_len * problem.k_len, 1)
+    seen = problem.mask.area / max(problem.q_len * problem.k_len, 1)
     steps = max(seen * math.ceil(problem.k_len / config.tile_k), 1.0)
     # A full wave costs what its blocks take together; the last one costs as much as a full one,
     # unless its tiles are split.
     waves = tiles / (sm_count * facts.blocks_per_sm)
-    if not plan(config, problem, lse=False, sm_count=sm_count).ends_together:
+    if not ends_together(plan(config, problem, sm_count=sm_count)):
         waves = math.ceil(waves)
     return waves * facts.blocks_per_sm * steps * step
 
