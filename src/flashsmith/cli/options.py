@@ -57,6 +57,7 @@ JsonOption = Annotated[
 CsvOption = Annotated[
     bool, typer.Option("--csv", help="Write CSV with the same columns.", callback=_one_form)
 ]
+AllOption = Annotated[bool, typer.Option("--all", help="Show every row of the table, not ten.")]
 ArchOption = Annotated[
     str, typer.Option("--arch", help="Architecture: sm_80, 86, 89, 90a, 100a or 120.")
 ]

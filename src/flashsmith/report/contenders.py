@@ -33,10 +33,15 @@ def problem_text(problem: AttentionProblem) -> str:
     return f"{lengths}, d {problem.d_head}, {mask}"
 
 
+def is_ours(name: str) -> bool:
+    """Whether a contender's name is ours: one of our configurations is us."""
+    return name == OURS or looks_like_config(name)
+
+
 def contender(record: Record) -> str:
-    """Who a record is about: one of our configurations is us."""
+    """Who a record is about."""
     name = str(record.what["name"])
-    return OURS if name == OURS or looks_like_config(name) else _SAME.get(name, name)
+    return OURS if is_ours(name) else _SAME.get(name, name)
 
 
 def colour_of(name: str) -> str:
@@ -132,16 +137,16 @@ def against_peers(records: Sequence[Record]) -> list[Against]:
 
 def _ratio(ours: Record, theirs: Record) -> tuple[float, float | None, float | None]:
     """From the ratio within the rounds where the record holds it, else of medians."""
-    if _is_baseline(theirs) and "ratio_p20" in ours.result:
+    if is_baseline(theirs) and "ratio_p20" in ours.result:
         r = ours.result
         return float(r["ratio"]), float(r["ratio_p20"]), float(r["ratio_p80"])
-    if _is_baseline(ours) and "ratio_p20" in theirs.result:
+    if is_baseline(ours) and "ratio_p20" in theirs.result:
         r = theirs.result
         return 1 / float(r["ratio"]), 1 / float(r["ratio_p80"]), 1 / float(r["ratio_p20"])
     return float(theirs.result["median_us"]) / float(ours.result["median_us"]), None, None
 
 
-def _is_baseline(record: Record) -> bool:
+def is_baseline(record: Record) -> bool:
     """Only the baseline is exactly as fast as itself in every round."""
     names = ("ratio", "ratio_p20", "ratio_p80")
     return all(record.result.get(name) == 1.0 for name in names)

@@ -60,6 +60,7 @@ def command(
     both_masks: options.BothMasksOption = False,
     dtype: options.DTypeOption = "bf16",
     output: OutputOption = None,
+    every: options.AllOption = False,
     json: options.JsonOption = False,
     csv: options.CsvOption = False,
 ) -> None:
@@ -72,7 +73,8 @@ def command(
     if against:
         options.refuse_given(context, PROBLEM, "with --against, whose records name their problems")
         rows = _qualities(_times_of(gather(_existing(against)), key), arch_name, output)
-        show(rows, json=json, csv=csv, title="the predicted order against measured times")
+        title = "the predicted order against measured times"
+        show(rows, json=json, csv=csv, every=every, title=title)
         _say_verdict(rows)
         return
     configs = options.configs_of(key, "tune")
@@ -95,7 +97,8 @@ def command(
         {"predicted_place": place, "config": config.short_form(), "problem": shape_text(problem)}
         for (config, problem), place in places.items()
     ]
-    show(rows, json=json, csv=csv, title=f"predicted for {arch_name}; nothing is timed")
+    title = f"predicted for {arch_name}; nothing is timed"
+    show(rows, json=json, csv=csv, every=every, title=title)
 
 
 def _existing(paths: list[Path]) -> list[Path]:
