@@ -137,14 +137,14 @@ def test_a_winner_without_a_valid_last_race_is_said_to_be_one(tuned, tmp_path, c
 def test_the_last_lines_name_the_first_three_and_the_file(tuned, tmp_path, capsys):
     _, results = tuned
     problem = CANDIDATES[0].problem
-    say_end(Found({problem: results}, {}, 3, 0), tmp_path, 1.0, "open x.html: 5 charts")
+    say_end(Found({problem: results}, {}, 3, 0), tmp_path, 1.0, "open x.html")
     *_, first, second, third, again, last = capsys.readouterr().err.splitlines()
     assert first.startswith("  1. ")
     assert first.endswith(f" µs  {results[0].candidate.config.short_form()}")
     assert second.startswith("  2. +")
     assert third.startswith("  3. +")
     assert again.startswith("Again: flashsmith ")
-    assert last == f"Kept in {tmp_path}; open x.html: 5 charts."
+    assert last == f"Kept in {tmp_path}; open x.html."
 
 
 def test_of_many_problems_the_last_lines_name_the_winners(tuned, tmp_path, capsys):

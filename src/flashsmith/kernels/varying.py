@@ -78,11 +78,7 @@ def varying_texts(names: Sequence[str]) -> Varying:
 def changed(before: KernelConfig, after: KernelConfig) -> str:
     """What differs in `after`: `eager, no buffer, load_tiles 0/2/2`; empty where nothing does."""
     old, new = _cells(before), _cells(after)
-    return ", ".join(
-        f"no {name}" if cell.text == OFF else _spoken(name, cell)
-        for name, cell in new.items()
-        if cell != old.get(name)
-    )
+    return ", ".join(spoken(name, cell) for name, cell in new.items() if cell != old.get(name))
 
 
 def _side_by_side(rows: Sequence[Cells]) -> Varying:
@@ -120,11 +116,12 @@ def _word_cell(config: KernelConfig, word: Word) -> Cell:
 
 
 def _sentence(cells: Cells) -> str:
-    return ", ".join(_spoken(name, cell) for name, cell in cells.items() if cell.is_written)
+    return ", ".join(spoken(name, cell) for name, cell in cells.items() if cell.is_written)
 
 
-def _spoken(name: str, cell: Cell) -> str:
-    """A cell in words: a family and a flag are their own name."""
+def spoken(name: str, cell: Cell) -> str:
+    """A cell in words: `B_c 64`, `eager`, `no eager`; a family is its own name."""
     if name in (KERNEL, OTHER):
         return cell.text
-    return name if cell.text == ON else f"{name} {cell.text}"
+    flag = {ON: name, OFF: f"no {name}"}
+    return flag.get(cell.text, f"{name} {cell.text}")

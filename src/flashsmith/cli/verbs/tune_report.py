@@ -117,11 +117,11 @@ def write_charts(results: Results, path: Path, places: Places) -> str:
     named = {(config.short_form(), problem): place for (config, problem), place in places.items()}
     again = f"flashsmith {shlex.join(sys.argv[1:])}"
     try:
-        charts = write_page(ReportData((), found, "this run", named), path, reproduce=again)
+        write_page(ReportData((), found, "this run", named), path, reproduce=again)
     except Unsupported as error:
         note(str(error))
         return ""
-    return f"open {path}: {charts} charts"
+    return f"open {path}"
 
 
 def write_table(store: ResultStore, gpu: str, table: Path | None, bundle: Path | None) -> None:
