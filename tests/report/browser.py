@@ -84,9 +84,13 @@ class Browser:
         self._ask("Emulation.setEmulatedMedia", media=kind, features=features)
 
     def settle(self):
-        """Waits until what the page does on a change of size is drawn: a few frames."""
+        """Waits until what the page does on a change of size is drawn.
+
+        Libraries answer such a change late, plotly after a tenth of a second.
+        """
+        wait = "await new Promise(done => setTimeout(done, 200));"
         frame = "await new Promise(done => requestAnimationFrame(done));"
-        self.run(f"(async () => {{ {6 * frame} return true; }})()")
+        self.run(f"(async () => {{ {wait} {2 * frame} return true; }})()")
 
     def wait(self, condition):
         """Waits until a condition of the page is true."""

@@ -65,10 +65,11 @@ BatchOption = Annotated[int, typer.Option("--batch", min=0, help="Sequences in t
 HeadsOption = Annotated[int, typer.Option("--heads", min=1, help="Query heads.")]
 KvHeadsOption = Annotated[
     int | None,
-    typer.Option("--kv-heads", min=1, help="Key and value heads; without it as many as --heads."),
+    typer.Option("--kv-heads", min=1, help="Key and value heads; without it those of --heads."),
 ]
 KLenOption = Annotated[
-    int | None, typer.Option("--k-len", min=0, help="Key rows; without it as many as query rows.")
+    int | None,
+    typer.Option("--k-len", min=0, help="Key rows; without it the number of query rows."),
 ]
 DHeadOption = Annotated[
     int | None,
