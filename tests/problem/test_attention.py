@@ -25,7 +25,7 @@ def test_the_diagonal_is_bottom_right_unless_given():
         ({"q_len": 2.0}, "q_len is 2.0; it is an integer"),
         ({"heads": True}, "heads is True; it is an integer"),
         ({"heads": 5}, "heads is 5 and kv_heads is 3; .*must be a multiple"),
-        ({"layout": "sbhd"}, "layout is 'sbhd'; it is 'bshd' or 'bhsd'"),
+        ({"layout": "sbhd"}, "layout is 'sbhd'; it is 'bshd' .* or 'bhsd' "),
         ({"dtype": 5}, r"dtype is 5; it is DType\.FP16 or DType\.BF16"),
         ({"diagonal": 0.5, "causal": True}, "diagonal is 0.5; it is an integer or None"),
         ({"scale": 0.0}, "scale is 0; it is a finite number above 0"),

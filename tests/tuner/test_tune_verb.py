@@ -134,6 +134,29 @@ def test_a_winner_without_a_valid_last_race_is_said_to_be_one(tuned, tmp_path, c
         assert ("its last race was void" in capsys.readouterr().err) is said
 
 
+def test_the_last_lines_name_the_first_three_and_the_file(tuned, tmp_path, capsys):
+    _, results = tuned
+    problem = CANDIDATES[0].problem
+    say_end(Found({problem: results}, {}, 3, 0), tmp_path, 1.0, "open x.html")
+    *_, first, second, third, again, last = capsys.readouterr().err.splitlines()
+    assert first.startswith("  1. ")
+    assert first.endswith(f" µs  {results[0].candidate.config.short_form()}")
+    assert second.startswith("  2. +")
+    assert third.startswith("  3. +")
+    assert again.startswith("Again: flashsmith ")
+    assert last == f"Kept in {tmp_path}; open x.html."
+
+
+def test_of_many_problems_the_last_lines_name_the_winners(tuned, tmp_path, capsys):
+    _, results = tuned
+    many = {replace(CANDIDATES[0].problem, batch=n): results for n in range(1, 13)}
+    say_end(Found(many, {}, 3, 0), tmp_path, 1.0)
+    told = capsys.readouterr().err
+    assert told.count("  1. ") == 10
+    assert "  2. " not in told
+    assert "2 more problems: flashsmith results list" in told
+
+
 def test_a_run_in_which_nothing_is_right_is_a_failed_one(tuned):
     _, (winner, *others) = tuned
     wrong = replace(winner, measurement=replace(winner.measurement, outcome=Wrong("far off")))

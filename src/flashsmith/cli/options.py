@@ -58,6 +58,7 @@ JsonOption = Annotated[
 CsvOption = Annotated[
     bool, typer.Option("--csv", help="Write CSV with the same columns.", callback=_one_form)
 ]
+AllOption = Annotated[bool, typer.Option("--all", help="Show every row of the table, not ten.")]
 ArchOption = Annotated[
     str, typer.Option("--arch", help="Architecture: sm_80, 86, 89, 90a, 100a or 120.")
 ]
@@ -65,10 +66,11 @@ BatchOption = Annotated[int, typer.Option("--batch", min=0, help="Sequences in t
 HeadsOption = Annotated[int, typer.Option("--heads", min=1, help="Query heads.")]
 KvHeadsOption = Annotated[
     int | None,
-    typer.Option("--kv-heads", min=1, help="Key and value heads; without it as many as --heads."),
+    typer.Option("--kv-heads", min=1, help="Key and value heads; without it those of --heads."),
 ]
 KLenOption = Annotated[
-    int | None, typer.Option("--k-len", min=0, help="Key rows; without it as many as query rows.")
+    int | None,
+    typer.Option("--k-len", min=0, help="Key rows; without it the number of query rows."),
 ]
 DHeadOption = Annotated[
     int | None,

@@ -38,6 +38,7 @@ def command(
     rounds: options.RoundsOption = None,
     sustained: options.SustainedOption = False,
     output: options.AppendOption = None,
+    every: options.AllOption = False,
     json: options.JsonOption = False,
     csv: options.CsvOption = False,
 ) -> None:
@@ -49,7 +50,7 @@ def command(
     if seq_lens is not None:
         chosen = of_lengths(chosen, options.numbers_of("--seq-lens", seq_lens))
     rows = _run(chosen, peers, rounds=rounds or options.ROUNDS, sustained=sustained, output=output)
-    show(rows, json=json, csv=csv, title=f"{chosen.name}: {chosen.about}")
+    show(rows, json=json, csv=csv, every=every, title=f"{chosen.name}: {chosen.about}")
 
 
 def _run(

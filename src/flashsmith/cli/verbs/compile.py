@@ -48,6 +48,7 @@ def command(
     line_info: LineInfoOption = False,
     debug: DebugOption = False,
     workers: WorkersOption = None,
+    every: options.AllOption = False,
     json: options.JsonOption = False,
     csv: options.CsvOption = False,
 ) -> None:
@@ -70,7 +71,11 @@ def command(
             progress=progress,
         )
     columns = COLUMNS if json or csv else _used_columns(rows)
-    show([row.as_flat() for row in rows], json=json, csv=csv, columns=columns)
+    if not (json or csv):
+        rows = sorted(rows, key=lambda row: not row.failed)  # failures are among those shown
+    title = f"{len(rows)} kernels, compiled"
+    flat = [row.as_flat() for row in rows]
+    show(flat, json=json, csv=csv, columns=columns, every=every, title=title)
     failed = [row for row in rows if row.failed]
     if failed:
         note(f"{len(failed)} of {len(rows)} did not compile; their rows say why.")

@@ -17,6 +17,7 @@ from flashsmith.compile.compiler import compile_kernel
 from flashsmith.compile.machine.instruction_mix import ptx_mix, sass_mix
 from flashsmith.compile.machine.sass import disassemble, find_nvdisasm
 from flashsmith.kernels import KernelConfig, parse_config
+from flashsmith.kernels.varying import changed
 from flashsmith.problem.needs import Needs
 
 ConfigArgument = Annotated[str, typer.Argument(metavar="SHORT_FORM", help="A configuration.")]
@@ -37,6 +38,7 @@ def command(
     sass: SassOption = False,
     whole: WholeOption = False,
     needs: Needs = NONE,
+    every: options.AllOption = False,
     json: options.JsonOption = False,
     csv: options.CsvOption = False,
 ) -> None:
@@ -57,7 +59,14 @@ def command(
         return
     with_sass = _can_disassemble()
     mixes = [_mix(kernel, whole, with_sass) for kernel in kernels]
-    show(_rows(mixes), json=json, csv=csv, title=" | ".join(c.short_form() for c in configs))
+    rows = _rows(mixes)
+    if diff is None:
+        title = f"instructions of {configs[0].short_form()}"
+    else:
+        rows = [row for row in rows if row["difference"]]
+        changes = changed(configs[0], configs[1])
+        title = f"count: {configs[0].short_form()}\nother: {changes or 'the same'}"
+    show(rows, json=json, csv=csv, every=every, title=title)
     if len(kernels) == 2 and kernels[0].code == kernels[1].code:
         note("The machine code of both is the same: they are aliases.")
 
@@ -89,7 +98,7 @@ def _mix(kernel: CompiledKernel, whole: bool, with_sass: bool) -> Counter[tuple[
 
 
 def _rows(mixes: list[Counter[tuple[str, str]]]) -> list[dict[str, object]]:
-    """The commonest first within each listing; with two kernels, what differs most first."""
+    """The most frequent first in each listing; of two kernels, what differs most first."""
     rows: list[dict[str, object]] = []
     first, last = mixes[0], mixes[-1]
     keys = sorted(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,10 +22,10 @@ from flashsmith.measure.environment import commit_of_checkout
 from flashsmith.measure.record import Record, append_records
 from flashsmith.problem.attention import AttentionProblem
 from flashsmith.problem.text import problem_fields, problem_text
-from flashsmith.report.sources import PLACE, ReportData, gather
+from flashsmith.report.sources import LIMIT, OVER_FIRST, PLACE, ReportData, gather
 from flashsmith.tuner.run import predict
 from flashsmith.tuner.run.candidates import competes
-from flashsmith.tuner.run.counting import Places, sm_count_of
+from flashsmith.tuner.run.counting import Place, Places, sm_count_of
 from flashsmith.tuner.store.outcome import Timed
 
 AgainstOption = Annotated[
@@ -70,6 +71,7 @@ def command(
     both_masks: options.BothMasksOption = False,
     dtype: options.DTypeOption = "bf16",
     output: OutputOption = None,
+    every: options.AllOption = False,
     json: options.JsonOption = False,
     csv: options.CsvOption = False,
 ) -> None:
@@ -82,7 +84,8 @@ def command(
     if against:
         options.refuse_given(context, PROBLEM, "with --against, whose records name their problems")
         rows = _qualities(_times_of(gather(_existing(against)), key), arch_name, output)
-        show(rows, json=json, csv=csv, title="the predicted order against measured times")
+        title = "the predicted order against measured times"
+        show(rows, json=json, csv=csv, every=every, title=title)
         _say_verdict(rows)
         return
     configs = options.configs_of(key, "tune")
@@ -102,10 +105,17 @@ def command(
     places = counted_places(pairs, arch_name, sm_count_of("", arch_name))
     _append(output, places, "", arch_name)
     rows = [
-        {"predicted_place": place, "config": config.short_form(), "problem": problem_text(problem)}
+        {
+            "predicted_place": int(place),
+            "config": config.short_form(),
+            "problem": problem_text(problem),
+            "cycles_over_first": _rounded(place),
+            "limit": place.limit or None,
+        }
         for (config, problem), place in places.items()
     ]
-    show(rows, json=json, csv=csv, title=f"predicted for {arch_name}; nothing is timed")
+    title = f"predicted for {arch_name}; nothing is timed"
+    show(rows, json=json, csv=csv, every=every, title=title)
 
 
 def _existing(paths: list[Path]) -> list[Path]:
@@ -187,13 +197,18 @@ def _append(path: Path | None, places: Places, gpu: str, arch: str) -> None:
         [
             Record(
                 {"suite": "prediction", "name": config.short_form(), **problem_fields(problem)},
-                {PLACE: place},
+                {PLACE: int(place), OVER_FIRST: _rounded(place), LIMIT: place.limit},
                 environment,
             )
             for (config, problem), place in places.items()
         ],
     )
     note(f"{len(places)} places appended to {path}")
+
+
+def _rounded(place: Place) -> float | None:
+    """The predicted cycles over those of the first; None for what could not be counted."""
+    return round(place.cycles_over_first, 4) if math.isfinite(place.cycles_over_first) else None
 
 
 def _say_verdict(rows: list[Row]) -> None:

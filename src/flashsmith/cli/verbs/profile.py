@@ -70,6 +70,7 @@ def command(
     reference: ReferenceOption = True,
     records: RecordsOption = None,
     output: options.AppendOption = None,
+    every: options.AllOption = False,
     json: options.JsonOption = False,
     csv: options.CsvOption = False,
 ) -> None:
@@ -91,7 +92,7 @@ def command(
     rows = [_row(one, times) for one in found.profiles]
     columns = None if json or csv or not rows else [name for name in TABLE if name in rows[0]]
     title = f"Counters on this GPU; times_as_fast is against {REFERENCE} in the same run"
-    show(rows, json=json, csv=csv, columns=columns, title=title)
+    show(rows, json=json, csv=csv, columns=columns, every=every, title=title)
     if found.failures:
         note(f"{len(rows)} rows are what there is; more are missing")
         raise typer.Exit(FAILED)

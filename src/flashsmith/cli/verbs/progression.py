@@ -19,6 +19,7 @@ from flashsmith.cli.places import counted
 from flashsmith.kernels import KernelConfig, get_kernel_configs, parse_config
 from flashsmith.kernels.parse import looks_like_config
 from flashsmith.kernels.sets import named_sets
+from flashsmith.kernels.varying import changed
 from flashsmith.measure.facts import facts_of
 from flashsmith.measure.interleaved import Comparison, Regime
 from flashsmith.problem.attention import AttentionProblem
@@ -90,10 +91,19 @@ def command(
             _append(output, run, problem, KNOB + knob if knob else LADDER)
         steps = steps_of(configs, figures, run, against_first=knob is not None)
         rows += [_row(step, problem, run) for step in steps]
+    if not (json or csv):
+        adds = _short_adds(configs, against_first=knob is not None)
+        rows = [{**row, "adds": adds[n % len(adds)]} for n, row in enumerate(rows)]
     what = f"knob {knob}" if knob else "the ladder"
     columns = None if json or csv else [name for name in TABLE if name in rows[0]]
-    title = f"{what} on {'this GPU' if can_time else arch_name}, from {configs[0].short_form()}"
+    title = f"{what} on {'this GPU' if can_time else arch_name}\nfrom {configs[0].short_form()}"
     show(rows, json=json, csv=csv, columns=columns, title=title)
+
+
+def _short_adds(configs: Sequence[KernelConfig], *, against_first: bool) -> list[str]:
+    """What each step adds, in the words of short forms, which take less room."""
+    before = [configs[0]] * len(configs) if against_first else configs
+    return ["the start", *(changed(a, b) for a, b in zip(before, configs[1:], strict=False))]
 
 
 def _configs(ladder: str | None, knob: str | None) -> list[KernelConfig]:

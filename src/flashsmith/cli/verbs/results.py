@@ -40,6 +40,7 @@ def command(
     files: FilesArgument = None,
     store: options.StoreOption = None,
     output: OutputOption = None,
+    every: options.AllOption = False,
     json: options.JsonOption = False,
     csv: options.CsvOption = False,
 ) -> None:
@@ -65,8 +66,9 @@ def command(
         options.refuse_together({action: True, "--json": json})
         options.refuse_together({action: True, "--csv": csv})
     if action in ("diff", "picks"):
-        title, rows = compared(action, *(Path(name) for name in names))
-        show(rows, json=json, csv=csv, title=title)
+        both = compared(action, *(Path(name) for name in names))
+        columns = None if json or csv else both.columns
+        show(both.rows, json=json, csv=csv, columns=columns, every=every, title=both.title)
         return
     if action in ("merge", "import"):
         # Everything is read and checked before the first row is added.
@@ -87,7 +89,8 @@ def command(
         return
     wanted = parse_config(names[0]).short_form() if action == "show" else None
     rows = _list_rows(read_store(path), lambda m: wanted in (None, m.key.config))
-    show(rows, json=json, csv=csv, title=f"{len(rows)} measurements in {path}")
+    title = f"{len(rows)} measurements in {path}"
+    show(rows, json=json, csv=csv, every=every, title=title)
     if wanted and not rows:
         note(f"{path} holds no measurement of {wanted}; `flashsmith results list` shows all.")
 

@@ -91,6 +91,7 @@ def command(
     seed: SeedOption = None,
     rounds: options.RoundsOption = None,
     sustained: SustainedOption = False,
+    every: options.AllOption = False,
     json: options.JsonOption = False,
     csv: options.CsvOption = False,
 ) -> None:
@@ -111,7 +112,10 @@ def command(
             _time(target, configs, request, found, rounds or options.ROUNDS, sustained=sustained)
         each: Row = {"q_len": length} if len(lengths) > 1 else {}
         rows += [{"config": row["config"], **each, **row} for row in found.values()]
-    show(rows, json=json, csv=csv, title=_title(request.case_for(configs[0]), lengths, name))
+    if not (json or csv):
+        rows.sort(key=lambda row: row["result"] == "right")  # what is wrong is among those shown
+    title = _title(request.case_for(configs[0]), lengths, name)
+    show(rows, json=json, csv=csv, every=every, title=title)
     if name == "emulator" and any(row["checked_on"] != "problem" for row in rows):
         note("A problem this large was not run: the emulator checked small cases in its place.")
     wrong = sum(row["result"] == "wrong" for row in rows)

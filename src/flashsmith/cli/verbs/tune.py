@@ -91,6 +91,7 @@ def command(
     export: ExportOption = None,
     bundle: BundleOption = None,
     output: PageOption = Path("flashsmith-tune.html"),
+    every: options.AllOption = False,
     json: options.JsonOption = False,
     csv: options.CsvOption = False,
 ) -> None:
@@ -120,12 +121,11 @@ def command(
     with where as (target, pool), ResultStore(path) as opened:
         _require_times(target, {"--export": export, "--bundle": bundle, "--search": wish.trials})
         found = carry_out(wish, target, opened, pool)
-        rows = rows_of(found.results, target, found.places)
-        show(rows, json=json, csv=csv, title=title_of(target, found.places))
-        say_end(found, path, time.time() - began)
+        rows, title = rows_of(found.results, target, found.places), title_of(target, found.places)
+        show(rows, json=json, csv=csv, every=every, title=title)
         if export or bundle:
             write_table(opened, target.gpu, export, bundle)
-    write_charts(found.results, output, found.places)
+    say_end(found, path, began, page=write_charts(found.results, output, found.places))
     raise typer.Exit(1 if found.is_all_wrong else 0)
 
 
