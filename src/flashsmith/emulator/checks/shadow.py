@@ -226,7 +226,8 @@ class Shadow:
         warp = np.repeat(_of(lanes, unit.lane_warp), width)
         writer = self._take(self.lanes, offsets, width * self.grain)
         own = np.repeat(self._lane_numbers(unit, lanes), width)
-        early = (agents == warp) & (times > self.chunk.together[block, warp]) & (writer != own)
+        known = self.chunk.knows_lane(block, warp, own, writer)
+        early = (agents == warp) & (times > known) & (writer != own)
         if early.any():
             at = int(np.flatnonzero(early)[0])
             self._fault(

@@ -78,7 +78,9 @@ class Chunk:
         self.known_version = 0
         self.history: list[int] = [0, 0]  # instruction that each moment belongs to
         lanes = np.arange(self.warps * 32).reshape(self.warps, 32) < threads
+        self.first_alive = lanes  # lanes that are there at the start, by warp
         self.alive = np.tile(lanes, (len(blocks), 1, 1))  # lanes that have not ended
+        self._lane_clocks: NDArray[np.int64] | None = None
         self.barriers = Barriers(self)
         self.shadow = Shadow(self, shadow_grain(kernel)) if options.checks else None
         self.counters = Counters() if options.counters else None
@@ -171,6 +173,25 @@ class Chunk:
         """The lanes of each warp of the unit have seen what the others of their warp did."""
         self.together[unit.block, unit.warp] = self.time
         self.known_version += 1
+
+    def lane_clocks(self) -> NDArray[np.int64]:
+        """[block, warp, lane, other]: up to when a lane knows another's past, beyond `together`."""
+        if self._lane_clocks is None:
+            self._lane_clocks = np.zeros((*self.alive.shape, 32), np.int64)
+        return self._lane_clocks
+
+    def knows_lane(
+        self,
+        block: NDArray[np.intp],
+        warp: NDArray[np.intp],
+        lane: NDArray[Any],
+        other: NDArray[Any],
+    ) -> NDArray[np.int64]:
+        """Up to when lanes know what another lane of their own warp did."""
+        met: NDArray[np.int64] = self.together[block, warp]
+        if self._lane_clocks is None:
+            return met
+        return np.asarray(np.maximum(met, self._lane_clocks[block, warp, lane, other]))
 
     def safe_time(self, unit: Unit) -> int:
         """Up to here, the events of every agent happened before every pair of the unit."""

@@ -132,6 +132,7 @@ class Scheduler:
             if pc < 0:
                 self._ended(unit, pc)
                 return
+            meets = mask is not None and pc in self.meeting_points
             if unit.wait is not None:
                 unit.pc = pc
                 if isinstance(unit.wait, Convergence):
@@ -142,7 +143,7 @@ class Scheduler:
                     return
                 wait, unit.wait = unit.wait, None
                 wait.finish(unit)
-            meets = mask is not None and pc in self.meeting_points
+                meets = mask is not None  # the rest of the warp may have been let go with it
             if once or meets or unit.yielded or (alone > 1 and pc >= limit) or chunk.flights:
                 unit.pc = pc
                 return

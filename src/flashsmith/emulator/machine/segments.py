@@ -61,8 +61,12 @@ def _starts(kernel: Kernel, fine: bool) -> set[int]:
 
 
 def meeting_points(segments: list[Segment]) -> frozenset[int]:
-    """Segments that begin with a barrier: the lanes of a warp come to it together."""
-    return frozenset(s.number for s in segments if s.instructions[0].opcode in ("bar", "barrier"))
+    """Segments that begin with a barrier of blocks: the lanes of a warp come to it together."""
+    return frozenset(
+        s.number
+        for s in segments
+        if s.instructions[0].opcode in ("bar", "barrier") and not s.instructions[0].has("warp")
+    )
 
 
 def _segment_at(number_of: dict[int, int], position: int) -> int:
