@@ -14,7 +14,6 @@ from flashsmith.emulator.copies.async_state import AsyncState
 from flashsmith.emulator.copies.mbarrier import Ints
 from flashsmith.emulator.copies.smem_layout import CHUNK_BYTES, swizzled
 from flashsmith.emulator.copies.tensor_map import TensorMap, box_rows, element_view, row_elements
-from flashsmith.emulator.machine.address_space import GLOBAL_BASE
 
 if TYPE_CHECKING:
     from flashsmith.emulator.machine.chunk import Chunk
@@ -93,7 +92,7 @@ class LoadFlight:
         """The bytes arrive, then the barrier hears of them."""
         address, exists, dtype = self.place.elements()
         source = chunk.memory.u8.view(dtype)
-        cells = np.where(exists, address - GLOBAL_BASE, 0) // dtype.itemsize
+        cells = np.where(exists, chunk.memory.offsets(address), 0) // dtype.itemsize
         values = source.take(cells)
         values[~exists] = 0
         raw = values.view(np.complex128).reshape(self.offsets.shape)
@@ -132,7 +131,7 @@ class StoreFlight:
             self._reduce(chunk, raw)
         else:
             address, exists, dtype = self.place.elements()
-            cells = (address - GLOBAL_BASE) // dtype.itemsize
+            cells = chunk.memory.offsets(address) // dtype.itemsize
             values = np.ascontiguousarray(raw).view(dtype).reshape(cells.shape)
             chunk.memory.u8.view(dtype)[cells[exists]] = values[exists]
         if chunk.counters is not None:
@@ -146,7 +145,7 @@ class StoreFlight:
         wide = dtype.itemsize // size
         at = (address[:, :, None] + np.arange(0, dtype.itemsize, size)).reshape(len(address), -1)
         alive = np.repeat(exists, wide, axis=1)
-        cells = ((at - GLOBAL_BASE) // size)[alive]
+        cells = (chunk.memory.offsets(at) // size)[alive]
         values = np.ascontiguousarray(raw).view(f"u{size}").reshape(at.shape)[alive]
         target = chunk.memory.u8.view(f"u{size}")
         operation = OPERATIONS[self.operation]

@@ -59,12 +59,9 @@ class Chunk:
         self.limit = SHARED_BASE + smem_bytes  # first shared address that is not there
         self.pitch = -(-self.limit // 128) * 128
         self.smem = np.full(len(blocks) * self.pitch, POISON, np.uint8)
-        self.shared_views: dict[int, NDArray[Any]] = {
-            1: self.smem,
-            2: self.smem.view(np.uint16),
-            4: self.smem.view(np.uint32),
-            8: self.smem.view(np.uint64),
-            16: self.smem.view(np.complex128),
+        kinds = (np.uint8, np.uint16, np.uint32, np.uint64, np.complex128)
+        self.shared_views: dict[int, NDArray[Any]] = {  # by the size of an element in bytes
+            np.dtype(kind).itemsize: self.smem.view(kind) for kind in kinds
         }
         self.local = np.zeros((len(blocks) * self.warps * 32, local_bytes), np.uint8)
         self._number_agents()
