@@ -15,7 +15,6 @@ from flashsmith.emulator.machine.chunk import Chunk
 from flashsmith.emulator.machine.opcode import opcode_of
 from flashsmith.emulator.machine.processes import process_count, run_all
 from flashsmith.emulator.machine.scheduler import Scheduler
-from flashsmith.emulator.machine.segments import meeting_points
 from flashsmith.emulator.machine.translate import Translation, translate
 from flashsmith.emulator.memory import GlobalMemory
 from flashsmith.emulator.options import EmulatorOptions, LaunchReport
@@ -130,11 +129,9 @@ class Program:
     def _run(self, chunk: Chunk, options: EmulatorOptions) -> int:
         """Runs the blocks of a chunk to their end; returns how many warp instructions that took."""
         translation = self._translation(options)
-        scheduler = Scheduler(
-            chunk, translation.functions, options.seed,
-            meeting_points(translation.segments),
-        )  # fmt: skip
+        scheduler = Scheduler(chunk, translation.functions, options.seed, translation.segments)
         chunk.live = translation.live
+        chunk.lines = [segment.instructions[0].line for segment in translation.segments]
         units = chunk.first_units(translation.registers, options.seed is not None)
         scheduler.run(units)
         executed = 0

@@ -84,6 +84,7 @@ class Chunk:
         self.flights: list[Any] = []  # Any: objects with land(chunk) (asynchronous copies)
         self.forks: list[Unit] = []
         self.live: Sequence[Sequence[int]] = ()  # registers that live at each segment's start
+        self.lines: Sequence[int] = ()  # of PTX, where each segment begins
         self.on_exit: list[Callable[[Unit], None]] = []  # called with warps that end
         self.state: dict[str, Any] = {}  # Any: state of instruction families, by family
 
@@ -275,11 +276,12 @@ class Chunk:
         )
 
     def deadlock(self, units: list[Unit], kind: str) -> NoReturn:
-        """Raises the report of who waits for what."""
+        """Raises the report of who waits for what, at the line where the first one stands."""
         lines: dict[str, list[str]] = {}
         for unit in units:
+            spins = f"spins at PTX line {self.lines[unit.pc]}, or waits for lanes of its own warp"
             for pair in range(unit.pairs):
-                what = unit.wait.describe(pair) if unit.wait else "spins or waits for other lanes"
+                what = unit.wait.describe(pair) if unit.wait else spins
                 who = f"block {self.block_index(int(unit.block[pair]))} warp {int(unit.warp[pair])}"
                 lines.setdefault(what, []).append(who)
         told = "; ".join(
@@ -291,6 +293,7 @@ class Chunk:
             kind,
             f"no warp can go on: {told}",
             kernel=self.kernel.name,
+            line=self.lines[first.pc] if first.pc >= 0 else 0,
             block=self.block_index(int(first.block[0])),
             warp=int(first.warp[0]),
         )

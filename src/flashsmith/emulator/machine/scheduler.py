@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flashsmith.emulator.machine.convergence import Convergence
-from flashsmith.emulator.machine.segments import EXIT, FORKED
+from flashsmith.emulator.machine.segments import (
+    EXIT,
+    FORKED,
+    Segment,
+    meeting_points,
+    quiet_segments,
+)
 from flashsmith.emulator.machine.unit import Unit, merge
 from flashsmith.emulator.machine.values import Value
 
@@ -17,6 +23,11 @@ if TYPE_CHECKING:
 
 SegmentFunction = Callable[[Unit, list[Value], Value, "Chunk"], int]
 LIVELOCK_ROUNDS = 2000  # rounds in which every unit only spins
+# Segments that a unit runs with no effect on anything but its registers; in random schedules, which
+# take a segment at a time, a tenth.
+LIVELOCK_SEGMENTS = 1_000_000
+TURN_SEGMENTS = 20_000  # after which a unit that has not waited lets the others run
+MOST_SEGMENTS = 200_000_000  # of one chunk; a second of emulation runs a few hundred thousand
 
 
 class Scheduler:
@@ -27,11 +38,14 @@ class Scheduler:
         chunk: Chunk,
         functions: list[SegmentFunction],
         seed: int | None,
-        meeting_points: frozenset[int] = frozenset(),
+        segments: list[Segment],
     ) -> None:
         self.chunk = chunk
         self.functions = functions
-        self.meeting_points = meeting_points  # parts of a warp wait here for each other
+        self.meeting_points = meeting_points(segments)  # parts of a warp wait here for each other
+        self.quiet = quiet_segments(segments)
+        self.segments_run = 0
+        self.most_idle = LIVELOCK_SEGMENTS // (1 if seed is None else 10)
         self.random = np.random.default_rng(seed) if seed is not None else None
         self.units: list[Unit] = []
         self.counts = [0] * len(functions)  # warps that ran each segment
@@ -52,6 +66,8 @@ class Scheduler:
                 self.chunk.deadlock(self.units, "livelock")
             unit.yielded = False
             self._step(unit)
+            if unit.idle > self.most_idle or self.segments_run > MOST_SEGMENTS:
+                self.chunk.deadlock([unit], "livelock")
             if self.chunk.flights:
                 self.chunk.land_some(self.random)
 
@@ -124,29 +140,37 @@ class Scheduler:
         functions, counts, chunk, alone = self.functions, self.counts, self.chunk, len(self.units)
         pc, registers, mask, pairs = unit.pc, unit.R, unit.mask, unit.pairs
         limit = min((u.pc for u in self.units if u is not unit and u.wait is None), default=1 << 60)
-        once = self.random is not None
+        once, quiet, turns = self.random is not None, self.quiet, 0
         while True:
             counts[pc] += pairs
             unit.pc = pc
+            unit.idle = unit.idle + 1 if quiet[pc] else 0
+            turns += 1
             pc = functions[pc](unit, registers, mask, chunk)
+            if unit.yielded:
+                unit.idle = 0
             if pc < 0:
                 self._ended(unit, pc)
-                return
+                break
             meets = mask is not None and pc in self.meeting_points
             if unit.wait is not None:
                 unit.pc = pc
                 if isinstance(unit.wait, Convergence):
                     counts[pc] -= pairs  # the segment runs again once the warp is together
-                    return
+                    break
                 if not unit.wait.ready().all():
                     chunk.count_wait(unit)
-                    return
+                    break
                 wait, unit.wait = unit.wait, None
                 wait.finish(unit)
                 meets = mask is not None  # the rest of the warp may have been let go with it
             if once or meets or unit.yielded or (alone > 1 and pc >= limit) or chunk.flights:
                 unit.pc = pc
-                return
+                break
+            if turns == TURN_SEGMENTS:
+                unit.pc, unit.yielded = pc, True
+                break
+        self.segments_run += turns
 
     def _ended(self, unit: Unit, pc: int) -> None:
         self.units = [u for u in self.units if u is not unit]

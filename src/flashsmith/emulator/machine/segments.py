@@ -12,6 +12,7 @@ from flashsmith.emulator.ptx.module import Kernel
 EXIT = -2  # the next segment of a warp that has ended
 FORKED = -1  # the unit's lanes go on in other units
 CONTROL = frozenset({"bra", "brx", "ret", "exit", "trap"})  # a segment ends with these
+READS_ONLY = frozenset({"ld", "ldu", "ldmatrix"})
 
 
 @dataclass(slots=True)
@@ -67,6 +68,14 @@ def meeting_points(segments: list[Segment]) -> frozenset[int]:
         for s in segments
         if s.instructions[0].opcode in ("bar", "barrier") and not s.instructions[0].has("warp")
     )
+
+
+def quiet_segments(segments: list[Segment]) -> list[bool]:
+    """Which segments neither write memory nor wait: what they do, only their own warps see."""
+    return [
+        not any(opcode_of(i).touches_memory and i.opcode not in READS_ONLY for i in s.instructions)
+        for s in segments
+    ]
 
 
 def _segment_at(number_of: dict[int, int], position: int) -> int:

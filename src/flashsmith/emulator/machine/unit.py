@@ -42,7 +42,9 @@ class LaneState(Protocol):
 class Unit:
     """Pairs of block and warp with their registers; arrays in R are never changed in place."""
 
-    __slots__ = ("R", "_cache", "block", "mask", "pc", "safe", "state", "wait", "warp", "yielded")
+    __slots__ = (
+        "R", "_cache", "block", "idle", "mask", "pc", "safe", "state", "wait", "warp", "yielded",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -61,6 +63,7 @@ class Unit:
         self.state: dict[str, LaneState] = {}
         self.safe = (-1, 0)  # Chunk.safe_time and the version of the clocks it was taken from
         self.yielded = False  # asked to let others run first
+        self.idle = 0  # segments since it last changed memory, waited or looked at a flag
         self._cache: dict[str, Any] = {}  # Any: as in cached()
 
     @property
@@ -106,6 +109,7 @@ class Unit:
         part = Unit(self.block[pairs], self.warp[pairs], mask, registers, self.pc)
         part.state = {key: state.select(lanes, mask) for key, state in self.state.items()}
         part.wait = self.wait.select(pairs) if self.wait is not None else None
+        part.idle = self.idle
         if whole:
             part._cache = self._cache
         return part
@@ -150,6 +154,7 @@ def merge(units: Sequence[Unit], live: Sequence[int]) -> Unit:
         else:
             registers[number] = _merged_register(values, units, places, total)
     merged = Unit(keys // 64, keys % 64, None if active.all() else active, registers, units[0].pc)
+    merged.idle = max(unit.idle for unit in units)
     for key in {key for unit in units for key in unit.state}:
         having = [(u.state[key], p) for u, p in zip(units, places, strict=True) if key in u.state]
         merged.state[key] = having[0][0].joined(having)

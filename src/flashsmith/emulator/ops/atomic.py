@@ -50,12 +50,12 @@ def emit_atomic(e: Emitter, i: Instruction) -> None:
         raise Unknown("this operation, type or state space")
     first = 1 if i.opcode == "atom" else 0
     values = ", ".join(e.read(operand, i.type) for operand in i.operands[first + 1 :])
-    call = (
-        f"{e.use(_apply)}(c, u, MASK, {e.index}, {space!r}, {e.address(i.operands[first], space)}, "
-        f"({values},), {operation!r}, {first == 1})"
-    )
+    address = e.address(i.operands[first], space)
     with e.active() as mask:
-        old = e.assign(call.replace("MASK", mask))
+        old = e.assign(
+            f"{e.use(_apply)}(c, u, {mask}, {e.index}, {space!r}, {address}, ({values},), "
+            f"{operation!r}, {first == 1})"
+        )
         if first:
             guard, e.guard = e.guard, None
             e.write(i.operands[0], old, i.type)
@@ -87,6 +87,7 @@ def _apply(
         _UFUNC[operation].at(memory, cells, given[0])
     else:
         out[lanes] = _one_by_one(memory, cells, given, operation)
+        u.yielded = u.yielded or bool((memory[cells] == out[lanes]).all())  # it only looked
     return out
 
 
