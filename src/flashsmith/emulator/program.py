@@ -12,6 +12,7 @@ from flashsmith.emulator.checks.counters import Counters
 from flashsmith.emulator.checks.launch_checks import check_geometry, param_buffer
 from flashsmith.emulator.checks.wgmma_pipeline import Problem, pipeline_problems
 from flashsmith.emulator.machine.chunk import Chunk
+from flashsmith.emulator.machine.emit import BAD_OPERANDS
 from flashsmith.emulator.machine.opcode import opcode_of
 from flashsmith.emulator.machine.processes import process_count, run_all
 from flashsmith.emulator.machine.scheduler import Scheduler
@@ -133,7 +134,10 @@ class Program:
         chunk.live = translation.live
         chunk.lines = [segment.instructions[0].line for segment in translation.segments]
         units = chunk.first_units(translation.registers, options.seed is not None)
-        scheduler.run(units)
+        try:
+            scheduler.run(units)
+        except BAD_OPERANDS as error:
+            raise self._misfit(error, translation) from error
         executed = 0
         for segment, count in zip(translation.segments, scheduler.counts, strict=True):
             executed += count * len(segment.instructions)
@@ -141,6 +145,16 @@ class Program:
                 for instruction in segment.instructions:
                     chunk.counters.instructions[opcode_of(instruction).counts_as] += count
         return executed
+
+    def _misfit(self, error: Exception, translation: Translation) -> EmulationError:
+        """The fault of an instruction whose operands make no sense, at its line."""
+        line, frame = self.kernel.line, error.__traceback__
+        while frame is not None:
+            if frame.tb_frame.f_code.co_filename == f"<{self.kernel.name}>":
+                line = translation.line_of[frame.tb_lineno - 1]
+            frame = frame.tb_next
+        message = f"this instruction cannot run as it stands ({type(error).__name__}: {error})"
+        return EmulationError("bad PTX", message, kernel=self.kernel.name, line=line)
 
     def _module_variables(self, memory: GlobalMemory) -> tuple[dict[str, np.uint64], list[int]]:
         """Addresses of .global and .const variables for one launch."""

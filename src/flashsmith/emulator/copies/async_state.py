@@ -170,6 +170,7 @@ class Lifetimes:
             "block of a cluster ended too early",
             f"the block has ended, but {message}",
             kernel=self.chunk.kernel.name,
+            line=self.chunk.kernel.instructions[-1].line,
             block=self.chunk.block_index(block),
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from flashsmith.emulator.ptx.instruction import Instruction, Operand, registers
 from flashsmith.emulator.ptx.module import Kernel
-from flashsmith.emulator.ptx.parse import SIZES
+from flashsmith.emulator.ptx.types import SIZES
 
 _WORD = {1: "u16", 2: "u16", 4: "u32", 8: "u64"}
 _TYPELESS = frozenset({"mov", "ld", "st", "shfl", "selp"})

@@ -15,6 +15,7 @@ from flashsmith.emulator.machine.opcode import Unknown, opcode
 from flashsmith.emulator.machine.unit import Unit
 from flashsmith.emulator.machine.values import Value
 from flashsmith.emulator.ops import bulk_copy
+from flashsmith.emulator.ops.bulk_copy import group_count
 from flashsmith.emulator.ptx.instruction import Imm, Instruction
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def emit_cp(e: Emitter, i: Instruction) -> None:
         with e.active() as mask:
             e.do(f"{e.use(commit)}(u, {mask})")
     elif i.has("wait_group") or i.has("wait_all"):
-        keep = i.operands[0].value if i.operands and isinstance(i.operands[0], Imm) else 0
+        keep = 0 if i.has("wait_all") else group_count(i)
         if i.has("wait_all"):
             e.do(f"{e.use(commit)}(u, m)")
         with e.active() as mask:

@@ -75,3 +75,5 @@ def arrive(
 @opcode("membar", writes=0, counts_as="fence")
 def emit_membar(e: Emitter, i: Instruction) -> None:
     """Fences: memory operations are done in program order here."""
+    if i.modifiers not in (("cta",), ("gl",), ("sys",), ("proxy", "alias")):
+        raise Unknown("this form of membar")

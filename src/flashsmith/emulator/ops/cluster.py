@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,6 +19,18 @@ if TYPE_CHECKING:
     from flashsmith.emulator.machine.emit import Emitter
     from flashsmith.emulator.machine.unit import Unit
 
+# PTX ISA, "membar, fence"
+_PROXY_FENCE = re.compile(
+    r"proxy\.async(\.global|\.shared::cta|\.shared::cluster)?"
+    r"|proxy\.async::generic\.(acquire|release)\.sync_restrict::shared::(cta|cluster)\.cluster"
+)
+_OTHER_PROXY = re.compile(
+    r"proxy\.alias|proxy\.tensormap::generic\.(acquire|release)\.(cta|cluster|gpu|sys)"
+)
+_THREAD_FENCE = re.compile(
+    r"((sc|acq_rel|acquire|release)\.)?(cta|cluster|gpu|sys)"
+    r"|(acquire|release)\.sync_restrict::shared::(cta|cluster)\.cluster"
+)
 REGISTER_FILE = 65536
 MAX_REGISTERS = 256
 
@@ -56,13 +69,13 @@ def _is_leader(u: Unit, leader: NDArray[np.uint32]) -> NDArray[np.bool_]:
 @opcode("fence", writes=0, counts_as="fence")
 def fence(e: Emitter, i: Instruction) -> None:
     """fence.proxy.async and fence.mbarrier_init; memory is in program order without others."""
-    if i.has("mbarrier_init"):
+    form = ".".join(i.modifiers)
+    if form == "mbarrier_init.release.cluster":
         e.do(f"{e.use(_fence_inits)}(c, u)")
-    elif i.has("proxy"):
-        if any(m.startswith("async") for m in i.modifiers):
-            e.do(f"{e.use(_fence_proxy)}(c, u)")
-        elif not any(m.startswith(("alias", "tensormap")) for m in i.modifiers):
-            raise Unknown("this proxy")
+    elif _PROXY_FENCE.fullmatch(form):
+        e.do(f"{e.use(_fence_proxy)}(c, u)")
+    elif not (_OTHER_PROXY.fullmatch(form) or _THREAD_FENCE.fullmatch(form)):
+        raise Unknown("this form of fence")
 
 
 def _fence_inits(c: Chunk, u: Unit) -> None:

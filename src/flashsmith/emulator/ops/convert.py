@@ -9,7 +9,7 @@ from flashsmith.emulator.machine.emit import NUMPY, Emitter, name_of
 from flashsmith.emulator.machine.opcode import Unknown, opcode
 from flashsmith.emulator.machine.values import Value
 from flashsmith.emulator.ptx.instruction import Instruction
-from flashsmith.emulator.ptx.parse import SIZES
+from flashsmith.emulator.ptx.types import SIZES
 
 _FLOATS = ("f16", "bf16", "f32", "f64")
 _ROUND = {

@@ -9,7 +9,7 @@ from flashsmith.emulator.machine.opcode import Unknown, opcode
 from flashsmith.emulator.machine.values import Value
 from flashsmith.emulator.ops import floating
 from flashsmith.emulator.ptx.instruction import Instruction, Operand
-from flashsmith.emulator.ptx.parse import SIZES
+from flashsmith.emulator.ptx.types import SIZES
 
 _SYMBOL = {"add": "+", "sub": "-", "mul": "*"}
 

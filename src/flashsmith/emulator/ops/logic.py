@@ -10,7 +10,7 @@ from flashsmith.emulator.machine.emit import Emitter, name_of
 from flashsmith.emulator.machine.opcode import Unknown, opcode
 from flashsmith.emulator.machine.values import Value
 from flashsmith.emulator.ptx.instruction import Imm, Instruction
-from flashsmith.emulator.ptx.parse import SIZES
+from flashsmith.emulator.ptx.types import SIZES
 
 _ONES = np.array([value.bit_count() for value in range(256)], np.uint32)  # in a byte
 _SYMBOL = {"and": "&", "or": "|", "xor": "^"}

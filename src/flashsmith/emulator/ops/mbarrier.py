@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def _writes(i: Instruction) -> tuple[int, ...]:
-    return () if isinstance(i.operands[0], Address) else (0,)
+    return () if not i.operands or isinstance(i.operands[0], Address) else (0,)
 
 
 @opcode(

@@ -11,7 +11,7 @@ from flashsmith.emulator.machine.opcode import Unknown, opcode
 from flashsmith.emulator.machine.unit import Unit
 from flashsmith.emulator.machine.values import Value
 from flashsmith.emulator.ptx.instruction import Address, Instruction, Operand, Symbol, Vector
-from flashsmith.emulator.ptx.parse import SIZES
+from flashsmith.emulator.ptx.types import SIZES
 
 SPACES = ("global", "shared", "local", "param", "const")
 
@@ -94,7 +94,7 @@ def _emit_param(e: Emitter, a: Address, items: tuple[Operand, ...], kind: str) -
     if a.base.name not in e.symbols:
         raise Unknown(f"parameter {a.base.name}")
     offset = e.symbols[a.base.name][1] - PARAM_WINDOW + a.offset
-    if offset + SIZES[kind] * len(items) > e.kernel.param_bytes:
+    if offset < 0 or offset + SIZES[kind] * len(items) > e.kernel.param_bytes:
         raise Unknown(f"parameter bytes {offset} and up, there are {e.kernel.param_bytes}")
     for number, item in enumerate(items):
         at = offset + number * SIZES[kind]

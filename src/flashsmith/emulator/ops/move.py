@@ -8,7 +8,7 @@ from flashsmith.emulator.machine.address_space import LOCAL_WINDOW, SHARED_WINDO
 from flashsmith.emulator.machine.emit import Emitter, name_of
 from flashsmith.emulator.machine.opcode import Unknown, opcode
 from flashsmith.emulator.ptx.instruction import Imm, Instruction, Operand, Reg, Vector
-from flashsmith.emulator.ptx.parse import SIZES
+from flashsmith.emulator.ptx.types import SIZES
 
 _WINDOW = {"shared": SHARED_WINDOW, "local": LOCAL_WINDOW}
 

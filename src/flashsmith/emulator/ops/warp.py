@@ -11,7 +11,7 @@ from flashsmith.emulator.machine.opcode import Unknown, opcode
 from flashsmith.emulator.machine.unit import Unit
 from flashsmith.emulator.machine.values import Value
 from flashsmith.emulator.ptx.instruction import Instruction, Pair
-from flashsmith.emulator.ptx.parse import SIZES
+from flashsmith.emulator.ptx.types import SIZES
 
 if TYPE_CHECKING:
     from flashsmith.emulator.machine.chunk import Chunk

@@ -19,6 +19,7 @@ from flashsmith.emulator.copies.mbarrier import Ints
 from flashsmith.emulator.copies.smem_layout import CHUNK_BYTES, MatrixDescriptor, operand_chunks
 from flashsmith.emulator.machine.opcode import Unknown, opcode
 from flashsmith.emulator.machine.values import Value
+from flashsmith.emulator.ops.bulk_copy import group_count
 from flashsmith.emulator.ptx.instruction import Imm, Instruction, Operand, Reg, Vector
 
 if TYPE_CHECKING:
@@ -47,9 +48,7 @@ def wgmma(e: Emitter, i: Instruction) -> None:
     if i.has("commit_group"):
         e.do(f"{e.use(_commit)}(c, u)")
     elif i.has("wait_group"):
-        count = i.operands[0]
-        assert isinstance(count, Imm)
-        e.do(f"{e.use(_wait)}(c, u, {count.value}, {e.index})")
+        e.do(f"{e.use(_wait)}(c, u, {group_count(i, most=7)}, {e.index})")
     elif i.has("mma_async"):
         _product(e, i)
     else:
@@ -67,7 +66,11 @@ def _product(e: Emitter, i: Instruction) -> None:
     in_registers = isinstance(a, Vector)
     if n % 8 or not 8 <= n <= 256 or len(flags) != (3 if in_registers else 4):
         raise Unknown("operands of this number and size")
-    assert isinstance(d, Vector)
+    words = n // 2 if kinds[0] == "f32" else n // 4
+    if not isinstance(d, Vector) or len(d.items) != words:
+        raise Unknown(f"n{n} takes {words} accumulators")
+    if (isinstance(a, Vector) and len(a.items) != 4) or any(f not in (-1, 0, 1) for f in flags):
+        raise Unknown("A has 4 registers; signs are 1 or -1, transpositions 0 or 1")
     if isinstance(a, Vector):
         a_text = f"({', '.join(e.read(r, 'u32') for r in a.items)})"
     else:
@@ -86,7 +89,8 @@ def _product(e: Emitter, i: Instruction) -> None:
 
 def _or_none(register: Operand) -> str:
     """The raw register: undefined accumulators are None and are not read when scale-d is false."""
-    assert isinstance(register, Reg)
+    if not isinstance(register, Reg):
+        raise Unknown("accumulators are registers")
     return f"r{register.number}"
 
 
