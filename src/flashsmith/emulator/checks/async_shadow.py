@@ -201,6 +201,15 @@ class Readers:
         self.pending.append((block, warp, group, places))
         self._mark(warp, places, BEING_READ)
 
+    def drop(self, slots: NDArray[np.intp]) -> None:
+        """Forgets what blocks in these slots began: they have ended."""
+        kept = []
+        for block, warp, group, places in self.pending:
+            going = ~np.isin(block, slots)
+            if going.any():
+                kept.append((block[going], warp[going], group[going], places[going]))
+        self.pending = kept
+
     def end(self, is_over: Callable[[Ints, Ints, Ints], NDArray[np.bool_]], index: int) -> None:
         """Ends the operations that `is_over(block, warp, group)` names: read, as of now."""
         now = self.chunk.tick(index)

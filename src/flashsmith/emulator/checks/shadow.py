@@ -55,6 +55,13 @@ class Shadow:
         self.lanes = np.zeros(count, np.uint32)  # lane of the last write
         self.reads = np.zeros((chunk.warps, count), np.uint32)
 
+    def clear(self, slots: NDArray[np.intp]) -> None:
+        """Blocks begin in these slots: nobody has touched their memory."""
+        blocks = len(self.chunk.blocks)
+        self.tags.reshape(blocks, -1)[slots] = NEVER
+        self.lanes.reshape(blocks, -1)[slots] = 0
+        self.reads.reshape(self.chunk.warps, blocks, -1)[:, slots] = 0
+
     # -- accesses -------------------------------------------------------------------------------
 
     def read(

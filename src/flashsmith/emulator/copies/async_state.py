@@ -38,6 +38,14 @@ class AsyncState:
         self.init_time = np.zeros((blocks, 0), np.int64)
         self.init_fence = np.zeros((blocks, 0), np.int64)
         self.lifetimes = Lifetimes(chunk)
+        chunk.on_start.append(self._started)
+
+    def _started(self, slots: Ints) -> None:
+        """Blocks begin in these slots, without a barrier."""
+        for state in (self.arrived, self.ended, self.init_warp, self.init_time, self.init_fence):
+            state[slots] = 0
+        self.barriers.clear(slots)
+        self.lifetimes.clear(slots)
 
     @staticmethod
     def of(chunk: Chunk) -> AsyncState:
@@ -147,6 +155,12 @@ class Lifetimes:
         self.touched = np.zeros((blocks, chunk.agents), np.int64)  # last access, by peer
         if chunk.cluster > 1:
             chunk.on_exit.append(self._exited)
+
+    def clear(self, slots: Ints) -> None:
+        """Blocks begin in these slots."""
+        self.alive[slots] = self.chunk.threads
+        self.known[slots] = 0
+        self.touched[slots] = 0
 
     def touch(self, block: Ints, source: Ints, warp: Ints) -> None:
         """Warps of `source` blocks reach into other blocks."""

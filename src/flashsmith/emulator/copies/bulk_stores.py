@@ -28,6 +28,7 @@ class BulkGroups:
         self.flights: list[StoreFlight] = []
         self.readers = Readers(c)
         c.on_exit.append(self._exited)
+        c.on_start.append(self.readers.drop)
 
     @staticmethod
     def of(c: Chunk) -> BulkGroups:

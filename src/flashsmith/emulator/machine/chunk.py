@@ -1,7 +1,12 @@
-"""Some blocks of a grid while they run: shared memory, clocks, barriers, copies in flight."""
+"""Some blocks of a grid while they run: shared memory, clocks, barriers, copies in flight.
+
+Blocks stand in slots. Where blocks wait for each other all that fit on the GPU have one, and the
+next of the grid takes the slot of one that has ended.
+"""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
@@ -16,11 +21,10 @@ from flashsmith.emulator.machine.barriers import Barriers
 from flashsmith.emulator.machine.special_registers import TIMERS, special_value
 from flashsmith.emulator.machine.unit import LANES, Unit
 from flashsmith.emulator.machine.values import Value
-from flashsmith.emulator.memory import GlobalMemory
-from flashsmith.emulator.options import EmulatorOptions
-from flashsmith.emulator.ptx.module import Kernel
+from flashsmith.emulator.options import LaunchSetup
 
 ALWAYS = 1 << 40  # later than any time
+Slots = NDArray[np.intp]
 ASYNC_AGENTS = 40
 POISON = 0xFF  # byte that fills shared memory at the start: NaN in every float type
 
@@ -29,41 +33,27 @@ class Chunk:
     """The state that all units of some blocks share."""
 
     def __init__(
-        self,
-        kernel: Kernel,
-        *,
-        blocks: NDArray[np.int64],  # linear numbers in the grid
-        grid: tuple[int, int, int],
-        threads: int,
-        smem_bytes: int,  # static and dynamic, without the reserved first KB
-        dynamic_bytes: int,
-        params: bytes,
-        memory: GlobalMemory,
-        symbols: dict[str, Any],  # Any: numpy u64 addresses of module variables
-        local_bytes: int,
-        options: EmulatorOptions,
-        cluster: int = 1,
+        self, setup: LaunchSetup, blocks: NDArray[np.int64], later: Sequence[int] = ()
     ) -> None:
-        self.kernel = kernel
+        """`blocks` are numbers in the grid, by slot; `later` ones begin when others have ended."""
         self.blocks = blocks
-        self.grid = grid
-        self.threads = threads
-        self.warps = -(-threads // 32)
-        self.options = options
-        self.memory = memory
-        self.symbols = symbols
-        self.params = np.frombuffer(params + bytes(-len(params) % 16 + 16), np.uint8)
-        self.cluster = cluster
-        self.smem_bytes = smem_bytes
-        self.dynamic_bytes = dynamic_bytes
-        self.limit = SHARED_BASE + smem_bytes  # first shared address that is not there
+        self.later = deque(later)
+        self.ended: list[int] = []  # slots whose block has ended, while others wait for one
+        self.kernel, self.options, self.memory = setup.kernel, setup.options, setup.memory
+        self.grid, self.cluster, self.sm_count = setup.grid, setup.cluster, setup.sm_count
+        self.threads = setup.threads
+        self.warps = -(-setup.threads // 32)
+        self.symbols = setup.symbols
+        self.params = np.frombuffer(setup.params + bytes(-len(setup.params) % 16 + 16), np.uint8)
+        self.smem_bytes, self.dynamic_bytes = setup.smem_bytes, setup.dynamic_bytes
+        self.limit = SHARED_BASE + setup.smem_bytes  # first shared address that is not there
         self.pitch = -(-self.limit // 128) * 128
         self.smem = np.full(len(blocks) * self.pitch, POISON, np.uint8)
         kinds = (np.uint8, np.uint16, np.uint32, np.uint64, np.complex128)
         self.shared_views: dict[int, NDArray[Any]] = {  # by the size of an element in bytes
             np.dtype(kind).itemsize: self.smem.view(kind) for kind in kinds
         }
-        self.local = np.zeros((len(blocks) * self.warps * 32, local_bytes), np.uint8)
+        self.local = np.zeros((len(blocks) * self.warps * 32, setup.local_bytes), np.uint8)
         self._number_agents()
         self.time = 1
         # known[block, warp, agent]: the agent's events up to this time happened before the warp's
@@ -74,18 +64,19 @@ class Chunk:
         self.together = np.zeros((len(blocks), self.warps), np.int64)
         self.known_version = 0
         self.history: list[int] = [0, 0]  # instruction that each moment belongs to
-        lanes = np.arange(self.warps * 32).reshape(self.warps, 32) < threads
+        lanes = np.arange(self.warps * 32).reshape(self.warps, 32) < setup.threads
         self.first_alive = lanes  # lanes that are there at the start, by warp
         self.alive = np.tile(lanes, (len(blocks), 1, 1))  # lanes that have not ended
         self._lane_clocks: NDArray[np.int64] | None = None
         self.barriers = Barriers(self)
-        self.shadow = Shadow(self, shadow_grain(kernel)) if options.checks else None
-        self.counters = Counters() if options.counters else None
+        self.shadow = Shadow(self, shadow_grain(setup.kernel)) if setup.options.checks else None
+        self.counters = Counters() if setup.options.counters else None
         self.flights: list[Any] = []  # Any: objects with land(chunk) (asynchronous copies)
         self.forks: list[Unit] = []
         self.live: Sequence[Sequence[int]] = ()  # registers that live at each segment's start
         self.lines: Sequence[int] = ()  # of PTX, where each segment begins
         self.on_exit: list[Callable[[Unit], None]] = []  # called with warps that end
+        self.on_start: list[Callable[[Slots], None]] = []  # called with slots that begin anew
         self.state: dict[str, Any] = {}  # Any: state of instruction families, by family
 
     def _number_agents(self) -> None:
@@ -103,17 +94,19 @@ class Chunk:
 
     # -- units --------------------------------------------------------------------------------
 
-    def first_units(self, registers: int, split_warps: bool) -> list[Unit]:
-        """All warps of all blocks in one unit, or a unit for each warp."""
-        count = len(self.blocks)
+    def first_units(
+        self, registers: int, split_warps: bool, slots: Slots | None = None
+    ) -> list[Unit]:
+        """All warps of the blocks of some slots (of all) in one unit, or a unit for each warp."""
+        slots = np.arange(len(self.blocks)) if slots is None else slots
         tail = self.threads % 32
         groups = (
             [np.array([w]) for w in range(self.warps)] if split_warps else [np.arange(self.warps)]
         )
         units = []
         for group in groups:
-            block = np.repeat(np.arange(count), len(group))
-            warp = np.tile(group, count)
+            block = np.repeat(slots, len(group))
+            warp = np.tile(group, len(slots))
             mask = None
             if tail and (warp == self.warps - 1).any():
                 mask = ((warp * 32)[:, None] + LANES < self.threads).reshape(-1)
@@ -129,6 +122,44 @@ class Chunk:
             self.alive[where] &= ~unit.mask.reshape(-1, 32)
         for action in self.on_exit:
             action(unit)
+        if self.later:
+            slots = np.unique(unit.block)
+            self.ended += slots[~self.alive[slots].any(axis=(1, 2))].tolist()
+
+    def restart(self) -> Slots:
+        """Gives the slots of ended blocks (of whole clusters) to the next blocks of the grid."""
+        whole = [
+            first
+            for first in sorted({slot // self.cluster * self.cluster for slot in self.ended})
+            if set(range(first, first + self.cluster)) <= set(self.ended)
+        ]
+        starting = [slot for first in whole for slot in range(first, first + self.cluster)]
+        starting = starting[: len(self.later)]
+        if not starting:
+            return np.array([], np.intp)
+        self.land_all()  # nothing of the old blocks may land in the new ones
+        self.ended = [slot for slot in self.ended if slot not in starting]
+        slots = np.array(starting, np.intp)
+        self.blocks[slots] = [self.later.popleft() for _ in starting]
+        self._clear(slots)
+        for action in self.on_start:
+            action(slots)
+        return slots
+
+    def _clear(self, slots: Slots) -> None:
+        self.smem.reshape(len(self.blocks), -1)[slots] = POISON
+        self.local.reshape(len(self.blocks), -1)[slots] = 0
+        self.known[slots] = 0
+        own = np.arange(self.warps)
+        self.known[slots[:, None], own, own] = ALWAYS
+        self.together[slots] = 0
+        self.known_version += 1
+        self.alive[slots] = self.first_alive
+        if self._lane_clocks is not None:
+            self._lane_clocks[slots] = 0
+        self.barriers.clear(slots)
+        if self.shadow is not None:
+            self.shadow.clear(slots)
 
     # -- clocks -------------------------------------------------------------------------------
 
@@ -244,8 +275,11 @@ class Chunk:
     # -- faults -----------------------------------------------------------------------------------
 
     def block_index(self, block: int) -> tuple[int, int, int]:
-        """blockIdx of a block of this chunk."""
-        linear = int(self.blocks[block])
+        """blockIdx of the block in a slot."""
+        return self.block_index_of(int(self.blocks[block]))
+
+    def block_index_of(self, linear: int) -> tuple[int, int, int]:
+        """blockIdx of a block by its number in the grid."""
         x, y, _ = self.grid
         return (linear % x, linear // x % y, linear // (x * y))
 
@@ -288,6 +322,11 @@ class Chunk:
             f"{', '.join(who[:4])}{f' and {len(who) - 4} more' if len(who) > 4 else ''}: {what}"
             for what, who in lines.items()
         )
+        if self.later:
+            told += (
+                f"; {len(self.later)} blocks from {self.block_index_of(self.later[0])} on have not "
+                f"begun: {len(self.blocks)} fit on {self.sm_count} SMs"
+            )
         first = units[0]
         raise EmulationError(
             kind,

@@ -39,20 +39,23 @@ class Scheduler:
         functions: list[SegmentFunction],
         seed: int | None,
         segments: list[Segment],
+        registers: int,
     ) -> None:
         self.chunk = chunk
         self.functions = functions
+        self.registers = registers
         self.meeting_points = meeting_points(segments)  # parts of a warp wait here for each other
         self.quiet = quiet_segments(segments)
         self.segments_run = 0
+        self.acted = False  # whether the last step did more than to look
         self.most_idle = LIVELOCK_SEGMENTS // (1 if seed is None else 10)
         self.random = np.random.default_rng(seed) if seed is not None else None
         self.units: list[Unit] = []
         self.counts = [0] * len(functions)  # warps that ran each segment
 
-    def run(self, units: list[Unit]) -> None:
-        """Runs until every warp has ended; raises on deadlock."""
-        self.units = units
+    def run(self) -> None:
+        """Runs all blocks until every warp has ended; raises on deadlock."""
+        self.units = self.chunk.first_units(self.registers, self.random is not None)
         spins = 0
         while self.units:
             unit = self._next()
@@ -61,15 +64,23 @@ class Scheduler:
                     continue
                 if unit is None:
                     self.chunk.deadlock(self.units, "deadlock")
-            spins = spins + 1 if unit.yielded else 0
+            unit.yielded = self.acted = False
+            self._step(unit)
+            spins = 0 if self.acted else spins + unit.yielded
             if spins > LIVELOCK_ROUNDS * (1 + len(self.units)):
                 self.chunk.deadlock(self.units, "livelock")
-            unit.yielded = False
-            self._step(unit)
             if unit.idle > self.most_idle or self.segments_run > MOST_SEGMENTS:
                 self.chunk.deadlock([unit], "livelock")
             if self.chunk.flights:
                 self.chunk.land_some(self.random)
+            if self.chunk.ended:
+                self._begin_later_blocks()
+
+    def _begin_later_blocks(self) -> None:
+        slots = self.chunk.restart()
+        if len(slots):
+            split = self.random is not None
+            self.units += self.chunk.first_units(self.registers, split, slots)
 
     # -- choosing -----------------------------------------------------------------------------
 
@@ -143,12 +154,14 @@ class Scheduler:
         once, quiet, turns = self.random is not None, self.quiet, 0
         while True:
             counts[pc] += pairs
-            unit.pc = pc
-            unit.idle = unit.idle + 1 if quiet[pc] else 0
+            unit.pc, was_quiet = pc, quiet[pc]
             turns += 1
             pc = functions[pc](unit, registers, mask, chunk)
-            if unit.yielded:
+            if was_quiet and not unit.yielded:
+                unit.idle += 1
+            else:
                 unit.idle = 0
+                self.acted = self.acted or not unit.yielded
             if pc < 0:
                 self._ended(unit, pc)
                 break

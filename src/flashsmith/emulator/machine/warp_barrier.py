@@ -31,6 +31,7 @@ class WarpBarriers:
         self.waiting = np.zeros((*shape, 32), np.uint32)  # mask of each waiting lane, or 0
         self.index = np.zeros(shape, np.int64)  # instruction where a lane last began to wait
         chunk.on_exit.append(self._exited)
+        chunk.on_start.append(self._started)
 
     @staticmethod
     def of(chunk: Chunk) -> WarpBarriers:
@@ -40,6 +41,9 @@ class WarpBarriers:
             found = chunk.state["warp barriers"] = WarpBarriers(chunk)
         assert isinstance(found, WarpBarriers)
         return found
+
+    def _started(self, slots: NDArray[np.intp]) -> None:
+        self.waiting[slots] = 0
 
     def arrive(self, unit: Unit, here: Rows, mask: NDArray[np.uint32], index: int) -> None:
         """Lanes `here` arrive, with one mask a pair; those that are not all there wait."""

@@ -102,8 +102,14 @@ class RegisterPool:
         # What ptxas gives a kernel at its start: all that fits, but no more than it ever asks for.
         asked = [_count(i) for i in c.kernel.instructions if i.opcode == "setmaxnreg"]
         launch = min(REGISTER_FILE // c.threads // 8 * 8, max(asked, default=MAX_REGISTERS))
+        self.launch = launch
         self.held = np.full((len(c.blocks), c.warps), launch, np.int64)
         self.free = np.zeros(len(c.blocks), np.int64)
+        c.on_start.append(self._started)
+
+    def _started(self, slots: NDArray[np.intp]) -> None:
+        self.held[slots] = self.launch
+        self.free[slots] = 0
 
     @staticmethod
     def of(c: Chunk) -> RegisterPool:

@@ -112,6 +112,7 @@ class WgmmaGroups:
     def __init__(self, chunk: Chunk) -> None:
         self.committed = np.zeros((len(chunk.blocks), chunk.warps), np.int64)
         self.readers = Readers(chunk)
+        chunk.on_start.append(self.readers.drop)
 
     @staticmethod
     def of(chunk: Chunk) -> WgmmaGroups:
