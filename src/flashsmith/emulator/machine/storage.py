@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flashsmith.emulator.ptx.instruction import Instruction, Operand, registers
+from flashsmith.emulator.ptx.instruction import Address, Instruction, Operand, registers
 from flashsmith.emulator.ptx.module import Kernel
 from flashsmith.emulator.ptx.types import SIZES
 
@@ -45,5 +45,7 @@ def _vote(instruction: Instruction, votes: list[int]) -> None:
 
 
 def _add(operand: Operand, votes: list[int], weight: int) -> None:
+    if isinstance(operand, Address):
+        weight = -1  # the type is that of what lies there
     for reg in registers(operand):
         votes[reg.number] += weight
