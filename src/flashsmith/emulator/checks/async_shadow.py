@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from flashsmith.emulator.checks.shadow import AGENT_BITS, AGENT_MASK, IN_FLIGHT, NEVER, Shadow
+from flashsmith.emulator.checks.shadow import (
+    AGENT_BITS,
+    AGENT_MASK,
+    BEING_READ,
+    IN_FLIGHT,
+    NEVER,
+    Shadow,
+    still_read_by,
+)
 from flashsmith.emulator.copies.async_state import seen_from
 from flashsmith.emulator.copies.mbarrier import Ints
 from flashsmith.emulator.copies.smem_layout import CHUNK_BYTES
@@ -23,7 +31,6 @@ if TYPE_CHECKING:
     from flashsmith.emulator.machine.unit import Unit
 
 ALWAYS = 1 << 40  # later than any time
-BEING_READ = 0xFFFFFFFF  # read time of what an operation in flight still reads
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +92,8 @@ def _landed_together(access: Access, tags: NDArray[np.uint32]) -> bool:
     """Whether every entry reads what one agent's copies wrote, and its warp knows of them all."""
     agents = tags & np.uint32(AGENT_MASK)
     agent = agents[:, 0].astype(np.int64)
-    if (agents != agents[:, :1]).any() or (agent < access.chunk.warps).any():
+    copies = (agent >= access.chunk.warps) & (agent < access.chunk.fenced_column)
+    if not copies.all() or (agents != agents[:, :1]).any():
         return False
     latest = (tags.max(axis=1) >> np.uint32(AGENT_BITS)).astype(np.int64)
     return bool((latest <= access.known(agent[:, None])[:, 0]).all())
@@ -140,7 +148,7 @@ def check_write(access: Access) -> Ints:
     for reader in range(chunk.warps):
         seen = rows_of(chunk.shadow, chunk.shadow.reads[reader]).take(places, axis=0)
         seen = seen.reshape(len(places), -1)
-        late = seen > clocks[:, reader : reader + 1]
+        late = (seen > clocks[:, reader : reader + 1]) | (seen == BEING_READ)
         if late.any():
             _report_reader(access, reader, seen, late, wide)
     return places
@@ -151,12 +159,10 @@ def _report_reader(
 ) -> None:
     at = int(late.argmax())
     time = int(seen.reshape(-1)[at])
-    other = f"read by {access.chunk.party(reader, time)}"
-    message = "overwrites what another reads, and nothing orders the two"
     if time == BEING_READ:
-        other = f"the wgmma or bulk store of warp {reader} that reads it, not waited for"
-        message = "overwrites what an asynchronous operation still reads"
-    access.fault(at, wide, "race", message, other)
+        access.fault(at, wide, *still_read_by(reader))
+    message = "overwrites what another reads, and nothing orders the two"
+    access.fault(at, wide, "race", message, f"read by {access.chunk.party(reader, time)}")
 
 
 def _check_flight(access: Access, tags: NDArray[np.uint32], wide: int) -> None:

@@ -19,6 +19,7 @@ AGENT_BITS = 6
 AGENT_MASK = (1 << AGENT_BITS) - 1
 NEVER = 0xFFFFFFFF  # tag of a word nobody wrote
 IN_FLIGHT = 0xFFFFFF00  # tag of a word a copy is on its way to; the agent is in the low bits
+BEING_READ = 0xFFFFFFFF  # read time of what an operation in flight still reads
 LATEST = IN_FLIGHT >> AGENT_BITS  # first time that a tag cannot hold
 
 Lanes = NDArray[np.intp] | None  # positions in the unit of the lanes that access, None for all
@@ -33,6 +34,15 @@ def shadow_grain(kernel: Kernel) -> int:
         if i.opcode in ("ld", "st", "atom") and i.type in small and not elsewhere | is_vector:
             return 1
     return 4
+
+
+def still_read_by(warp: int) -> tuple[str, str, str]:
+    """Kind, message and other party of a write over what an operation in flight reads."""
+    return (
+        "race",
+        "overwrites what an asynchronous operation still reads",
+        f"the wgmma or bulk store of warp {warp} that reads it, not waited for",
+    )
 
 
 def _of(lanes: Lanes, values: NDArray[Any]) -> NDArray[Any]:
@@ -265,7 +275,11 @@ class Shadow:
             )
         for agent in range(self.chunk.warps):
             times = self._take(self.reads[agent], offsets, n_bytes)
-            if int(times.max(initial=0)) <= safe:
+            latest = int(times.max(initial=0))
+            if latest == BEING_READ:
+                at = int(times.argmax())
+                self._fault(unit, lanes, offsets, at // width, index, *still_read_by(agent))
+            if latest <= safe:
                 continue
             early = times > self._known(unit, lanes, np.full(times.size, agent), width)
             if early.any():
