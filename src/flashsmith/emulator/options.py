@@ -7,6 +7,7 @@ from typing import Any
 
 from flashsmith.emulator.checks.counters import Counters
 from flashsmith.emulator.memory import GlobalMemory
+from flashsmith.emulator.ordering.traits import KernelTraits
 from flashsmith.emulator.ptx.module import Kernel
 
 
@@ -41,6 +42,7 @@ class LaunchSetup:
     options: EmulatorOptions
     cluster: int
     sm_count: int
+    traits: KernelTraits
 
     @property
     def blocks(self) -> int:

@@ -23,7 +23,7 @@ from flashsmith.emulator.machine.scheduler import Scheduler
 from flashsmith.emulator.machine.translate import Translation, translate
 from flashsmith.emulator.memory import GlobalMemory
 from flashsmith.emulator.options import EmulatorOptions, LaunchReport, LaunchSetup
-from flashsmith.emulator.ordering.traits import blocks_communicate
+from flashsmith.emulator.ordering.traits import traits_of
 from flashsmith.emulator.ptx.instruction import Symbol
 from flashsmith.emulator.ptx.module import Kernel
 from flashsmith.emulator.ptx.parse import parse_kernel
@@ -45,7 +45,7 @@ class Program:
         self.translation = translate(kernel)
         self._fine: Translation | None = None
         self._wgmma_problems: list[Problem] | None = None
-        self.communicates = blocks_communicate(kernel)
+        self.traits = traits_of(kernel)
         self._referenced = {
             symbol.name
             for instruction in kernel.instructions
@@ -86,6 +86,7 @@ class Program:
         setup = LaunchSetup(
             self.kernel, grid, threads, translation.static_smem_bytes + smem_bytes, smem_bytes,
             buffer, memory, symbols, translation.local_bytes, options, cluster, sm_count,
+            self.traits,
         )  # fmt: skip
         try:
             with np.errstate(all="ignore"):
@@ -104,7 +105,7 @@ class Program:
         """Runs every block; blocks that do not communicate in chunks, one after another."""
         blocks, options = setup.blocks, setup.options
         step, together = max(1, options.chunk_lanes // (32 * -(-setup.threads // 32))), blocks
-        if self.communicates:  # all are one chunk, and as many as fit begin
+        if self.traits.communicates:  # all are one chunk, and as many as fit begin
             step, together = blocks, resident_blocks(setup, registers)
         step, together = (max(1, n // setup.cluster) * setup.cluster for n in (step, together))
 

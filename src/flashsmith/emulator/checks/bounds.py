@@ -75,7 +75,10 @@ def global_cells(
     """Positions in the arena's view of `n_bytes` cells, after the checks."""
     if c.options.checks or c.memory.is_sparse:  # what lies nowhere has no place in the arena
         check_global_bounds(c, u, lanes, address, n_bytes, index)
-    return c.memory.offsets(address.view(np.int64)) >> SHIFT[n_bytes]
+    cells = c.memory.offsets(address.view(np.int64)) >> SHIFT[n_bytes]
+    if c.writes is not None:
+        c.writes.touch(u, lanes, cells, n_bytes, index)
+    return cells
 
 
 def refuse_misaligned(

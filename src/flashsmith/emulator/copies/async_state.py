@@ -133,14 +133,15 @@ def seen_from(chunk: Chunk, rows: Ints, source: Ints, target: Ints) -> Ints:
     """
     warps, size = chunk.warps, chunk.cluster
     own = rows[:, :warps, None].swapaxes(1, 2)
-    peers = rows[:, chunk.peer_column :].reshape(len(rows), size - 1, warps)
+    peers = rows[:, chunk.peer_column : chunk.flag_column].reshape(len(rows), size - 1, warps)
     ring = np.concatenate([own, peers], axis=1)  # by rank, counted from the source's
     shift = (target - source) % size
     order = (np.arange(size) + shift[:, None]) % size
     turned = np.take_along_axis(ring, order[:, :, None], axis=1)
     out = np.zeros_like(rows)
     out[:, :warps] = turned[:, 0]
-    out[:, chunk.peer_column :] = turned[:, 1:].reshape(len(rows), -1)
+    out[:, chunk.peer_column : chunk.flag_column] = turned[:, 1:].reshape(len(rows), -1)
+    out[:, chunk.flag_column :] = rows[:, chunk.flag_column :]
     return out
 
 

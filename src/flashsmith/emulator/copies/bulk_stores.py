@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from flashsmith.emulator.checks.async_shadow import Access, Readers, check_read
 from flashsmith.emulator.copies.async_state import Mask, active_lanes, at_lanes
-from flashsmith.emulator.copies.bulk_places import check_smem, transfer_places
+from flashsmith.emulator.copies.bulk_places import check_smem, global_chunks, transfer_places
 from flashsmith.emulator.copies.mbarrier import Ints
 from flashsmith.emulator.copies.transfers import StoreFlight, StoreWait, smem_chunks
 from flashsmith.emulator.machine.values import Value
@@ -26,6 +26,7 @@ class BulkGroups:
         self.chunk = c
         self.committed = np.zeros(len(c.blocks) * c.warps * 32, np.int64)
         self.flights: list[StoreFlight] = []
+        self.unseen: list[StoreFlight] = []  # those whose writes their threads do not know yet
         self.readers = Readers(c)
         c.on_exit.append(self._exited)
         c.on_start.append(self.readers.drop)
@@ -87,6 +88,16 @@ def start_store(
         flight = StoreFlight(index, place, thread, group, offsets, operation, element)
         groups.flights.append(flight)
         c.flights.append(flight)
+        if c.writes is not None:
+            flight.writes = [
+                c.writes.write(u, int(lane), cells, index, adds=bool(operation))
+                for lane, cells in zip(mine, global_chunks(c, place), strict=True)
+            ]
+        if c.sums is not None:
+            for one, other in zip(block.tolist(), warp.tolist(), strict=True):
+                c.sums.settle_before(one, other, by_copy=True)
+        if c.writes is not None or c.sums is not None:
+            groups.unseen.append(flight)
 
 
 def commit_stores(c: Chunk, u: Unit, m: Mask) -> None:
@@ -95,8 +106,23 @@ def commit_stores(c: Chunk, u: Unit, m: Mask) -> None:
     groups.committed[_threads(c, u, active_lanes(u, m))] += 1
 
 
-def wait_for_stores(c: Chunk, u: Unit, m: Mask, count: int, index: int) -> None:
-    """Waits until all but the newest `count` groups of each thread have been read."""
+def _observe(c: Chunk, groups: BulkGroups, ends: Ints, index: int) -> None:
+    """The threads know the writes of groups below `ends` from here on."""
+    now = c.tick(index)
+    kept = []
+    for flight in groups.unseen:
+        over = flight.group < ends[flight.thread]
+        for transfer in np.flatnonzero(over).tolist():
+            flight.observe(transfer, now)
+        if not over.all():
+            kept.append(flight)
+    groups.unseen = kept
+
+
+def wait_for_stores(
+    c: Chunk, u: Unit, m: Mask, count: int, index: int, *, reads_only: bool
+) -> None:
+    """Waits until all but the newest `count` groups of each thread are over, or have been read."""
     groups = BulkGroups.of(c)
     lanes = active_lanes(u, m)
     thread = _threads(c, u, lanes)
@@ -104,10 +130,12 @@ def wait_for_stores(c: Chunk, u: Unit, m: Mask, count: int, index: int) -> None:
     ends[thread] = groups.committed[thread] - count
     position = np.full(len(groups.committed), -1, np.int64)
     position[thread] = lanes // 32
+    if groups.unseen and not reads_only:
+        _observe(c, groups, ends, index)
     waited: list[StoreFlight] = []
     pair_of: dict[int, NDArray[np.int64]] = {}
     for flight in groups.flights:
-        if flight.landed:
+        if flight.landed or (reads_only and flight.raw is not None):
             continue
         mine = flight.group < ends[flight.thread]
         if mine.any():
@@ -120,4 +148,4 @@ def wait_for_stores(c: Chunk, u: Unit, m: Mask, count: int, index: int) -> None:
             index,
         )
     if waited:
-        u.wait = StoreWait(waited, u.pairs, pair_of)
+        u.wait = StoreWait(waited, u.pairs, pair_of, reads_only=reads_only)

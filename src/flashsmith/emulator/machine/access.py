@@ -131,18 +131,29 @@ def _store_cluster(
 
 def _load_uniform(c: Chunk, u: Unit, address: Value, n_bytes: int, index: int) -> Value:
     cells = global_cells(c, u, None, np.asarray(address).reshape(1), n_bytes, index)
+    if c.sums is not None:
+        c.sums.settle(cells, n_bytes)
     if c.counters is not None:
         count_global(c, u, None, u.array(address), n_bytes, index, "global load")
     return c.memory.views[n_bytes][int(cells[0])]
 
 
+def take_global(
+    c: Chunk, u: Unit, lanes: Lanes, address: NDArray[Any], n_bytes: int, index: int
+) -> NDArray[Any]:
+    """What lies at the lanes' addresses in global memory."""
+    cells = global_cells(c, u, lanes, address, n_bytes, index)
+    if c.sums is not None:
+        c.sums.settle(cells, n_bytes)
+    return c.memory.views[n_bytes].take(cells)
+
+
 def _load_global(
     c: Chunk, u: Unit, lanes: Lanes, address: NDArray[Any], n_bytes: int, index: int
 ) -> NDArray[Any]:
-    cells = global_cells(c, u, lanes, address, n_bytes, index)
     if c.counters is not None:
         count_global(c, u, lanes, address, n_bytes, index, "global load")
-    return c.memory.views[n_bytes].take(cells)
+    return take_global(c, u, lanes, address, n_bytes, index)
 
 
 def _store_global(
@@ -157,6 +168,10 @@ def _store_global(
     cells = global_cells(c, u, lanes, address, n_bytes, index)
     if c.counters is not None:
         count_global(c, u, lanes, address, n_bytes, index, "global store")
+    if c.writes is not None:
+        c.writes.overwritten(cells, n_bytes)
+    if c.sums is not None:
+        c.sums.settle(cells, n_bytes)
     c.memory.views[n_bytes][cells] = value
 
 

@@ -22,6 +22,9 @@ from flashsmith.emulator.machine.special_registers import TIMERS, special_value
 from flashsmith.emulator.machine.unit import LANES, Unit
 from flashsmith.emulator.machine.values import Value
 from flashsmith.emulator.options import LaunchSetup
+from flashsmith.emulator.ordering.async_writes import AsyncWrites
+from flashsmith.emulator.ordering.clocks import GlobalClocks
+from flashsmith.emulator.ordering.sums import PendingSums
 
 ALWAYS = 1 << 40  # later than any time
 Slots = NDArray[np.intp]
@@ -44,6 +47,7 @@ class Chunk:
         self.threads = setup.threads
         self.warps = -(-setup.threads // 32)
         self.symbols = setup.symbols
+        self.traits = setup.traits
         self.params = np.frombuffer(setup.params + bytes(-len(setup.params) % 16 + 16), np.uint8)
         self.smem_bytes, self.dynamic_bytes = setup.smem_bytes, setup.dynamic_bytes
         self.limit = SHARED_BASE + setup.smem_bytes  # first shared address that is not there
@@ -71,26 +75,37 @@ class Chunk:
         self.barriers = Barriers(self)
         self.shadow = Shadow(self, shadow_grain(setup.kernel)) if setup.options.checks else None
         self.counters = Counters() if setup.options.counters else None
-        self.flights: list[Any] = []  # Any: objects with land(chunk) (asynchronous copies)
+        self.flights: list[Any] = []  # Any: objects with land(chunk, whole)
         self.forks: list[Unit] = []
         self.live: Sequence[Sequence[int]] = ()  # registers that live at each segment's start
         self.lines: Sequence[int] = ()  # of PTX, where each segment begins
         self.on_exit: list[Callable[[Unit], None]] = []  # called with warps that end
         self.on_start: list[Callable[[Slots], None]] = []  # called with slots that begin anew
         self.state: dict[str, Any] = {}  # Any: state of instruction families, by family
+        self.clocks = GlobalClocks(self) if self.flag_columns else None
+        self.writes = AsyncWrites(self) if self.tracks_writes else None
+        seed = setup.options.seed
+        self.random = np.random.default_rng([seed, 2]) if seed is not None else None
+        self.sums = PendingSums(self, seed) if seed is not None and self.defers_sums else None
 
     def _number_agents(self) -> None:
         """Agents: the warps, then asynchronous ones (one an mbarrier: the copies it counts).
 
-        The columns after them say, warp by warp, which writes the asynchronous proxy sees; the
-        last ones are the warps of the other blocks of the cluster, those of the next rank first.
+        The columns after them say, warp by warp, which writes the asynchronous proxy sees; then
+        come the warps of the other blocks of the cluster, those of the next rank first; the last
+        ones belong to GlobalClocks.
         """
         has_async = any(i.opcode == "mbarrier" for i in self.kernel.instructions)
         self.async_agents = min(ASYNC_AGENTS, 62 - self.warps) if has_async else 1
         self.async_used = 0  # asynchronous agents that have a barrier
         self.fenced_column = self.warps + self.async_agents
         self.peer_column = self.fenced_column + self.warps
-        self.agents = self.peer_column + (self.cluster - 1) * self.warps
+        self.flag_column = self.peer_column + (self.cluster - 1) * self.warps
+        self.tracks_writes = self.options.checks and self.traits.tracks_writes
+        self.defers_sums = self.options.seed is not None and self.traits.adds_floats
+        is_ordered = self.traits.has_flags and (self.tracks_writes or self.defers_sums)
+        self.flag_columns = 2 * len(self.blocks) * self.warps if is_ordered else 0
+        self.agents = self.flag_column + self.flag_columns
 
     # -- units --------------------------------------------------------------------------------
 
@@ -256,13 +271,14 @@ class Chunk:
             (flying if late else landing).append(flight)
         self.flights = flying
         for flight in landing:
-            flight.land(self)
+            if not flight.land(self, whole=False):
+                self.flights.append(flight)
 
     def land_all(self) -> None:
         """Lands every copy in flight."""
         landing, self.flights = self.flights, []
         for flight in landing:
-            flight.land(self)
+            flight.land(self, whole=True)
 
     # -- special registers -----------------------------------------------------------------------
 

@@ -26,6 +26,7 @@ LIVELOCK_ROUNDS = 2000  # rounds in which every unit only spins
 # Segments that a unit runs with no effect on anything but its registers; in random schedules, which
 # take a segment at a time, a tenth.
 LIVELOCK_SEGMENTS = 1_000_000
+APART = 0.2  # chance that blocks of a unit part, in a step of a random schedule
 TURN_SEGMENTS = 20_000  # after which a unit that has not waited lets the others run
 MOST_SEGMENTS = 200_000_000  # of one chunk; a second of emulation runs a few hundred thousand
 
@@ -75,6 +76,11 @@ class Scheduler:
                 self.chunk.land_some(self.random)
             if self.chunk.ended:
                 self._begin_later_blocks()
+            if self.chunk.sums is not None:
+                self.chunk.sums.settle_some()
+        self.chunk.land_all()
+        if self.chunk.sums is not None:
+            self.chunk.sums.settle_all()
 
     def _begin_later_blocks(self) -> None:
         slots = self.chunk.restart()
@@ -94,8 +100,24 @@ class Scheduler:
             warp = eager[int(self.random.integers(len(eager)))].warp[0]
             # Parts of one warp come together again where they can: the one behind goes first.
             chosen = min((u for u in eager if u.warp[0] == warp), key=lambda u: u.pc)
-            return self._joined(chosen, ready)
+            return self._some_blocks(self._joined(chosen, ready))
         return self._joined(min(eager, key=lambda u: u.pc), ready)
+
+    def _some_blocks(self, unit: Unit) -> Unit:
+        """Now and then a part of the blocks goes on alone, where it matters who is ahead."""
+        assert self.random is not None
+        if not self.chunk.traits.depends_on_pace or self.random.random() > APART:
+            return unit
+        blocks = np.unique(unit.block)
+        ahead = np.isin(unit.block, blocks[self.random.random(len(blocks)) < 0.5])
+        if ahead.all() or not ahead.any():
+            return unit
+        self.units = [u for u in self.units if u is not unit]
+        live = self.chunk.live[unit.pc]
+        parts = [split_pairs(unit, np.flatnonzero(some), live) for some in (ahead, ~ahead)]
+        parts[1].yielded = unit.yielded
+        self.units += parts
+        return parts[0]
 
     def _may_run(self, unit: Unit) -> bool:
         if unit.wait is not None:

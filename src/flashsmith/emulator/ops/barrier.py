@@ -10,6 +10,7 @@ from flashsmith.emulator.machine.segments import FORKED
 from flashsmith.emulator.machine.unit import Unit
 from flashsmith.emulator.machine.values import Value
 from flashsmith.emulator.machine.warp_barrier import sync_lanes
+from flashsmith.emulator.ordering.clocks import at_fence
 from flashsmith.emulator.ptx.instruction import Instruction
 
 if TYPE_CHECKING:
@@ -72,8 +73,18 @@ def arrive(
     c.barriers.arrive(u, ident, count, index, waits=waits)
 
 
+def emit_thread_fence(e: Emitter, i: Instruction) -> None:
+    """Memory is in program order here: a fence only says what other blocks may know."""
+    if any(i.has(scope) for scope in ("gpu", "sys", "gl")):
+        acquires, releases = not i.has("release"), not i.has("acquire")
+        with e.active():
+            e.do(f"{e.use(at_fence)}(c, u, {acquires}, {releases})")
+
+
 @opcode("membar", writes=0, counts_as="fence")
 def emit_membar(e: Emitter, i: Instruction) -> None:
-    """Fences: memory operations are done in program order here."""
+    """membar: a fence.sc of its level."""
+    if not i.has("proxy"):
+        emit_thread_fence(e, i)
     if i.modifiers not in (("cta",), ("gl",), ("sys",), ("proxy", "alias")):
         raise Unknown("this form of membar")

@@ -37,7 +37,10 @@ def translate(e: Emitter, i: Instruction) -> None:
     elif i.has("wait_group"):
         count = group_count(i)
         with e.active() as mask:
-            e.do(f"{e.use(wait_for_stores)}(c, u, {mask}, {count}, {e.index})")
+            e.do(
+                f"{e.use(wait_for_stores)}(c, u, {mask}, {count}, {e.index}, "
+                f"reads_only={i.has('read')})"
+            )
     elif any(m.startswith("mbarrier::") for m in i.modifiers):
         _load(e, i)
     elif i.has("bulk_group"):

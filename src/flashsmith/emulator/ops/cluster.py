@@ -12,6 +12,8 @@ from flashsmith.emulator.copies.async_state import RANK_SHIFT, AsyncState, Mask
 from flashsmith.emulator.machine.opcode import Unknown, opcode
 from flashsmith.emulator.machine.unit import LANES
 from flashsmith.emulator.machine.values import Value
+from flashsmith.emulator.ops.barrier import emit_thread_fence
+from flashsmith.emulator.ordering.clocks import at_proxy_fence
 from flashsmith.emulator.ptx.instruction import Imm, Instruction, Pair
 
 if TYPE_CHECKING:
@@ -68,13 +70,20 @@ def _is_leader(u: Unit, leader: NDArray[np.uint32]) -> NDArray[np.bool_]:
 
 @opcode("fence", writes=0, counts_as="fence")
 def fence(e: Emitter, i: Instruction) -> None:
-    """fence.proxy.async and fence.mbarrier_init; memory is in program order without others."""
+    """fence: of threads, of the asynchronous proxy, of mbarrier.init."""
     form = ".".join(i.modifiers)
     if form == "mbarrier_init.release.cluster":
-        e.do(f"{e.use(_fence_inits)}(c, u)")
+        with e.active():
+            e.do(f"{e.use(_fence_inits)}(c, u)")
     elif _PROXY_FENCE.fullmatch(form):
-        e.do(f"{e.use(_fence_proxy)}(c, u)")
-    elif not (_OTHER_PROXY.fullmatch(form) or _THREAD_FENCE.fullmatch(form)):
+        with e.active():
+            if not i.has("global"):
+                e.do(f"{e.use(_fence_proxy)}(c, u)")
+            if form in ("proxy.async", "proxy.async.global"):
+                e.do(f"{e.use(at_proxy_fence)}(c, u)")
+    elif _THREAD_FENCE.fullmatch(form):
+        emit_thread_fence(e, i)
+    elif not _OTHER_PROXY.fullmatch(form):
         raise Unknown("this form of fence")
 
 
