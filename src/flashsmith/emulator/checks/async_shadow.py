@@ -101,16 +101,32 @@ def _landed_together(access: Access, tags: NDArray[np.uint32]) -> bool:
 
 def check_read(access: Access) -> Ints:
     """Checks what the asynchronous proxy is about to read; returns its places."""
+    places, unwritten = check_operand(access)
+    if unwritten is not None:
+        message = "reads shared memory that nothing has written"
+        at, wide = int(unwritten.argmax()), unwritten.shape[1]
+        access.fault(at, wide, "uninitialised", message, "")
+    return places
+
+
+def check_operand(access: Access) -> tuple[Ints, NDArray[np.bool_] | None]:
+    """As `check_read`, of what may be unwritten: also which grains are, or None for none."""
     chunk = access.chunk
     assert chunk.shadow is not None
     places = access.places
     tags = rows_of(chunk.shadow, chunk.shadow.tags).take(places, axis=0)
     tags = tags.reshape(len(places), -1)
     if _landed_together(access, tags):
-        return places
-    wide = tags.shape[1]
+        return places, None
+    wide, unwritten = tags.shape[1], None
     if int(tags.max(initial=0)) >= IN_FLIGHT:
-        _check_flight(access, tags, wide)
+        unwritten = tags == NEVER
+        tags = np.where(unwritten, np.uint32(0), tags)
+        flying = tags >= IN_FLIGHT
+        if flying.any():
+            message = "reads shared memory that a copy has not reached yet"
+            at = int(flying.argmax())
+            access.fault(at, wide, "in flight", message, "the copy, not waited for")
     agents, times = _split(tags)
     _raise_first(
         access, times > access.known(agents), wide, agents, times,
@@ -124,7 +140,7 @@ def check_read(access: Access) -> Ints:
             access, hidden, wide, agents, times,
             "missing proxy fence", "reads ordinary writes that no fence.proxy.async has published",
         )  # fmt: skip
-    return places
+    return places, unwritten
 
 
 def check_write(access: Access) -> Ints:
@@ -165,16 +181,6 @@ def _report_reader(
     access.fault(at, wide, "race", message, f"read by {access.chunk.party(reader, time)}")
 
 
-def _check_flight(access: Access, tags: NDArray[np.uint32], wide: int) -> None:
-    never, flying = tags == NEVER, tags >= IN_FLIGHT
-    if never.any():
-        message = "reads shared memory that nothing has written"
-        access.fault(int(never.argmax()), wide, "uninitialised", message, "")
-    at = int(flying.argmax())
-    message = "reads shared memory that a copy has not reached yet"
-    access.fault(at, wide, "in flight", message, "the copy, not waited for")
-
-
 def _split(tags: NDArray[np.uint32]) -> tuple[Ints, Ints]:
     agents = (tags & np.uint32(AGENT_MASK)).astype(np.int64)
     return agents, (tags >> np.uint32(AGENT_BITS)).astype(np.int64)
@@ -202,8 +208,24 @@ class Readers:
         self.chunk = chunk
         self.pending: list[tuple[Ints, Ints, Ints, Ints]] = []  # block, warp, group, places
 
-    def begin(self, block: Ints, warp: Ints, group: Ints, places: Ints) -> None:
-        """Marks places as being read by operations of a group."""
+    def begin(
+        self,
+        block: Ints,
+        warp: Ints,
+        group: Ints,
+        places: Ints,
+        unwritten: NDArray[np.bool_] | None = None,
+    ) -> None:
+        """Marks places as being read by operations of a group.
+
+        What nothing has written is not read: it gives no value that a later write could spoil.
+        """
+        if unwritten is not None and unwritten.any():
+            held = ~np.asarray(unwritten.reshape(*places.shape, -1).all(axis=2))
+            some = np.asarray(held.any(axis=1))
+            first = np.take_along_axis(places, held.argmax(axis=1)[:, None], axis=1)
+            places = np.where(held, places, first)[some]
+            block, warp, group = block[some], warp[some], group[some]
         self.pending.append((block, warp, group, places))
         self._mark(warp, places, BEING_READ)
 

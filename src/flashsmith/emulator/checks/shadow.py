@@ -108,6 +108,10 @@ class Shadow:
         tags = agents.astype(np.uint32) | np.uint32(time << AGENT_BITS)
         self._put(self.tags, offsets, n_bytes, tags)
 
+    def forget(self, offsets: NDArray[np.int64], n_bytes: int) -> None:
+        """What was just stored there means nothing: it counts as never written."""
+        self._put(self.tags, offsets, n_bytes, np.full(len(offsets), NEVER, np.uint32))
+
     # -- storage --------------------------------------------------------------------------------
 
     def _take(

@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from flashsmith.emulator.checks.definedness import defined_by, require_defined
+from flashsmith.emulator.checks.undefined import Undefined, require_defined_value
 from flashsmith.emulator.machine.convergence import is_apart, members_of
 from flashsmith.emulator.machine.matrix_products import PendingProducts
 from flashsmith.emulator.machine.opcode import OPCODES, Unknown, opcode_of
@@ -29,6 +30,10 @@ from flashsmith.emulator.ptx.instruction import (
 from flashsmith.emulator.ptx.modifiers import unknown_modifier
 from flashsmith.emulator.ptx.module import Kernel
 from flashsmith.emulator.ptx.types import SIZES
+
+if TYPE_CHECKING:
+    from flashsmith.emulator.machine.chunk import Chunk
+    from flashsmith.emulator.machine.unit import Unit
 
 # The numpy type that holds a value of each PTX type, and its name in generated text.
 NUMPY: dict[str, Any] = {  # Any: numpy scalar classes
@@ -236,7 +241,7 @@ class Emitter:
         if self.guard is None:
             yield "m"
             return
-        mask = self.assign(f"{self.use(both)}(m, {self.guard_text})")
+        mask = self.assign(f"{self.use(active_by)}(c, u, m, {self.guard_text}, {self.index})")
         self.do(f"if {mask} is not False:")
         self._indent += " "
         yield mask
@@ -327,6 +332,13 @@ def pick(guard: Value, new: Value, old: Value) -> Value:
     if guard.ndim == 0:
         return new if guard else old
     return new if old is None else np.where(guard, new, old)
+
+
+def active_by(c: Chunk, u: Unit, mask: Value, guard: Value, index: int) -> Value:
+    """As `both`, for what a guard lets out of a thread: it must be defined."""
+    if isinstance(guard, Undefined):
+        require_defined_value(c, u, mask, guard, index)
+    return both(mask, np.asarray(guard) if isinstance(guard, Undefined) else guard)
 
 
 def both(mask: Value, guard: Value) -> Value:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from flashsmith.emulator.checks.undefined import Undefined, require_defined_value
 from flashsmith.emulator.machine.convergence import Convergence
 from flashsmith.emulator.machine.segments import (
     EXIT,
@@ -242,11 +243,13 @@ def split_pairs(unit: Unit, pairs: Any, live: Sequence[int]) -> Unit:  # Any: po
     return unit.select(pairs, None if mask.all() else mask, live)
 
 
-def branch(unit: Unit, condition: Value, taken: int, fall: int, chunk: Chunk) -> int:
+def branch(unit: Unit, condition: Value, taken: int, fall: int, chunk: Chunk, index: int) -> int:
     """The next segment after a conditional branch; divergent lanes become units of their own."""
     if condition.ndim == 0:
         return taken if condition else fall
     mask = unit.mask
+    if isinstance(condition, Undefined):
+        require_defined_value(chunk, unit, mask, condition, index)
     if mask is None:
         if condition.all():
             return taken

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from flashsmith.emulator.checks.undefined import marked, merged_mask
 from flashsmith.emulator.machine.values import Value
 
 LANES = np.arange(32)
@@ -178,6 +179,7 @@ def _merged_register(
     ):
         return first
     out = np.zeros(total, first.dtype)
+    undefined = merged_mask(values, [unit.mask for unit in units], places, total)
     for value, unit, place in zip(values, units, places, strict=True):
         if value is None:
             continue
@@ -185,4 +187,4 @@ def _merged_register(
             out[place] = value
         else:
             out[place[unit.mask]] = value[unit.mask] if value.ndim else value
-    return out
+    return out if undefined is None else marked(out, undefined)

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashsmith.emulator.checks.bounds import SHIFT, global_cells, shared_offsets
+from flashsmith.emulator.checks.undefined import require_defined_value
 from flashsmith.emulator.copies.async_state import Mask, active_lanes
 from flashsmith.emulator.machine.address_space import SHARED_WINDOW, WINDOW_BYTES
 from flashsmith.emulator.machine.emit import Emitter
@@ -87,6 +88,8 @@ def _apply(
     lanes = active_lanes(u, m)
     if c.random is not None and rows[0][0].dtype.kind == "f":
         lanes = c.random.permutation(lanes)
+    for value in (address, *(value for row in rows for value in row)):
+        require_defined_value(c, u, m, value, index)
     given = [[np.asarray(u.array(value)[lanes]) for value in row] for row in rows]
     dtype = given[0][0].dtype
     where = u.array(address)[lanes]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from flashsmith.emulator.checks.undefined import Undefined, any_undefined, marked
 from flashsmith.emulator.machine import access
 from flashsmith.emulator.machine.address_space import PARAM_WINDOW
 from flashsmith.emulator.machine.emit import Emitter, name_of
@@ -142,4 +143,7 @@ def put_together(u: Unit, *parts: Value) -> Value:
     out = np.empty((lanes, len(parts)), parts[0].dtype)
     for number, part in enumerate(parts):
         out[:, number] = part
-    return out.view(access.UINT[out.itemsize * len(parts)])[:, 0]
+    cells = out.view(access.UINT[out.itemsize * len(parts)])[:, 0]
+    if any(isinstance(part, Undefined) for part in parts):
+        return marked(cells, any_undefined(parts, lanes))
+    return cells
