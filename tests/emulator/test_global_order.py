@@ -194,6 +194,20 @@ def test_another_warp_may_release_what_a_barrier_told_it(seed):
     run(produce, consume, threads=64, seed=seed)
 
 
+def test_a_fence_under_a_guard_is_one_of_the_warps_that_it_lets_through():
+    """Warp 0 copies and releases; the fence is run by the warp that %p4 names."""
+    body = f"""setp.ne.u32 %p3, %r3, 0; setp.eq.u32 %p4, %r3, WHO; @%p3 bra met; {COPY + WAIT}
+        met: @%p4 FENCE @%p3 bra end;"""
+    consume = "setp.ne.u32 %p3, %r3, 0; @%p3 bra end;" + poll()
+    for fence, give, use, kind in (
+        (GPU, RELAXED, READ, "race"),
+        (PROXY, RELEASE, LOAD, "missing proxy fence"),
+    ):
+        produce = body.replace("FENCE", fence) + give
+        run(produce.replace("WHO", "0"), consume + use, threads=64)
+        assert fault(produce.replace("WHO", "1"), consume + use, threads=64).kind == kind
+
+
 def test_ordinary_stores_end_the_watch():
     run(COPY + WAIT + "st.global.v4.f32 [%out], {%f1, %f1, %f1, %f1};" + RELAXED,
         poll("relaxed") + READ)  # fmt: skip

@@ -94,6 +94,12 @@ class Unit:
         value = np.asarray(value)
         return np.full(32 * self.pairs, value) if value.ndim == 0 else value
 
+    def pairs_of(self, mask: NDArray[np.bool_] | None) -> NDArray[np.intp]:
+        """Positions of the pairs that have a lane in `mask`."""
+        if mask is None:
+            return np.arange(self.pairs)
+        return np.flatnonzero(mask.reshape(-1, 32).any(axis=1))
+
     def select(
         self, pairs: NDArray[np.intp], mask: NDArray[np.bool_] | None, live: Sequence[int]
     ) -> Unit:

@@ -77,8 +77,8 @@ def emit_thread_fence(e: Emitter, i: Instruction) -> None:
     """Memory is in program order here: a fence only says what other blocks may know."""
     if any(i.has(scope) for scope in ("gpu", "sys", "gl")):
         acquires, releases = not i.has("release"), not i.has("acquire")
-        with e.active():
-            e.do(f"{e.use(at_fence)}(c, u, {acquires}, {releases})")
+        with e.active() as mask:
+            e.do(f"{e.use(at_fence)}(c, u, {mask}, {acquires}, {releases})")
 
 
 @opcode("membar", writes=0, counts_as="fence")

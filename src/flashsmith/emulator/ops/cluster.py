@@ -73,31 +73,33 @@ def fence(e: Emitter, i: Instruction) -> None:
     """fence: of threads, of the asynchronous proxy, of mbarrier.init."""
     form = ".".join(i.modifiers)
     if form == "mbarrier_init.release.cluster":
-        with e.active():
-            e.do(f"{e.use(_fence_inits)}(c, u)")
+        with e.active() as mask:
+            e.do(f"{e.use(_fence_inits)}(c, u, {mask})")
     elif _PROXY_FENCE.fullmatch(form):
-        with e.active():
+        with e.active() as mask:
             if not i.has("global"):
-                e.do(f"{e.use(_fence_proxy)}(c, u)")
+                e.do(f"{e.use(_fence_proxy)}(c, u, {mask})")
             if form in ("proxy.async", "proxy.async.global"):
-                e.do(f"{e.use(at_proxy_fence)}(c, u)")
+                e.do(f"{e.use(at_proxy_fence)}(c, u, {mask})")
     elif _THREAD_FENCE.fullmatch(form):
         emit_thread_fence(e, i)
     elif not _OTHER_PROXY.fullmatch(form):
         raise Unknown("this form of fence")
 
 
-def _fence_inits(c: Chunk, u: Unit) -> None:
-    AsyncState.of(c).fence_inits(u.block, u.warp)
+def _fence_inits(c: Chunk, u: Unit, m: Mask) -> None:
+    pairs = u.pairs_of(m)
+    AsyncState.of(c).fence_inits(u.block[pairs], u.warp[pairs])
 
 
-def _fence_proxy(c: Chunk, u: Unit) -> None:
+def _fence_proxy(c: Chunk, u: Unit, m: Mask) -> None:
     """What the warp knows of generic writes, copies and wgmma issued from here on know too."""
-    AsyncState.of(c).fence_inits(u.block, u.warp)
-    rows = c.clock_rows(u)
+    _fence_inits(c, u, m)
+    pairs = u.pairs_of(m)
+    block, warp = u.block[pairs], u.warp[pairs]
     fenced = slice(c.fenced_column, c.fenced_column + c.warps)
-    c.known[u.block, u.warp, fenced] = np.maximum(
-        c.known[u.block, u.warp, fenced], rows[:, : c.warps]
+    c.known[block, warp, fenced] = np.maximum(
+        c.known[block, warp, fenced], c.clock_rows(u)[pairs, : c.warps]
     )
 
 

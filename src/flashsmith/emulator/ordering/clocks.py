@@ -134,15 +134,18 @@ def at_flags(
             )  # fmt: skip
 
 
-def at_fence(c: Chunk, u: Unit, acquires: bool, releases: bool) -> None:
+def at_fence(
+    c: Chunk, u: Unit, m: NDArray[np.bool_] | None, acquires: bool, releases: bool
+) -> None:
     """A fence of .gpu or .sys scope."""
     if c.clocks is not None:
-        for slot, warp in zip(u.block.tolist(), u.warp.tolist(), strict=True):
+        for pair in u.pairs_of(m).tolist():
+            slot, warp = int(u.block[pair]), int(u.warp[pair])
             c.clocks.fence(slot, warp, acquires=acquires, releases=releases)
 
 
-def at_proxy_fence(c: Chunk, u: Unit) -> None:
+def at_proxy_fence(c: Chunk, u: Unit, m: NDArray[np.bool_] | None) -> None:
     """fence.proxy.async that covers global memory."""
     if c.clocks is not None:
-        for slot, warp in zip(u.block.tolist(), u.warp.tolist(), strict=True):
-            c.clocks.proxy_fence(slot, warp)
+        for pair in u.pairs_of(m).tolist():
+            c.clocks.proxy_fence(int(u.block[pair]), int(u.warp[pair]))
