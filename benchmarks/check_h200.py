@@ -32,8 +32,8 @@ from flashsmith.measure.record import Record, append_records
 from flashsmith.measure.timed_configs import random_inputs
 from flashsmith.problem.attention import AttentionProblem
 from flashsmith.runtime.devices import default_device, open_device
-from flashsmith.runtime.run import prepare_forward
-from flashsmith.runtime.tensors import tensors_on
+from flashsmith.runtime.run import prepare
+from flashsmith.runtime.tensors import contiguous_tensors, uploaded
 
 LADDER_D_HEADS = (64, 256)
 SANITIZERS = {"memcheck": (), "racecheck": ("--racecheck-report", "all")}
@@ -171,8 +171,9 @@ def time_host(device, environment, out, keys):
     """Microseconds the host spends on a warm launch."""
     config = resolve_key("smoke")[0]
     problem = AttentionProblem(1, 3, 3, 64, 64, config.d_head, config.dtype)
-    with tensors_on(device, problem, random_inputs(problem), lse=False) as call:
-        prepared = prepare_forward(device, config, problem, lse=False)
+    places, buffers = contiguous_tensors(problem, random_inputs(problem))
+    with uploaded(device, buffers) as held:
+        call, prepared = held.call(places), prepare(device, config, problem)
         samples = []
         for _ in range(20):
             device.synchronize()

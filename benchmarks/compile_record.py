@@ -26,9 +26,9 @@ from flashsmith.compile.survey import SurveyRow, survey
 from flashsmith.kernels import KernelConfig, resolve_key
 from flashsmith.measure.environment import commit_of_checkout
 from flashsmith.measure.record import Record
-from flashsmith.problem.needs import ForwardTraits
+from flashsmith.problem.needs import Needs
 
-PLAIN = ForwardTraits()
+PLAIN = Needs()
 WARM_LOOKUPS = 200
 ALONE = 40  # kernels compiled one at a time
 
@@ -39,10 +39,10 @@ from pathlib import Path
 from flashsmith.compile.compiler import compile_kernel
 from flashsmith.compile.cache.kernel_cache import KernelCache
 from flashsmith.kernels import parse_config
-from flashsmith.problem.needs import ForwardTraits
+from flashsmith.problem.needs import Needs
 config, cache = parse_config(sys.argv[1]), KernelCache(Path(sys.argv[2]), 1 << 40)
 start = time.perf_counter()
-compile_kernel(config, ForwardTraits(), sys.argv[3], cache=cache)
+compile_kernel(config, Needs(), sys.argv[3], cache=cache)
 print(1e3 * (time.perf_counter() - start), "libnvrtc" in Path("/proc/self/maps").read_text())
 """
 

@@ -22,7 +22,8 @@ from instruction_cases.case import Case
 from flashsmith.base.errors import FlashsmithError
 from flashsmith.compile.artefact import CompiledKernel
 from flashsmith.compile.compiler import compile_text
-from flashsmith.kernels.launch import LaunchGeometry, TensorMapSpec
+from flashsmith.kernels.arguments import TensorMapSpec
+from flashsmith.kernels.launch import LaunchGeometry
 from flashsmith.runtime.cuda.device import CudaDevice
 from flashsmith.runtime.device import Device
 from flashsmith.runtime.emulated import EmulatedDevice

@@ -25,10 +25,10 @@ from flashsmith.emulator.machine.translate import translate
 from flashsmith.emulator.options import EmulatorOptions
 from flashsmith.emulator.ptx.parse import parse_kernel
 from flashsmith.kernels.parse import parse_config
-from flashsmith.kernels.plans import plan
+from flashsmith.kernels.plans import needs_of
 from flashsmith.problem.attention import AttentionProblem
 from flashsmith.runtime.emulated import EmulatedDevice
-from flashsmith.runtime.run import forward_arrays
+from flashsmith.runtime.run import run_arrays
 
 CONFIGS = {
     "B_r 64": "(FP16, 128, 64, 64, 4): async+eager+swizzled+load_2_2_2_tiles+buffer+opt_softmax",
@@ -58,12 +58,12 @@ def measure(name: str, causal: bool) -> list[dict[str, object]]:
     config = parse_config(CONFIGS[name])
     problem = AttentionProblem(1, 4, 4, 512, 512, 128, dtype=config.dtype, causal=causal)
     random = np.random.default_rng(0)
-    arrays = [
-        random.standard_normal((1, 512, 4, 128)).astype(np.float16).view(np.uint16)
-        for _ in range(3)
-    ]
+    arrays = {
+        name: random.standard_normal((1, 512, 4, 128)).astype(np.float16).view(np.uint16)
+        for name in ("q", "k", "v")
+    }
     shape = f"4 heads, 512 x 512, d 128{', causal' if causal else ''}"
-    kernel = compile_kernel(config, plan(config, problem, lse=False, sm_count=4).traits, "sm_90a")
+    kernel = compile_kernel(config, needs_of(config, problem), "sm_90a")
     wall, cpu = best(lambda: translate(parse_kernel(kernel.ptx)))
     instructions = len(parse_kernel(kernel.ptx).instructions)
     records = [{"what": "translate", "instructions": instructions, "wall_s": wall, "cpu_s": cpu}]
@@ -74,8 +74,8 @@ def measure(name: str, causal: bool) -> list[dict[str, object]]:
         ("random schedule", EmulatorOptions(seed=0, processes=1)),
     ):
         device = EmulatedDevice(options=options)
-        wall, cpu = best(lambda device=device: forward_arrays(device, config, problem, *arrays))
-        report = device.last_report
+        wall, cpu = best(lambda device=device: run_arrays(device, config, problem, arrays))
+        report = device.report()
         records.append(
             {"what": what, "wall_s": wall, "cpu_s": cpu, "goal_s": GOALS.get(what),
              "blocks": report.blocks, "warp_instructions": report.warp_instructions}

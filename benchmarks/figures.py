@@ -27,9 +27,9 @@ from pages.tables import (
     winners_table,
 )
 
-from flashsmith.kernels import get_kernel_configs
+from flashsmith.kernels import CATALOGUE, get_kernel_configs
 from flashsmith.measure.record import Record
-from flashsmith.report.contenders import COLOURS, OURS, colour_of, rates_on_grid
+from flashsmith.report.contenders import COLOURS, OURS, colour_of, rates_on_grid, tflops_of
 from flashsmith.report.sources import ReportData, gather
 from flashsmith.report.winners import TUNED, winners, winners_on_grid
 
@@ -62,6 +62,8 @@ def pages() -> dict[Path, str]:
     for regime in ("burst", "sustained"):
         table = peers_table(data.records, PEERS, regime)
         benchmarks = between_marks(benchmarks, regime, table)
+    others = peers_table(data.records, PEERS, family=CATALOGUE[0].NAME)
+    benchmarks = between_marks(benchmarks, "older GPUs", others)
     benchmarks = between_marks(benchmarks, "tuned", winners_table(winners(data.measurements)))
     first, second = (twice(f"quick_{n}").records for n in (1, 2))
     benchmarks = between_marks(benchmarks, "quick twice", agreement_statement(first, second))
@@ -102,7 +104,7 @@ def picture(data: ReportData) -> str:
         for d_head in sorted({d for d, mask in shapes if mask is causal}):
             best = rates_on_grid(data.records, d_head, causal)
             lines = {
-                name: [(n, r.result["tflops"]) for (who, n), r in best.items() if who == name]
+                name: [(n, tflops_of(r)) for (who, n), r in best.items() if who == name]
                 for name in (OURS, *PEERS)
             }
             lines[BESIDE] = lines.pop(OURS)

@@ -20,7 +20,7 @@ from flashsmith.bench.peers import torch_tensors
 from flashsmith.check.cases import quick_cases
 from flashsmith.check.verdict import check_case
 from flashsmith.compile.compiler import CompileJob, compile_many
-from flashsmith.kernels.launch import ForwardCall, TensorArg
+from flashsmith.kernels.arguments import TensorArg
 from flashsmith.kernels.parse import parse_config
 from flashsmith.measure.environment import environment_of
 from flashsmith.measure.interleaved import Contender, compare
@@ -28,8 +28,8 @@ from flashsmith.measure.record import append_records, records_of
 from flashsmith.measure.statistics import geometric_mean
 from flashsmith.measure.timed_configs import contender_of
 from flashsmith.problem.attention import AttentionProblem
-from flashsmith.problem.cost import forward_cost
-from flashsmith.problem.needs import ForwardTraits
+from flashsmith.problem.cost import cost_of
+from flashsmith.problem.needs import Needs
 from flashsmith.runtime.devices import default_device
 
 TOKENS, WIDTH = 16384, 2048
@@ -83,8 +83,8 @@ def fa2(q, k, v, causal):
 def right(device, texts):
     """The candidates that pass the quick check, and the compiler's name."""
     configs = [parse_config(text) for text in texts]
-    masks = [ForwardTraits(causal=causal) for causal in (False, True)]
-    jobs = [CompileJob(c, traits, device.arch) for c in configs for traits in masks]
+    masks = [Needs(), Needs(("causal",))]
+    jobs = [CompileJob(c, needs, device.arch) for c in configs for needs in masks]
     compilers = {kernel.compiler for kernel in compile_many(jobs)}
     kept = []
     for config in configs:
@@ -113,11 +113,11 @@ def main():
                 *(TOKENS // length, heads, heads, length, length, d_head, DType.BF16, causal)
             )
             with torch_tensors(problem) as (q, k, v, o):
-                call = ForwardCall(arg(q), arg(k), arg(v), arg(o))
+                call = {"q": arg(q), "k": arg(k), "v": arg(v), "o": arg(o)}
                 ours = [contender_of(device, config, problem, call) for config in configs]
                 contenders = [fa2(q, k, v, causal), *ours]
                 comparison = compare(device, contenders, rounds=options.rounds)
-            flops = forward_cost(problem).flops
+            flops = cost_of(problem).flops
             records = records_of(comparison, problem, environment, suite="mma_h200", flops=flops)
             append_records(options.out, records)
             best = max(comparison.timed[1:], key=lambda timed: timed.ratio.median)

@@ -18,12 +18,13 @@ from flashsmith.base.errors import FlashsmithError, Unsupported
 from flashsmith.compile.ahead_of_time.registry import GENERAL
 from flashsmith.compile.compiler import CompileJob, compile_many
 from flashsmith.compile.nvrtc.library import find_nvrtc
-from flashsmith.kernels import ForwardTraits, get_kernel_configs
+from flashsmith.kernels import get_kernel_configs, parse_config
+from flashsmith.problem.needs import NEEDS, Needs
 from flashsmith.tuner.choose.shipped_kernels import shipped_jobs
 
 SETS = (("all", "sm_90a"), ("all", "sm_80"), ("hopper", "sm_90a"), ("hopper-prog", "sm_90a"))
 LETTERS = 16  # of a hash: enough to tell a thousand kernels apart
-KINDS = (ForwardTraits(), ForwardTraits(causal=True), GENERAL)
+KINDS = (Needs(), Needs(("causal",)), GENERAL)
 
 
 def listed_jobs() -> list[CompileJob]:
@@ -34,8 +35,8 @@ def listed_jobs() -> list[CompileJob]:
     return list(dict.fromkeys(jobs))
 
 
-def hashes() -> dict[str, str]:
-    """By configuration, needs and architecture: the hash of the machine code, or `refused`."""
+def hashes() -> dict[CompileJob, str]:
+    """Of every kernel the hash of the machine code, or `refused`."""
     jobs = listed_jobs()
     found = {}
     for job, kernel in zip(jobs, compile_many(jobs, progress=_show), strict=True):
@@ -45,8 +46,19 @@ def hashes() -> dict[str, str]:
             raise kernel
         else:
             code = kernel.code[:LETTERS]
-        found[f"{job.config.short_form()} | {job.traits.identifier()} | {job.arch}"] = code
+        found[job] = code
     return found
+
+
+def text_of(job: CompileJob) -> str:
+    """A kernel in the list."""
+    return f"{job.config.short_form()} | {job.needs.identifier()} | {job.arch}"
+
+
+def job_of(text: str) -> CompileJob:
+    """The kernel of a line of the list, whatever its kernel and needs were called then."""
+    config, needs, arch = text.split(" | ")
+    return CompileJob(parse_config(config), Needs(tuple(n for n in NEEDS if n in needs)), arch)
 
 
 def _show(done: int, total: int) -> None:
@@ -59,19 +71,19 @@ def main() -> int:
     verb, path = sys.argv[1], Path(sys.argv[2])
     compiler = find_nvrtc().compiler
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    listed = {row["kernel"]: row["code"] for row in map(json.loads, lines)}
+    listed = {job_of(row["kernel"]): row["code"] for row in map(json.loads, lines)}
     made = hashes()
     if verb == "write":
-        for kernel, code in made.items():
-            listed.setdefault(kernel, {})[compiler] = code
-        rows = [json.dumps({"kernel": kernel, "code": codes}) for kernel, codes in listed.items()]
+        for job, code in made.items():
+            listed.setdefault(job, {})[compiler] = code
+        rows = [json.dumps({"kernel": text_of(job), "code": c}) for job, c in listed.items()]
         path.write_text("".join(f"{row}\n" for row in rows), encoding="utf-8")
         print(f"{len(made)} kernels of {compiler}")
         return 0
-    known = {kernel: codes[compiler] for kernel, codes in listed.items() if compiler in codes}
-    other = [kernel for kernel, code in known.items() if made.get(kernel) != code]
-    for kernel in other:
-        print(f"{kernel}: {'other code' if kernel in made else 'not made any more'}")
+    known = {job: codes[compiler] for job, codes in listed.items() if compiler in codes}
+    other = [job for job, code in known.items() if made.get(job) != code]
+    for job in other:
+        print(f"{text_of(job)}: {'other code' if job in made else 'not made any more'}")
     print(f"{len(known) - len(other)} of {len(known)} kernels of {compiler} have equal code")
     return 1 if other or not known else 0
 

@@ -9,10 +9,17 @@ from itertools import pairwise
 from flashsmith.base.errors import DamagedFile
 from flashsmith.bench.ladder import LADDER, changes
 from flashsmith.kernels import KernelConfig, parse_config
-from flashsmith.kernels.parse import looks_like_config
+from flashsmith.kernels.varying import varying, varying_texts
 from flashsmith.measure.record import Record
 from flashsmith.measure.statistics import geometric_mean
-from flashsmith.report.contenders import Against, against_peers, regime_of, runs_of
+from flashsmith.report.contenders import (
+    Against,
+    against_peers,
+    leading_family,
+    regime_of,
+    runs_of,
+    tflops_of,
+)
 from flashsmith.report.winners import Winner, winners_on_grid
 
 NOT_MEASURED = "not measured yet"
@@ -34,44 +41,52 @@ def winners_table(tuned: Sequence[Winner]) -> str:
     lengths = sorted({length for grid in grids.values() for length in grid})
     if not lengths:
         return NOT_MEASURED
-    lines = ["| d_head | mask | kernels |" + "".join(f" {length:,} |" for length in lengths)]
-    lines.append("|---:|---|---|" + "---:|" * len(lengths))
+    lines = ["| d_head | mask |" + "".join(f" {length:,} |" for length in lengths)]
+    lines.append("|---:|---|" + "---:|" * len(lengths))
     for (d_head, causal), grid in grids.items():
-        families = ", ".join(sorted({parse_config(w.config).NAME for w in grid.values()}))
         rates = [f"{grid[length].tflops:.0f}" if length in grid else "" for length in lengths]
-        mask = "causal" if causal else "full"
-        lines.append(f"| {d_head} | {mask} | {families} | {' | '.join(rates)} |")
-    return "\n".join(lines)
+        lines.append(f"| {d_head} | {_mask(causal)} | {' | '.join(rates)} |")
+    families = {parse_config(w.config).NAME for grid in grids.values() for w in grid.values()}
+    return "\n".join([*lines, "", f"- kernels: {_coded(families)}"])
 
 
-def peers_table(records: Sequence[Record], peers: Sequence[str], regime: str = "burst") -> str:
-    """Our rate, and how many times as fast as each peer we are, by width, mask and length."""
+def peers_table(
+    records: Sequence[Record],
+    peers: Sequence[str],
+    regime: str = "burst",
+    family: str | None = None,
+) -> str:
+    """Our rate, and how many times as fast as each peer we are, by width, mask and length.
+
+    Of one family of kernels, the fastest unless another is named: two are never mixed.
+    """
+    mine = leading_family(records) if family is None else family
     found = [a for a in against_peers(records) if a.peer in peers and a.regime == regime]
-    found = [a for a in found if a.problem.heads == a.problem.kv_heads]
+    found = [a for a in found if a.problem.heads == a.problem.kv_heads and a.family == mine]
     if not found:
         return NOT_MEASURED
     lengths = sorted({a.problem.q_len for a in found})
-    head = "".join(f" {length:,} |" for length in lengths)
-    lines = [f"| d_head | mask | against | kernels |{head}"]
-    lines.append("|---:|---|---|---|" + "---:|" * len(lengths))
+    lines = ["| d_head | mask | against |" + "".join(f" {length:,} |" for length in lengths)]
+    lines.append("|---:|---|---|" + "---:|" * len(lengths))
     rows = sorted({(a.problem.d_head, a.problem.causal, peers.index(a.peer)) for a in found})
     for d_head, causal, number in rows:
-        mine = [
-            a
+        cells = {
+            a.problem.q_len: f"{tflops_of(a.ours):.0f} ({a.ratio:.2f}×)"
             for a in found
             if (a.problem.d_head, a.problem.causal, a.peer) == (d_head, causal, peers[number])
-        ]
-        cells = {a.problem.q_len: f"{a.ours.result['tflops']:.0f} ({a.ratio:.2f}×)" for a in mine}
+        }
         texts = "".join(f" {cells.get(length, '')} |" for length in lengths)
-        mask, families = "causal" if causal else "full", ", ".join(sorted(set(map(_family, mine))))
-        lines.append(f"| {d_head} | {mask} | {peers[number]} | {families} |{texts}")
-    return "\n".join([*lines, "", *_means(found, peers)])
+        lines.append(f"| {d_head} | {_mask(causal)} | {peers[number]} |{texts}")
+    kernels = [f"- kernels: {_coded({mine})}"] if mine else []
+    return "\n".join([*lines, "", *_means(found, peers), *kernels])
 
 
-def _family(found: Against) -> str:
-    """The family of kernels that our record is of; empty where it does not say."""
-    name = str(found.ours.what.get("config") or found.ours.what["name"])
-    return parse_config(name).NAME if looks_like_config(name) else ""
+def _mask(causal: bool) -> str:
+    return "causal" if causal else "full"
+
+
+def _coded(names: set[str]) -> str:
+    return ", ".join(f"`{name}`" for name in sorted(names))
 
 
 def _means(found: Sequence[Against], peers: Sequence[str]) -> list[str]:
@@ -87,29 +102,26 @@ def _means(found: Sequence[Against], peers: Sequence[str]) -> list[str]:
 
 
 def ladder_table(configs: Sequence[KernelConfig], records: Sequence[Record]) -> str:
-    """Every step with its configuration and, from the newest run of the ladder, what it brings."""
+    """What every step adds and, from the newest run of the ladder, what it brings."""
     run = _newest_run(configs, records)
     adds = ["the start"] + [changes(a, b) for a, b in pairwise(configs)]
-    lines = ["| | adds | TFLOP/s | × the step before | configuration |", "|---:|---|---:|---:|---|"]
-    for number, (config, text) in enumerate(zip(configs, adds, strict=True)):
+    lines = ["| | adds | TFLOP/s | × the step before |", "|---:|---|---:|---:|"]
+    for number, text in enumerate(adds):
         rate, gain = NOT_MEASURED, ""
         if run:
-            rate = f"{run[number].result['tflops']:.0f}"
+            rate = f"{tflops_of(run[number]):.0f}"
             gain = f"{_gain(run[number - 1], run[number]):.3f}" if number else ""
-        lines.append(f"| {number + 1} | {text} | {rate} | {gain} | `{config.short_form()}` |")
+        lines.append(f"| {number + 1} | {text} | {rate} | {gain} |")
+    lines += ["", f"All steps: {varying(configs).caption}. The start is `{configs[0]}`."]
     if not run:
         return "\n".join(lines)
     p, e = run[0].problem, run[0].environment
-    mask = "causal" if p.causal else "full"
-    return "\n".join(
-        [
-            *lines,
-            "",
-            f"{e['device']}, {e['date'][:10]}, commit {e['commit']}: batch {p.batch}, {p.heads} "
-            f"heads, length {p.q_len:,}, d_head {p.d_head}, {mask} mask, {regime_of(run[0])}, "
-            f"control {run[0].result['control']:.4f}.",
-        ]
+    where = (
+        f"{e['device']}, {e['date'][:10]}, commit {e['commit']}: batch {p.batch}, {p.heads} heads, "
+        f"length {p.q_len:,}, d_head {p.d_head}, {_mask(p.causal)} mask, {regime_of(run[0])}, "
+        f"control {run[0].result['control']:.4f}."
     )
+    return "\n".join([*lines, "", where])
 
 
 def spills_table(compiled: Sequence[Record]) -> str:
@@ -118,15 +130,18 @@ def spills_table(compiled: Sequence[Record]) -> str:
     arches = list(dict.fromkeys(str(row.what["arch"]) for row in rows))
     spilled = {(row.what["name"], row.what["arch"]): row.result["spill_bytes"] for row in rows}
     names = list(dict.fromkeys(name for (name, _), amount in spilled.items() if amount))
-    lines = ["| configuration |" + "".join(f" {arch} |" for arch in arches)]
-    lines.append("|---|" + "---:|" * len(arches))
-    for name in names:
+    found = varying_texts(names)
+    lines = ["|" + "".join(f" {name} |" for name in (*found.columns, *arches))]
+    lines.append("|" + "---|" * len(found.columns) + "---:|" * len(arches))
+    for name, cells in zip(names, found.table(), strict=True):
         amounts = [spilled.get((name, arch)) for arch in arches]
-        shown = " | ".join("" if amount is None else str(amount) for amount in amounts)
-        lines.append(f"| `{name}` | {shown} |")
+        shown = ["" if amount is None else str(amount) for amount in amounts]
+        lines.append("|" + "".join(f" {text} |" for text in (*cells.values(), *shown)))
     compilers = ", ".join(sorted({str(row.environment["compiler"]) for row in rows}))
     others = len({row.what["name"] for row in rows}) - len(names)
-    return "\n".join([*lines, "", f"{compilers}; the other {others} configurations spill nothing."])
+    shared = f"All: {found.caption}. " if found.caption else ""
+    end = f"{shared}{compilers}; the other {others} configurations spill nothing."
+    return "\n".join([*lines, "", end])
 
 
 def _gain(before: Record, after: Record) -> float:

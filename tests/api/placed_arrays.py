@@ -10,7 +10,7 @@ from numpy.lib.stride_tricks import as_strided
 
 from flashsmith.base.dtypes import DType
 from flashsmith.check.cases import Case, inputs_of
-from flashsmith.check.tolerance import expectation_of, lse_distance, o_distance
+from flashsmith.check.tolerance import distance, expectation_of
 
 NUMPY_TYPES = {DType.FP16: np.dtype(np.float16), DType.BF16: np.dtype(ml_dtypes.bfloat16)}
 MEMORY_ORDERS = {
@@ -90,8 +90,7 @@ def require_right(case: Case, layout: str, out, lse=None) -> None:
     out = np.asarray(out).astype(np.float32)
     o = out if layout == "bshd" else out.transpose(0, 2, 1, 3)
     expected = expectation_of(case)
-    distances = [o_distance(expected, o)]
-    if lse is not None:
-        distances.append(lse_distance(expected, np.asarray(lse)))
-    for distance in distances:
-        assert distance.ok, f"{case}: {distance}"
+    outputs = {"o": o} | ({} if lse is None else {"lse": np.asarray(lse)})
+    for name, got in outputs.items():
+        found = distance(name, expected[name], got)
+        assert found.ok, f"{case}: {found}"

@@ -109,12 +109,12 @@ BAD_CALLS = {
     "two key lengths": (
         lambda: call(array(), array(2, 90, 3, 64), array(2, 80, 3, 64)),
         ArgumentError,
-        "k has 90 keys and v has 80 values; they must be as many.",
+        "k has 90 keys and v has 80 values; they must be equal.",
     ),
     "two numbers of KV heads": (
         lambda: call(array(), array(2, 90, 3, 64), array(2, 90, 1, 64)),
         ArgumentError,
-        "k has 3 heads and v has 1; they must have as many.",
+        "k has 3 heads and v has 1; they must be equal.",
     ),
     "two widths": (
         lambda: call(array(), array(2, 90, 3, 32)),
@@ -156,32 +156,32 @@ BAD_CALLS = {
     "a negative scale": (
         lambda: call(scale=-0.5),
         ArgumentError,
-        "scale is -0.5; it must be a finite number above 0 (negate or scale q instead).",
+        "scale is -0.5; it is a finite number above 0 or None (negate or scale q instead).",
     ),
     "scale 0": (
         lambda: torch_call(scale=0),
         ArgumentError,
-        "scale is 0; it must be a finite number above 0 (negate or scale q instead).",
+        "scale is 0; it is a finite number above 0 or None (negate or scale q instead).",
     ),
     "scale NaN": (
         lambda: call(scale=float("nan")),
         ArgumentError,
-        "scale is nan; it must be a finite number above 0 (negate or scale q instead).",
+        "scale is nan; it is a finite number above 0 or None (negate or scale q instead).",
     ),
     "an infinite scale": (
         lambda: call(scale=np.inf),
         ArgumentError,
-        "scale is inf; it must be a finite number above 0 (negate or scale q instead).",
+        "scale is inf; it is a finite number above 0 or None (negate or scale q instead).",
     ),
     "scale as text": (
         lambda: call(scale="0.5"),
         ArgumentTypeError,
-        "scale is '0.5'; it is a number above 0, or None for 1/sqrt(d_head).",
+        "scale is '0.5'; it is a finite number above 0 or None (negate or scale q instead).",
     ),
     "scale as truth": (
         lambda: call(scale=True),
         ArgumentTypeError,
-        "scale is True; it is a number above 0, or None for 1/sqrt(d_head).",
+        "scale is True; it is a finite number above 0 or None (negate or scale q instead).",
     ),
     "causal as number": (
         lambda: call(causal=1),
@@ -314,7 +314,7 @@ BAD_CALLS = {
     "flash_attn_func with a negative scale": (
         lambda: flash_attn_func(array(), array(), array(), softmax_scale=-1.0),
         ArgumentError,
-        "softmax_scale is -1; it must be a finite number above 0 (negate or scale q instead).",
+        "softmax_scale is -1; it is a finite number above 0 or None (negate or scale q instead).",
     ),
     "SDPA with a mask": (
         lambda: scaled_dot_product_attention(tensor(), tensor(), tensor(), torch.ones(3, 3)),

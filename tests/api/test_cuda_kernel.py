@@ -5,6 +5,7 @@ import torch
 from placed_arrays import Placement, placed_inputs
 from standin_gpus import plug_in
 
+from flashsmith.api import launches
 from flashsmith.base.dtypes import DType
 from flashsmith.check.cases import Case
 from flashsmith.problem.attention import AttentionProblem
@@ -23,7 +24,7 @@ def gpu(monkeypatch):
     gpus = plug_in(monkeypatch, "NVIDIA H200")
     monkeypatch.setattr(cuda_kernel, "gpu_device", lambda view, backend: default_device("cuda"))
     monkeypatch.setattr(cuda_kernel, "_current_stream", lambda ordinal: 0)
-    monkeypatch.setattr(cuda_kernel, "_plans", {})
+    monkeypatch.setattr(launches, "_kept", {})
     return gpus
 
 
@@ -36,10 +37,10 @@ def tensors(placement=PLACEMENTS[0], layout="bshd"):
 @pytest.mark.parametrize("layout", ["bshd", "bhsd"])
 def test_outputs_are_those_that_tracing_promises(gpu, placement, layout):
     arrays = tensors(placement, layout)
-    wish = (None, True, False, layout == "bhsd", MMA)
+    given = (True, None, None, layout, MMA)
     for _ in range(2):
-        made = (*cuda_kernel.forward_lse(*arrays, *wish), cuda_kernel.forward(*arrays, *wish))
-    promised = (*fake_kernel.forward_lse(*arrays, *wish), fake_kernel.forward(*arrays, *wish))
+        made = (*cuda_kernel.forward_lse(*arrays, *given), cuda_kernel.forward(*arrays, *given))
+    promised = (*fake_kernel.forward_lse(*arrays, *given), fake_kernel.forward(*arrays, *given))
     for ours, theirs in zip(made, promised, strict=True):
         assert (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype)
         assert ours.stride() == theirs.stride()
@@ -51,9 +52,9 @@ def test_a_warm_call_asks_the_driver_for_the_current_context_and_launches(gpu, c
     arrays = tensors()
     out = torch.empty_like(arrays[0])
     monkeypatch.setattr(torch, "empty_like", lambda q: out)  # torch's memory comes back, too
-    wish = (None, True, False, False, config)
+    given = (True, None, None, "bshd", config)
     with gpu.current(0):
-        cuda_kernel.forward(*arrays, *wish)
+        cuda_kernel.forward(*arrays, *given)
         gpu.calls.clear()
-        cuda_kernel.forward(*arrays, *wish)
+        cuda_kernel.forward(*arrays, *given)
     assert gpu.calls == ["cuCtxGetCurrent", "cuLaunchKernel"]

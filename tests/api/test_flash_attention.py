@@ -96,7 +96,7 @@ def body(case, placements, layout, lse, to_array, backend):
         return_lse=lse,
         config=None,
         backend=backend,
-        top_left=problem.diagonal == 0,
+        diagonal=problem.diagonal,
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FlashsmithWarning)  # of copies, tested elsewhere
@@ -301,7 +301,8 @@ def test_a_kernel_that_cannot_read_the_strides_is_passed_over(monkeypatch):
     refused = flash_attention(*arrays, explain=True, backend="emulator")[1].config
     arrays = [x[:, 1:] for x in arrays]
 
-    def require_readable(device, config, problem, strides):
+    def require_readable(prepared, call):
+        config = prepared.steps[0].launch.config
         if config == refused:
             raise Unsupported(f"{config.short_form()}: not these strides.")
 
@@ -318,7 +319,7 @@ def test_a_warm_call_neither_compiles_nor_chooses(monkeypatch):
     first = flash_attention(*arrays, causal=True, backend="emulator")
     for name in (
         "flashsmith.api.launches.choose",
-        "flashsmith.api.launches.prepare_forward",
+        "flashsmith.api.launches.prepare",
         "flashsmith.api.launches.compile_kernel",
     ):
         monkeypatch.setattr(name, lambda *_, **__: pytest.fail("a warm call did cold work"))

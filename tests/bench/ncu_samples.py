@@ -56,7 +56,7 @@ FAKE_NCU = f"""#!{sys.executable}
 import json, os, signal, subprocess, sys
 from pathlib import Path
 from flashsmith.bench.profile import REFERENCE, Job
-from flashsmith.problem.needs import ForwardTraits
+from flashsmith.problem.needs import Needs
 sys.path.insert(0, {str(__file__).rpartition("/")[0]!r})
 from ncu_samples import COMBINE, FA2, log_of
 
@@ -97,7 +97,7 @@ for number, task in enumerate(job.tasks):
             kernels += [(FA2, 3_000_000), (COMBINE, 1_000_000)]
         for place, config in enumerate(task.configs):
             lines.append(dict(task=number, who=config.short_form(), left_out=""))
-            kernels.append((config.kernel_name(ForwardTraits()), 2_000_000 + 1000 * place))
+            kernels.append((config.kernel_name(Needs()), 2_000_000 + 1000 * place))
 lines.append(dict(task=0, who="(FP16, 128, 1): x", left_out="does not fit"))
 notes.write_text("".join(json.dumps(one) + "\\n" for one in lines))
 log.write_text(log_of(kernels))

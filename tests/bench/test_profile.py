@@ -13,7 +13,7 @@ from flashsmith.bench.profile import REFERENCE, Job, Launched, profile, profiles
 from flashsmith.bench.profiled import launch_all
 from flashsmith.kernels import get_kernel_configs
 from flashsmith.problem.attention import AttentionProblem
-from flashsmith.problem.needs import ForwardTraits
+from flashsmith.problem.needs import Needs
 from flashsmith.runtime.emulated import EmulatedDevice
 
 LADDER = get_kernel_configs("prog")
@@ -23,7 +23,7 @@ TENSOR = "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active"
 
 
 def name_of(config):
-    return config.kernel_name(ForwardTraits(causal=True))
+    return config.kernel_name(Needs(("causal",)))
 
 
 def test_a_table_becomes_numbers_in_one_unit():

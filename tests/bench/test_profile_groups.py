@@ -16,6 +16,7 @@ from flashsmith.bench import profile as profile_module
 from flashsmith.bench.profile import REFERENCE, Job, profile, tasks_of
 from flashsmith.bench.profile_groups import Clock, Watcher, compiled_ahead, groups_of
 from flashsmith.kernels import get_kernel_configs
+from flashsmith.kernels.plans import needs_of
 from flashsmith.measure.record import read_records
 from flashsmith.problem.attention import AttentionProblem
 from flashsmith.runtime.emulated import EmulatedDevice
@@ -232,8 +233,8 @@ def test_what_does_not_compile_is_left_out_before_a_profiler_starts(monkeypatch)
     monkeypatch.setattr(profile_groups, "compile_many", compile_many)
     device = EmulatedDevice("sm_86")
     asked = job_of(512, 1024, configs=[*LADDER[:3], HOPPER[0].replace(dtype=DType.FP16)])
-    traits = profile_groups.plan(LADDER[0], problem(512), lse=False, sm_count=4).traits
-    made = compile_kernel(LADDER[0], traits, "sm_86")
+    needs = needs_of(LADDER[0], problem(512))
+    made = compile_kernel(LADDER[0], needs, "sm_86")
     told = []
     job, left_out = compiled_ahead(asked, device, lambda *state: told.append(state))
     assert [task.configs for task in job.tasks] == [(LADDER[0], LADDER[2])] * 2

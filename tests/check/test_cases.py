@@ -38,11 +38,11 @@ def test_full_cases_cover_what_goes_wrong(config):
     assert 1 in {p.k_len for p in problems}
     assert any(p.heads == 8 * p.kv_heads for p in problems)
     assert any(p.q_len != p.k_len for p in problems)
-    assert any(p.causal and p.diagonal_offset < 0 for p in problems)
+    assert any(p.causal and p.mask.diagonal < 0 for p in problems)
     assert any(p.causal and p.diagonal == 0 for p in problems)
     assert {case.placement for case in cases.values()} == set(PLACEMENTS)
     assert any(case.gain == 30 for case in cases.values())
-    assert {case.lse for case in cases.values()} == {True, False}
+    assert {case.problem.lse for case in cases.values()} == {True, False}
     many_blocks = [p for p in problems if p.k_len > 3 * config.tile_k]
     assert len(many_blocks) >= 10
 

@@ -7,6 +7,7 @@ import pytest
 
 from flashsmith.base.dtypes import DType
 from flashsmith.base.errors import EmulationError, LaunchError
+from flashsmith.check import verdict as verdict_module
 from flashsmith.check.agreement import output_of, ulps_apart
 from flashsmith.check.cases import Case, full_cases, quick_cases
 from flashsmith.check.survey import check_on_device, check_one, compile_jobs
@@ -14,7 +15,7 @@ from flashsmith.check.verdict import check_case
 from flashsmith.kernels import parse_config, resolve_key
 from flashsmith.problem.attention import AttentionProblem
 from flashsmith.runtime.devices import open_device
-from flashsmith.runtime.run import prepare_forward
+from flashsmith.runtime.run import prepare
 
 SMALL = parse_config("(BF16, 64, 64, 32, 4): async+swizzled+load_2_2_2_tiles")
 UNBUILDABLE = parse_config("(FP16, 64, 64, 32, 8): load_0_0_0_tiles")
@@ -39,15 +40,12 @@ def test_nan_in_the_inputs_comes_out_where_it_belongs(device):
     assert verdict.ok, verdict
 
 
-def test_a_kernel_that_is_told_a_wrong_length_is_found(device):
+def test_a_kernel_that_is_told_a_wrong_length_is_found(device, monkeypatch):
     """The output then misses keys, and nothing else is off: only the truth can tell."""
     case = quick_cases(SMALL)[0]
     fewer = replace(case.problem, k_len=case.problem.k_len - 1)
-    wrong = prepare_forward(device, SMALL, fewer, lse=True)
-    right = prepare_forward(device, SMALL, case.problem, lse=True)
-    device.prepared[(SMALL, case.problem, True)] = wrong
+    monkeypatch.setattr(verdict_module, "prepare", lambda *_: prepare(device, SMALL, fewer))
     verdict = check_case(device, SMALL, case)
-    device.prepared[(SMALL, case.problem, True)] = right
     assert not verdict.ok
     assert "too far from the truth" in verdict.reason
 
@@ -55,15 +53,14 @@ def test_a_kernel_that_is_told_a_wrong_length_is_found(device):
 @pytest.mark.parametrize(
     "fault", [EmulationError("data race", "two warps"), LaunchError("cuLaunchKernel", "NO")]
 )
-def test_a_fault_of_the_kernel_is_a_verdict(fault):
+def test_a_fault_of_the_kernel_is_a_verdict(fault, monkeypatch):
     device = open_device("emulator")
     case = quick_cases(SMALL)[0]
-    prepared = prepare_forward(device, SMALL, case.problem, lse=True)
 
-    def broken(params, stream):
+    def broken(call):
         raise fault
 
-    device.prepared[(SMALL, case.problem, True)] = replace(prepared, launcher=broken)
+    monkeypatch.setattr(verdict_module, "prepare", lambda *_: broken)
     verdict = check_case(device, SMALL, case)
     assert not verdict.ok
     assert verdict.reason == str(fault)
@@ -93,12 +90,14 @@ def test_a_survey_reports_progress_and_keeps_the_order():
 def test_what_comes_after_a_gpu_stopped_is_not_called_wrong(monkeypatch):
     device = open_device("emulator")
     case = quick_cases(SMALL)[0]
-    prepared = prepare_forward(device, SMALL, case.problem, lse=True)
 
     def broken(*_):
         raise LaunchError("cuCtxSynchronize", "CUDA_ERROR_ILLEGAL_ADDRESS")
 
-    device.prepared[(SMALL, case.problem, True)] = replace(prepared, launcher=broken)
+    def prepared(on, config, problem):
+        return broken if problem == case.problem else prepare(on, config, problem)
+
+    monkeypatch.setattr(verdict_module, "prepare", prepared)
     first, second = check_on_device(device, [SMALL])
     assert (first.wrong, second.verdict.ok) == (True, True)  # a device that still answers goes on
     monkeypatch.setattr(device, "synchronize", broken)

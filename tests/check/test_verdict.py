@@ -7,13 +7,13 @@ from flashsmith.base.dtypes import DType, from_bits, to_bits
 from flashsmith.base.errors import Mismatch
 from flashsmith.check.cases import Case, full_cases, inputs_of
 from flashsmith.check.placement import MARGIN, PLACEMENTS, fill_buffers, places_of
-from flashsmith.check.same_precision import same_precision_attention
+from flashsmith.check.same_precision import same_precision
 from flashsmith.check.verdict import judge
 from flashsmith.kernels import parse_config
 from flashsmith.problem.attention import AttentionProblem
 
 CONFIG = parse_config("(BF16, 64, 64, 32, 4): async+eager+swizzled+load_2_2_2_tiles")
-PROBLEM = AttentionProblem(2, 3, 1, 37, 101, 72, DType.FP16, causal=True)
+PROBLEM = AttentionProblem(2, 3, 1, 37, 101, 72, DType.FP16, causal=True, lse=True)
 CASE = Case("planted", PROBLEM, placement="padded")
 
 
@@ -24,12 +24,13 @@ def launched(case):
     before = fill_buffers(case, places, inputs)
     after = {name: buffer.copy() for name, buffer in before.items()}
     dtype = case.problem.dtype
-    o, lse = same_precision_attention(
-        case.problem, *(from_bits(bits, dtype) for bits in inputs.values())
+    found = same_precision(
+        case.problem, {name: from_bits(bits, dtype) for name, bits in inputs.items()}
     )
+    o = found["o"]
     places["o"].view(after["o"])[...] = to_bits(o, dtype).reshape(o.shape)
-    if case.lse:
-        after["lse"][MARGIN:-MARGIN] = lse.reshape(-1).view(np.uint32)
+    if case.problem.lse:
+        after["lse"][MARGIN:-MARGIN] = found["lse"].reshape(-1).view(np.uint32)
     return places, before, after
 
 
@@ -151,7 +152,7 @@ def test_an_lse_in_base_two_is_found():
 
 def test_an_lse_may_be_off_by_its_own_last_places_where_the_scores_are_small():
     """Of 64 small scores it is log 64 and more: float32 has no more places there."""
-    case = Case("small scores", AttentionProblem(2, 3, 1, 130, 64, 8, DType.FP16))
+    case = Case("small scores", AttentionProblem(2, 3, 1, 130, 64, 8, DType.FP16, lse=True))
 
     def off_by(steps):
         def plant(o, after):

@@ -69,9 +69,14 @@ def test_blocks_per_sm_are_those_of_the_architecture(configs, arch, blocks):
 
 @pytest.mark.parametrize("columns", [80, 120])
 def test_the_table_fits_the_terminal(configs, columns):
-    lines = configs("tune", columns=columns).splitlines()
+    lines = configs("tune", "--all", columns=columns).splitlines()
     assert len(lines) > 80
     assert max(map(len, lines)) <= columns
+    assert "70 more: --all" in configs("tune", columns=columns).splitlines()
+
+
+def test_the_narrowest_terminal_gets_a_table(configs):
+    assert "7 configurations on" in configs("prog", columns=20)
 
 
 def test_why_names_the_filter_that_refuses_or_says_that_none_does(configs):
@@ -96,6 +101,12 @@ def test_space_gives_the_size_before_and_after_each_filter(configs):
     assert start["left"] == 256
     (end,) = [s for s in steps if s["step"] == "large_tile_reads_q_in_steps"]
     assert end["left"] == 80
+
+
+def test_space_leaves_out_rules_that_refuse_nothing(configs):
+    steps = json.loads(configs("--space", "--json"))
+    starts = [s["step"] for s in steps if not s["refused"]]
+    assert starts == ["legal values"] * 2 + ["tuning grid"] * 2
 
 
 def test_page_is_the_reference_of_every_knob(configs):

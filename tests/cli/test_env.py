@@ -61,6 +61,26 @@ def test_what_is_missing_says_for_what_and_how_to_get_it(environment, monkeypatc
         assert to_get_it in rows[what]["to_get_it"]
 
 
+def test_only_a_checkout_is_told_to_make_a_wheel(environment, monkeypatch, tmp_path):
+    monkeypatch.setattr(env.measured, "SHIPPED_FOLDER", tmp_path)
+    monkeypatch.setattr(env, "IN_CHECKOUT", True)
+    assert environment()["shipped kernels"]["to_get_it"] == "make wheel"
+    monkeypatch.setattr(env, "IN_CHECKOUT", False)
+    row = environment()["shipped kernels"]
+    assert (row["found"], row["to_get_it"]) == (
+        "none: the first call of a kernel compiles it",
+        None,
+    )
+
+
+def test_a_table_has_what_is_there_apart_from_what_is_missing(environment):
+    text = CliRunner().invoke(app, ["env"], env={"COLUMNS": "80"}).stdout
+    found, _, missing = text.partition("\nmissing\n")
+    assert "numpy" in found
+    assert "to_get_it" in missing or not missing
+    assert max(map(len, text.splitlines())) <= 80
+
+
 def test_an_nvrtc_too_new_for_the_driver_is_said(environment, monkeypatch):
     monkeypatch.setattr(env, "driver_misfit", lambda library: "the driver loads cubins of CUDA 12")
     pytest.importorskip("nvidia")

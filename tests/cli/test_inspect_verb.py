@@ -59,6 +59,13 @@ def test_a_difference_shows_what_a_knob_changes_most_first():
     assert abs(next(iter(found.values()))["difference"]) >= copies["count"]
 
 
+def test_a_difference_has_no_rows_that_are_equal_and_a_title_on_two_lines():
+    found = counts(BASE, "--diff", SYNC, "--arch", "sm_80")
+    assert all(row["difference"] for row in found.values())
+    shown = CliRunner().invoke(app, ["inspect", BASE, "--diff", SYNC], env={"COLUMNS": "80"})
+    assert shown.stdout.splitlines()[:2] == [f"count: {BASE}", "other: no async"]
+
+
 def test_traits_are_options():
     assert counts(BASE)["ptx", "setp"] != counts(BASE, "--causal")["ptx", "setp"]
 

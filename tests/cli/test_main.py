@@ -52,8 +52,8 @@ def test_help_keeps_the_lines_of_examples_and_asks_no_value_of_a_flag():
         (("configs", "--json", "--csv"), "--json and --csv are both given"),
         (("configs", "--why", "(FP16, 128)"), "has 2 values in parentheses; there are 5"),
         (("configs", "--nosuch"), "No such option: --nosuch"),
-        (("nosuch",), "'nosuch' is no verb; there are configs, env, compile, tune,"),
-        (("tun",), "did you mean 'tune'?"),
+        (("nosuch",), "unknown verb 'nosuch'; the verbs are configs, env, compile, tune,"),
+        (("tuen",), "unknown verb 'tuen'; did you mean 'tune'?"),
         (("generate", "smoke", "-o", "/dev/null/x"), "/dev/null/x"),
         (("run", "smoke", "--json", "--csv"), "--json and --csv are both given"),
         (("run", "smoke", "--d-head", "300"), "d_head is 300; the kernels take multiples of 8 up"),
@@ -93,6 +93,22 @@ def test_a_reader_that_leaves_early_is_no_error():
     )
     assert ran.stdout.startswith("short_form,")
     assert not ran.stderr
+
+
+@pytest.mark.parametrize("arguments", ["configs prog", "configs all --csv", "--help", "env"])
+def test_a_reader_that_reads_nothing_is_no_error(arguments):
+    script = f"set -o pipefail; {sys.executable} -m flashsmith {arguments} | true"
+    ran = subprocess.run(["bash", "-c", script], capture_output=True, text=True)
+    assert (ran.returncode, ran.stderr) == (0, "")
+
+
+def test_an_error_that_nobody_reads_keeps_its_exit_code():
+    script = f"set -o pipefail; {sys.executable} -m flashsmith nosuch 2>&1 | true"
+    assert subprocess.run(["bash", "-c", script]).returncode == 2
+
+
+def test_a_text_in_an_error_does_not_steer_the_terminal():
+    assert "\x1b" not in flashsmith("configs", "\x1b[31mred").stderr
 
 
 def test_listing_configurations_as_json_draws_no_table():

@@ -99,7 +99,7 @@ def test_run_checks_the_problem_that_is_given():
 
 def test_run_says_which_problem_it_ran():
     done = run("run", SMALL, "--heads", 4, "--kv-heads", 2, "--q-len", 33, "--causal")
-    assert "batch 1, heads 4/2, 33 x 33, causal, on emulator" in done.stdout
+    assert "batch 1, heads 4:2, length 33, d 64, causal, BF16, on emulator" in done.stdout
 
 
 def test_run_takes_several_lengths_and_says_which_a_row_is_of():

@@ -15,10 +15,10 @@ from flashsmith.compile.compiler import compile_kernel
 from flashsmith.compile.nvrtc import program as nvrtc
 from flashsmith.compile.unit import UnitOptions
 from flashsmith.kernels.rules import Refusal
-from flashsmith.problem.needs import ForwardTraits
+from flashsmith.problem.needs import Needs
 
 SM_86 = arches.get("sm_86")
-PLAIN = ForwardTraits()
+PLAIN = Needs()
 
 
 @pytest.fixture(scope="module")
@@ -33,11 +33,11 @@ def test_a_bundle_gives_the_kernels_that_compiling_gives(built, small, monkeypat
     made, cache = built
     assert (made.n_configs, made.n_kernels) == (1, 4)
     assert made.n_bytes == made.path.stat().st_size
-    compiled = compile_kernel(small, ForwardTraits(causal=True), "sm_86", cache=cache)
+    compiled = compile_kernel(small, Needs(("causal",)), "sm_86", cache=cache)
     monkeypatch.setattr(nvrtc, "_load", lambda path: pytest.fail("no compiler is needed"))
     monkeypatch.setenv("FLASHSMITH_NVRTC", "/nowhere")
     bundle = read_bundle(made.path)
-    kernel = bundle.kernel(small, ForwardTraits(causal=True), "sm_86")
+    kernel = bundle.kernel(small, Needs(("causal",)), "sm_86")
     assert (kernel.name, kernel.cubin, kernel.ptx) == (compiled.name, compiled.cubin, compiled.ptx)
     assert kernel.resources == compiled.resources
     assert (bundle.configs(), len(bundle)) == ([small], 4)
@@ -46,7 +46,7 @@ def test_a_bundle_gives_the_kernels_that_compiling_gives(built, small, monkeypat
 def test_a_bundle_that_is_set_takes_the_compilers_place(built, small, monkeypatch):
     monkeypatch.setenv("FLASHSMITH_BUNDLE", str(built[0].path))
     monkeypatch.setenv("FLASHSMITH_NVRTC", "/nowhere")
-    kernel = compile_kernel(small, ForwardTraits(ragged_q=True), "sm_86")
+    kernel = compile_kernel(small, Needs(("ragged_q",)), "sm_86")
     assert kernel.name.endswith("__causal_ragged_q_ragged_k_narrow_d")
     with pytest.raises(Unsupported, match="not registered"):
         compile_kernel(small.replace(swizzled=False), PLAIN, "sm_86")
@@ -69,12 +69,12 @@ def test_a_bundle_that_was_replaced_is_read_again(built, tmp_path, monkeypatch):
     ("needed", "given"),
     [
         (PLAIN, "plain"),
-        (ForwardTraits(causal=True), "causal"),
-        (ForwardTraits(ragged_k=True), "causal_ragged_q_ragged_k_narrow_d"),
-        (ForwardTraits(lse=True), "causal_ragged_q_ragged_k_narrow_d_lse"),
+        (Needs(("causal",)), "causal"),
+        (Needs(("ragged_k",)), "causal_ragged_q_ragged_k_narrow_d"),
+        (Needs(("lse",)), "causal_lse_ragged_q_ragged_k_narrow_d"),
     ],
 )
-def test_the_kernel_with_the_fewest_traits_that_covers_a_problem_is_taken(
+def test_the_kernel_with_the_fewest_needs_that_covers_a_problem_is_taken(
     built, small, needed, given
 ):
     kernel = read_bundle(built[0].path).kernel(small, needed, "sm_86")
@@ -109,7 +109,7 @@ def test_a_kernel_that_the_family_refuses_is_left_out_and_said(cache, small, tmp
     assert made.n_kernels == 3
     (reason,) = made.left_out
     assert reason.startswith(f"sm_86 causal: {small.short_form()}: ptxas spills 8 bytes")
-    assert read_bundle(made.path).kernel(small, ForwardTraits(causal=True), "sm_86").cubin
+    assert read_bundle(made.path).kernel(small, Needs(("causal",)), "sm_86").cubin
 
 
 def test_a_set_of_which_nothing_fits_makes_no_bundle(cache, large, tmp_path):
@@ -147,7 +147,7 @@ def test_a_kernel_whose_bytes_were_changed_is_refused(built, small, tmp_path):
     bundle = read_bundle(path)
     with pytest.raises(DamagedFile, match=r"plain\.cubin has another hash"):
         bundle.kernel(small, PLAIN, "sm_86")
-    assert bundle.kernel(small, ForwardTraits(causal=True), "sm_86").cubin
+    assert bundle.kernel(small, Needs(("causal",)), "sm_86").cubin
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_a_kernel_whose_bytes_were_changed_is_refused(built, small, tmp_path):
         {"format": "another"},
         {"kernels": [{"config": "(BF16, 1)"}]},
         {"kernels": 5},
-        {"kernels": [{"config": 5, "traits": {"no_such_trait": True}}]},
+        {"kernels": [{"config": 5, "needs": ["no_such_need"]}]},
     ],
     ids=str,
 )
@@ -173,7 +173,7 @@ def test_a_manifest_of_another_kind_is_refused(built, tmp_path, change):
 
 
 @pytest.mark.parametrize(
-    "change", [{"arch": None}, {"source_hash": 5}, {"traits": {"causal": None}}], ids=str
+    "change", [{"arch": None}, {"source_hash": 5}, {"needs": ["causal", None]}], ids=str
 )
 def test_a_kernel_of_the_manifest_with_a_field_of_another_type_is_refused(built, tmp_path, change):
     path = tmp_path / "types.bundle"

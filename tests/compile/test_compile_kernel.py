@@ -1,19 +1,18 @@
-"""A configuration becomes a kernel: named after it, made of its traits, refused with a sentence."""
+"""A configuration becomes a kernel: named after it, made of its needs, refused with a sentence."""
 
 import pytest
 
 from flashsmith.base.errors import CompileError, Unsupported
 from flashsmith.compile.compiler import CompileJob, compile_kernel, compile_many
-from flashsmith.compile.machine.cubin import code_hash
 from flashsmith.compile.unit import unit_source
 from flashsmith.kernels import parse_config
-from flashsmith.problem.needs import ForwardTraits
+from flashsmith.problem.needs import NEEDS, Needs
 
-PLAIN = ForwardTraits()
+PLAIN = Needs()
 
 
-def test_the_entry_spells_configuration_and_traits(cache, small):
-    kernel = compile_kernel(small, ForwardTraits(causal=True), "sm_80", cache=cache)
+def test_the_entry_spells_configuration_and_needs(cache, small):
+    kernel = compile_kernel(small, Needs(("causal",)), "sm_80", cache=cache)
     assert kernel.name.endswith("__causal")
     assert f".entry {kernel.name}(" in kernel.ptx
     assert parse_config(kernel.name) == small
@@ -25,11 +24,11 @@ def test_the_unit_states_its_short_form_and_every_field_by_name(small):
     assert all(f".{name} = " in text for name in small.knobs())
 
 
-@pytest.mark.parametrize("trait", ["causal", "ragged_q", "ragged_k", "narrow_d", "lse"])
-def test_every_trait_changes_the_machine_code(cache, small, trait):
+@pytest.mark.parametrize("need", NEEDS)
+def test_every_need_changes_the_machine_code(cache, small, need):
     plain = compile_kernel(small, PLAIN, "sm_80", cache=cache)
-    other = compile_kernel(small, ForwardTraits(**{trait: True}), "sm_80", cache=cache)
-    assert code_hash(plain.cubin) != code_hash(other.cubin)
+    other = compile_kernel(small, Needs((need,)), "sm_80", cache=cache)
+    assert plain.code != other.code
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,8 @@ from flashsmith.base.errors import ArgumentError, CompilerMissing, Unsupported
 from flashsmith.compile.ahead_of_time import nvcc
 from flashsmith.compile.ahead_of_time.library import build_library
 from flashsmith.compile.ahead_of_time.registry import (
-    REGISTERED_TRAITS,
+    GENERAL,
+    REGISTERED_NEEDS,
     flash_kernels_header,
     registry_configs,
     registry_unit,
@@ -18,7 +19,7 @@ from flashsmith.compile.ahead_of_time.registry import (
 )
 from flashsmith.compile.header_closure import header_closure
 from flashsmith.kernels import resolve_key
-from flashsmith.problem.needs import ForwardTraits
+from flashsmith.problem.needs import Needs
 
 CLIENT = Path(__file__).parent / "c" / "registry_client.c"
 
@@ -44,17 +45,17 @@ def test_the_map_holds_each_configuration_once_under_its_short_form():
         assert text.count(f"     &{config.identifier()}}},\n") == 1
 
 
-def test_a_unit_has_a_kernel_for_each_registered_traits(small):
+def test_a_unit_has_a_kernel_for_each_of_the_registered_needs(small):
     text = registry_unit(small)
-    for traits in REGISTERED_TRAITS:
-        assert f"    {small.kernel_name(traits)}(" in text
+    for needs in REGISTERED_NEEDS:
+        assert f"    {small.kernel_name(needs)}(" in text
 
 
-def test_the_last_registered_traits_cover_every_problem():
+def test_the_last_registered_needs_cover_every_problem():
     for bits in range(32):
-        needed = ForwardTraits(*(bool(bits >> i & 1) for i in range(5)))
-        assert REGISTERED_TRAITS[-1].covers(needed)
-        assert REGISTERED_TRAITS[0].covers(needed) == (bits == 0)
+        needed = Needs(tuple(name for i, name in enumerate(GENERAL) if bits >> i & 1))
+        assert REGISTERED_NEEDS[-1].covers(needed)
+        assert REGISTERED_NEEDS[0].covers(needed) == (bits == 0)
 
 
 def test_the_folder_holds_every_header_that_its_units_include(tmp_path, small):
@@ -107,7 +108,7 @@ def library(tmp_path_factory, small):
 
 @needs_nvcc
 def test_the_library_holds_machine_code_and_says_what_it_took(library):
-    assert (library.n_configs, library.n_kernels) == (1, len(REGISTERED_TRAITS))
+    assert (library.n_configs, library.n_kernels) == (1, len(REGISTERED_NEEDS))
     assert library.n_bytes == library.path.stat().st_size > 100_000
     assert library.compiler.startswith("nvcc 1")
     assert library.seconds > 0

@@ -10,10 +10,10 @@ from flashsmith.compile.survey import survey
 from flashsmith.kernels.parse import parse_config
 from flashsmith.kernels.rules import Refusal
 from flashsmith.measure.facts import facts_of, small_problem
-from flashsmith.problem.needs import ForwardTraits
+from flashsmith.problem.needs import Needs
 from flashsmith.tuner.run.candidates import Candidate, artefact_facts
 
-PLAIN = ForwardTraits()
+PLAIN = Needs()
 SM_80, SM_86 = arches.get("sm_80"), arches.get("sm_86")
 
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from flashsmith.compile.compiler import compile_text
+from flashsmith.compile.unit import structs
 from flashsmith.kernels.launch import LaunchGeometry
 
 UNIT = """\
@@ -22,8 +23,11 @@ extern "C" __global__ void lines(u64 in, u64 out) {{
 def run_lines(device):
     """Runs `body` with `in` and `out` as addresses; returns the bytes at `out` as `dtype`."""
 
-    def run(body, given, *, headers, out_bytes, dtype, threads=32, blocks=1, smem_bytes=0):
-        includes = "\n".join(f'#include "flashsmith/{header}"' for header in headers)
+    def run(
+        body, given, *, headers, out_bytes, dtype, threads=32, blocks=1, smem_bytes=0, kernel=None
+    ):
+        includes = structs(kernel) if kernel else ""
+        includes += "\n".join(f'#include "flashsmith/{header}"' for header in headers)
         source = UNIT.format(includes=includes, body=body)
         kernel = compile_text(source, "lines", device.arch)
         given = np.ascontiguousarray(given)

@@ -9,7 +9,7 @@ from flashsmith.compile.compiler import compile_kernel
 from flashsmith.compile.machine.cubin import machine_code
 from flashsmith.kernels.parse import parse_config
 from flashsmith.kernels.sm80_forward.config import FlashForwardKernelConfig
-from flashsmith.problem.needs import ForwardTraits
+from flashsmith.problem.needs import Needs
 
 BASE = parse_config("(FP16, 128, 64, 64, 4): async+eager+swizzled+load_2_2_2_tiles+buffer")
 # the field and its other value; where the base leaves no other value, the base to take instead
@@ -32,7 +32,7 @@ PAIRS = {
 
 def code(config, arch):
     assert config.refusal() is None, config.refusal()
-    return machine_code(compile_kernel(config, ForwardTraits(), arch).cubin)
+    return machine_code(compile_kernel(config, Needs(), arch).cubin)
 
 
 def test_every_field_has_a_pair():

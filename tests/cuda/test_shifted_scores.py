@@ -6,8 +6,8 @@ import pytest
 from flashsmith.base.dtypes import DType, from_bits, to_bits
 from flashsmith.kernels import get_kernel_configs
 from flashsmith.problem.attention import AttentionProblem
-from flashsmith.problem.reference import reference_attention
-from flashsmith.runtime.run import forward_arrays
+from flashsmith.problem.reference import reference
+from flashsmith.runtime.run import run_arrays
 
 FP16 = [config for config in get_kernel_configs("hopper") if config.dtype is DType.FP16]
 BY_STATISTICS = {config.statistics: config for config in reversed(FP16)}
@@ -27,7 +27,7 @@ def _error(device, config, shift):
     problem = AttentionProblem(1, 1, 1, ROWS, keys, d, config.dtype)
     q, k, v = (random.standard_normal((1, n, 1, d)) for n in (ROWS, keys, keys))
     q[..., 0], k[..., 0] = 4.0, shift * np.sqrt(d) / 4.0
-    bits = [to_bits(x, config.dtype) for x in (q, k, v)]
-    o, _ = forward_arrays(device, config, problem, *bits)
-    truth = reference_attention(problem, *(from_bits(x, config.dtype) for x in bits)).o
+    bits = {n: to_bits(x, config.dtype) for n, x in zip("qkv", (q, k, v), strict=True)}
+    o = run_arrays(device, config, problem, bits)["o"]
+    truth = reference(problem, {n: from_bits(x, config.dtype) for n, x in bits.items()})["o"]
     return np.linalg.norm(from_bits(o, config.dtype) - truth) / np.linalg.norm(truth)

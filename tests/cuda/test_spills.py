@@ -4,7 +4,7 @@ import pytest
 
 from flashsmith.compile.compiler import compile_kernel
 from flashsmith.kernels.parse import parse_config
-from flashsmith.problem.needs import ForwardTraits
+from flashsmith.problem.needs import Needs
 
 NO_SPILLS = [
     "(FP16, 128, 64, 64, 4): async+load_0_0_0_tiles",
@@ -29,7 +29,7 @@ IN_STEPS = [
 
 
 def spill_bytes(short_form, arch):
-    return compile_kernel(parse_config(short_form), ForwardTraits(), arch).resources.spill_bytes
+    return compile_kernel(parse_config(short_form), Needs(), arch).resources.spill_bytes
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])

@@ -3,7 +3,7 @@
 import runpy
 from pathlib import Path
 
-from flashsmith.kernels.sm90_forward.config import HopperForwardKernelConfig
+from flashsmith.kernels.sm90_forward.config import Sm90ForwardConfig
 
 TOOL = runpy.run_path(str(Path(__file__).parents[2] / "tools/write_wgmma_headers.py"))
 
@@ -21,6 +21,6 @@ def test_every_header_is_as_generated():
 
 
 def test_every_width_of_the_space_has_a_header():
-    knobs = HopperForwardKernelConfig.knobs()
+    knobs = Sm90ForwardConfig.knobs()
     used = {*knobs["B_c"].values, *knobs["d_head"].values, 64 + 8}
     assert used == set(TOOL["WIDTHS"])

@@ -8,7 +8,7 @@ from flashsmith.compile.compiler import compile_kernel
 from flashsmith.emulator.options import EmulatorOptions
 from flashsmith.emulator.program import load
 from flashsmith.kernels.parse import parse_config
-from flashsmith.problem.needs import ForwardTraits
+from flashsmith.problem.needs import Needs
 from flashsmith.runtime.emulated import EmulatedDevice
 
 SMALL = "(BF16, 64, 64, 32, 4): async+eager+swizzled+load_2_2_2_tiles+buffer"
@@ -42,8 +42,8 @@ def test_ldmatrix_conflicts_eight_ways_without_the_swizzle_and_never_with_it(sho
     device = EmulatedDevice(options=EmulatorOptions(counters=True))
     case = quick_cases(config)[0]
     assert check_case(device, config, case).ok
-    counters = device.last_report.counters
-    traits = ForwardTraits(ragged_q=True, ragged_k=True, lse=True)
+    counters = device.report().counters
+    traits = Needs(("ragged_q", "ragged_k", "lse"))
     kernel = load(compile_kernel(config, traits, device.arch).ptx).kernel
     lines = {i.line for i in kernel.instructions if i.opcode == "ldmatrix"}
     counts = [count for line, count in counters.shared.items() if line in lines]
@@ -55,7 +55,7 @@ def test_copies_of_whole_rows_touch_each_sector_once():
     config = parse_config("(FP16, 128, 64, 64, 4): async+swizzled+load_0_0_0_tiles")
     device = EmulatedDevice(options=EmulatorOptions(counters=True))
     assert check_case(device, config, quick_cases(config)[0]).ok
-    counters = device.last_report.counters
+    counters = device.report().counters
     loaded = counters.bytes["global load"]
     assert 32 * sum(counters.sectors.values()) < 1.2 * (loaded + counters.bytes["global store"])
     assert counters.instructions["mma"] > 0

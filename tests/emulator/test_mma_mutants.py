@@ -6,19 +6,20 @@ import re
 from dataclasses import dataclass, replace
 from functools import cache
 
+import numpy as np
 import pytest
 from mutation import Mutant, dropped, judge, mutants, thinned
 
 from flashsmith.base.dtypes import from_bits
 from flashsmith.check.cases import LARGE_LOGITS, Case, inputs_of, quick_cases
-from flashsmith.check.tolerance import expectation_of, lse_distance, o_distance
+from flashsmith.check.tolerance import distance, expectation_of
 from flashsmith.compile.compiler import compile_kernel
 from flashsmith.emulator.options import EmulatorOptions
 from flashsmith.emulator.program import Program, load
 from flashsmith.kernels.parse import parse_config
-from flashsmith.kernels.plans import plan
+from flashsmith.kernels.plans import needs_of
 from flashsmith.runtime.emulated import EmulatedDevice
-from flashsmith.runtime.run import forward_arrays
+from flashsmith.runtime.run import run_arrays
 
 # kind → why a mutant of it computes the same on every schedule
 EQUIVALENT = {
@@ -74,17 +75,17 @@ class MmaKernel:
 
     def _is_right(self, ptx: str, options: EmulatorOptions, case: Case) -> bool:
         device = ChangedDevice(ptx, options)
-        arrays = inputs_of(case).values()
-        o, lse = forward_arrays(device, self.config, case.problem, *arrays, lse=True)
+        found = run_arrays(device, self.config, case.problem, inputs_of(case))
         expected = expectation_of(case)
-        near = o_distance(expected, from_bits(o, case.problem.dtype)).ok
-        return near and lse_distance(expected, lse).ok
+        o, lse = from_bits(found["o"], case.problem.dtype), found["lse"].view(np.float32)
+        near = distance("o", expected["o"], o).ok
+        return near and distance("lse", expected["lse"], lse).ok
 
 
 @cache
 def _ptx(kernel: MmaKernel) -> str:
-    launch = plan(kernel.config, kernel.case.problem, lse=True, sm_count=4)
-    return compile_kernel(kernel.config, launch.traits, "sm_90a").ptx
+    needs = needs_of(kernel.config, kernel.case.problem)
+    return compile_kernel(kernel.config, needs, "sm_90a").ptx
 
 
 EAGER = MmaKernel("eager", "(FP16, 64, 64, 32, 4): async+eager+swizzled+load_0_0_0_tiles", True)

@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 from flashsmith import DType, FlashForwardKernelConfig, parse_kernel_name_into_config
 from flashsmith.base.errors import ConfigError
-from flashsmith.kernels import CATALOGUE, ForwardTraits, get_kernel_configs, parse_config
+from flashsmith.kernels import CATALOGUE, get_kernel_configs, parse_config
+from flashsmith.problem.needs import NEEDS, Needs
 
 FULL = "(FP16, 128, 64, 64, 4): async+eager+swizzled+load_2_2_2_tiles+buffer+opt_softmax"
 FULL_CONFIG = FlashForwardKernelConfig(
@@ -51,9 +52,9 @@ def test_every_text_of_every_configuration_parses_back(config):
     assert parse_config(f"|  17 | {config.short_form()} | 1.25 | (x) |") == config
 
 
-@given(every_config, st.builds(ForwardTraits, causal=st.booleans(), lse=st.booleans()))
-def test_a_kernels_name_is_a_c_identifier_that_parses_back(config, traits):
-    name = config.kernel_name(traits)
+@given(every_config, st.sets(st.sampled_from(sorted(NEEDS))).map(lambda names: Needs(tuple(names))))
+def test_a_kernels_name_is_a_c_identifier_that_parses_back(config, needs):
+    name = config.kernel_name(needs)
     assert name.isidentifier()
     assert name.isascii()
     assert parse_kernel_name_into_config(f"  {name}(ForwardArgs) (512, 1, 1)x(128, 1, 1)") == config

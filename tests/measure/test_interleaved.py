@@ -18,17 +18,16 @@ from flashsmith.measure.interleaved import (
 from flashsmith.measure.statistics import summarize
 from flashsmith.measure.timed_configs import random_inputs, time_configs
 from flashsmith.problem.attention import AttentionProblem
+from flashsmith.problem.signature import signature_of
 from flashsmith.runtime.devices import default_device
-from flashsmith.runtime.tensors import tensor_shapes
 
 PROBLEM = AttentionProblem(1, 3, 3, 200, 200, 128, DType.FP16)
 
 
 def test_random_inputs_have_the_problems_shapes_and_repeat_by_seed():
     inputs = random_inputs(PROBLEM, seed=4)
-    shapes = tensor_shapes(PROBLEM)
     assert {name: array.shape for name, array in inputs.items()} == {
-        name: shapes[name] for name in ("q", "k", "v")
+        role.name: role.shape(PROBLEM) for role in signature_of(PROBLEM).inputs(PROBLEM)
     }
     np.testing.assert_array_equal(inputs["q"], random_inputs(PROBLEM, seed=4)["q"])
     assert not np.array_equal(inputs["q"], inputs["k"])

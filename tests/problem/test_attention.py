@@ -14,21 +14,21 @@ def test_the_scale_is_one_over_the_root_of_d_head_unless_given():
 
 
 def test_the_diagonal_is_bottom_right_unless_given():
-    assert AttentionProblem(**SHAPE, causal=True).diagonal_offset == 4
-    assert AttentionProblem(**SHAPE, causal=True, diagonal=0).diagonal_offset == 0
+    assert AttentionProblem(**SHAPE, causal=True).mask.diagonal == 4
+    assert AttentionProblem(**SHAPE, causal=True, diagonal=0).mask.diagonal == 0
 
 
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"batch": -1}, "batch is -1, it must be an integer of at least 0"),
-        ({"q_len": 2.0}, "q_len is 2.0, it must be an integer"),
-        ({"heads": True}, "heads is True, it must be an integer"),
+        ({"batch": -1}, "batch is -1; it is an integer of at least 0"),
+        ({"q_len": 2.0}, "q_len is 2.0; it is an integer"),
+        ({"heads": True}, "heads is True; it is an integer"),
         ({"heads": 5}, "heads is 5 and kv_heads is 3; .*must be a multiple"),
-        ({"layout": "sbhd"}, "layout is 'sbhd'; it is 'bshd' or 'bhsd'"),
+        ({"layout": "sbhd"}, "layout is 'sbhd'; it is 'bshd' .* or 'bhsd' "),
         ({"dtype": 5}, r"dtype is 5; it is DType\.FP16 or DType\.BF16"),
         ({"diagonal": 0.5, "causal": True}, "diagonal is 0.5; it is an integer or None"),
-        ({"scale": 0.0}, "scale is 0.0; it must be a finite number above 0"),
+        ({"scale": 0.0}, "scale is 0; it is a finite number above 0"),
         ({"scale": float("inf")}, "scale is inf"),
     ],
 )

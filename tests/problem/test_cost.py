@@ -5,35 +5,35 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flashsmith.base.dtypes import DType
-from flashsmith.problem import AttentionProblem, forward_cost, visible, visible_area, visible_pairs
+from flashsmith.problem import AttentionProblem, cost_of
 
 
 def test_flops_are_two_products_of_two_operations_each():
     problem = AttentionProblem(2, 3, 3, 100, 200, 64)
-    assert forward_cost(problem).flops == 4 * 2 * 3 * 100 * 200 * 64
+    assert cost_of(problem).flops == 4 * 2 * 3 * 100 * 200 * 64
 
 
 def test_causal_self_attention_is_exactly_half():
     full = AttentionProblem(1, 3, 3, 300, 300, 64)
     causal = AttentionProblem(1, 3, 3, 300, 300, 64, causal=True)
-    assert forward_cost(causal).flops == forward_cost(full).flops / 2
+    assert cost_of(causal).flops == cost_of(full).flops / 2
 
 
 def test_bytes_are_each_tensor_once_and_grouped_heads_share_k_and_v():
-    problem = AttentionProblem(2, 6, 2, 10, 20, 64, dtype=DType.FP16)
-    cost = forward_cost(problem, lse=True)
+    problem = AttentionProblem(2, 6, 2, 10, 20, 64, dtype=DType.FP16, lse=True)
+    cost = cost_of(problem)
     assert cost.read_bytes == 2 * (2 * 6 * 10 * 64 + 2 * 2 * 2 * 20 * 64)
     assert cost.written_bytes == 2 * 2 * 6 * 10 * 64 + 4 * 2 * 6 * 10
     assert cost.flop_per_byte == cost.flops / cost.total_bytes
 
 
 def test_throughput_is_operations_over_seconds():
-    cost = forward_cost(AttentionProblem(1, 16, 16, 4096, 4096, 128))
+    cost = cost_of(AttentionProblem(1, 16, 16, 4096, 4096, 128))
     assert cost.tflops(1e-3) == pytest.approx(cost.flops / 1e9)
 
 
 def test_an_empty_problem_costs_nothing():
-    cost = forward_cost(AttentionProblem(0, 4, 4, 10, 10, 64))
+    cost = cost_of(AttentionProblem(0, 4, 4, 10, 10, 64))
     assert (cost.flops, cost.total_bytes, cost.flop_per_byte) == (0.0, 0, 0.0)
 
 
@@ -43,6 +43,6 @@ lengths = st.integers(0, 40)
 @given(lengths, lengths, st.one_of(st.none(), st.integers(-50, 50)))
 def test_pairs_are_those_of_the_mask_and_the_area_is_within_half_a_diagonal(q_len, k_len, diagonal):
     problem = AttentionProblem(1, 1, 1, q_len, k_len, 64, causal=True, diagonal=diagonal)
-    pairs = visible_pairs(problem)
-    assert pairs == visible(problem).sum()
-    assert 0 <= pairs - visible_area(problem) <= min(q_len, k_len) / 2
+    mask = problem.mask
+    assert mask.pairs == mask.visible().sum()
+    assert 0 <= mask.pairs - mask.area <= min(q_len, k_len) / 2

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from flashsmith.base.errors import ArgumentError
-from flashsmith.problem import AttentionProblem, reference_attention, visible
+from flashsmith.problem.attention import AttentionProblem
+from flashsmith.problem.reference import reference
 
 SHAPES = [
     {"q_len": 7, "k_len": 7},
@@ -39,12 +40,16 @@ def make(layout="bshd", heads=6, kv_heads=3, d_head=8, seed=0, **changes):
     )
 
 
+def truth_of(problem, q, k, v):
+    found = reference(problem, {"q": q, "k": k, "v": v})
+    return found["o"], found["lse"]
+
+
 def by_definition(problem, q, k, v, b, h, i):
     """One row of one head, one number at a time."""
     kv = h // (problem.heads // problem.kv_heads)
-    seen = [
-        j for j in range(problem.k_len) if not problem.causal or j <= i + problem.diagonal_offset
-    ]
+    offset = problem.k_len - problem.q_len if problem.diagonal is None else problem.diagonal
+    seen = [j for j in range(problem.k_len) if not problem.causal or j <= i + offset]
     scores = [problem.softmax_scale * float(np.dot(q[b, i, h], k[b, j, kv])) for j in seen]
     if not seen:
         return np.zeros(problem.d_head), -math.inf
@@ -57,7 +62,7 @@ def by_definition(problem, q, k, v, b, h, i):
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_the_truth_is_the_definition_row_by_row(shape, mask):
     problem, q, k, v = make(**shape, **mask)
-    o, lse = reference_attention(problem, q, k, v)
+    o, lse = truth_of(problem, q, k, v)
     for h in (0, 1, 5):
         for i in range(problem.q_len):
             row, row_lse = by_definition(problem, q, k, v, 1, h, i)
@@ -67,7 +72,7 @@ def test_the_truth_is_the_definition_row_by_row(shape, mask):
 
 def test_a_row_that_sees_no_key_is_zero_with_lse_minus_infinity():
     problem, q, k, v = make(q_len=11, k_len=5, causal=True)
-    o, lse = reference_attention(problem, q, k, v)
+    o, lse = truth_of(problem, q, k, v)
     assert (o[:, :6] == 0).all()
     assert np.isneginf(lse[:, :, :6]).all()
     assert np.isfinite(lse[:, :, 6:]).all()
@@ -75,15 +80,15 @@ def test_a_row_that_sees_no_key_is_zero_with_lse_minus_infinity():
 
 def test_no_keys_at_all_give_zero():
     problem, q, k, v = make(q_len=5, k_len=0)
-    o, lse = reference_attention(problem, q, k, v)
+    o, lse = truth_of(problem, q, k, v)
     assert o.shape == q.shape
     assert not o.any()
     assert np.isneginf(lse).all()
 
 
 def test_both_alignments_of_the_causal_mask():
-    bottom_right = visible(AttentionProblem(1, 1, 1, 2, 4, 8, causal=True))
-    top_left = visible(AttentionProblem(1, 1, 1, 2, 4, 8, causal=True, diagonal=0))
+    bottom_right = AttentionProblem(1, 1, 1, 2, 4, 8, causal=True).mask.visible()
+    top_left = AttentionProblem(1, 1, 1, 2, 4, 8, causal=True, diagonal=0).mask.visible()
     assert bottom_right.tolist() == [[True, True, True, False], [True] * 4]
     assert top_left.tolist() == [[True, False, False, False], [True, True, False, False]]
 
@@ -91,15 +96,15 @@ def test_both_alignments_of_the_causal_mask():
 def test_the_layouts_differ_by_a_transposition_only():
     problem, q, k, v = make(q_len=5, k_len=11)
     other, *_ = make("bhsd", q_len=5, k_len=11)
-    o, lse = reference_attention(problem, q, k, v)
-    o_t, lse_t = reference_attention(other, *(x.transpose(0, 2, 1, 3) for x in (q, k, v)))
+    o, lse = truth_of(problem, q, k, v)
+    o_t, lse_t = truth_of(other, *(x.transpose(0, 2, 1, 3) for x in (q, k, v)))
     assert (o == o_t.transpose(0, 2, 1, 3)).all()
     assert (lse == lse_t).all()
 
 
 def test_a_large_score_does_not_overflow():
     problem, q, k, v = make(q_len=5, k_len=7, scale=1e4)
-    o, lse = reference_attention(problem, q, k, v)
+    o, lse = truth_of(problem, q, k, v)
     assert np.isfinite(o).all()
     assert np.isfinite(lse).all()
 
@@ -107,7 +112,7 @@ def test_a_large_score_does_not_overflow():
 def test_torch_agrees_where_it_computes_the_same():
     torch = pytest.importorskip("torch")
     problem, q, k, v = make("bhsd", q_len=11, k_len=11, causal=True, scale=0.3)
-    o, _ = reference_attention(problem, q, k, v)
+    o, _ = truth_of(problem, q, k, v)
     theirs = torch.nn.functional.scaled_dot_product_attention(
         *(torch.from_numpy(x) for x in (q, k, v)), is_causal=True, scale=0.3, enable_gqa=True
     )
@@ -117,4 +122,4 @@ def test_torch_agrees_where_it_computes_the_same():
 def test_an_array_of_another_shape_is_refused_by_name():
     problem, q, _, v = make(q_len=5, k_len=7)
     with pytest.raises(ArgumentError, match=r"k has shape \(2, 5, 6, 8\); the problem needs"):
-        reference_attention(problem, q, q, v)
+        truth_of(problem, q, q, v)

@@ -2,14 +2,15 @@
 
 import os
 import shutil
-import subprocess
 
 import pytest
+from browser import Browser
 from report_records import CONFIGS, ENVIRONMENT, profiled, record
 
 from flashsmith.base.dtypes import DType
 from flashsmith.problem.attention import AttentionProblem
 from flashsmith.report.sources import ReportData
+from flashsmith.tuner.run.counting import Place
 from flashsmith.tuner.store.measurement import Measurement, MeasurementKey
 from flashsmith.tuner.store.outcome import DidNotCompile, Timed, Verified
 
@@ -39,7 +40,10 @@ def gpu_data():
         )
         for n, c in enumerate(CONFIGS)
     ]
-    places = {(m.key.config, problem): place for place, m in enumerate(measurements, start=1)}
+    places = {
+        (m.key.config, problem): Place(n, 1 + (n - 1) / 10, "shared memory")
+        for n, m in enumerate(measurements, start=1)
+    }
     counted = tuple(profiled(c.short_form(), 4096, 40.0 + n) for n, c in enumerate(CONFIGS))
     return ReportData(tuple(records), tuple(measurements), "a test", places, counted)
 
@@ -53,31 +57,14 @@ def gpuless_data(gpu_data):
     return ReportData((), tuple(verified), "a test without a GPU", gpu_data.places)
 
 
-@pytest.fixture
-def opened(tmp_path):
-    """Opens a page in headless Chromium; returns its DOM and what its console said."""
-    browser = shutil.which("chromium") or shutil.which("chromium-browser")
-    if browser is None:
+@pytest.fixture(scope="session")
+def browser(tmp_path_factory):
+    """One headless Chromium for all tests that open pages."""
+    program = shutil.which("chromium") or shutil.which("chromium-browser")
+    if program is None:
         if os.environ.get("CI"):
             pytest.fail("chromium is not installed, and CI must open the pages")
         pytest.skip("chromium is not installed: the page is written but not opened")
-
-    def open_page(path, fragment=""):
-        done = subprocess.run(
-            [
-                *(browser, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run"),
-                *("--disable-background-networking", "--disable-component-update"),
-                *("--disable-sync", "--host-resolver-rules=MAP * ~NOTFOUND"),
-                *("--enable-logging=stderr", f"--user-data-dir={tmp_path / 'profile'}"),
-                *("--window-size=1300,2000", "--virtual-time-budget=20000", "--dump-dom"),
-                f"file://{path}{fragment}",
-            ],
-            capture_output=True,
-            text=True,
-            timeout=180,
-            check=True,
-        )
-        console = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
-        return done.stdout, console
-
-    return open_page
+    started = Browser(program, tmp_path_factory.mktemp("profile"))
+    yield started
+    started.close()

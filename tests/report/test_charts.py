@@ -1,4 +1,4 @@
-"""Charts: ratios stay inside a run, spreads are shown, one waterfall a ladder, regret is stated."""
+"""Charts: one point a measurement, axes in words and units, and none that says nothing."""
 
 import math
 from dataclasses import replace
@@ -7,100 +7,60 @@ from itertools import pairwise
 import pytest
 from report_records import CONFIGS, profiled, record
 
-from flashsmith.kernels import get_kernel_configs
-from flashsmith.report import (
-    counter_charts,
-    ladder_charts,
-    order_charts,
-    record_charts,
-    tuning_charts,
-)
-from flashsmith.report.contenders import OURS, against_peers, product_tflops
+from flashsmith.report import counter_charts, ladders, record_charts, tuning_charts
+from flashsmith.report.contenders import OURS, product_tflops, tflops_of
+from flashsmith.report.figure import hover
+from flashsmith.report.left_out import left_out
 from flashsmith.report.sources import ReportData, gather
-from flashsmith.report.summary import missing
 from flashsmith.report.winners import winners
 from flashsmith.tuner.store.outcome import Timed
 
-SAME = (1.0, 1.0, 1.0)
-HOPPER = get_kernel_configs("hopper-prog")
 
-
-def test_a_ratio_is_never_taken_between_two_runs():
-    old = [record("a", OURS, 1024, 50.0), record("a", "cuDNN", 1024, 60.0)]
-    new = [
-        record("b", OURS, 1024, 100.0, ratio=SAME, date="2026-11-16"),
-        record("b", "FlashInfer", 1024, 200.0, ratio=(0.5, 0.4, 0.8), date="2026-11-16"),
+def rates(**more):
+    return [
+        record("a", name, length, us * length / 1024, **more)
+        for length in (1024, 4096)
+        for name, us in ((OURS, 50.0), ("cuDNN", 60.0))
     ]
-    found = {a.peer: a for a in against_peers([*new, *old])}
-    assert found["cuDNN"].ratio == 1.2
-    assert found["FlashInfer"].ratio == 2.0
-    assert (found["FlashInfer"].p20, found["FlashInfer"].p80) == (1.25, 2.5)
 
 
-def test_what_was_taken_in_too_few_rounds_is_no_evidence_and_said():
-    records = [record("explored", name, 1024, us) for name, us in ((OURS, 50.0), ("cuDNN", 60.0))]
-    for r in records:
-        r.result["rounds"] = 11
-    assert against_peers(records) == []
-    gaps = " ".join(missing(ReportData(tuple(records), (), "x")))
-    assert "2 records of explored were taken in fewer than 15 rounds" in gaps
+def test_rates_stand_over_the_length_a_line_for_each_contender():
+    figure = record_charts.peers_over_length(rates(), [], 128, False)
+    assert [name for name, _, _ in figure.legend()] == [OURS, "cuDNN"]
+    assert figure.data[0]["x"] == [1024, 4096]
+    assert record_charts.peers_over_length(rates()[:2], [], 128, False) is None
 
 
-def test_the_newest_run_of_a_peer_counts():
-    runs = [
-        [record("a", OURS, 1024, 100.0, date=d), record("a", "cuDNN", 1024, us, date=d)]
-        for d, us in (("2026-11-16", 150.0), ("2026-11-15", 110.0))
-    ]
-    (found,) = against_peers([*runs[0], *runs[1]])
-    assert found.ratio == 1.5
+def test_a_line_of_ours_never_mixes_kernels():
+    fast, slow = (CONFIGS[-1].short_form(), 1024), ("hopper", 4096)
+    from flashsmith.kernels import get_kernel_configs
 
-
-def test_the_spread_of_the_rounds_is_drawn():
-    ours = record("a", CONFIGS[0].short_form(), 1024, 80.0, ratio=(1.25, 1.2, 1.4))
-    peer = record("a", "torch FA2", 1024, 100.0, ratio=SAME)
-    figure = record_charts.speedups([ours, peer], "burst")
-    (bars,) = figure.data
-    assert bars["name"] == "over FlashAttention-2 (torch)"
-    assert bars["y"] == [1.25]
-    assert bars["error_y"]["array"] == [pytest.approx(0.15)]
-    assert bars["error_y"]["arrayminus"] == [pytest.approx(0.05)]
-    assert record_charts.speedups([ours, peer], "sustained") is None
-
-
-def test_every_ladder_has_a_waterfall_whose_steps_say_what_they_add():
+    other = get_kernel_configs("hopper-prog")[0].short_form()
     records = [
-        record("progression", config.short_form(), length, 2000.0 - n)
-        for length, ladder in ((4096, CONFIGS), (1024, CONFIGS), (4096, HOPPER))
-        for n, config in enumerate(ladder)
+        record("a", other, fast[1], 10.0),
+        record("a", other, slow[1], 10.0),
+        record("a", fast[0], fast[1], 20.0),
+        record("a", fast[0], 2048, 20.0),
+        *rates(),
     ]
-    for r in records[-len(HOPPER) :]:
-        r.environment["date"] = "2026-11-16"
-    figures = ladder_charts.ladders(records)
-    assert len(figures) == 3
-    first = figures[0].data[0]
-    assert len(first["x"]) == len(CONFIGS)
-    assert {f.data[0]["x"][0] for f in figures} == {"1. the start"}
-    assert any("2. swizzled" in f.data[0]["x"][1] for f in figures)
-    assert all(len(f.data[1]["error_y"]["array"]) == len(f.data[0]["x"]) for f in figures)
+    figure = record_charts.peers_over_length(
+        [r for r in records if r.what["name"] != OURS], [], 128, False
+    )
+    ours = next(trace for trace in figure.data if trace["name"] == OURS)
+    assert ours["x"] == [1024, 4096]
 
 
-def test_a_step_names_every_knob_that_it_moves_and_its_family():
-    records = [record("progression", c.short_form(), 4096, 9.0 - n) for n, c in enumerate(CONFIGS)]
-    (figure,) = ladder_charts.ladders(records)
-    label = figure.data[0]["x"][3]
-    assert label == ("4. Q_mma_load_K_tiles: 2<br>K_mma_load_K_tiles: 2<br>V_mma_load_K_tiles: 2")
-    assert "sm80_forward" in figure.layout["title"]["text"]
-
-
-def test_shapes_stand_in_order_whichever_peer_has_them():
-    runs = [(4096, ("cuDNN",)), (1024, ("cuDNN", "FlashInfer")), (512, ("FlashInfer",))]
-    records = [record("a", OURS, length, 50.0) for length, _ in runs]
-    records += [record("a", peer, length, 60.0) for length, peers in runs for peer in peers]
-    figure = record_charts.speedups(records, "burst")
-    assert all(trace["x"][1] == ["512", "1024", "4096"] for trace in figure.data)
-    by_peer = {trace["name"]: trace["y"] for trace in figure.data}
-    assert by_peer["over cuDNN"] == [None, 1.2, 1.2]
-    assert by_peer["over FlashInfer"] == [1.2, 1.2, None]
+def test_a_record_without_a_rate_has_the_one_that_its_time_means():
+    stated = record("a", OURS, 1024, 50.0)
+    silent = replace(stated, result={n: v for n, v in stated.result.items() if n != "tflops"})
+    assert tflops_of(silent) == pytest.approx(tflops_of(stated))
+    assert tflops_of(replace(stated, result={**stated.result, "tflops": None})) > 0
+    records = [
+        replace(r, result={n: v for n, v in r.result.items() if n not in ("tflops", "ratio")})
+        for r in rates()
+    ]
+    assert record_charts.peers_over_length(records, [], 128, False) is not None
+    assert record_charts.roofline(records, [], "NVIDIA H200") is not None
 
 
 def test_the_roof_bends_at_its_knee_only(gpu_data):
@@ -113,67 +73,36 @@ def test_the_roof_bends_at_its_knee_only(gpu_data):
     assert slopes == {0.0, 1.0}
 
 
-def test_spills_go_from_none_upwards(gpu_data):
-    facts = [0, 408, 8, 0, 56]
-    spilling = [
-        replace(m, environment={**m.environment, "spill_bytes": n})
-        for m, n in zip(gpu_data.measurements, facts, strict=False)
-    ]
-    (bars,) = tuning_charts.spills(spilling).data
-    assert bars["x"] == ["none", "8 bytes", "56 bytes", "408 bytes"]
-    assert bars["y"] == [2, 1, 1, 1]
-
-
-def test_classes_are_told_apart_by_width_and_mask(gpu_data):
-    timed = [m for m in gpu_data.measurements if isinstance(m.outcome, Timed)]
-    causal = [
-        replace(m, key=replace(m.key, problem=replace(m.key.problem, causal=True))) for m in timed
-    ]
-    (bars,) = tuning_charts.numeric_classes([*timed, *causal]).data
-    assert bars["x"][0] == ["d 128, full"] * 2 + ["d 128, causal"] * 2
-    assert sum(bars["y"]) == 2 * len(timed)
-    few = tuning_charts.numeric_classes(timed)
-    assert not few.layout["meta"]["wide"]
-
-
-def test_without_times_the_predicted_order_is_shown_and_called_that(gpu_data, gpuless_data):
-    assert order_charts.predicted_order(gpu_data.measurements, gpu_data.places) is None
-    assert order_charts.predicted_order(gpuless_data.measurements, {}) is None
-    last_first = {key: len(gpuless_data.places) - n for n, key in enumerate(gpuless_data.places)}
-    figure = order_charts.predicted_order(gpuless_data.measurements, last_first)
-    assert "Predicted order, nothing was timed" in figure.layout["title"]["text"]
-    assert figure.layout["yaxis"]["categoryarray"][-1] == f"1. {CONFIGS[-1].short_form()} "
-    assert sum(len(trace["y"]) for trace in figure.data) == len(CONFIGS)
-
-
-def test_how_candidates_ended_is_a_chart_only_where_they_ended_differently(gpu_data):
-    assert tuning_charts.outcomes(gpu_data.measurements) is not None
-    timed = [m for m in gpu_data.measurements if isinstance(m.outcome, Timed)]
-    assert tuning_charts.outcomes(timed) is None
-    assert tuning_charts.outcomes([]) is None
-
-
-def test_a_chart_says_how_to_read_it(gpu_data):
-    shown = [
-        record_charts.speedups(gpu_data.records, "burst"),
-        record_charts.roofline(gpu_data.records, [], "NVIDIA H200"),
-        *ladder_charts.ladders(gpu_data.records),
-        tuning_charts.landscape(gpu_data.measurements),
-        tuning_charts.resources(gpu_data.measurements),
-        tuning_charts.numeric_classes(gpu_data.measurements),
-    ]
-    assert all("<br><span" in figure.layout["title"]["text"] for figure in shown)
-
-
-def test_a_knob_is_shown_over_the_lengths():
+def test_a_knob_shows_what_it_brings_over_being_without_it():
+    on = CONFIGS[2]
+    off = on.replace(eager_load_blocks=False)
     records = [
-        record("knob B_c", CONFIGS[-1].replace(B_c=b).short_form(), length, 10.0)
+        record("knob eager_load_blocks", config.short_form(), length, 10.0, ratio=ratio)
         for length in (1024, 4096)
-        for b in (32, 64)
+        for config, ratio in ((on, (1.0, 1.0, 1.0)), (off, (0.8, 0.75, 0.8)))
     ]
-    (figure,) = ladder_charts.knobs(records)
-    assert [trace["name"] for trace in figure.data] == ["B_c = 32", "B_c = 64"]
-    assert against_peers(records) == []
+    (figure,) = ladders.knobs(records)
+    (line,) = figure.data
+    assert figure.title == "What eager brings: 1.25 to 1.25 times the speed"
+    assert line["y"] == [1.25, 1.25]
+    assert line["error_y"]["array"] == pytest.approx([1 / 0.75 - 1.25] * 2, abs=1e-4)
+    assert figure.layout["yaxis"]["title"]["text"] == "times as fast as without it"
+
+
+def test_a_knob_of_several_values_is_shown_against_the_first():
+    records = [
+        record("knob B_c", CONFIGS[-1].replace(B_c=b).short_form(), length, float(b))
+        for length in (1024, 4096)
+        for b in (64, 32, 128)
+    ]
+    (figure,) = ladders.knobs(records)
+    assert [name for name, _, _ in figure.legend()] == ["B_c 64", "B_c 128"]
+    assert figure.layout["yaxis"]["title"]["text"] == "times as fast as with B_c 32"
+
+
+def test_a_knob_nobody_knows_has_no_chart():
+    odd = [record("knob nosuch", c.short_form(), 1024, 9.0) for c in CONFIGS[:2]]
+    assert ladders.knobs([*odd, record("knob B_c", "cuDNN", 1024, 9.0)]) == []
 
 
 def test_what_a_profiler_counted_is_drawn_by_length_and_the_newest_counts(tmp_path):
@@ -185,22 +114,56 @@ def test_what_a_profiler_counted_is_drawn_by_length_and_the_newest_counts(tmp_pa
     data = gather([path])
     assert data.records == ()
     (figure,) = counter_charts.counters(data.counted)  # one kernel alone, the causal, is no chart
-    assert [trace["name"] for trace in figure.data] == ["1,024", "4,096"]
+    assert [name for name, _, _ in figure.legend()] == ["length 1,024", "length 4,096"]
     assert figure.data[1]["x"] == [40.0, 55.0]
     assert figure.data[1]["text"][1].startswith(names[1])
-    assert "168 registers a thread" in figure.data[1]["text"][1]
-    assert "no counters were taken" in " ".join(missing(replace(data, counted=())))
+    assert "168 registers per thread" in figure.data[1]["text"][1]
+    assert "Counters were not taken" in " ".join(left_out(replace(data, counted=())))
 
 
-def test_the_prediction_states_its_regret(gpu_data):
+def test_the_prediction_states_its_regret_and_what_that_is(gpu_data):
     times = tuning_charts.times_of(ReportData((), gpu_data.measurements, "x"))
     worst_first = {key: -n for n, key in enumerate(sorted(times, key=times.get))}
     figure = tuning_charts.predicted(times, worst_first)
     best, fifth = min(times.values()), sorted(times.values())[-5]
-    assert f"{fifth / best - 1:.1%} off at most" in figure.layout["title"]["text"]
-    assert "rank correlation -1.00 (1 problems)" in figure.layout["title"]["text"]
+    assert figure.title == (
+        f"The predicted order against times: regret {fifth / best - 1:.1%} at most"
+    )
+    assert "Regret: how much slower the best of the five" in figure.reads
+    assert "rank correlation with the times is -1.00 in the mean over 1 problem." in figure.reads
     assert figure.data[0]["name"] == f"d 128, full: regret {fifth / best - 1:.1%}"
     assert tuning_charts.predicted(times, {}) is None
+
+
+def test_a_chart_of_what_is_all_the_same_is_not_drawn(gpu_data):
+    assert tuning_charts.occupancy(gpu_data.measurements) is None  # one point
+    varied = [
+        replace(m, environment={**m.environment, "registers": 100 + n, "blocks_per_sm": 2 + n % 2})
+        for n, m in enumerate(gpu_data.measurements)
+    ]
+    figure = tuning_charts.occupancy(varied)
+    assert [name for name, _, _ in figure.legend()] == ["2 blocks per SM", "3 blocks per SM"]
+    timed = [m for m in gpu_data.measurements if isinstance(m.outcome, Timed)]
+    assert tuning_charts.landscape(timed[:2]) is None
+    assert tuning_charts.landscape(timed) is not None
+
+
+def test_a_chart_says_how_to_read_it_and_names_units(gpu_data):
+    shown = [
+        record_charts.peers_over_length(gpu_data.records, [], 128, False),
+        record_charts.roofline(gpu_data.records, [], "NVIDIA H200"),
+        *counter_charts.counters(gpu_data.counted),
+        tuning_charts.landscape(gpu_data.measurements),
+        tuning_charts.predicted(tuning_charts.times_of(gpu_data), gpu_data.places),
+    ]
+    assert all(figure.reads for figure in shown)
+    titles = [f.layout[f"{axis}axis"]["title"]["text"] for f in shown for axis in "xy"]
+    assert all("," in title or "time" in title for title in titles), titles
+    assert not any("_" in title for title in titles)
+
+
+def test_a_text_of_a_record_is_shown_letter_by_letter():
+    assert hover("<b>a</b>", "\x1b[1m", "") == "&lt;b&gt;a&lt;/b&gt;<br>\\x1b[1m"
 
 
 def test_a_winner_is_ahead_of_what_was_timed_in_the_same_way(gpu_data):

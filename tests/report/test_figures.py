@@ -55,12 +55,27 @@ def test_a_table_has_a_row_for_every_peer_and_a_column_for_every_length():
     ]
     table = peers_table(records, ("cuDNN", "FlashAttention-2 (torch)"))
     lines = table.splitlines()
-    assert lines[0] == "| d_head | mask | against | kernels | 1,024 | 4,096 |"
-    assert lines[2].startswith("| 128 | full | cuDNN | sm80_forward |")
+    assert lines[0] == "| d_head | mask | against | 1,024 | 4,096 |"
+    assert lines[2].startswith("| 128 | full | cuDNN |")
+    assert lines[-1] == "- kernels: `sm80_forward`"
     assert "(1.20×)" in lines[2]
     assert "(1.50×)" in lines[3]
     assert "- 1.20× cuDNN in the geometric mean over 2 shapes" in table
     assert peers_table(records, ("cuDNN",), "sustained") == NOT_MEASURED
+
+
+def test_a_table_never_mixes_two_families_of_kernels():
+    hopper = get_kernel_configs("hopper-prog")[0]
+    runs = [
+        [record("a", c.short_form(), 1024, us, date=d), record("a", "cuDNN", 1024, 90.0, date=d)]
+        for c, us, d in ((CONFIGS[0], 80.0, "2026-11-16"), (hopper, 60.0, "2026-11-15"))
+    ]
+    fastest = peers_table([*runs[0], *runs[1]], ("cuDNN",))
+    assert "(1.50×)" in fastest
+    assert "(1.12×)" not in fastest
+    older = peers_table([*runs[0], *runs[1]], ("cuDNN",), family=CONFIGS[0].NAME)
+    assert "(1.12×)" in older
+    assert older.endswith("- kernels: `sm80_forward`")
 
 
 def test_a_ladder_says_what_its_steps_bring_or_that_nobody_measured_them():
@@ -73,6 +88,8 @@ def test_a_ladder_says_what_its_steps_bring_or_that_nobody_measured_them():
     assert "| 2.000 |" in table[3]
     assert "| 1.500 |" in table[4]
     assert "NVIDIA H200, 2026-11-15, commit abc: batch 2" in table[-1]
+    assert f"The start is `{CONFIGS[0].short_form()}`." in table[-3]
+    assert "All steps: sm80_forward, dtype FP16, d_head 128, B_r 64, B_c 64" in table[-3]
     assert NOT_MEASURED in ladder_table(CONFIGS, run[:-1])
 
 
@@ -96,9 +113,10 @@ def test_a_picture_is_svg_with_a_line_for_every_name():
 
 def test_the_tuners_winners_have_a_table_of_rates(gpu_data):
     table = winners_table(winners(gpu_data.measurements)).splitlines()
-    assert table[0] == "| d_head | mask | kernels | 512 |"
+    assert table[0] == "| d_head | mask | 512 |"
     flops = 4 * 1 * 3 * 512 * 512 * 128
-    assert table[2] == f"| 128 | full | sm80_forward | {flops / 51e-6 / 1e12:.0f} |"
+    assert table[2] == f"| 128 | full | {flops / 51e-6 / 1e12:.0f} |"
+    assert table[-1] == "- kernels: `sm80_forward`"
     assert winners_table([]) == NOT_MEASURED
 
 
@@ -111,6 +129,6 @@ def test_spills_are_listed_by_configuration_and_architecture_with_the_compiler_n
     ]
     summary = Record({"suite": "compile", "name": "summary"}, {"rows": 4}, environment)
     lines = spills_table([*rows, summary]).splitlines()
-    assert lines[0] == "| configuration | sm_80 | sm_90a |"
-    assert lines[2] == "| `a` | 48 | 0 |"
-    assert lines[-1] == "nvrtc 99.1; the other 1 configurations spill nothing."
+    assert lines[0] == "| sm_80 | sm_90a |"
+    assert lines[2] == "| 48 | 0 |"
+    assert lines[-1] == "All: a. nvrtc 99.1; the other 1 configurations spill nothing."

@@ -19,6 +19,8 @@ def test_predicted_places_are_appended_and_read_back(tmp_path):
     found = gather([places]).places
     assert {config for config, _ in found} == set(forms)
     assert sorted(found.values()) == [1, 2, 3]
+    first = min(found.values())
+    assert (first.cycles_over_first, first.limit) == (1.0, "shared memory")
     assert not gather([places]).records
 
 

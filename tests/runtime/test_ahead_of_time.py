@@ -13,8 +13,9 @@ from flashsmith.compile.ahead_of_time.build import build_bundle
 from flashsmith.compile.ahead_of_time.library import build_library
 from flashsmith.kernels import parse_config, resolve_key
 from flashsmith.problem.attention import AttentionProblem
+from flashsmith.problem.signature import signature_of
 from flashsmith.runtime.devices import default_device, has_cuda
-from flashsmith.runtime.run import forward_arrays
+from flashsmith.runtime.run import run_arrays
 
 CLIENT = Path(__file__).parents[1] / "compile" / "c" / "forward_client.c"
 CONFIG = parse_config("(BF16, 64, 64, 32, 4): async+eager+swizzled+load_2_2_2_tiles+opt_softmax")
@@ -31,16 +32,17 @@ SHAPES = {
 }
 
 
-def problem_of(name, config):
+def problem_of(name, config, lse):
     shape = SHAPES[name] | {"d_head": SHAPES[name]["d_head"] * config.d_head // 64}
-    return AttentionProblem(batch=1, heads=3, kv_heads=1, dtype=config.dtype, **shape)
+    return AttentionProblem(batch=1, heads=3, kv_heads=1, dtype=config.dtype, lse=lse, **shape)
 
 
 def inputs_of(problem):
     random = np.random.default_rng(0)
-    for length, heads in ((problem.q_len, 3), (problem.k_len, 1), (problem.k_len, 1)):
-        numbers = random.standard_normal((1, length, heads, problem.d_head))
-        yield to_bits(numbers, problem.dtype)
+    return {
+        role.name: to_bits(random.standard_normal(role.shape(problem)), problem.dtype)
+        for role in signature_of(problem).inputs(problem)
+    }
 
 
 @pytest.fixture(scope="module")
@@ -63,16 +65,16 @@ def bundle_for(tmp_path_factory):
 def test_a_bundle_gives_the_bits_of_a_compile(device, bundle_for, monkeypatch, config, name, lse):
     if not config.runs_on(device.arch):
         pytest.skip(f"{config.NAME} does not exist for {device.arch}")
-    problem = problem_of(name, config)
-    inputs = list(inputs_of(problem))
-    compiled = forward_arrays(device, config, problem, *inputs, lse=lse)
+    problem = problem_of(name, config, lse)
+    inputs = inputs_of(problem)
+    compiled = run_arrays(device, config, problem, inputs)
     monkeypatch.setenv("FLASHSMITH_BUNDLE", str(bundle_for(config, device.arch)))
     monkeypatch.setenv("FLASHSMITH_NVRTC", "/nowhere")  # no compiler from here on
-    device.prepared.clear()
-    bundled = forward_arrays(device, config, problem, *inputs, lse=lse)
-    np.testing.assert_array_equal(bundled[0], compiled[0])
-    if lse:
-        np.testing.assert_array_equal(bundled[1], compiled[1])
+    device.kernels.clear()
+    bundled = run_arrays(device, config, problem, inputs)
+    assert bundled.keys() == compiled.keys() == ({"o", "lse"} if lse else {"o"})
+    for output, bits in compiled.items():
+        np.testing.assert_array_equal(bundled[output], bits)
 
 
 @pytest.fixture(scope="module")
@@ -95,15 +97,15 @@ def client(tmp_path_factory):
 @pytest.mark.parametrize("config", [CONFIG, OTHER], ids=str)
 @pytest.mark.parametrize("name", SHAPES)
 def test_a_c_program_gives_the_bits_of_a_compile(client, tmp_path, config, name, lse):
-    problem = problem_of(name, config)
-    inputs = list(inputs_of(problem))
+    problem = problem_of(name, config, lse)
+    inputs = inputs_of(problem)
     device = default_device("cuda")
-    o, lse_values = forward_arrays(device, config, problem, *inputs, lse=lse)
+    outputs = run_arrays(device, config, problem, inputs)
     numbers = [1, 3, 1, problem.q_len, problem.k_len, problem.d_head]
     numbers += [problem.causal, problem.diagonal_offset, lse]
-    data = [np.array(numbers, np.int32), *inputs]
+    data = [np.array(numbers, np.int32), *inputs.values()]
     (tmp_path / "in").write_bytes(b"".join(array.tobytes() for array in data))
     command = [client, config.short_form(), tmp_path / "in", tmp_path / "out"]
     subprocess.run(command, check=True)
-    expected = o.tobytes() + (lse_values.tobytes() if lse else b"")
+    expected = b"".join(bits.tobytes() for bits in outputs.values())
     assert (tmp_path / "out").read_bytes() == expected

@@ -10,13 +10,15 @@ from flashsmith.base.dtypes import DType, from_bits, to_bits
 from flashsmith.base.errors import ArgumentError, OutOfResources, Unsupported
 from flashsmith.compile.compiler import compile_kernel
 from flashsmith.kernels import parse_config
-from flashsmith.kernels.launch import ForwardCall, LaunchGeometry, TensorArg
+from flashsmith.kernels.arguments import TensorArg
+from flashsmith.kernels.launch import LaunchGeometry
 from flashsmith.kernels.plans import plan
 from flashsmith.problem.attention import AttentionProblem
-from flashsmith.problem.reference import reference_attention
+from flashsmith.problem.reference import reference
+from flashsmith.problem.signature import FORWARD
 from flashsmith.runtime.limits import require_fits
-from flashsmith.runtime.run import forward, forward_arrays, prepare_forward, require_aligned
-from flashsmith.runtime.tensors import tensor_shapes, tensors_on
+from flashsmith.runtime.run import prepare, require_aligned, run_arrays
+from flashsmith.runtime.tensors import contiguous_tensors, uploaded
 
 CONFIG = parse_config("(BF16, 64, 64, 32, 4): async+swizzled+load_2_2_2_tiles")
 PROBLEM = AttentionProblem(2, 3, 1, 69, 101, 64, DType.BF16, causal=True)
@@ -25,72 +27,86 @@ PROBLEM = AttentionProblem(2, 3, 1, 69, 101, 64, DType.BF16, causal=True)
 def inputs_of(problem, seed=0):
     random = np.random.default_rng(seed)
     return {
-        name: to_bits(random.standard_normal(shape), problem.dtype).reshape(shape)
-        for name, shape in tensor_shapes(problem).items()
-        if name != "o"
+        role.name: to_bits(random.standard_normal(role.shape(problem)), problem.dtype).reshape(
+            role.shape(problem)
+        )
+        for role in FORWARD.inputs(problem)
     }
 
 
 @pytest.mark.parametrize("layout", ["bshd", "bhsd"])
 def test_arrays_of_either_layout_give_attention_and_its_lse(device, layout):
-    problem = replace(PROBLEM, layout=layout)
+    problem = replace(PROBLEM, layout=layout, lse=True)
     inputs = inputs_of(problem)
-    o, lse = forward_arrays(device, CONFIG, problem, **inputs, lse=True)
-    numbers = [from_bits(bits, problem.dtype) for bits in inputs.values()]
-    truth = reference_attention(problem, *numbers)
-    np.testing.assert_allclose(from_bits(o, problem.dtype), truth.o, atol=0.02)
-    np.testing.assert_allclose(lse, truth.lse, rtol=1e-5)
+    found = run_arrays(device, CONFIG, problem, inputs)
+    truth = reference(problem, {n: from_bits(bits, problem.dtype) for n, bits in inputs.items()})
+    np.testing.assert_allclose(from_bits(found["o"], problem.dtype), truth["o"], atol=0.02)
+    np.testing.assert_allclose(found["lse"].view(np.float32), truth["lse"], rtol=1e-5)
 
 
 def test_a_scale_is_applied(device):
     problem = replace(PROBLEM, scale=1e-6)  # every visible key weighs the same
     inputs = inputs_of(problem)
-    o, lse = forward_arrays(device, CONFIG, problem, **inputs)
+    found = run_arrays(device, CONFIG, problem, inputs)
     v = from_bits(inputs["v"], problem.dtype)
     means = v[:, : 101 - 68].mean(axis=1, keepdims=True)
-    np.testing.assert_allclose(from_bits(o, problem.dtype)[:, :1], means.repeat(3, 2), atol=0.01)
-    assert lse is None
+    first = from_bits(found["o"], problem.dtype)[:, :1]
+    np.testing.assert_allclose(first, means.repeat(3, 2), atol=0.01)
+    assert "lse" not in found
 
 
 @pytest.mark.parametrize("layout", ["bshd", "bhsd"])
 def test_without_keys_the_output_is_zero_and_the_lse_minus_infinity(device, layout):
-    problem = replace(PROBLEM, k_len=0, layout=layout)
-    o, lse = forward_arrays(device, CONFIG, problem, **inputs_of(problem), lse=True)
-    assert o.shape == tensor_shapes(problem)["o"]
-    assert not o.any()
-    assert np.isneginf(lse).all()
+    problem = replace(PROBLEM, k_len=0, layout=layout, lse=True)
+    found = run_arrays(device, CONFIG, problem, inputs_of(problem))
+    assert found["o"].shape == inputs_of(problem)["q"].shape
+    assert not found["o"].any()
+    assert np.isneginf(found["lse"].view(np.float32)).all()
 
 
 @pytest.mark.parametrize("empty", ["batch", "q_len"])
 def test_an_empty_output_launches_nothing(device, empty):
-    problem = replace(PROBLEM, **{empty: 0}, diagonal=0)
-    o, lse = forward_arrays(device, CONFIG, problem, **inputs_of(problem), lse=True)
-    assert (o.size, lse.size) == (0, 0)
-    assert not device.prepared or (CONFIG, problem, True) not in device.prepared
+    problem = replace(PROBLEM, **{empty: 0}, diagonal=0, lse=True)
+    found = run_arrays(device, CONFIG, problem, inputs_of(problem))
+    assert (found["o"].size, found["lse"].size) == (0, 0)
+    assert prepare(device, CONFIG, problem).steps == ()
 
 
-def test_a_second_call_neither_plans_nor_compiles(device):
-    problem = replace(PROBLEM, q_len=7)
-    first = prepare_forward(device, CONFIG, problem, lse=False)
+def test_a_kernel_that_was_loaded_is_not_compiled_again(device):
+    asked = []
 
-    def forbidden(*_):
-        raise AssertionError("a warm call compiled")
+    def counted(config, needs, arch):
+        asked.append(needs)
+        return compile_kernel(config, needs, arch)
 
-    assert prepare_forward(device, CONFIG, problem, lse=False, compile_with=forbidden) is first
-    with pytest.raises(AssertionError, match="a warm call compiled"):
-        prepare_forward(device, CONFIG, replace(problem, q_len=8), lse=True, compile_with=forbidden)
+    for q_len in (7, 8, 9):
+        prepare(device, CONFIG, replace(PROBLEM, q_len=q_len), compile_with=counted)
+    assert len(asked) == 1
+    prepare(device, CONFIG, replace(PROBLEM, lse=True), compile_with=counted)
+    assert len(asked) == 2
+
+
+def test_arguments_are_packed_once_for_tensors_that_lie_where_they_lay(device):
+    problem = replace(PROBLEM, q_len=13)
+    prepared = prepare(device, CONFIG, problem)
+    inputs = inputs_of(problem)
+    places, buffers = contiguous_tensors(problem, inputs)
+    with uploaded(device, buffers) as held:
+        for _ in range(3):
+            prepared(held.call(places))
+        assert len(prepared._params) == 1
 
 
 def test_kernels_can_come_from_elsewhere_than_the_compiler(device):
     asked = []
 
-    def from_elsewhere(config, traits, arch):
-        asked.append((config, traits.identifier(), arch))
-        return compile_kernel(config, traits, arch)
+    def from_elsewhere(config, needs, arch):
+        asked.append((config, needs.identifier(), arch))
+        return compile_kernel(config, needs, arch)
 
-    problem = replace(PROBLEM, q_len=11)
-    prepare_forward(device, CONFIG, problem, lse=True, compile_with=from_elsewhere)
-    assert asked == [(CONFIG, "causal_ragged_q_ragged_k_lse", device.arch)]
+    problem = replace(PROBLEM, q_len=11, lse=True)
+    prepare(device, CONFIG, problem, compile_with=from_elsewhere)
+    assert asked == [(CONFIG, "causal_lse_ragged_q_ragged_k", device.arch)]
 
 
 @pytest.mark.parametrize(
@@ -104,16 +120,16 @@ def test_kernels_can_come_from_elsewhere_than_the_compiler(device):
 )
 def test_a_problem_the_kernel_cannot_compute_is_refused(change, error, says):
     with pytest.raises(error, match=says):
-        plan(CONFIG, replace(PROBLEM, **change), lse=False, sm_count=4)
+        plan(CONFIG, replace(PROBLEM, **change), sm_count=4)
 
 
 def test_arrays_that_do_not_fit_the_problem_are_refused(device):
     inputs = inputs_of(PROBLEM)
     with pytest.raises(ArgumentError, match=r"k has shape \(2, 100, 1, 64\).* asks for \(2, 101"):
-        forward_arrays(device, CONFIG, PROBLEM, **(inputs | {"k": inputs["k"][:, 1:]}))
+        run_arrays(device, CONFIG, PROBLEM, inputs | {"k": inputs["k"][:, 1:]})
     wide = inputs["q"].astype(np.float32)
     with pytest.raises(ArgumentError, match=r"q has shape .* 4-byte elements"):
-        forward_arrays(device, CONFIG, PROBLEM, **(inputs | {"q": wide}))
+        run_arrays(device, CONFIG, PROBLEM, inputs | {"q": wide})
 
 
 @pytest.mark.parametrize(
@@ -125,23 +141,15 @@ def test_arrays_that_do_not_fit_the_problem_are_refused(device):
     ],
 )
 def test_rows_that_begin_between_16_bytes_are_refused(name, arg):
-    fine = TensorArg(0x1000, 8, 8, 8)
-    call = replace(ForwardCall(fine, fine, fine, fine), **{name: arg})
+    call = dict.fromkeys("qkvo", TensorArg(0x1000, 8, 8, 8)) | {name: arg}
     with pytest.raises(ArgumentError, match=f"{name} begins at {arg.address:#x} with strides"):
-        require_aligned(call)
-
-
-def test_a_misaligned_call_is_refused_before_it_reaches_the_device(device):
-    with tensors_on(device, PROBLEM, inputs_of(PROBLEM), lse=False) as call:
-        moved = replace(call, k=replace(call.k, address=call.k.address + 2))
-        with pytest.raises(ArgumentError, match="k begins at"):
-            forward(device, CONFIG, PROBLEM, moved)
+        require_aligned(PROBLEM, call)
 
 
 @pytest.fixture(scope="module")
 def kernel():
-    traits = plan(CONFIG, PROBLEM, lse=False, sm_count=4).traits
-    return compile_kernel(CONFIG, traits, "sm_90a")
+    needs = plan(CONFIG, PROBLEM, sm_count=4)[0].needs
+    return compile_kernel(CONFIG, needs, "sm_90a")
 
 
 @pytest.mark.parametrize(
@@ -170,5 +178,5 @@ def test_what_does_not_fit_a_block_says_need_limit_and_what_to_lower(
 
 
 def test_a_kernel_that_fits_passes(kernel):
-    geometry = plan(CONFIG, PROBLEM, lse=False, sm_count=4).geometry
+    geometry = plan(CONFIG, PROBLEM, sm_count=4)[0].geometry
     require_fits(CONFIG.short_form(), kernel, geometry, arch.get("sm_90a"))

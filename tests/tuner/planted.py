@@ -2,9 +2,9 @@
 
 from planted_faults import planted_compile
 
-from flashsmith.runtime.run import prepare_forward
+from flashsmith.runtime.run import prepare
 from flashsmith.tuner.run.evaluate import evaluate
 
 __all__ = ["evaluate"]
 
-prepare_forward.__kwdefaults__["compile_with"] = planted_compile
+prepare.__kwdefaults__["compile_with"] = planted_compile

@@ -15,18 +15,18 @@ CODE = {
 }
 
 
-def planted_compile(config, traits, arch):
+def planted_compile(config, needs, arch):
     fault = FAULTS.get(config)
     if fault is None:
-        return compile_kernel(config, traits, arch)
+        return compile_kernel(config, needs, arch)
     if fault == "crash":
         os.abort()
-    source = unit_source(config, traits)
-    call = f"{config.CPP_ENTRY}<kConfig, kTraits>(args);"
+    source = unit_source(config, needs)
+    call = f"{config.CPP_ENTRY}<kConfig, kNeeds>(args);"
     assert source.count(call) == 1
     if fault == "wrong":
         changed = call.replace("(args)", "(wrong)")
-        body = f"flashsmith::ForwardArgs wrong = args; wrong.scale_log2 *= 1.5f; {changed}"
+        body = f"auto wrong = args; wrong.scale_log2 *= 1.5f; {changed}"
     else:
         body = f"{CODE[fault]} {call}"
-    return compile_text(source.replace(call, body), config.kernel_name(traits), arch)
+    return compile_text(source.replace(call, body), config.kernel_name(needs), arch)

@@ -89,7 +89,7 @@ def test_short_queries_get_the_smallest_query_tile():
 
 
 def test_a_width_beyond_all_kernels_is_refused():
-    with pytest.raises(Unsupported, match=r"No configuration computes .* d_head 264"):
+    with pytest.raises(Unsupported, match=r"No configuration computes .* d 264"):
         choose(replace(PROBLEM, d_head=264), "sm_80", measurements=())
 
 
@@ -113,7 +113,7 @@ def test_the_users_measurements_come_before_the_shipped():
 def test_a_neighbours_measurement_is_taken_and_said():
     choice = chosen(replace(PROBLEM, q_len=3000, k_len=3000), table(measured(FAST, 10.0)))
     assert choice.config == parse_config(FAST)
-    assert "the nearest shape measured, batch 2, heads 3:1, 4096 x 4096" in choice.reason
+    assert "the nearest shape measured, batch 2, heads 3:1, length 4096" in choice.reason
 
 
 def wide_table(room=ROOM, shorter=2048):
@@ -129,13 +129,15 @@ def wide_table(room=ROOM, shorter=2048):
 def test_33_tiles_are_no_pairs_so_a_cluster_that_won_on_32_yields_and_it_is_said():
     choice = chosen(replace(WIDE, q_len=4133, k_len=4133), wide_table())
     assert choice.config == parse_config(ALONE)
-    assert "on batch 8, heads 8, 2048 x 2048" in choice.reason
+    assert "on batch 8, heads 8, length 2048" in choice.reason
     # 8 waves of 65 blocks of keys in place of 8 of 32; the pairs need 9 waves instead of 8 of 64.
     us = 665.2 * 1.04 / 2 * 65 / 32
     assert choice.reason.endswith(f"its whole tiles and waves make {us:.1f} µs of it here")
     (loser,) = choice.rejected
     assert loser.what == PAIRS
-    assert loser.reason.startswith("665.2 µs on the nearest shape measured, batch 4, heads 8, 4096")
+    assert loser.reason.startswith(
+        "665.2 µs on the nearest shape measured, batch 4, heads 8, length 4096"
+    )
     assert loser.reason.endswith(f"make {665.2 * 9 / 8 * 65 / 64:.1f} µs of it here")
 
 

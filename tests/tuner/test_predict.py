@@ -1,5 +1,6 @@
 """The predicted order: what moves a configuration, how an order is judged, and when it is used."""
 
+import dataclasses
 import json
 import math
 from pathlib import Path
@@ -79,6 +80,34 @@ def test_the_order_is_judged_by_ranks_and_by_the_best_of_its_first_five():
     turned = predict.quality([7, 6, 5, 4, 3, 2, 1], times)
     assert turned.rank_correlation == pytest.approx(-1.0)
     assert turned.top_5_regret == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "limit"),
+    [
+        ({"shared_cycles": 9e4}, "shared memory"),
+        ({"instructions": 9e5}, "issuing instructions"),
+        ({"shared_cycles": 1.0, "instructions": 1.0}, "tensor cores"),
+        ({"spill_bytes": 9000}, "waits"),
+    ],
+)
+def test_a_place_knows_the_quantity_that_it_follows_from_and_what_limits(changes, limit):
+    facts = dataclasses.replace(FACTS, **changes)
+    other = get_kernel_configs("64,32")[1]
+    slower = dataclasses.replace(facts, spill_bytes=facts.spill_bytes + 1000)
+    pairs = [(other, PROBLEM), (CONFIG, PROBLEM)]
+    places = predicted_places(pairs, {CONFIG: facts, other: slower}, "sm_90a", 132)
+    first, second = places[CONFIG, PROBLEM], places[other, PROBLEM]
+    assert (first, first.cycles_over_first, first.limit) == (1, 1.0, limit)
+    assert second == 2
+    assert second.cycles_over_first > 1
+
+
+def test_what_could_not_be_counted_has_a_place_and_no_quantity():
+    facts = dataclasses.replace(FACTS, instructions=None)
+    (place,) = predicted_places([(CONFIG, PROBLEM)], {CONFIG: facts}, "sm_90a", 132).values()
+    assert (place, place.limit) == (1, "")
+    assert math.isnan(place.cycles_over_first)
 
 
 def test_the_best_ten_of_each_problem_come_before_the_rest():

@@ -3,6 +3,7 @@
 import json
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from tuning_process import CONFIGS, PROBLEM
@@ -12,18 +13,19 @@ from flashsmith.base.errors import ArgumentError, ConfigError, DamagedFile
 from flashsmith.cli.main import app
 from flashsmith.compile.compiler import compile_kernel
 from flashsmith.compile.nvrtc.library import find_nvrtc
-from flashsmith.kernels.plans import traits_of
+from flashsmith.kernels.plans import needs_of
 from flashsmith.tuner.store.database import ResultStore
 from flashsmith.tuner.store.exchange import read_lines
 from flashsmith.tuner.store.measurement import Measurement, MeasurementKey
 from flashsmith.tuner.store.outcome import Timed, Wrong
 from flashsmith.tuner.store.version_0_1 import UNKNOWN
 
+TWICE = Path(__file__).parents[2] / "benchmarks" / "results" / "h200_twice"
 KEY = MeasurementKey(
     "NVIDIA H200", "sm_90a", "580", "nvrtc", "", CONFIGS[0].short_form(), PROBLEM, "final"
 )
 FAST = Measurement(KEY, Timed(100.0, 99.0, 101.0, 31, "aa11"), gate=True, when="2026")
-KERNEL = compile_kernel(CONFIGS[0], traits_of(CONFIGS[0], PROBLEM, lse=False), "sm_90a")
+KERNEL = compile_kernel(CONFIGS[0], needs_of(CONFIGS[0], PROBLEM), "sm_90a")
 OTHER = Measurement(replace(KEY, config=CONFIGS[1].short_form()), Wrong("far off"))
 
 
@@ -65,7 +67,9 @@ def test_diff_shows_what_got_slower(store, tmp_path):
         opened.add(slower)
     rows = json.loads(run("diff", store, later, "--json").stdout)
     assert [(row["before_us"], row["after_us"]) for row in rows] == [(100.0, 110.0)]
-    assert rows[0]["ratio"] == pytest.approx(1.1)
+    assert rows[0]["times_as_fast"] == pytest.approx(100 / 110)
+    title = " ".join(run("diff", store, later).stdout.split())
+    assert "times_as_fast is before over after: above 1, the second file is faster" in title
 
 
 def run_of(path, *times, winner=0):
@@ -104,6 +108,28 @@ def test_a_pick_that_the_other_run_did_not_time_does_not_agree(tmp_path):
         opened.add(replace(FAST, key=replace(KEY, config=CONFIGS[1].short_form())))
     (row,) = json.loads(run("picks", first, tmp_path / "b.sqlite", "--json").stdout)
     assert (row["gap_before"], row["gap_after"], row["agrees"]) == (None, None, False)
+
+
+def test_picks_of_no_common_problem_are_no_agreement(tmp_path):
+    first = run_of(tmp_path / "a.sqlite", 100.0)
+    with ResultStore(tmp_path / "b.sqlite") as opened:
+        opened.add(replace(FAST, key=replace(KEY, problem=replace(PROBLEM, batch=7))))
+    ran = run("picks", first, tmp_path / "b.sqlite", "--json")
+    assert json.loads(ran.stdout) == []
+    assert "no tuned problem in common" in ran.stderr
+    assert "agree" not in ran.stderr
+
+
+def test_ratios_of_a_benchmark_are_ours_over_the_peers(tmp_path):
+    before, after = (TWICE / f"quick_{n}.jsonl" for n in (1, 2))
+    rows = json.loads(run("diff", before, after, "--json").stdout)
+    assert {(row["contender"], row["against"]) for row in rows} == {
+        ("flashsmith", "cuDNN"),
+        ("flashsmith", "FlashAttention-2 (torch)"),
+    }
+    assert all(row["before_low"] < row["before_ratio"] < row["before_high"] for row in rows)
+    assert all(row["before_ratio"] > 1 for row in rows)
+    assert "above 1 is faster" in run("diff", before, after).stdout
 
 
 def test_times_and_a_benchmarks_records_cannot_be_compared(store, tmp_path):

@@ -44,7 +44,7 @@ def what_decides(config):
 def classes_of(device, configs):
     """The fingerprints of configurations, by what decides about them."""
     fixed = fingerprint_problem(PROBLEM)
-    traits = {c: plan(c, fixed, lse=False, sm_count=device.sm_count).traits for c in configs}
+    traits = {c: plan(c, fixed, sm_count=device.sm_count)[0].needs for c in configs}
     compile_many([CompileJob(c, traits[c], device.arch) for c in configs])
     classes = defaultdict(set)
     for config in configs:

@@ -21,9 +21,9 @@ from flashsmith.compile.compiler import CompileJob, compile_kernel
 from flashsmith.compile.nvrtc import library as nvrtc_library
 from flashsmith.compile.nvrtc import program as nvrtc
 from flashsmith.kernels.parse import parse_config
-from flashsmith.kernels.plans import plan
+from flashsmith.kernels.plans import needs_of
 from flashsmith.problem.attention import AttentionProblem
-from flashsmith.problem.needs import ForwardTraits
+from flashsmith.problem.needs import Needs
 from flashsmith.tuner.choose import measured, shipped_kernels
 from flashsmith.tuner.choose.choice import choose
 from flashsmith.tuner.choose.measured import MeasuredTable
@@ -34,7 +34,7 @@ from flashsmith.tuner.store.outcome import Timed
 ARCH = "sm_90a"
 CONFIG = parse_config("(BF16, 64, 64, 32, 4): async+load_2_2_2_tiles")
 PROBLEM = AttentionProblem(1, 3, 1, 128, 128, 64, DType.BF16, causal=True)
-TRAITS = ForwardTraits(causal=True)
+TRAITS = Needs(("causal",))
 SHIPPED_TABLE = measured.SHIPPED_FOLDER / "nvidia_h200.jsonl"
 
 
@@ -81,8 +81,9 @@ def test_a_shipped_choice_loads_no_compiler(
     q, k = (np.zeros((1, n, 3, 64), dtype) for n in (q_len, k_len))
     *_, choice = flash_attention(q, k, k, causal=True, return_lse=lse, explain=True)
     assert choice.source == "shipped measurement"
-    traits = ForwardTraits(causal=True, ragged_q=q_len % 64 > 0, ragged_k=k_len % 32 > 0, lse=lse)
-    assert [started.kernel for started in gpu.started] == [choice.config.kernel_name(traits)]
+    holds = {"causal": True, "lse": lse, "ragged_q": q_len % 64 > 0, "ragged_k": k_len % 32 > 0}
+    needs = Needs(tuple(name for name, it_does in holds.items() if it_does))
+    assert [started.kernel for started in gpu.started] == [choice.config.kernel_name(needs)]
 
 
 def test_without_a_bundle_a_shipped_choice_is_compiled(shipped, monkeypatch):
@@ -140,8 +141,8 @@ def test_every_choice_of_the_shipped_table_is_among_the_kernels_of_a_wheel(probl
     table = MeasuredTable("shipped measurement", lambda: measured.choosable(SHIPPED_TABLE))
     choice = choose(problem, ARCH, gpu="NVIDIA H200", measurements=[table])
     assert choice.source == "shipped measurement"
-    traits = plan(choice.config, problem, lse=lse, sm_count=132).traits
-    assert CompileJob(choice.config, traits, ARCH) in jobs
+    needs = needs_of(choice.config, replace(problem, lse=lse))
+    assert CompileJob(choice.config, needs, ARCH) in jobs
 
 
 @cache
@@ -156,11 +157,11 @@ def test_the_shipped_kernel_is_the_compiled_one(shipped):
     assert kernel.compile_seconds == 0
 
 
-@pytest.mark.parametrize("other", ["traits", "configuration", "sources", "driver", "damage"])
+@pytest.mark.parametrize("other", ["needs", "configuration", "sources", "driver", "damage"])
 def test_anything_else_is_compiled(shipped, tmp_path, monkeypatch, other):
-    config, traits = CONFIG, TRAITS
-    if other == "traits":
-        traits = ForwardTraits()
+    config, needs = CONFIG, TRAITS
+    if other == "needs":
+        needs = Needs()
     elif other == "configuration":
         config = replace(CONFIG, swizzled=True)
     elif other == "sources":
@@ -180,6 +181,6 @@ def test_anything_else_is_compiled(shipped, tmp_path, monkeypatch, other):
         return compile_kernel(*asked)
 
     monkeypatch.setattr(shipped_kernels, "compile_kernel", compile_instead)
-    kernel = shipped_kernels.shipped_or_compiled(config, traits, ARCH)
-    assert compiled == [(config, traits, ARCH)]
-    assert kernel.name == config.kernel_name(traits)
+    kernel = shipped_kernels.shipped_or_compiled(config, needs, ARCH)
+    assert compiled == [(config, needs, ARCH)]
+    assert kernel.name == config.kernel_name(needs)

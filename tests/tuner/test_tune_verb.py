@@ -19,7 +19,7 @@ from flashsmith.cli.verbs.tune_steps import Found
 from flashsmith.compile.ahead_of_time.bundle import open_bundle
 from flashsmith.compile.compiler import compile_kernel
 from flashsmith.compile.nvrtc.library import find_nvrtc
-from flashsmith.kernels.plans import plan
+from flashsmith.kernels.plans import needs_of
 from flashsmith.tuner.run import candidates
 from flashsmith.tuner.run.tuner import Tuner
 from flashsmith.tuner.store.database import ResultStore
@@ -134,6 +134,29 @@ def test_a_winner_without_a_valid_last_race_is_said_to_be_one(tuned, tmp_path, c
         assert ("its last race was void" in capsys.readouterr().err) is said
 
 
+def test_the_last_lines_name_the_first_three_and_the_file(tuned, tmp_path, capsys):
+    _, results = tuned
+    problem = CANDIDATES[0].problem
+    say_end(Found({problem: results}, {}, 3, 0), tmp_path, 1.0, "open x.html")
+    *_, first, second, third, again, last = capsys.readouterr().err.splitlines()
+    assert first.startswith("  1. ")
+    assert first.endswith(f" µs  {results[0].candidate.config.short_form()}")
+    assert second.startswith("  2. +")
+    assert third.startswith("  3. +")
+    assert again.startswith("Again: flashsmith ")
+    assert last == f"Kept in {tmp_path}; open x.html."
+
+
+def test_of_many_problems_the_last_lines_name_the_winners(tuned, tmp_path, capsys):
+    _, results = tuned
+    many = {replace(CANDIDATES[0].problem, batch=n): results for n in range(1, 13)}
+    say_end(Found(many, {}, 3, 0), tmp_path, 1.0)
+    told = capsys.readouterr().err
+    assert told.count("  1. ") == 10
+    assert "  2. " not in told
+    assert "2 more problems: flashsmith results list" in told
+
+
 def test_a_run_in_which_nothing_is_right_is_a_failed_one(tuned):
     _, (winner, *others) = tuned
     wrong = replace(winner, measurement=replace(winner.measurement, outcome=Wrong("far off")))
@@ -148,10 +171,8 @@ def test_the_gates_kernels_are_compiled_side_by_side(monkeypatch):
     config = CANDIDATES[0].config
     candidates.compile_for_gate(config, TARGET)
     (jobs,) = asked
-    wanted = {
-        plan(config, case.problem, lse=case.lse, sm_count=132).traits for case in full_cases(config)
-    }
-    assert {job.traits for job in jobs} == wanted
+    wanted = {needs_of(config, case.problem) for case in full_cases(config)}
+    assert {job.needs for job in jobs} == wanted
     assert len(jobs) == len(wanted) > 3
 
 
@@ -190,9 +211,9 @@ def test_the_table_is_of_one_gpu_and_of_kernels_as_they_are(tuned):
     store, results = tuned
     best = store.get(results[0].measurement.key)
     config, problem = results[0].candidate.config, results[0].candidate.problem
-    traits = plan(config, problem, lse=False, sm_count=132).traits
+    needs = needs_of(config, problem)
     mine = replace(best.key, compiler=find_nvrtc().compiler)
-    current = replace(best, key=replace(mine, code=compile_kernel(config, traits, "sm_90a").code))
+    current = replace(best, key=replace(mine, code=compile_kernel(config, needs, "sm_90a").code))
     changed = replace(best, key=replace(mine, code="of another version"))
     assert choosable_table([best, current, changed], TARGET.gpu) == [best, current]
     assert choosable_table([best], "another GPU") == []

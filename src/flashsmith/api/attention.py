@@ -24,13 +24,15 @@ def flash_attention(
     config: KernelConfig | str | None = None,
     backend: str | None = None,
     explain: bool = False,
+    **facts: object,
 ) -> Any:  # Any: an array, or a tuple of it, its log-sum-exp and the choice
     """softmax(scale · Q Kᵀ) V of 4-D arrays in float16 or bfloat16, as an array of the same kind.
 
     `causal` aligns the diagonal bottom-right: the last query sees every key. `scale` is
     1/sqrt(d_head) unless given. Fewer heads in k and v than in q are shared by groups
     of query heads. `config` is a kernel configuration or its short form; `backend` is "cuda",
-    "emulator" or None.
+    "emulator" or None. `facts` are the other facts of a problem that callers may give, by the
+    names of docs/configuration.md (`diagonal`: row i sees keys up to i + diagonal).
     Returns out; (out, lse) with `return_lse`, lse being float32 (batch, heads, queries); and a
     `Choice` as the last item with `explain`.
     """
@@ -41,6 +43,7 @@ def flash_attention(
         return_lse=return_lse,
         config=config,
         backend=backend,
+        **facts,
     )
     return attend(q, k, v, options, out=out, explain=checked_flag("explain", explain))
 
@@ -48,7 +51,7 @@ def flash_attention(
 def attend(
     q: Array, k: Array, v: Array, options: CallOptions, *, out: Array = None, explain: bool = False
 ) -> Any:  # Any: an array, or a tuple of it, its log-sum-exp and the choice
-    """The same with checked options, which can align the causal diagonal top-left too."""
+    """The same with checked options."""
     if origin(q) == "torch":
         from flashsmith.torch_op import attention as torch_attention
 
@@ -57,5 +60,5 @@ def attend(
         library = library_of(q, k, v, out)
         where = host_call if library.view("q", q).device == "cpu" else gpu_call
         o, lse, choice = where.attend(library, (q, k, v), out, options)
-    results = [o] + ([lse] if options.return_lse else []) + ([choice] if explain else [])
+    results = [o] + ([lse] if options.fact("lse") else []) + ([choice] if explain else [])
     return results[0] if len(results) == 1 else tuple(results)

@@ -7,8 +7,9 @@ from typing import Any
 
 from flashsmith.api.arrays.library import Array
 from flashsmith.api.attention import attend
-from flashsmith.api.options import checked_flag, checked_options, checked_scale
+from flashsmith.api.options import checked_fact, checked_flag, checked_options
 from flashsmith.base.errors import ArgumentError, Unsupported
+from flashsmith.problem.attention import FACTS
 
 _WHOLE_WINDOW = -1
 
@@ -50,11 +51,8 @@ def flash_attn_func(
         )
     options = checked_options(
         causal=causal,
-        scale=checked_scale("softmax_scale", softmax_scale),
-        layout="bshd",
+        scale=checked_fact("softmax_scale", FACTS["scale"], softmax_scale),
         return_lse=checked_flag("return_attn_probs", return_attn_probs),
-        config=None,
-        backend=None,
     )
     result = attend(q, k, v, options)
     return (*result, None) if return_attn_probs else result
@@ -82,14 +80,12 @@ def scaled_dot_product_attention(
         )
     if dropout_p != 0:
         raise _unsupported(f"dropout_p is {dropout_p}", "dropout", "pass 0.0")
+    is_causal = checked_flag("is_causal", is_causal)
     options = checked_options(
-        causal=checked_flag("is_causal", is_causal),
+        causal=is_causal,
+        diagonal=0 if is_causal else None,
         scale=scale,
         layout="bhsd",
-        return_lse=False,
-        config=None,
-        backend=None,
-        top_left=True,
     )
     shapes: list[tuple[int, ...]] = [getattr(array, "shape", ()) for array in (query, key, value)]
     has_no_batch = len(shapes[0]) == len(shapes[1]) == len(shapes[2]) == 3

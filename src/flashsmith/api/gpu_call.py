@@ -1,15 +1,15 @@
-"""Attention on arrays that lie on a GPU: one launch where they are, in their library's stream."""
+"""Attention on arrays that lie on a GPU: launched where they are, in their library's stream."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import cast
 
 from flashsmith.api.array_view import ArrayView
 from flashsmith.api.arrays.library import Array, ArrayLibrary, GpuArrays
-from flashsmith.api.launches import forward_call, gpu_device, launch_for, say_copy
+from flashsmith.api.launches import call_of, gpu_device, launch_for, say_copy
 from flashsmith.api.options import CallOptions
 from flashsmith.api.problems import problem_of, require_out_fits
-from flashsmith.runtime.run import fill_empty
 from flashsmith.tuner.choose.choice import Choice
 
 
@@ -29,16 +29,10 @@ def attend(
     # Copies must live until the launch is done; freeing them in stream order is the library's work.
     kept = [_readable(gpu, array, view) for array, view in zip(arrays, views, strict=True)]
     lse_shape = (problem.batch, problem.heads, problem.q_len)
-    lse = gpu.new(arrays[0], lse_shape, "float32") if options.return_lse else None
-    placed = [view for _, view in kept] + [gpu.view("out", out)]
-    call = forward_call(
-        placed, options.layout, gpu.view("lse", lse).address if options.return_lse else 0
-    )
-    stream = gpu.stream(arrays[0])
-    if launch.start is None:
-        fill_empty(device, problem, call, stream)
-    else:
-        launch.start(call, stream)
+    lse = gpu.new(arrays[0], lse_shape, "float32") if problem.lse else None
+    placed = [view for _, view in kept] + [replace(gpu.view("out", out), name="o")]
+    placed += [gpu.view("lse", lse)] if problem.lse else []
+    launch.prepared(call_of(placed, problem.layout), gpu.stream(arrays[0]))
     if not gpu.orders_by_stream:
         device.synchronize()
     return out, lse, launch.choice

@@ -1,8 +1,8 @@
-"""What a call runs, prepared once for each device, problem and wish, and kept for the next."""
+"""What a call runs: chosen and prepared once for each shape and wish, and kept for the next."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 from flashsmith.api.array_view import ALIGNED_ELEMENTS, ArrayView
@@ -10,11 +10,13 @@ from flashsmith.api.notices import say_once
 from flashsmith.api.options import CallOptions, read_config
 from flashsmith.base import settings
 from flashsmith.base.errors import ArgumentError, DeviceMissing, OutOfResources, Unsupported
+from flashsmith.base.forks import call_in_forked_child
 from flashsmith.compile.compiler import compile_kernel
+from flashsmith.kernels.arguments import TensorArg
 from flashsmith.kernels.kernel import KernelConfig
-from flashsmith.kernels.launch import ForwardCall, TensorArg
-from flashsmith.kernels.plans import plan
+from flashsmith.kernels.launch import Call
 from flashsmith.problem.attention import AttentionProblem
+from flashsmith.problem.signature import signature_of
 from flashsmith.runtime.device import Device
 from flashsmith.runtime.devices import (
     current_gpu,
@@ -22,22 +24,40 @@ from flashsmith.runtime.devices import (
     default_device_name,
     has_cuda,
 )
-from flashsmith.runtime.run import PreparedForward, is_empty, prepare_forward, remember
+from flashsmith.runtime.run import Prepared, prepare
 from flashsmith.tuner.choose.choice import Choice, choose
 from flashsmith.tuner.choose.shipped_kernels import shipped_or_compiled
 
-_SOMEWHERE = 1 << 20  # an aligned address for a launch that does not happen
-_Strides = tuple[tuple[int, int, int], ...]  # of q, k and v: batch, sequence, heads
+KEPT = 8192  # shapes; a server meets new lengths for as long as it runs
 NOTHING_TO_DO = Choice(None, "none", "the output has no elements, or there are no keys")
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A chosen and prepared kernel; `start` is None where there is nothing to compute."""
+    """A chosen and prepared plan."""
 
-    problem: AttentionProblem
     choice: Choice
-    start: PreparedForward | None
+    prepared: Prepared
+
+
+_kept: dict[Hashable, Launch] = {}
+
+
+@call_in_forked_child
+def _forget() -> None:
+    """What was prepared belongs to the parent's devices."""
+    _kept.clear()
+
+
+def kept_launch(key: Hashable, make: Callable[[], Launch]) -> Launch:
+    """The launch of a key; made where it is new. All are forgotten once they become too many."""
+    found = _kept.get(key)
+    if found is None:
+        found = make()
+        if len(_kept) >= KEPT:
+            _kept.clear()
+        _kept[key] = found
+    return found
 
 
 def launch_for(
@@ -45,54 +65,56 @@ def launch_for(
 ) -> Launch:
     """The launch of `problem` on `device`; chosen, compiled and loaded on first use.
 
-    Of `inputs` the strides count: a family may be unable to read some in place.
+    Of `inputs` the strides count: a kernel may be unable to read some in place.
     """
-    readable = [tensor_arg(view.readable(), options.layout) for view in inputs]
-    strides = tuple((arg.batch_stride, arg.seq_stride, arg.head_stride) for arg in readable)
-    key = ("api", problem, options.config, options.return_lse, strides)
-    found: Launch | None = device.prepared.get(key)
-    if found is None:
-        found = _prepare(device, problem, options, strides)
-        remember(device, key, found)
-    return found
+    tensors = {view.name: tensor_arg(view.readable(), problem.layout) for view in inputs}
+    strides = tuple((a.batch_stride, a.seq_stride, a.head_stride) for a in tensors.values())
+    key = (device, problem, options.config, strides)
+    return kept_launch(key, lambda: _prepare(device, problem, options, tensors))
 
 
 def _prepare(
-    device: Device, problem: AttentionProblem, options: CallOptions, strides: _Strides
+    device: Device,
+    problem: AttentionProblem,
+    options: CallOptions,
+    inputs: Mapping[str, TensorArg],
 ) -> Launch:
     given = read_config(options.config)
-    if is_empty(problem):
-        return Launch(problem, NOTHING_TO_DO, None)
+    if problem.is_empty:
+        return Launch(NOTHING_TO_DO, Prepared(device, problem, (), 0))
+    call = {**_contiguous_outputs(problem), **inputs}
+    # What comes with a wheel is machine code alone.
+    compile_with = compile_kernel if device.runs_ptx else shipped_or_compiled
     unusable: dict[KernelConfig, str] = {}
     while True:
         choice = choose(problem, device.arch, gpu=device.name, given=given, unusable=unusable)
         assert choice.config is not None
         try:
-            _require_readable(device, choice.config, problem, strides)
-            start = prepare_forward(
-                device,
-                choice.config,
-                problem,
-                lse=options.return_lse,
-                # What comes with a wheel is machine code alone.
-                compile_with=compile_kernel if device.runs_ptx else shipped_or_compiled,
-            )
-            return Launch(problem, choice, start)
+            prepared = prepare(device, choice.config, problem, compile_with=compile_with)
+            _require_readable(prepared, call)
+            return Launch(choice, prepared)
         except (Unsupported, OutOfResources) as error:  # strides, spills or registers
             if given is not None:
                 raise
             unusable[choice.config] = str(error).removeprefix(f"{choice.config.short_form()}: ")
 
 
-def _require_readable(
-    device: Device, config: KernelConfig, problem: AttentionProblem, strides: _Strides
-) -> None:
-    """Raises `Unsupported` if a kernel of `config` cannot read tensors of these strides."""
-    q, k, v = (TensorArg(_SOMEWHERE, *of_tensor) for of_tensor in strides)
-    d_head, heads = problem.d_head, problem.heads
-    o = TensorArg(_SOMEWHERE, problem.q_len * heads * d_head, heads * d_head, d_head)
-    launch_plan = plan(config, problem, lse=False, sm_count=device.sm_count)
-    launch_plan.params(device, ForwardCall(q, k, v, o, workspace=_SOMEWHERE))
+def _require_readable(prepared: Prepared, call: Call) -> None:
+    """Raises `Unsupported` if a kernel of the plan cannot take tensors of these strides."""
+    for step in prepared.steps:
+        obstacle = step.launch.obstacle(call)
+        if obstacle:
+            raise Unsupported(f"{step.launch.config.short_form()}: {obstacle}.")
+
+
+def _contiguous_outputs(problem: AttentionProblem) -> dict[str, TensorArg]:
+    """Outputs as a call makes them where it is given none; where they lie does not matter."""
+    found = {}
+    for role in signature_of(problem).outputs(problem):
+        batch, rows, heads, d_head = (*role.rows_first(problem), 1)[:4]
+        found[role.name] = TensorArg(0, rows * heads * d_head, heads * d_head, d_head)
+        del batch
+    return found
 
 
 def host_device(backend: str | None) -> Device:
@@ -105,8 +127,8 @@ def host_device(backend: str | None) -> Device:
     if name == "emulator" and backend is None and settings.device_name() is None:
         say_once(
             "emulator",
-            "flashsmith found no CUDA GPU and runs its kernels in the emulator, which is exact and "
-            "slow; pass backend='emulator' if this is wanted.",
+            "flashsmith found no CUDA GPU and runs its kernels in the emulator, which is slow; "
+            "pass backend='emulator' if this is wanted.",
         )
     return default_device(name, current_gpu() if name == "cuda" else 0)
 
@@ -126,6 +148,8 @@ def gpu_device(view: ArrayView, backend: str | None) -> Device:
 
 def tensor_arg(view: ArrayView, layout: str) -> TensorArg:
     """What a kernel is told of an array without an `obstacle`."""
+    if len(view.shape) != 4:  # a number a row, contiguous
+        return TensorArg(view.address)
     bshd = view.in_bshd(layout)
     # The stride of a dimension with one element has no meaning; libraries put anything there.
     strides = [
@@ -136,10 +160,9 @@ def tensor_arg(view: ArrayView, layout: str) -> TensorArg:
     return TensorArg(view.address, batch, seq, head)
 
 
-def forward_call(views: Sequence[ArrayView], layout: str, lse: int) -> ForwardCall:
-    """The tensors of a launch: views of q, k, v and o, and the address for the log-sum-exp."""
-    q, k, v, o = (tensor_arg(view, layout) for view in views)
-    return ForwardCall(q, k, v, o, lse)
+def call_of(views: Sequence[ArrayView], layout: str) -> Call:
+    """Where the tensors of a call lie, by the names of their views."""
+    return {view.name: tensor_arg(view, layout) for view in views}
 
 
 def say_copy(view: ArrayView, obstacle: str) -> None:

@@ -2,85 +2,100 @@
 
 from __future__ import annotations
 
-import math
-from numbers import Real
-from typing import NamedTuple
+import difflib
+from numbers import Integral, Real
+from typing import Any, NamedTuple
 
 from flashsmith.base.errors import ArgumentError, ArgumentTypeError
+from flashsmith.base.fields import Fact
 from flashsmith.kernels.kernel import KernelConfig
 from flashsmith.kernels.parse import parse_config
+from flashsmith.problem.attention import FACTS
 
 _CONFIGS = (KernelConfig, str)  # a tuple: torch.compile of torch 2.6 cannot trace a union
-LAYOUTS = {
-    "bshd": "(batch, sequence, heads, d_head)",
-    "bhsd": "(batch, heads, sequence, d_head)",
-}
+BACKENDS = (None, "cuda", "emulator")
+# What a caller may ask for beside arrays, by the names of the API; declared with the problem.
+CALL_FACTS = {what.call: name for name, what in FACTS.items() if what.call}
+_ORDER = {name: place for place, name in enumerate(CALL_FACTS.values())}
+_ABSENT = tuple(FACTS[name].absent for name in _ORDER)
 
 
 class CallOptions(NamedTuple):
     """What a call asks for, beside its arrays; a tuple, because every call makes one."""
 
-    causal: bool = False
-    scale: float | None = None
-    layout: str = "bshd"
-    return_lse: bool = False
+    facts: tuple[Any, ...] = _ABSENT  # Any: values of the facts of `CALL_FACTS`, in their order
     config: KernelConfig | str | None = None  # a text is read when the kernel is prepared
     backend: str | None = None
-    top_left: bool = False  # where the causal diagonal begins; False: it ends bottom-right
+
+    def fact(self, name: str) -> Any:  # Any: of the fact's kind
+        """The value of a fact, by its name in the problem."""
+        return self.facts[_ORDER[name]]
+
+    def given(self) -> dict[str, Any]:  # Any: as above
+        """All facts by their names in the problem."""
+        return dict(zip(_ORDER, self.facts, strict=True))
+
+    def with_fact(self, name: str, value: object) -> CallOptions:
+        """The same with another value of one fact."""
+        place = _ORDER[name]
+        return self._replace(facts=(*self.facts[:place], value, *self.facts[place + 1 :]))
 
 
-# What is an object here is told apart by these functions.
 def checked_options(
-    *,
-    causal: object,
-    scale: object,
-    layout: str,
-    return_lse: object,
-    config: object,
-    backend: str | None,
-    top_left: bool = False,
+    *, config: object = None, backend: object = None, **given: object
 ) -> CallOptions:
-    """The options of a call; raises where one cannot be used."""
-    if layout not in LAYOUTS:
-        raise ArgumentError(
-            f"layout is {layout!r}; it is 'bshd' {LAYOUTS['bshd']} or 'bhsd' {LAYOUTS['bhsd']}."
-        )
-    if backend not in (None, "cuda", "emulator"):
+    """The options of a call, facts by the API's names; raises where one cannot be used."""
+    if backend not in BACKENDS:
         raise ArgumentError(f"backend is {backend!r}; it is None, 'cuda' or 'emulator'.")
-    return CallOptions(
-        checked_flag("causal", causal),
-        checked_scale("scale", scale),
-        layout,
-        checked_flag("return_lse", return_lse),
-        checked_config(config),
-        backend,
-        top_left,
-    )
+    unknown = [name for name in given if name not in CALL_FACTS]
+    if unknown:
+        near = difflib.get_close_matches(unknown[0], CALL_FACTS, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(CALL_FACTS)}."
+        raise ArgumentTypeError(f"{unknown[0]!r} is not an argument of this call; {hint}")
+    values = list(_ABSENT)
+    for call_name, value in given.items():
+        name = CALL_FACTS[call_name]
+        values[_ORDER[name]] = checked_fact(call_name, FACTS[name], value)
+    if values[_ORDER["diagonal"]] is not None and not values[_ORDER["causal"]]:
+        raise ArgumentError("diagonal is given without causal, whose mask it moves; add causal.")
+    return CallOptions(tuple(values), checked_config(config), backend)
+
+
+def checked_fact(name: str, what: Fact, value: object) -> Any:  # Any: of the fact's kind
+    """`value` as the fact's own type (NumPy's numbers are taken too); raises where it is none."""
+    if value is what.absent:
+        return value
+    plain = _plain(what.kind, value)
+    if not what.is_of_kind(plain):
+        raise ArgumentTypeError(what.obstacle(name, value) or f"{name} is {value!r}.")
+    obstacle = what.obstacle(name, plain)
+    if obstacle:
+        raise ArgumentError(obstacle)
+    return plain
+
+
+def _plain(kind: type, value: object) -> object:
+    """Numbers of array libraries as Python's own; a bool stays one, it is mostly misplaced."""
+    if type(value) in (bool, int, float, str) and not (kind is float and type(value) is int):
+        return value
+    if kind is bool and type(value).__name__ in ("bool", "bool_") and hasattr(value, "item"):
+        return bool(value)
+    if kind is int and isinstance(value, Integral):
+        return int(value)
+    if kind is float and isinstance(value, Real) and not isinstance(value, bool):
+        try:
+            return float(value)
+        except OverflowError as error:
+            raise ArgumentError("a number is beyond the largest that float holds.") from error
+    return value
 
 
 def checked_flag(name: str, value: object) -> bool:
     """`value` as a bool; numbers and texts are refused, they are mostly misplaced arguments."""
-    if value is True or value is False:
-        return value
-    if type(value).__name__ in ("bool", "bool_") and hasattr(value, "item"):  # NumPy's own
-        return bool(value)
+    plain = _plain(bool, value)
+    if plain is True or plain is False:
+        return plain
     raise ArgumentTypeError(f"{name} is {value!r}; it is True or False.")
-
-
-def checked_scale(name: str, value: object) -> float | None:
-    """`value` as a finite number above 0, or None."""
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, Real):
-        raise ArgumentTypeError(
-            f"{name} is {value!r}; it is a number above 0, or None for 1/sqrt(d_head)."
-        )
-    number = float(value)
-    if not (number > 0 and math.isfinite(number)):
-        raise ArgumentError(
-            f"{name} is {number:g}; it must be a finite number above 0 (negate or scale q instead)."
-        )
-    return number
 
 
 def checked_config(config: object) -> KernelConfig | str | None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from flashsmith.api.array_view import ArrayView
-from flashsmith.api.options import LAYOUTS, CallOptions
+from flashsmith.api.options import CallOptions
 from flashsmith.base.dtypes import DType
 from flashsmith.base.errors import ArgumentError, ArgumentTypeError, Unsupported
 from flashsmith.kernels.width import MAX_D_HEAD, require_width
-from flashsmith.problem.attention import AttentionProblem
+from flashsmith.problem.attention import LAYOUTS, AttentionProblem
 
 
 def problem_of(views: Sequence[ArrayView], options: CallOptions) -> AttentionProblem:
@@ -17,9 +17,10 @@ def problem_of(views: Sequence[ArrayView], options: CallOptions) -> AttentionPro
     q, k, v = views
     dtype = _common_dtype(q, k, v)
     _require_one_device(q, k, v)
+    layout = options.fact("layout")
     for view in (q, k, v):
-        _require_four_dimensions(view, options.layout)
-    bshd = [view.in_bshd(options.layout) for view in (q, k, v)]
+        _require_four_dimensions(view, layout)
+    bshd = [view.in_bshd(layout) for view in (q, k, v)]
     _require_matching_shapes(*bshd)
     batch, q_len, heads, d_head = bshd[0].shape
     _, k_len, kv_heads, _ = bshd[1].shape
@@ -31,10 +32,7 @@ def problem_of(views: Sequence[ArrayView], options: CallOptions) -> AttentionPro
         k_len=k_len,
         d_head=d_head,
         dtype=dtype,
-        causal=options.causal,
-        diagonal=0 if options.causal and options.top_left else None,
-        scale=options.scale,
-        layout=options.layout,
+        **options.given(),
     )
 
 
@@ -98,12 +96,10 @@ def _require_matching_shapes(q: ArrayView, k: ArrayView, v: ArrayView) -> None:
             )
     if k.shape[1] != v.shape[1]:
         raise ArgumentError(
-            f"k has {k.shape[1]} keys and v has {v.shape[1]} values; they must be as many."
+            f"k has {k.shape[1]} keys and v has {v.shape[1]} values; they must be equal."
         )
     if k.shape[2] != v.shape[2]:
-        raise ArgumentError(
-            f"k has {k.shape[2]} heads and v has {v.shape[2]}; they must have as many."
-        )
+        raise ArgumentError(f"k has {k.shape[2]} heads and v has {v.shape[2]}; they must be equal.")
     if k.shape[3] != q.shape[3]:
         raise ArgumentError(
             f"q has d_head {q.shape[3]} and k has {k.shape[3]}; they must be equal."

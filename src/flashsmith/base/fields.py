@@ -1,8 +1,10 @@
-"""Fields that know their legal values and their text: short form, identifier, C++ literal, docs."""
+"""Fields that are declared once: a configuration's knobs and a problem's facts, with all texts."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from enum import Enum
 from functools import cache
@@ -11,7 +13,9 @@ from typing import Any, ClassVar, Self
 from flashsmith.base.errors import ConfigError
 
 _KNOB = "flashsmith.knob"
+_FACT = "flashsmith.fact"
 _ALWAYS_WRITTEN = object()
+Declared = Any  # Any: a declared field stands where a value of its type will be
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +56,13 @@ class Word:
         return {name: knob.absent for name, knob in zip(self.names, self.knobs, strict=True)}
 
 
-# Any: a field stands where a value of its type will be.
-def knob(values: tuple[object, ...], doc: str, word: str = "", **absent: object) -> Any:
+def knob(values: tuple[object, ...], doc: str, word: str = "", **absent: object) -> Declared:
     """A dataclass field with legal `values`; `absent=` is the value that is not written."""
     what = Knob(values, doc, word, absent.get("absent", _ALWAYS_WRITTEN))
     return field(metadata={_KNOB: what})
 
 
-def flag(word: str, doc: str) -> Any:  # Any: as above
+def flag(word: str, doc: str) -> Declared:
     """A dataclass field that is True where `word` is written."""
     return knob((False, True), doc, word, absent=False)
 
@@ -67,6 +70,116 @@ def flag(word: str, doc: str) -> Any:  # Any: as above
 def value_text(value: object) -> str:
     """A value as it stands in short forms, identifiers and messages."""
     return value.name if isinstance(value, Enum) else str(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """One thing that is true of a problem: what it may be, and where it matters.
+
+    A fact with an `absent` value is not written where it has that value, so that texts of versions
+    without it stay the same. A `compiled` one is a bit of the kernel: the code for it is there only
+    where the problem needs it. One with an `argument` is passed to the kernel, as that C++ type.
+    """
+
+    kind: type[Any]  # Any: bool, int, float, str or an Enum
+    doc: str
+    absent: object
+    least: float | None  # of numbers
+    choices: Mapping[str, str]  # of texts, each with what it means
+    hint: str  # what to do with a value that cannot be
+    call: str  # what callers of the API name it by; empty where shapes say it
+    option: str  # of the command line; empty where there is none
+    compiled: bool
+    changes_scores: bool
+    argument: str
+
+    @property
+    def is_optional(self) -> bool:
+        """Whether it has a value that means that it does not matter."""
+        return self.absent is not _ALWAYS_WRITTEN
+
+    def obstacle(self, name: str, value: object) -> str:
+        """Why `value` cannot be this fact, as a message; empty if it can."""
+        if self.is_optional and value is None and self.absent is None:
+            return ""
+        if not _is_of_kind(value, self.kind):
+            return f"{name} is {_shown(value)}; it is {self.wanted()}."
+        if isinstance(value, float) and not math.isfinite(value):
+            return f"{name} is {value:g}; it is {self.wanted()}."
+        if self.least is not None and isinstance(value, int | float) and value < self.least:
+            return f"{name} is {_shown(value)}; it is {self.wanted()}."
+        if self.kind is float and isinstance(value, int | float) and not value > 0:
+            return f"{name} is {value:g}; it is {self.wanted()}."
+        if self.choices and value not in self.choices:
+            return f"{name} is {_shown(value)}; it is {self.wanted()}."
+        return ""
+
+    def is_of_kind(self, value: object) -> bool:
+        """Whether `value` has the fact's type, whatever it is worth."""
+        return _is_of_kind(value, self.kind)
+
+    def wanted(self) -> str:
+        """What a value must be, in words."""
+        return f"{self._wanted()} ({self.hint})" if self.hint else self._wanted()
+
+    def _wanted(self) -> str:
+        if self.choices:
+            return " or ".join(f"{name!r} {means}" for name, means in self.choices.items())
+        or_none = " or None" if self.is_optional and self.absent is None else ""
+        if self.kind is bool:
+            return "True or False"
+        if self.kind is float:
+            return f"a finite number above 0{or_none}"
+        if self.kind is int:
+            bound = "" if self.least is None else f" of at least {self.least:g}"
+            return f"an integer{bound}{or_none}"
+        return " or ".join(f"{self.kind.__name__}.{member.name}" for member in self.kind)
+
+
+def fact(
+    kind: type,
+    doc: str,
+    *,
+    least: float | None = None,
+    choices: Mapping[str, str] | None = None,
+    hint: str = "",
+    call: str = "",
+    option: str = "",
+    compiled: bool = False,
+    changes_scores: bool = False,
+    argument: str = "",
+    **more: object,
+) -> Declared:
+    """A dataclass field of a problem; `absent=` is its default, the value that is not written."""
+    absent = more.get("absent", _ALWAYS_WRITTEN)
+    needed = compiled or changes_scores
+    what = Fact(
+        *(kind, doc, absent, least, choices or {}, hint),
+        *(call, option, needed, changes_scores, argument),
+    )
+    if "default" in more:
+        return field(default=more["default"], metadata={_FACT: what})
+    if what.is_optional:
+        return field(default=absent, metadata={_FACT: what})
+    return field(metadata={_FACT: what})
+
+
+def facts_of(cls: type[Any]) -> dict[str, Fact]:  # Any: a dataclass
+    """Every fact of a problem's class, in the order of the fields."""
+    return {f.name: f.metadata[_FACT] for f in fields(cls)}
+
+
+def _is_of_kind(value: object, kind: type) -> bool:
+    if kind is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if kind is int:
+        return isinstance(value, int) and not isinstance(value, bool | Enum)
+    return isinstance(value, kind)
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}…"
 
 
 def value_cpp(value: object) -> str:
@@ -90,6 +203,8 @@ class Knobs:
     NAME: ClassVar[str]  # in identifiers, headers, documents and profilers alike
     FORMER_NAMES: ClassVar[tuple[str, ...]] = ()  # in identifiers of older versions
     CPP_TYPE: ClassVar[str]
+    CONSTANTS: ClassVar[Mapping[str, int]] = {}  # that both languages reckon with, by C++ names
+    CPP_METHODS: ClassVar[str] = ""  # the header with what C++ derives from the fields
     PREFIX: ClassVar[str] = ""  # what a short form of this family begins with
 
     def __post_init__(self) -> None:
@@ -111,6 +226,12 @@ class Knobs:
         """The words after the colon of the short form."""
         return _words(cls)  # type: ignore[arg-type]  # as above
 
+    @classmethod
+    def of(cls, **given: Any) -> Self:  # Any: values of any knob
+        """The configuration with these values, and absent ones where a knob has one."""
+        absent = {n: k.absent for n, k in cls.knobs().items() if k.absent is not _ALWAYS_WRITTEN}
+        return cls(**{**absent, **given})
+
     def short_form(self) -> str:
         """One line that parses back: `(FP16, 128, 64, 64, 4): async+load_2_2_2_tiles`."""
         head = ", ".join(value_text(getattr(self, name)) for name in self.head())
@@ -127,6 +248,34 @@ class Knobs:
         pairs = (f".{f.name} = {value_cpp(getattr(self, f.name))}" for f in fields(self))
         return f"{self.CPP_TYPE}{{{', '.join(pairs)}}}"
 
+    @classmethod
+    def cpp_struct(cls) -> str:
+        """The C++ types of the fields and the struct itself, written from the declarations."""
+        kinds = {name: type(what.values[0]) for name, what in cls.knobs().items()}
+        enums = [kind for kind in dict.fromkeys(kinds.values()) if _is_own_enum(kind)]
+        lines = [
+            f"    {_cpp_type(kinds[name])} {name} = required<{_cpp_type(kinds[name])}>();"
+            f"  // {what.doc}"
+            for name, what in cls.knobs().items()
+        ]
+        methods = [f'\n#include "{cls.CPP_METHODS}"'] if cls.CPP_METHODS else []
+        name = cls.CPP_TYPE.rpartition("::")[2]
+        known = [f"inline constexpr int {n} = {value};" for n, value in cls.CONSTANTS.items()]
+        order = [f"        if ({n} != other.{n}) return {n} < other.{n};" for n in kinds]
+        struct = [
+            f"struct {name} {{",
+            *lines,
+            "",
+            f"    constexpr bool operator==(const {name}&) const = default;",
+            f"    constexpr bool operator<(const {name}& other) const {{",
+            *order,
+            "        return false;",
+            "    }",
+            *methods,
+            "};",
+        ]
+        return "\n".join([*map(_cpp_enum, enums), *known, *struct])
+
     def replace(self, **changes: Any) -> Self:  # Any: values of any knob
         """The configuration that differs in the given fields."""
         return dataclasses.replace(self, **changes)
@@ -141,6 +290,20 @@ class Knobs:
             if values != word.absent_values():
                 words.append(word.form.format(*map(value_text, values.values())))
         return words
+
+
+def _is_own_enum(kind: type) -> bool:
+    """Whether C++ knows an Enum from here; the element type has a header that needs no kernel."""
+    return issubclass(kind, Enum) and kind.__name__ != "DType"
+
+
+def _cpp_type(kind: type) -> str:
+    return kind.__name__ if issubclass(kind, Enum) else {int: "int", bool: "bool"}[kind]
+
+
+def _cpp_enum(kind: type[Any]) -> str:  # Any: an Enum of whole numbers
+    members = ", ".join(f"k{member.name} = {member.value}" for member in kind)
+    return f"enum class {kind.__name__} : int {{ {members} }};"
 
 
 def require_legal(name: str, what: Knob, value: object) -> None:

@@ -15,7 +15,7 @@ from flashsmith.bench.ncu import DURATION, METRICS, run_ncu
 from flashsmith.bench.ncu_csv import ProfiledKernel, parse_ncu_csv
 from flashsmith.kernels import KernelConfig, parse_config
 from flashsmith.problem.attention import AttentionProblem
-from flashsmith.problem.cost import forward_cost
+from flashsmith.problem.cost import cost_of
 from flashsmith.problem.text import problem_fields, problem_from_fields
 
 REFERENCE = "FlashAttention-2 (torch)"
@@ -90,7 +90,7 @@ class Profile:
     def tflops(self) -> float | None:
         """The rate that the duration means."""
         duration = self.metrics["duration_us"]
-        return forward_cost(self.problem).tflops(duration / 1e6) if duration else None
+        return cost_of(self.problem).tflops(duration / 1e6) if duration else None
 
 
 def tasks_of(

@@ -13,7 +13,7 @@ from flashsmith.bench.profile import Job, Profile, Task, profile
 from flashsmith.compile.artefact import CompiledKernel
 from flashsmith.compile.compiler import CompileJob, compile_many
 from flashsmith.kernels.kernel import KernelConfig
-from flashsmith.kernels.plans import plan
+from flashsmith.kernels.plans import needs_of
 from flashsmith.problem.attention import AttentionProblem
 from flashsmith.runtime.device import Device
 
@@ -69,8 +69,8 @@ def compiled_ahead(
         for config in task.configs:
             try:
                 config.require_buildable(get_arch(device.arch))
-                planned = plan(config, task.problem, lse=False, sm_count=device.sm_count)
-                jobs[task.problem, config] = CompileJob(config, planned.traits, device.arch)
+                needs = needs_of(config, task.problem)
+                jobs[task.problem, config] = CompileJob(config, needs, device.arch)
             except FlashsmithError as error:
                 refused[task.problem, config] = str(error)
     wanted = list(dict.fromkeys(jobs.values()))

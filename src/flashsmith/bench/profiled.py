@@ -22,8 +22,8 @@ from flashsmith.measure.timed_configs import random_inputs
 from flashsmith.problem.attention import AttentionProblem
 from flashsmith.runtime.device import Device
 from flashsmith.runtime.devices import default_device
-from flashsmith.runtime.run import forward, prepare_forward
-from flashsmith.runtime.tensors import tensors_on
+from flashsmith.runtime.run import prepare
+from flashsmith.runtime.tensors import contiguous_tensors, uploaded
 
 _PEER = "FlashAttention-2 (torch)"
 Note = Callable[[Launched], None]
@@ -33,26 +33,25 @@ Call = Callable[[], None]
 def launch_all(device: Device, job: Job, note: Note) -> None:
     """Launches every configuration of every task `job.runs` times; notes each launch."""
     for number, task in enumerate(job.tasks):
-        inputs = random_inputs(task.problem)
+        places, buffers = contiguous_tensors(task.problem, random_inputs(task.problem))
         with (
             _reference(task.problem, job.reference) as reference,
-            tensors_on(device, task.problem, inputs, lse=False) as call,
+            uploaded(device, buffers) as held,
         ):
-            ready = []
+            ready = {}
             for config in task.configs:
                 try:
-                    prepare_forward(device, config, task.problem, lse=False)
-                    ready.append(config)
+                    ready[config.short_form()] = prepare(device, config, task.problem)
                 except FlashsmithError as error:
                     note(Launched(number, config.short_form(), str(error)))
             for _ in range(job.runs if ready else 0):
                 if reference is not None:
                     reference()
                     note(Launched(number, REFERENCE))
-                for config in ready:
-                    forward(device, config, task.problem, call)
+                for name, prepared in ready.items():
+                    prepared(held.call(places))
                     device.synchronize()
-                    note(Launched(number, config.short_form()))
+                    note(Launched(number, name))
 
 
 @contextmanager

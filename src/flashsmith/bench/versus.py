@@ -8,14 +8,14 @@ from typing import Any
 
 from flashsmith.bench.peers import Peer, contenders_of, torch_tensors
 from flashsmith.bench.suite import Shape
-from flashsmith.kernels.launch import ForwardCall, TensorArg
+from flashsmith.kernels.arguments import TensorArg
 from flashsmith.measure.environment import Environment
 from flashsmith.measure.interleaved import Comparison, Contender, Regime, Timed, compare
 from flashsmith.measure.record import Record, records_of
 from flashsmith.measure.statistics import Summary, ratio_by_round
 from flashsmith.measure.timed_configs import contender_of
 from flashsmith.problem.attention import AttentionProblem
-from flashsmith.problem.cost import forward_cost
+from flashsmith.problem.cost import cost_of
 from flashsmith.runtime.cuda.device import CudaDevice
 from flashsmith.tuner.choose.choice import Choice, choose
 
@@ -61,7 +61,7 @@ def versus(
     choice = choose(problem, device.arch, gpu=device.name)
     assert choice.config is not None
     with torch_tensors(problem) as (q, k, v, o):
-        call = ForwardCall(_arg(q), _arg(k), _arg(v), _arg(o))
+        call = {name: _arg(t) for name, t in zip("qkvo", (q, k, v, o), strict=True)}
         ours = contender_of(device, choice.config, problem, call)
         contenders = [
             Contender(OURS, ours.launch),
@@ -88,7 +88,7 @@ def _arg(tensor: Any) -> TensorArg:  # Any: a torch tensor
 
 def records(found: Versus, environment: Environment, suite: str) -> list[Record]:
     """A record for every contender; the matrix product counts its own operations."""
-    flops = forward_cost(found.shape.problem).flops
+    flops = cost_of(found.shape.problem).flops
     made = records_of(found.comparison, found.shape.problem, environment, suite=suite, flops=flops)
     return [_stated(record, found) for record in made]
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from flashsmith.base.dtypes import to_bits
 from flashsmith.kernels.kernel import KernelConfig
 from flashsmith.problem.attention import AttentionProblem
+from flashsmith.problem.signature import signature_of
 
 LARGE_LOGITS = 30.0  # rows whose softmax is nearly one-hot, and scores far beyond exp's range
 GQA_RATIO = 8
@@ -25,7 +26,6 @@ class Case:
     problem: AttentionProblem
     gain: float = 1.0  # factor of Q, and so of the scores
     placement: str = "contiguous"  # of check/placement.py
-    lse: bool = True
     nan: bool = False  # Q and V hold one NaN each
 
     @property
@@ -39,16 +39,12 @@ Inputs = dict[str, NDArray[np.uint16]]
 
 @cache
 def inputs_of(case: Case) -> Inputs:
-    """Q, K and V as 16-bit patterns, indexed (batch, row, head, d) whatever the layout."""
+    """The inputs as 16-bit patterns, indexed (batch, row, head, d) whatever the layout."""
     problem = case.problem
     random = np.random.default_rng(case.seed)
-    shapes = {
-        "q": (problem.batch, problem.q_len, problem.heads, problem.d_head),
-        "k": (problem.batch, problem.k_len, problem.kv_heads, problem.d_head),
-        "v": (problem.batch, problem.k_len, problem.kv_heads, problem.d_head),
-    }
     made = {}
-    for name, shape in shapes.items():
+    for role in signature_of(problem).inputs(problem):
+        name, shape = role.name, role.rows_first(problem)
         values = random.standard_normal(shape, np.float32) * (case.gain if name == "q" else 1.0)
         if case.nan and name != "k":
             values[-1, -1, -1, -1] = np.nan
@@ -75,7 +71,7 @@ def full_cases(config: KernelConfig) -> tuple[Case, ...]:
     odd = replace(even, batch=2, q_len=3 * rows + 5, k_len=5 * keys + 7)
     causal = replace(odd, causal=True, q_len=3 * block + 13, k_len=3 * block + 13)
     return (
-        Case("even", even, lse=False),
+        Case("even", replace(even, lse=False)),
         Case("odd lengths", odd, placement="padded"),
         Case("large logits", odd, gain=LARGE_LOGITS),
         Case("one query", replace(odd, q_len=1)),
@@ -99,4 +95,5 @@ def _problem(config: KernelConfig, *, heads: int, q_len: int, k_len: int) -> Att
         k_len=k_len,
         d_head=config.d_head,
         dtype=config.dtype,
+        lse=True,
     )

@@ -7,6 +7,7 @@ may be twice as far from the truth as this, because it sums in another order.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -14,32 +15,32 @@ from numpy.typing import NDArray
 
 from flashsmith.base.dtypes import DType, from_bits, to_bits
 from flashsmith.problem.attention import AttentionProblem
-from flashsmith.problem.reference import visible
+from flashsmith.problem.reference import score
 
 F32 = NDArray[np.float32]
 MMA_STEP = 16  # elements of the contraction that one mma sums before it rounds
 
 
-def same_precision_attention(problem: AttentionProblem, q: F32, k: F32, v: F32) -> tuple[F32, F32]:
-    """O (batch, row, head, d) and LSE (batch, head, row) from arrays indexed as O is."""
+def same_precision(problem: AttentionProblem, inputs: Mapping[str, F32]) -> dict[str, F32]:
+    """Every output by name, o (batch, row, head, d), lse (batch, head, row); inputs as o."""
+    q, k, v = inputs["q"], inputs["k"], inputs["v"]
     o = np.zeros(q.shape, np.float32)
     lse = np.full((problem.batch, problem.heads, problem.q_len), -np.inf, np.float32)
-    mask = visible(problem)
-    group = problem.heads // max(problem.kv_heads, 1)
+    mask = problem.mask.visible()
     for batch in range(problem.batch):
         for head in range(problem.heads if problem.k_len else 0):
-            kv_head = head // group
+            kv_head = head // problem.group
             o[batch, :, head], lse[batch, head] = _one_head(
                 q[batch, :, head], k[batch, :, kv_head], v[batch, :, kv_head], mask, problem
             )
-    return o, lse
+    return {"o": o, "lse": lse}
 
 
 def _one_head(
     q: F32, k: F32, v: F32, mask: NDArray[np.bool_], problem: AttentionProblem
 ) -> tuple[F32, F32]:
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
-        scores = _mma(q, k.T) * np.float32(problem.softmax_scale)
+        scores = score(problem, _mma(q, k.T))
         scores = np.where(mask, scores, np.float32(-np.inf))
         row_max = scores.max(axis=1, keepdims=True)
         shift = np.where(np.isneginf(row_max), np.float32(0), row_max)

@@ -14,7 +14,7 @@ from flashsmith.check.cases import Case, full_cases, quick_cases
 from flashsmith.check.verdict import Verdict, check_case
 from flashsmith.compile.compiler import CompileJob, available_cores, compile_many
 from flashsmith.kernels.kernel import KernelConfig
-from flashsmith.kernels.plans import plan
+from flashsmith.kernels.plans import needs_of
 from flashsmith.runtime.device import Device
 from flashsmith.runtime.devices import open_device
 
@@ -94,11 +94,11 @@ def compile_jobs(device: Device, work: Sequence[tuple[KernelConfig, Case]]) -> l
     jobs: dict[CompileJob, None] = {}
     for config, case in work:
         try:
-            laid_out = plan(config, case.problem, lse=case.lse, sm_count=device.sm_count)
+            needs = needs_of(config, case.problem)
         except FlashsmithError:  # said when it is checked
             continue
         if config.runs_on(device.arch):
-            jobs[CompileJob(config, laid_out.traits, device.arch)] = None
+            jobs[CompileJob(config, needs, device.arch)] = None
     return list(jobs)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -11,9 +12,10 @@ from numpy.typing import NDArray
 
 from flashsmith.base.dtypes import DType, from_bits
 from flashsmith.check.cases import Case, inputs_of
-from flashsmith.check.same_precision import same_precision_attention
+from flashsmith.check.same_precision import same_precision
 from flashsmith.problem.attention import AttentionProblem
-from flashsmith.problem.reference import reference_attention
+from flashsmith.problem.reference import reference
+from flashsmith.problem.signature import signature_of
 
 FACTOR = 2.0  # how many times the same-precision error is allowed
 # Relative error of one rounding to nearest: an output cannot be nearer than its own rounding.
@@ -38,49 +40,42 @@ class Distance:
 
 
 @dataclass(frozen=True, slots=True)
-class Expectation:
-    """The truth of one case, and how far from it each tensor may be."""
+class Expected:
+    """The truth of one output, what its errors are relative to, and how large they may be."""
 
-    o: NDArray[np.float64]  # (batch, row, head, d)
-    lse: NDArray[np.float64]  # (batch, head, row)
-    lse_scale: NDArray[np.float64]  # what its errors are relative to
-    o_allowed: float
-    lse_allowed: float
+    truth: NDArray[np.float64]  # indexed (batch, row, head, d), or (batch, head, row)
+    scale: NDArray[np.float64]
+    allowed: float
 
 
 @lru_cache(maxsize=256)
-def expectation_of(case: Case) -> Expectation:
-    """Truth and tolerance of a case; the same for every configuration that is checked on it."""
-    dtype = case.problem.dtype
-    q, k, v = (from_bits(bits, dtype) for bits in inputs_of(case).values())
-    truth = reference_attention(case.problem, q, k, v)
-    near_o, near_lse = same_precision_attention(case.problem, q, k, v)
-    o_error = _furthest(_errors(near_o, truth.o, _row_scale(truth.o)))[0]
-    lse_scale = np.maximum(_lse_scale(case.problem, q, k), _finite(truth.lse))
-    lse_error = _furthest(_errors(near_lse, truth.lse, lse_scale))[0]
-    return Expectation(
-        truth.o,
-        truth.lse,
-        lse_scale,
-        FACTOR * max(o_error, UNIT_ROUNDOFF[dtype]),
-        FACTOR * max(lse_error, LSE_ROUNDOFF),
-    )
+def expectation_of(case: Case) -> Mapping[str, Expected]:
+    """Truth and tolerance of every output of a case; the same for all configurations."""
+    # The layout is how tensors are handed over; the case's are indexed by row.
+    problem = replace(case.problem, layout="bshd", lse=True)
+    inputs = {name: from_bits(bits, problem.dtype) for name, bits in inputs_of(case).items()}
+    truth, near = reference(problem, inputs), same_precision(problem, inputs)
+    found = {}
+    for role in signature_of(problem).outputs(problem):
+        name = role.name
+        scale, roundoff = _row_scale(truth[name]), UNIT_ROUNDOFF[problem.dtype]
+        if role.is_statistics:
+            scale = np.maximum(_lse_scale(problem, inputs), _finite(truth[name]))
+            roundoff = LSE_ROUNDOFF
+        error = _furthest(_errors(near[name], truth[name], scale))[0]
+        found[name] = Expected(truth[name], scale, FACTOR * max(error, roundoff))
+    return found
 
 
-def o_distance(expected: Expectation, o: NDArray[np.float32]) -> Distance:
-    """The element of O that is furthest off, relative to the largest of its row."""
-    worst, at = _furthest(_errors(o, expected.o, _row_scale(expected.o)))
-    return Distance("o", worst, expected.o_allowed, _place("o", at, o, expected.o))
+def distance(name: str, expected: Expected, got: NDArray[np.float32]) -> Distance:
+    """The element of an output that is furthest off.
 
-
-def lse_distance(expected: Expectation, lse: NDArray[np.float32]) -> Distance:
-    """The LSE that is furthest off, relative to the sums its row's scores were made of.
-
-    Or to itself, where it is larger: many small scores have a large log-sum-exp, which is rounded
-    as what it is.
+    Relative to the largest number of its row; a log-sum-exp to the sums its row's scores were made
+    of, or to itself where it is larger: many small scores have a large one, which is rounded as
+    what it is.
     """
-    worst, at = _furthest(_errors(lse, expected.lse, expected.lse_scale))
-    return Distance("lse", worst, expected.lse_allowed, _place("lse", at, lse, expected.lse))
+    worst, at = _furthest(_errors(got, expected.truth, expected.scale))
+    return Distance(name, worst, expected.allowed, _place(name, at, got, expected.truth))
 
 
 def _errors(
@@ -106,18 +101,18 @@ def _finite(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _lse_scale(
-    problem: AttentionProblem, q: NDArray[np.float32], k: NDArray[np.float32]
+    problem: AttentionProblem, inputs: Mapping[str, NDArray[np.float32]]
 ) -> NDArray[np.float64]:
     """The largest sum of magnitudes behind a score of each row, and 1 at least.
 
     A score is a sum whose terms cancel: its rounding errors are as large as the terms, not as what
     is left of them.
     """
+    q, k = inputs["q"], inputs["k"]
     scale = np.ones((problem.batch, problem.heads, problem.q_len))
-    group = problem.heads // max(problem.kv_heads, 1)
     for batch in range(problem.batch):
         for head in range(problem.heads if problem.k_len else 0):
-            sums = np.abs(q[batch, :, head]) @ np.abs(k[batch, :, head // group]).T
+            sums = np.abs(q[batch, :, head]) @ np.abs(k[batch, :, head // problem.group]).T
             largest = np.nan_to_num(sums, nan=0.0).max(axis=1)
             scale[batch, head] = np.maximum(1.0, problem.softmax_scale * largest)
     return scale
@@ -131,12 +126,10 @@ def _furthest(errors: NDArray[np.float64]) -> tuple[float, tuple[int, ...]]:
     return float(errors[at]), at
 
 
-_AXES = {"o": ("batch", "row", "head", "d"), "lse": ("batch", "head", "row")}
-
-
 def place_text(tensor: str, at: tuple[int, ...]) -> str:
     """`o[batch 0, row 17, head 2, d 5]`."""
-    index = ", ".join(f"{axis} {i}" for axis, i in zip(_AXES[tensor], at, strict=True))
+    axes = ("batch", "row", "head", "d") if len(at) == 4 else ("batch", "head", "row")
+    index = ", ".join(f"{axis} {i}" for axis, i in zip(axes, at, strict=True))
     return f"{tensor}[{index}]"
 
 

@@ -12,19 +12,13 @@ from numpy.typing import NDArray
 from flashsmith.base.dtypes import from_bits
 from flashsmith.base.errors import EmulationError, LaunchError, Mismatch
 from flashsmith.check.cases import Case, inputs_of
-from flashsmith.check.placement import MARGIN, Place, fill_buffers, places_of
-from flashsmith.check.tolerance import (
-    Distance,
-    expectation_of,
-    lse_distance,
-    o_distance,
-    place_text,
-)
+from flashsmith.check.placement import fill_buffers, places_of
+from flashsmith.check.tolerance import Distance, distance, expectation_of, place_text
 from flashsmith.kernels.kernel import KernelConfig
-from flashsmith.kernels.launch import ForwardCall
+from flashsmith.problem.signature import TensorRole, signature_of
 from flashsmith.runtime.device import Device
-from flashsmith.runtime.run import forward
-from flashsmith.runtime.tensors import LSE_POISON, POISON
+from flashsmith.runtime.run import prepare, require_aligned
+from flashsmith.runtime.tensors import Place, poison_of, uploaded
 
 Buffers = Mapping[str, NDArray[Any]]
 
@@ -68,10 +62,11 @@ def judge(case: Case, places: Mapping[str, Place], before: Buffers, after: Buffe
     if damage:
         return Verdict(case.name, ok=False, worst=np.inf, where=damage[1], reason=damage[0])
     expected = expectation_of(case)
-    outputs = _outputs(case, places, after)
-    distances = [o_distance(expected, from_bits(outputs["o"], case.problem.dtype))]
-    if case.lse:
-        distances.append(lse_distance(expected, outputs["lse"].view(np.float32)))
+    distances = []
+    for role, bits in _outputs(case, places, after):
+        is_float32 = role.is_statistics
+        numbers = bits.view(np.float32) if is_float32 else from_bits(bits, case.problem.dtype)
+        distances.append(distance(role.name, expected[role.name], numbers))
     return _verdict(case, distances)
 
 
@@ -89,22 +84,11 @@ def run_case(
     before: Buffers,
 ) -> dict[str, NDArray[Any]]:
     """What is in the buffers after `config` ran on them."""
-    addresses: dict[str, int] = {}
-    try:
-        for name, buffer in before.items():
-            addresses[name] = device.allocate(buffer.nbytes)
-            device.upload(addresses[name], buffer)
-        tensors = {name: place.arg(addresses[place.buffer]) for name, place in places.items()}
-        lse = addresses["lse"] + MARGIN * 4 if case.lse else 0
-        call = ForwardCall(tensors["q"], tensors["k"], tensors["v"], tensors["o"], lse)
-        forward(device, config, case.problem, call)
-        return {
-            name: device.download(addresses[name], buffer.nbytes).view(buffer.dtype)
-            for name, buffer in before.items()
-        }
-    finally:
-        for address in addresses.values():
-            device.free(address)
+    with uploaded(device, before) as held:
+        call = held.call(places)
+        require_aligned(case.problem, call)
+        prepare(device, config, case.problem)(call)
+        return {name: held.download(name) for name in before}
 
 
 def _damage(
@@ -113,28 +97,26 @@ def _damage(
     """What was written and must not be, or the reverse, with its place; None if nothing."""
     for name, buffer in before.items():
         own = np.zeros(buffer.shape, np.bool_)  # the elements the kernel must write
-        for view in _outputs(case, places, {name: own}).values():
-            view[...] = True
+        for role in signature_of(case.problem).outputs(case.problem):
+            if places[role.name].buffer == name:
+                places[role.name].view(own)[...] = True
         outside = np.flatnonzero((after[name] != buffer) & ~own)
         if outside.size:
             what = "elements outside the output" if own.any() else "elements of an input"
             return f"{outside.size} {what} changed", f"buffer {name}, element {outside[0]}"
-    poison = {"o": POISON[case.problem.dtype], "lse": LSE_POISON}
-    for name, view in _outputs(case, places, after).items():
-        unwritten = np.argwhere(view == poison[name])
+    for role, view in _outputs(case, places, after):
+        unwritten = np.argwhere(view == poison_of(role, case.problem))
         if unwritten.size:
             at = tuple(int(i) for i in unwritten[0])
-            return f"{len(unwritten)} elements of {name} never written", place_text(name, at)
+            text = place_text(role.name, at)
+            return f"{len(unwritten)} elements of {role.name} never written", text
     return None
 
 
-def _outputs(case: Case, places: Mapping[str, Place], buffers: Buffers) -> dict[str, NDArray[Any]]:
-    """Those of O and the LSE that lie in `buffers`, as views."""
-    problem = case.problem
-    views = {}
-    if "o" in buffers:
-        views["o"] = places["o"].view(buffers["o"])
-    if "lse" in buffers:
-        shape = (problem.batch, problem.heads, problem.q_len)
-        views["lse"] = buffers["lse"][MARGIN:-MARGIN].reshape(shape)
-    return views
+def _outputs(
+    case: Case, places: Mapping[str, Place], buffers: Buffers
+) -> list[tuple[TensorRole, NDArray[Any]]]:
+    """The outputs of a case as they lie in `buffers`."""
+    roles = signature_of(case.problem).outputs(case.problem)
+    found = [(role, places[role.name].view(buffers[places[role.name].buffer])) for role in roles]
+    return [(role, np.ascontiguousarray(view)) for role, view in found]

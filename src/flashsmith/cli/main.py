@@ -13,6 +13,8 @@ from typer.core import TyperGroup
 
 from flashsmith import __version__
 from flashsmith.base.errors import ArgumentError, FlashsmithError
+from flashsmith.base.plain_text import plain
+from flashsmith.cli.pipes import let_readers_leave
 
 USAGE_ERROR = 2
 
@@ -59,8 +61,12 @@ class _Verbs(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:  # Any: as above
         if args[0] not in VERBS and not args[0].startswith("-"):
             near = difflib.get_close_matches(args[0], VERBS, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else "`flashsmith --help` explains them."
-            raise ArgumentError(f"{args[0]!r} is no verb; there are {', '.join(VERBS)}; {hint}")
+            if near:
+                raise ArgumentError(f"unknown verb {args[0]!r}; did you mean {near[0]!r}?")
+            raise ArgumentError(
+                f"unknown verb {args[0]!r}; the verbs are {', '.join(VERBS)}; `flashsmith --help` "
+                f"explains them."
+            )
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:  # Any: as above
@@ -93,17 +99,19 @@ def flashsmith(
     """Flash-attention kernels: configure, build, verify, tune, explain."""
 
 
+def _lines(error: FlashsmithError) -> str:
+    """What an error says; texts of files in it do not steer the terminal."""
+    return "\n".join(map(plain, str(error).splitlines()))
+
+
 def main() -> NoReturn:
     """Runs the command line; an error of the user is one line on stderr and exit code 2."""
+    let_readers_leave()
     try:
         app(prog_name="flashsmith")
     except FlashsmithError as error:
-        typer.echo(f"flashsmith: {error}", err=True)
+        typer.echo(f"flashsmith: {_lines(error)}", err=True)
         sys.exit(USAGE_ERROR)
-    except BrokenPipeError:
-        # The reader of a pipe has left (`| head`); say nothing, and let nothing flush into it.
-        sys.stdout = None
-        sys.exit(0)
     except OSError as error:
         if error.filename is None:  # not about a file that the user named: a bug is shown whole
             raise

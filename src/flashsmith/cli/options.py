@@ -12,6 +12,7 @@ from flashsmith import arch as arches
 from flashsmith.base import settings
 from flashsmith.base.dtypes import DType
 from flashsmith.base.errors import ArgumentError
+from flashsmith.cli.declared import Facts
 from flashsmith.kernels import KernelConfig, resolve_key
 from flashsmith.kernels.sets import named_sets
 from flashsmith.kernels.width import require_width
@@ -57,6 +58,7 @@ JsonOption = Annotated[
 CsvOption = Annotated[
     bool, typer.Option("--csv", help="Write CSV with the same columns.", callback=_one_form)
 ]
+AllOption = Annotated[bool, typer.Option("--all", help="Show every row of the table, not ten.")]
 ArchOption = Annotated[
     str, typer.Option("--arch", help="Architecture: sm_80, 86, 89, 90a, 100a or 120.")
 ]
@@ -64,10 +66,11 @@ BatchOption = Annotated[int, typer.Option("--batch", min=0, help="Sequences in t
 HeadsOption = Annotated[int, typer.Option("--heads", min=1, help="Query heads.")]
 KvHeadsOption = Annotated[
     int | None,
-    typer.Option("--kv-heads", min=1, help="Key and value heads; without it as many as --heads."),
+    typer.Option("--kv-heads", min=1, help="Key and value heads; without it those of --heads."),
 ]
 KLenOption = Annotated[
-    int | None, typer.Option("--k-len", min=0, help="Key rows; without it as many as query rows.")
+    int | None,
+    typer.Option("--k-len", min=0, help="Key rows; without it the number of query rows."),
 ]
 DHeadOption = Annotated[
     int | None,
@@ -91,16 +94,6 @@ GridBatchOption = Annotated[
 ]
 GridHeadsOption = Annotated[
     int | None, typer.Option("--heads", min=1, help=f"Query heads; else heads x d_head = {WIDTH}.")
-]
-CausalOption = Annotated[
-    bool, typer.Option("--causal", help="Mask keys right of the diagonal (bottom-right aligned).")
-]
-DiagonalOption = Annotated[
-    int | None,
-    typer.Option("--diagonal", help="With --causal: row i sees keys up to i + this (0: top-left)."),
-]
-ScaleOption = Annotated[
-    float | None, typer.Option("--scale", help="Factor of QKᵀ; without it 1 / sqrt(d_head).")
 ]
 ROUNDS = 21
 RoundsOption = Annotated[
@@ -141,14 +134,13 @@ def problem_of(
     k_len: int | None,
     d_head: int,
     dtype: DType,
-    causal: bool,
-    diagonal: int | None,
-    scale: float | None = None,
+    facts: Facts,
 ) -> AttentionProblem:
     """The problem that the shared options describe."""
-    if diagonal is not None and not causal:
+    if facts.get("diagonal") is not None and not facts.get("causal"):
         raise ArgumentError(
-            f"--diagonal is {diagonal} without --causal; it moves the causal mask; add --causal."
+            f"--diagonal is {facts['diagonal']} without --causal; it moves the causal mask; add "
+            f"--causal."
         )
     require_width(d_head, "choose one of these")
     return AttentionProblem(
@@ -159,9 +151,7 @@ def problem_of(
         k_len=q_len if k_len is None else k_len,
         d_head=d_head,
         dtype=dtype,
-        causal=causal,
-        diagonal=diagonal,
-        scale=scale,
+        **facts,
     )
 
 
@@ -172,32 +162,28 @@ def problems_of(
     batch: int | None,
     heads: int | None,
     kv_heads: int | None,
-    causal: bool,
-    both_masks: bool,
+    both_masks: bool = False,
     dtype: str,
+    facts: Facts,
 ) -> list[AttentionProblem]:
     """The grid of self-attention problems that the shared options describe."""
-    refuse_together({"--causal": causal, "--both-masks": both_masks})
-    masks = (False, True) if both_masks else (causal,)
-    problems = []
-    for d_head in numbers_of("--d-heads", d_heads):
-        require_width(d_head, "choose one of these")
-        for length in numbers_of("--seq-lens", seq_lens):
-            for mask in masks:
-                n_heads = heads or max(WIDTH // d_head, 1)
-                problems.append(
-                    AttentionProblem(
-                        batch=batch or max(TOKENS // length, 1),
-                        heads=n_heads,
-                        kv_heads=kv_heads or n_heads,
-                        q_len=length,
-                        k_len=length,
-                        d_head=d_head,
-                        dtype=dtype_of(dtype),
-                        causal=mask,
-                    )
-                )
-    return problems
+    refuse_together({"--causal": facts.get("causal"), "--both-masks": both_masks})
+    masks = ({"causal": False}, {"causal": True}) if both_masks else ({},)
+    return [
+        problem_of(
+            batch=batch or max(TOKENS // length, 1),
+            heads=heads or max(WIDTH // d_head, 1),
+            kv_heads=kv_heads,
+            q_len=length,
+            k_len=None,
+            d_head=d_head,
+            dtype=dtype_of(dtype),
+            facts={**facts, **mask},
+        )
+        for d_head in numbers_of("--d-heads", d_heads)
+        for length in numbers_of("--seq-lens", seq_lens)
+        for mask in masks
+    ]
 
 
 def numbers_of(option: str, text: str) -> list[int]:

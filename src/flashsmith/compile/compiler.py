@@ -27,7 +27,7 @@ from flashsmith.compile.nvrtc.apart import compile_apart
 from flashsmith.compile.nvrtc.library import find_nvrtc
 from flashsmith.compile.unit import UnitOptions, unit_source
 from flashsmith.kernels.kernel import KernelConfig
-from flashsmith.problem.needs import ForwardTraits
+from flashsmith.problem.needs import Needs
 
 # The include folder is left out of the key: what lies in it is there by content.
 OPTIONS = ("-std=c++20", "-default-device", "--ptxas-options=-v")
@@ -41,33 +41,33 @@ class CompileJob:
     """One kernel to compile."""
 
     config: KernelConfig
-    traits: ForwardTraits
+    needs: Needs
     arch: str
     options: UnitOptions = DEFAULT_OPTIONS
 
 
 def compile_kernel(
     config: KernelConfig,
-    traits: ForwardTraits,
+    needs: Needs,
     arch: str,
     *,
     options: UnitOptions = DEFAULT_OPTIONS,
     cache: KernelCache | None = None,
 ) -> CompiledKernel:
-    """The kernel of `config` for `traits` on `arch`, from the cache where it is there.
+    """The kernel of `config` for `needs` on `arch`, from the cache where it is there.
 
     Where a bundle is set and nothing is asked that only a compiler can give, it comes from there.
     """
     bundle = settings.bundle_path()
     if bundle is not None and options == DEFAULT_OPTIONS and cache is None:
-        return open_bundle(bundle).kernel(config, traits, arch)
+        return open_bundle(bundle).kernel(config, needs, arch)
     if not config.runs_on(arch):
         raise Unsupported(
             f"{config.short_form()}: its instructions do not exist on {arch}; choose a "
             f"configuration that `flashsmith configs --arch {arch}` lists."
         )
-    source = unit_source(config, traits)
-    name = config.kernel_name(traits)
+    source = unit_source(config, needs)
+    name = config.kernel_name(needs)
     kernel = _compile(_Unit(source, name, config.short_form(), arch, options), cache)
     made = kernel.resources
     refusal = None if options.debug else config.refused_build(made.spill_bytes, made.warnings)
@@ -99,9 +99,7 @@ def compile_many(
 
     def one(job: CompileJob) -> CompiledKernel | FlashsmithError:
         try:
-            return compile_kernel(
-                job.config, job.traits, job.arch, options=job.options, cache=cache
-            )
+            return compile_kernel(job.config, job.needs, job.arch, options=job.options, cache=cache)
         except FlashsmithError as error:
             return error
 
@@ -125,9 +123,9 @@ def cache_key(source: str, arch: str, compiler: str, options: UnitOptions) -> st
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
-def kernel_source_hash(config: KernelConfig, traits: ForwardTraits) -> str:
+def kernel_source_hash(config: KernelConfig, needs: Needs) -> str:
     """What `CompiledKernel.source_hash` is for a kernel, without compiling it."""
-    return _source_hash(unit_source(config, traits))
+    return _source_hash(unit_source(config, needs))
 
 
 def _source_hash(source: str) -> str:

@@ -12,7 +12,7 @@ from flashsmith.compile.cache.kernel_cache import KernelCache
 from flashsmith.compile.compiler import DEFAULT_OPTIONS, CompileJob, compile_many
 from flashsmith.compile.unit import UnitOptions
 from flashsmith.kernels.kernel import KernelConfig
-from flashsmith.problem.needs import ForwardTraits
+from flashsmith.problem.needs import Needs
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class SurveyRow:
 
 def survey(
     configs: Sequence[KernelConfig],
-    traits: ForwardTraits,
+    needs: Needs,
     arches: Sequence[Arch],
     *,
     options: UnitOptions = DEFAULT_OPTIONS,
@@ -67,7 +67,7 @@ def survey(
     pairs = [(config, arch) for arch in arches for config in configs]
     reasons = {pair: why_not(*pair) for pair in pairs}
     fitting = [pair for pair in pairs if not reasons[pair]]
-    jobs = [CompileJob(config, traits, arch.name, options) for config, arch in fitting]
+    jobs = [CompileJob(config, needs, arch.name, options) for config, arch in fitting]
     made = dict(
         zip(
             fitting,

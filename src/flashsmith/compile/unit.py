@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flashsmith.kernels.kernel import KernelConfig
-from flashsmith.problem.needs import ForwardTraits
+from flashsmith.problem.needs import Needs
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,22 +20,31 @@ class UnitOptions:
         return (*(["-lineinfo"] if self.line_info else []), *(["-G"] if self.debug else []))
 
 
-def unit_source(config: KernelConfig, traits: ForwardTraits) -> str:
-    """The text NVRTC compiles for `config` computing `traits`; its entry is the kernel's name."""
+def unit_source(config: KernelConfig, needs: Needs) -> str:
+    """The text NVRTC compiles for `config` computing `needs`; its entry is the kernel's name."""
     return (
-        f"// {config.short_form()} | {traits.identifier()}\n"
+        f"// {config.short_form()} | {needs.identifier()}\n"
+        f"{structs(type(config))}\n"
         f'#include "{config.HEADER}"\n\n'
         f"inline constexpr {config.CPP_TYPE} kConfig =\n    {config.to_cpp_struct()};\n"
-        f"inline constexpr flashsmith::ForwardTraits kTraits =\n    {traits.to_cpp_struct()};\n\n"
-        + kernel_entry(config, traits, "kTraits")
+        f"inline constexpr flashsmith::Needs kNeeds =\n    {needs.to_cpp()};\n\n"
+        + kernel_entry(config, needs, "kNeeds")
     )
 
 
-def kernel_entry(config: KernelConfig, traits: ForwardTraits, traits_constant: str) -> str:
-    """The `extern "C"` kernel, in a unit that defines `kConfig` and the constant of its traits."""
+def structs(kernel: type[KernelConfig]) -> str:
+    """The structs that C++ shares with Python: configuration, needs and arguments of a kernel."""
+    included = "\n".join(f'#include "{header}"' for header in kernel.PRELUDE)
+    body = "\n\n".join([kernel.cpp_struct(), Needs.cpp_struct(), kernel.ARGUMENTS.cpp_struct()])
+    return f"{included}\n\nnamespace flashsmith {{\n\n{body}\n\n}}  // namespace flashsmith\n"
+
+
+def kernel_entry(config: KernelConfig, needs: Needs, needs_constant: str) -> str:
+    """The `extern "C"` kernel, in a unit that defines `kConfig` and the constant of its needs."""
     return (
         f'extern "C" __global__ void __launch_bounds__(kConfig.threads(), kConfig.min_blocks())\n'
-        f"    {config.kernel_name(traits)}(__grid_constant__ const {config.CPP_ARGS} args) {{\n"
-        f"    {config.CPP_ENTRY}<kConfig, {traits_constant}>(args);\n"
+        f"    {config.kernel_name(needs)}"
+        f"(__grid_constant__ const {config.ARGUMENTS.CPP_TYPE} args) {{\n"
+        f"    {config.CPP_ENTRY}<kConfig, {needs_constant}>(args);\n"
         f"}}\n"
     )

@@ -11,12 +11,10 @@ from flashsmith.kernels.sm80_forward.sets import (
     get_kernels_to_build,
     should_autotune_config,
 )
-from flashsmith.problem.needs import ForwardTraits
 
 __all__ = [
     "CATALOGUE",
     "FlashForwardKernelConfig",
-    "ForwardTraits",
     "KernelConfig",
     "get_autotuning_kernel_configs",
     "get_kernel_configs",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from flashsmith.kernels.kernel import KernelConfig
 from flashsmith.kernels.sm80_forward.config import FlashForwardKernelConfig
-from flashsmith.kernels.sm90_forward.config import HopperForwardKernelConfig
+from flashsmith.kernels.sm90_forward.config import Sm90ForwardConfig
 
 CATALOGUE: tuple[type[KernelConfig], ...] = (
     FlashForwardKernelConfig,
-    HopperForwardKernelConfig,
+    Sm90ForwardConfig,
 )

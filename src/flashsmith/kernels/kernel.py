@@ -1,27 +1,32 @@
-"""What every kernel family's configuration offers to the rest of the package."""
+"""What every kernel's configuration offers to the rest of the package."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from flashsmith.arch import Arch
 from flashsmith.base.dtypes import DType
 from flashsmith.base.errors import OutOfResources, Unsupported
 from flashsmith.base.fields import Knobs
+from flashsmith.kernels.arguments import Arguments
 from flashsmith.kernels.rules import Refusal, Rule, first_refusal
 from flashsmith.problem.attention import AttentionProblem
-from flashsmith.problem.needs import ForwardTraits
+from flashsmith.problem.needs import Needs
+
+if TYPE_CHECKING:
+    from flashsmith.kernels.launch import Plan
 
 
 class KernelConfig(Knobs):
-    """One point of one family's space; subclasses are frozen, slotted, ordered dataclasses."""
+    """One point of one kernel's space; subclasses are frozen, slotted, ordered dataclasses."""
 
     __slots__ = ()
     HEADER: ClassVar[str]  # what the generated unit includes
+    PRELUDE: ClassVar[tuple[str, ...]]  # headers that the generated structs need
     CPP_ENTRY: ClassVar[str]  # the device function that is the kernel's body
-    CPP_ARGS: ClassVar[str]  # the type of the kernel's one parameter
+    ARGUMENTS: ClassVar[type[Arguments]]  # of the kernel's one parameter
     HOST_HEADER: ClassVar[str] = ""  # of cuda/host: how a C program starts it; empty: it cannot
     BUILD_RULES: ClassVar[tuple[Rule, ...]]  # what no compiler could build
     AUTOTUNE_RULES: ClassVar[tuple[Rule, ...]]  # what is not worth measuring
@@ -51,11 +56,11 @@ class KernelConfig(Knobs):
     @classmethod
     @abstractmethod
     def runs_on(cls, arch_name: str) -> bool:
-        """Whether kernels of this family exist for an architecture such as `sm_90a`."""
+        """Whether the kernel exists for an architecture such as `sm_90a`."""
 
     @classmethod
     def named_sets(cls) -> Mapping[str, Callable[[], Sequence[KernelConfig]]]:
-        """The sets of this family that a KEY may name."""
+        """The sets of this kernel that a KEY may name."""
         return {}
 
     @classmethod
@@ -65,12 +70,16 @@ class KernelConfig(Knobs):
 
     @classmethod
     def candidates(cls, problem: AttentionProblem, arch: Arch) -> Sequence[KernelConfig]:
-        """What to run where nothing was measured, best first; none: another family is asked."""
+        """What to run where nothing was measured, best first; none: another kernel is asked."""
         return ()
 
-    def kernel_name(self, traits: ForwardTraits) -> str:
+    @abstractmethod
+    def plan(self, problem: AttentionProblem, sm_count: int) -> Plan:
+        """The launches of this configuration on a problem that it computes."""
+
+    def kernel_name(self, needs: Needs) -> str:
         """The `extern "C"` name of the kernel: profilers show which configuration ran."""
-        return f"flashsmith_{self.identifier()}__{traits.identifier()}"
+        return f"flashsmith_{self.identifier()}__{needs.identifier()}"
 
     def refusal(self) -> Refusal | None:
         """Why no kernel of this configuration can be built, or None."""

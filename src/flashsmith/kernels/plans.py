@@ -1,44 +1,40 @@
-"""How a problem is laid out for a kernel: one file a family, found by the configuration's class."""
+"""From a configuration and a problem to a plan, whichever kernel it is."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from importlib import import_module
-
 from flashsmith.base.errors import ArgumentError, Unsupported
 from flashsmith.kernels.kernel import KernelConfig
-from flashsmith.kernels.launch import LaunchPlan
+from flashsmith.kernels.launch import Plan
 from flashsmith.kernels.width import D_HEAD_STEP
 from flashsmith.problem.attention import AttentionProblem
-from flashsmith.problem.needs import ForwardTraits
+from flashsmith.problem.needs import Needs
 
 _ANY_SM_COUNT = 132  # what is fixed at compile time does not depend on it
 
-# family → module and function, imported when a configuration of the family is launched
-_PLANNERS = {
-    "sm80_forward": ("flashsmith.kernels.sm80_forward.plan", "plan_mma"),
-    "sm90_forward": ("flashsmith.kernels.sm90_forward.plan", "plan_hopper"),
-}
 
-
-def plan(
-    config: KernelConfig, problem: AttentionProblem, *, lse: bool, sm_count: int
-) -> LaunchPlan:
-    """The launch of `config` on `problem`; raises when the kernel cannot compute it."""
+def plan(config: KernelConfig, problem: AttentionProblem, *, sm_count: int) -> Plan:
+    """The launches of `config` on `problem`; raises when the kernel cannot compute it."""
     require_computable(config, problem)
-    module, function = _PLANNERS[config.NAME]
-    make: Callable[[KernelConfig, AttentionProblem, bool, int], LaunchPlan]
-    make = getattr(import_module(module), function)
-    return make(config, problem, lse, sm_count)
+    return config.plan(problem, sm_count)
 
 
-def traits_of(config: KernelConfig, problem: AttentionProblem, *, lse: bool) -> ForwardTraits:
+def needs_of(config: KernelConfig, problem: AttentionProblem) -> Needs:
     """What a kernel of `config` must know of `problem` when it is compiled; raises as `plan`."""
-    return plan(config, problem, lse=lse, sm_count=_ANY_SM_COUNT).traits
+    return plan(config, problem, sm_count=_ANY_SM_COUNT)[0].needs
+
+
+def sum_order(launches: Plan) -> str:
+    """What of a plan decides, beside the configuration, in which order sums are taken."""
+    return " ".join(launch.sum_order for launch in launches if launch.sum_order)
+
+
+def ends_together(launches: Plan) -> bool:
+    """Whether tiles are split so that no CTA waits for the others' last wave."""
+    return all(launch.ends_together for launch in launches)
 
 
 def require_computable(config: KernelConfig, problem: AttentionProblem) -> None:
-    """Raises unless a kernel of `config` can compute `problem`, whatever its family."""
+    """Raises unless a kernel of `config` can compute `problem`, whichever it is."""
     if problem.dtype is not config.dtype:
         raise ArgumentError(
             f"{config.short_form()}: the problem is {problem.dtype.name}; give tensors of "

@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import cast
 
 from flashsmith import __version__
 from flashsmith.base import settings
+from flashsmith.base.errors import ArgumentError
 from flashsmith.measure.gpu_state import GpuMonitor
 from flashsmith.runtime.cuda.device import CudaDevice
 from flashsmith.runtime.device import Device
@@ -41,10 +43,11 @@ class Environment:
 def environment_of(device: Device, *, compiler: str = "") -> Environment:
     """The environment of `device` at this moment."""
     driver, cuda, mhz, watt = "", "", None, None
-    if isinstance(device, CudaDevice):
-        monitor = monitor_of(device)
+    if device.can_time:
+        gpu = timed_device(device)
+        monitor = monitor_of(gpu)
         driver = monitor.driver_version()
-        cuda = ".".join(map(str, device.driver.version))
+        cuda = ".".join(map(str, gpu.driver.version))
         mhz, watt = monitor.max_sm_mhz(), monitor.power_limit_w()
     commit, dirty = commit_of_checkout()
     return Environment(
@@ -63,6 +66,13 @@ def environment_of(device: Device, *, compiler: str = "") -> Environment:
         dirty=dirty,
         date=datetime.now(UTC).isoformat(timespec="seconds"),
     )
+
+
+def timed_device(device: Device) -> CudaDevice:
+    """The GPU behind a device that can be timed; raises for one that cannot."""
+    if not device.can_time:
+        raise ArgumentError(f"{device.name} cannot be timed; use a GPU (--device cuda).")
+    return cast(CudaDevice, device)
 
 
 def monitor_of(device: CudaDevice) -> GpuMonitor:

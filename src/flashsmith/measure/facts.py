@@ -10,11 +10,11 @@ from flashsmith.base.errors import FlashsmithError
 from flashsmith.compile.compiler import compile_kernel
 from flashsmith.emulator.options import EmulatorOptions
 from flashsmith.kernels.kernel import KernelConfig
-from flashsmith.kernels.plans import plan
+from flashsmith.kernels.plans import needs_of
 from flashsmith.measure.timed_configs import random_inputs
 from flashsmith.problem.attention import AttentionProblem
 from flashsmith.runtime.emulated import EmulatedDevice
-from flashsmith.runtime.run import forward_arrays
+from flashsmith.runtime.run import run_arrays
 
 _BLOCKS = 4  # of keys that the counted kernel walks
 _WARP_MMA, _GROUP_MMA = "mma", "matrix"  # classes of instructions: mma.sync, wgmma
@@ -41,8 +41,7 @@ def facts_of(config: KernelConfig, arch: str, *, causal: bool = False) -> Facts:
     """Compiles, and runs a small problem in the emulator with its counters on."""
     problem = small_problem(config, causal=causal)
     device = EmulatedDevice(arch, options=EmulatorOptions(checks=False, counters=True))
-    traits = plan(config, problem, lse=False, sm_count=device.sm_count).traits
-    used = compile_kernel(config, traits, arch).resources
+    used = compile_kernel(config, needs_of(config, problem), arch).resources
     room = occupancy(
         get_arch(arch),
         threads=config.threads,
@@ -79,11 +78,11 @@ _Events = tuple[float | None, ...]
 def _events(device: EmulatedDevice, config: KernelConfig, problem: AttentionProblem) -> _Events:
     inputs = random_inputs(problem)
     try:
-        forward_arrays(device, config, problem, inputs["q"], inputs["k"], inputs["v"])
+        run_arrays(device, config, problem, inputs)
     except FlashsmithError:
         # A kernel the emulator cannot run still has resources; what was not counted is left out.
         return (None,) * 6
-    report = device.last_report
+    report = device.report()
     assert report is not None
     assert report.counters is not None
     counts = report.counters

@@ -13,9 +13,8 @@ from flashsmith.base.errors import DamagedFile
 from flashsmith.base.json_text import parse_json
 from flashsmith.measure.environment import Environment
 from flashsmith.measure.interleaved import Comparison, Timed
-from flashsmith.problem.attention import AttentionProblem
+from flashsmith.problem.attention import FACTS, AttentionProblem
 from flashsmith.problem.text import (
-    PROBLEM_NAMES,
     problem_fields,
     problem_from_fields,
     without_absent,
@@ -39,7 +38,7 @@ class Record:
     @property
     def problem(self) -> AttentionProblem:
         """The problem that the record is about; it must hold one."""
-        return problem_from_fields({n: v for n, v in self.what.items() if n in PROBLEM_NAMES})
+        return problem_from_fields({n: v for n, v in self.what.items() if n in FACTS})
 
     def to_line(self) -> str:
         """The record as one line of JSON, without its end."""

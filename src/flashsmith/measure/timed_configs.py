@@ -10,13 +10,14 @@ from numpy.typing import NDArray
 
 from flashsmith.base.dtypes import to_bits
 from flashsmith.kernels.kernel import KernelConfig
-from flashsmith.kernels.launch import ForwardCall
+from flashsmith.kernels.launch import Call
 from flashsmith.measure.interleaved import Comparison, Contender, Regime, compare, sample_us
 from flashsmith.measure.statistics import Summary, summarize
 from flashsmith.problem.attention import AttentionProblem
+from flashsmith.problem.signature import signature_of
 from flashsmith.runtime.cuda.device import CudaDevice
-from flashsmith.runtime.run import prepare_forward
-from flashsmith.runtime.tensors import tensor_shapes, tensors_on
+from flashsmith.runtime.run import prepare
+from flashsmith.runtime.tensors import contiguous_tensors, uploaded
 
 _BLOCK = 1 << 20  # random numbers that are made; larger tensors repeat them
 
@@ -27,12 +28,13 @@ def time_configs(
     problem: AttentionProblem,
     *,
     others: Sequence[Contender] = (),
-    lse: bool = False,
     rounds: int = 21,
     regime: Regime = "burst",
 ) -> Comparison:
     """Times `others` and then the configurations; the first of all is the baseline."""
-    with tensors_on(device, problem, random_inputs(problem), lse=lse) as call:
+    places, buffers = contiguous_tensors(problem, random_inputs(problem))
+    with uploaded(device, buffers) as held:
+        call = held.call(places)
         ours = [contender_of(device, config, problem, call) for config in configs]
         return compare(device, [*others, *ours], rounds=rounds, regime=regime)
 
@@ -41,7 +43,7 @@ def screen_us(
     device: CudaDevice,
     config: KernelConfig,
     problem: AttentionProblem,
-    call: ForwardCall,
+    call: Call,
     *,
     runs: int,
 ) -> Summary:
@@ -50,19 +52,19 @@ def screen_us(
 
 
 def contender_of(
-    device: CudaDevice, config: KernelConfig, problem: AttentionProblem, call: ForwardCall
+    device: CudaDevice, config: KernelConfig, problem: AttentionProblem, call: Call
 ) -> Contender:
     """A configuration on tensors of the device, ready to be timed."""
-    prepared = prepare_forward(device, config, problem, lse=call.lse != 0)
+    prepared = prepare(device, config, problem)
     return Contender(config.short_form(), lambda stream: prepared(call, stream))
 
 
 def random_inputs(problem: AttentionProblem, seed: int = 0) -> dict[str, NDArray[np.uint16]]:
-    """Normal q, k and v: how much power a tensor core draws depends on what it multiplies."""
+    """Normal inputs: how much power a tensor core draws depends on what it multiplies."""
     random = np.random.default_rng(seed)
     inputs = {}
-    for name, shape in tensor_shapes(problem).items():
-        if name != "o":
-            numbers = random.standard_normal(min(math.prod(shape), _BLOCK), np.float32)
-            inputs[name] = np.resize(to_bits(numbers, problem.dtype), shape)
+    for role in signature_of(problem).inputs(problem):
+        shape = role.shape(problem)
+        numbers = random.standard_normal(min(math.prod(shape), _BLOCK), np.float32)
+        inputs[role.name] = np.resize(to_bits(numbers, problem.dtype), shape)
     return inputs

@@ -1,4 +1,4 @@
-"""One attention problem: shapes, mask, scale and layout, independent of any kernel."""
+"""One attention problem: what is computed, independent of any kernel; every field is a fact."""
 
 from __future__ import annotations
 
@@ -7,48 +7,81 @@ from dataclasses import dataclass
 
 from flashsmith.base.dtypes import DType
 from flashsmith.base.errors import ArgumentError
+from flashsmith.base.fields import fact, facts_of
+from flashsmith.problem.mask import Mask
+
+LAYOUTS = {
+    "bshd": "(batch, sequence, heads, d_head)",
+    "bhsd": "(batch, heads, sequence, d_head)",
+}
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class AttentionProblem:
-    """Shapes and mask of O = softmax(scale · Q Kᵀ + mask) V.
+    """Shapes, mask and scores of O = softmax(scale · Q Kᵀ + mask) V.
 
-    With `causal`, query row i sees key j when j <= i + `diagonal`; bottom-right alignment is
-    diagonal = k_len - q_len (the default when None), top-left is 0.
+    A fact is declared here and nowhere else: its text, its check, its bit in the kernel, the
+    arguments of the API, of the torch operators and of the command line, and its row in the docs
+    follow. With `causal`, query row i sees key j when j <= i + `diagonal`; bottom-right alignment
+    is diagonal = k_len - q_len (the default when None), top-left is 0.
     """
 
-    batch: int
-    heads: int
-    kv_heads: int
-    q_len: int
-    k_len: int
-    d_head: int
-    dtype: DType = DType.BF16
-    causal: bool = False
-    diagonal: int | None = None
-    scale: float | None = None  # None: 1 / sqrt(d_head)
-    layout: str = "bshd"  # or "bhsd"
+    batch: int = fact(int, "sequences in the batch", least=0)
+    heads: int = fact(int, "query heads", least=0)
+    kv_heads: int = fact(int, "key and value heads; query heads are a multiple of them", least=0)
+    q_len: int = fact(int, "query rows of a sequence", least=0)
+    k_len: int = fact(int, "keys of a sequence", least=0)
+    d_head: int = fact(int, "elements of a row of Q, K, V and O", least=0)
+    dtype: DType = fact(DType, "element type of Q, K, V and O", default=DType.BF16)
+    causal: bool = fact(
+        bool,
+        "mask keys right of the diagonal (bottom-right aligned)",
+        absent=False,
+        call="causal",
+        option="--causal",
+        compiled=True,
+    )
+    diagonal: int | None = fact(
+        int,
+        "with causal: row i sees keys up to i + this (0: top-left)",
+        absent=None,
+        call="diagonal",
+        option="--diagonal",
+    )
+    scale: float | None = fact(
+        float,
+        "factor of Q Kᵀ; without it 1 / sqrt(d_head)",
+        absent=None,
+        hint="negate or scale q instead",
+        call="scale",
+        option="--scale",
+    )
+    layout: str = fact(
+        str,
+        "order of a tensor's dimensions",
+        choices=LAYOUTS,
+        absent="bshd",
+        call="layout",
+    )
+    lse: bool = fact(
+        bool,
+        "write the log-sum-exp of every row too",
+        absent=False,
+        call="return_lse",
+        option="--lse",
+        compiled=True,
+    )
 
     def __post_init__(self) -> None:
-        for name in ("batch", "heads", "kv_heads", "q_len", "k_len", "d_head"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-                raise ArgumentError(f"{name} is {value!r}, it must be an integer of at least 0.")
-        if not isinstance(self.dtype, DType):
-            raise ArgumentError(f"dtype is {self.dtype!r}; it is DType.FP16 or DType.BF16.")
-        if not isinstance(self.causal, bool):
-            raise ArgumentError(f"causal is {self.causal!r}; it is True or False.")
-        if isinstance(self.diagonal, bool) or not isinstance(self.diagonal, int | None):
-            raise ArgumentError(f"diagonal is {self.diagonal!r}; it is an integer or None.")
+        for name, what in FACTS.items():
+            obstacle = what.obstacle(name, getattr(self, name))
+            if obstacle:
+                raise ArgumentError(obstacle)
         if self.kv_heads and self.heads % self.kv_heads:
             raise ArgumentError(
                 f"heads is {self.heads} and kv_heads is {self.kv_heads}; the query heads must be a "
                 f"multiple of the key heads."
             )
-        if self.layout not in ("bshd", "bhsd"):
-            raise ArgumentError(f"layout is {self.layout!r}; it is 'bshd' or 'bhsd'.")
-        if self.scale is not None and not (self.scale > 0 and math.isfinite(self.scale)):
-            raise ArgumentError(f"scale is {self.scale}; it must be a finite number above 0.")
 
     @property
     def softmax_scale(self) -> float:
@@ -56,6 +89,23 @@ class AttentionProblem:
         return self.scale if self.scale is not None else 1.0 / math.sqrt(max(self.d_head, 1))
 
     @property
-    def diagonal_offset(self) -> int:
-        """How far right of its own index a query row sees, when causal."""
-        return self.k_len - self.q_len if self.diagonal is None else self.diagonal
+    def mask(self) -> Mask:
+        """Which keys each row sees."""
+        if not self.causal:
+            return Mask(self.q_len, self.k_len)
+        if self.diagonal is None:
+            return Mask(self.q_len, self.k_len, right=0, alignment=self.k_len - self.q_len)
+        return Mask(self.q_len, self.k_len, right=self.diagonal)
+
+    @property
+    def group(self) -> int:
+        """Query heads that share one head of K and V."""
+        return self.heads // self.kv_heads if self.kv_heads else 1
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is no output, or no key to look at."""
+        return not (self.batch and self.heads and self.q_len and self.k_len)
+
+
+FACTS = facts_of(AttentionProblem)

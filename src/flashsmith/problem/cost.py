@@ -9,16 +9,16 @@ LSE, 4 bytes a row) written once.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from flashsmith.problem.attention import AttentionProblem
-
-LSE_BYTES = 4
+from flashsmith.problem.signature import TensorRole, signature_of
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Operations and compulsory bytes of one forward call."""
+    """Operations and compulsory bytes of one call."""
 
     flops: float
     read_bytes: int
@@ -39,35 +39,15 @@ class Cost:
         return self.flops / seconds / 1e12
 
 
-def forward_cost(problem: AttentionProblem, *, lse: bool = False) -> Cost:
-    """The cost of one forward call."""
-    p = problem
-    q_elements = p.batch * p.heads * p.q_len * p.d_head
-    kv_elements = p.batch * p.kv_heads * p.k_len * p.d_head
-    lse_bytes = p.batch * p.heads * p.q_len * LSE_BYTES if lse else 0
+def cost_of(problem: AttentionProblem) -> Cost:
+    """The cost of one call."""
+    p, signature = problem, signature_of(problem)
     return Cost(
-        flops=4.0 * p.batch * p.heads * visible_area(p) * p.d_head,
-        read_bytes=(q_elements + 2 * kv_elements) * p.dtype.bytes,
-        written_bytes=q_elements * p.dtype.bytes + lse_bytes,
+        flops=4.0 * p.batch * p.heads * p.mask.area * p.d_head,
+        read_bytes=sum(_bytes(tensor, p) for tensor in signature.inputs(p)),
+        written_bytes=sum(_bytes(tensor, p) for tensor in signature.outputs(p)),
     )
 
 
-def visible_area(problem: AttentionProblem) -> float:
-    """The part of the q_len x k_len score matrix that the mask leaves, as an area."""
-    rows, keys = problem.q_len, problem.k_len
-    if not problem.causal:
-        return float(rows * keys)
-    diagonal = problem.diagonal_offset
-    # Row x sees clamp(x + diagonal, 0, keys): 0 up to `first`, a ramp, all keys from `last` on.
-    first = min(max(-diagonal, 0), rows)
-    last = min(max(keys - diagonal, first), rows)
-    ramp = (last - first) * ((first + diagonal) + (last + diagonal)) / 2
-    return max(ramp, 0.0) + float((rows - last) * keys)
-
-
-def visible_pairs(problem: AttentionProblem) -> int:
-    """How many (query, key) pairs the mask leaves, counted one by one."""
-    if not problem.causal:
-        return problem.q_len * problem.k_len
-    diagonal = problem.diagonal_offset
-    return sum(min(max(i + diagonal + 1, 0), problem.k_len) for i in range(problem.q_len))
+def _bytes(tensor: TensorRole, problem: AttentionProblem) -> int:
+    return math.prod(tensor.shape(problem)) * tensor.element_bytes(problem)

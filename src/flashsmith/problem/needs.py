@@ -1,36 +1,84 @@
-"""What a kernel computes, as far as it is fixed at compile time; a configuration says how."""
+"""What of a problem is compiled into a kernel; a configuration says how, the needs say what."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from flashsmith.base.errors import ArgumentError
+from flashsmith.problem.attention import FACTS, AttentionProblem
+
+# Of a problem and a kernel's tiles together; each that does not hold removes code.
+OF_TILES = {
+    "ragged_q": "the query length is not a multiple of the query tile",
+    "ragged_k": "the key length is not a multiple of the key tile",
+    "narrow_d": "the problem's d_head is below the kernel's",
+}
+OF_FACTS = {name: what.doc for name, what in FACTS.items() if what.compiled}
+NEEDS = {**OF_FACTS, **OF_TILES}
+_SCORES = [name for name, what in FACTS.items() if what.changes_scores]
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class ForwardTraits:
-    """Compile-time facts of a problem; each False removes code that the problem does not need.
+class Needs:
+    """The needs that hold, each once, in the order of `NEEDS`."""
 
-    Mirrored by `ForwardTraits` in cuda/include/flashsmith/attention/needs.cuh.
-    """
+    names: tuple[str, ...] = ()
 
-    causal: bool = False  # mask keys right of the diagonal (its offset is a run-time argument)
-    ragged_q: bool = False  # query length is no multiple of the query tile
-    ragged_k: bool = False  # key length is no multiple of the key tile
-    narrow_d: bool = False  # the problem's d_head is below the kernel's
-    lse: bool = False  # write the log-sum-exp of every row
+    def __post_init__(self) -> None:
+        unknown = [name for name in self.names if name not in NEEDS]
+        if unknown:
+            raise ArgumentError(f"{unknown[0]!r} is not a need; there are {', '.join(NEEDS)}.")
+        object.__setattr__(self, "names", tuple(name for name in NEEDS if name in self.names))
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        return len(self.names)
 
     def identifier(self) -> str:
-        """Text for a kernel's name: the facts that hold, or `plain`."""
-        return "_".join(f.name for f in fields(self) if getattr(self, f.name)) or "plain"
+        """Text for a kernel's name: the needs that hold, or `plain`."""
+        return "_".join(self.names) or "plain"
 
-    def to_cpp_struct(self) -> str:
-        """The C++ literal, with designated initialisers."""
-        body = ", ".join(f".{f.name} = {str(getattr(self, f.name)).lower()}" for f in fields(self))
-        return f"flashsmith::ForwardTraits{{{body}}}"
+    def covers(self, needed: Needs) -> bool:
+        """Whether a kernel with these computes a problem that needs `needed`.
 
-    def covers(self, needed: ForwardTraits) -> bool:
-        """Whether a kernel of these traits computes a problem of `needed`.
-
-        It does where it has every fact of it: predicates are then always true, a diagonal right of
-        the last key masks nothing, and a null address takes no log-sum-exp.
+        It does where it has all of them: predicates are then always true, a diagonal right of the
+        last key masks nothing, and a null address takes no log-sum-exp.
         """
-        return all(getattr(self, f.name) >= getattr(needed, f.name) for f in fields(self))
+        return set(needed.names) <= set(self.names)
+
+    def to_cpp(self) -> str:
+        """The C++ literal, with designated initialisers."""
+        body = ", ".join(f".{name} = {str(name in self).lower()}" for name in NEEDS)
+        return f"flashsmith::Needs{{{body}}}"
+
+    @staticmethod
+    def cpp_struct() -> str:
+        """The C++ struct, written from the declarations."""
+        lines = [f"    bool {name} = required<bool>();  // {doc}" for name, doc in NEEDS.items()]
+        changed = " || ".join(_SCORES) or "false"
+        covered = " && ".join(f"{name} >= needed.{name}" for name in NEEDS)
+        none = ", ".join("false" for _ in NEEDS)
+        methods = [
+            f"    constexpr bool changes_scores() const {{ return {changed}; }}",
+            f"    constexpr bool covers(const Needs& needed) const {{ return {covered}; }}",
+            f"    static constexpr Needs none() {{ return {{{none}}}; }}",
+        ]
+        return "\n".join(["struct Needs {", *lines, "", *methods, "};"])
+
+
+def needs_of(problem: AttentionProblem, *, tile_q: int, tile_k: int, d_head: int) -> Needs:
+    """What a kernel with these tiles must know of `problem` when it is compiled."""
+    holds = {
+        "ragged_q": problem.q_len % tile_q != 0,
+        "ragged_k": problem.k_len % tile_k != 0,
+        "narrow_d": problem.d_head < d_head,
+    }
+    holds |= {name: getattr(problem, name) != FACTS[name].absent for name in OF_FACTS}
+    holds["causal"] = problem.mask.hides  # a mask that hides nothing needs no code
+    return Needs(tuple(name for name, it_does in holds.items() if it_does))

@@ -1,59 +1,88 @@
-"""A problem as flat data and back: what has its absent value is not written."""
+"""The one text of a problem: as flat data and back, and as a line for people."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
+from enum import Enum
 from typing import Any
 
-from flashsmith.base.dtypes import DType
-from flashsmith.base.errors import DamagedFile
-from flashsmith.problem.attention import AttentionProblem
+from flashsmith.base.errors import ArgumentError, DamagedFile
+from flashsmith.problem.attention import FACTS, AttentionProblem
 
-_ABSENT: Mapping[str, object] = {"causal": False, "diagonal": None, "scale": None, "layout": "bshd"}
-PROBLEM_NAMES = tuple(f.name for f in fields(AttentionProblem))
-_NEEDED = frozenset(PROBLEM_NAMES) - frozenset(_ABSENT)
 MOST = 2**31 - 1  # of every size: kernels count in 32 bits
-_SIZES = ("batch", "heads", "kv_heads", "q_len", "k_len", "d_head")
+Flat = dict[str, Any]  # Any: JSON
+
+_ABSENT = {name: what.absent for name, what in FACTS.items() if what.is_optional}
+_NEEDED = [name for name in FACTS if name not in _ABSENT]
 
 
-def problem_fields(problem: AttentionProblem) -> dict[str, Any]:  # Any: JSON
-    """A problem as flat data, the element type by name.
+def problem_fields(problem: AttentionProblem) -> Flat:
+    """A problem as flat data, members of an Enum by name.
 
-    A field that a later version adds has an absent value: texts of older versions stay the same.
+    A fact that a later version adds has an absent value: texts of older versions stay the same.
     """
-    found = {name: getattr(problem, name) for name in PROBLEM_NAMES}
-    return {**without_absent(found), "dtype": problem.dtype.name}
+    found = {name: getattr(problem, name) for name in FACTS}
+    kept = without_absent(found)
+    return {name: v.name if isinstance(v, Enum) else v for name, v in kept.items()}
 
 
-def without_absent(data: Mapping[str, Any]) -> dict[str, Any]:  # Any: JSON
-    """Flat data less the fields of a problem that have their absent value."""
+def without_absent(data: Mapping[str, Any]) -> Flat:  # Any: JSON
+    """Flat data less the facts of a problem that have their absent value."""
     return {n: v for n, v in data.items() if n not in _ABSENT or v != _ABSENT[n]}
 
 
 def problem_from_fields(data: object) -> AttentionProblem:
     """The problem that `problem_fields` wrote, checked; one that can be measured is not empty."""
-    if not isinstance(data, dict) or not _NEEDED <= set(data) <= set(PROBLEM_NAMES):
+    if not isinstance(data, dict) or not set(_NEEDED) <= set(data) <= set(FACTS):
         raise DamagedFile(
-            f"problem is {str(data)[:200]!r}; its fields are {', '.join(sorted(_NEEDED))} and "
-            f"perhaps {', '.join(_ABSENT)}."
+            f"problem is {str(data)[:200]!r}; its fields are {', '.join(_NEEDED)} and perhaps "
+            f"{', '.join(_ABSENT)}."
         )
-    dtype = DType.__members__.get(str(data["dtype"]))
-    if dtype is None:
-        raise DamagedFile(f"dtype is {str(data['dtype'])[:40]!r}; it is FP16 or BF16.")
-    for name in _SIZES:
-        value = data[name]
-        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST:
+    values = {name: _member(name, value) for name, value in data.items()}
+    for name, value in values.items():
+        is_number = isinstance(value, int) and not isinstance(value, bool | Enum)
+        is_size = is_number and name in _NEEDED
+        if is_number and not (1 if is_size else -MOST) <= value <= MOST:
             raise DamagedFile(
-                f"{name} of the problem is {str(value)[:40]}; it is a number from 1 to {MOST:,}."
+                f"{name} of the problem is {str(value)[:40]}; it is from "
+                f"{1 if is_size else -MOST} to {MOST:,}."
             )
-    for name, kinds in (
-        ("causal", (bool,)),
-        ("diagonal", (int, type(None))),
-        ("scale", (int, float, type(None))),
-    ):
-        if not isinstance(data.get(name, _ABSENT[name]), kinds):
-            raise DamagedFile(f"{name} of the problem is {str(data[name])[:40]!r}.")
-    if abs(data.get("diagonal") or 0) > MOST:
-        raise DamagedFile("diagonal of the problem is beyond every length.")
-    return AttentionProblem(**{**data, "dtype": dtype})
+    try:
+        return AttentionProblem(**values)
+    except ArgumentError as error:
+        raise DamagedFile(f"of the problem, {error}") from error
+
+
+def _member(name: str, value: object) -> Any:  # Any: of the fact's kind
+    kind = FACTS[name].kind
+    if not issubclass(kind, Enum):
+        return value
+    found = kind.__members__.get(str(value))
+    if found is None:
+        names = " or ".join(kind.__members__)
+        raise DamagedFile(f"{name} is {str(value)[:40]!r}; it is {names}.")
+    return found
+
+
+def problem_text(problem: AttentionProblem) -> str:
+    """A problem in one line, as tables, charts and messages name it."""
+    p = problem
+    heads = f"{p.heads}" if p.heads == p.kv_heads else f"{p.heads}:{p.kv_heads}"
+    lengths = f"{p.q_len}" if p.q_len == p.k_len else f"{p.q_len} x {p.k_len}"
+    return ", ".join(
+        [
+            f"batch {p.batch}",
+            f"heads {heads}",
+            f"length {lengths}",
+            f"d {p.d_head}",
+            mask_text(p),
+            p.dtype.name,
+        ]
+    )
+
+
+def mask_text(problem: AttentionProblem) -> str:
+    """The mask as tables name it."""
+    if not problem.causal:
+        return "full"
+    return "causal" if problem.diagonal is None else f"causal{problem.diagonal:+d}"

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from flashsmith.measure.record import Record
 from flashsmith.report.contenders import COLOURS
-from flashsmith.report.figure import Figure
+from flashsmith.report.figure import Figure, hover
 
 # What a point says of itself, as the records call it.
 _SAID = (
-    ("registers", "registers a thread"),
+    ("registers", "registers per thread"),
     ("l2_hit_pct", "% of L2 accesses hit"),
     ("warps_pct", "% of the warps an SM can hold"),
     ("bank_conflicts", "bank conflicts"),
@@ -36,22 +36,24 @@ def _chart(d_head: int, causal: bool, found: Sequence[Record]) -> Figure:
             "scatter",
             x=[r.result["tensor_pct"] for r in points],
             y=[round(r.result["tflops"], 1) for r in points],
-            name=f"{length:,}",
+            name=f"length {length:,}",
             mode="markers",
             marker={"color": COLOURS[number % len(COLOURS)], "opacity": 0.8, "size": 7},
             text=[_said(r) for r in points],
             hovertemplate="%{text}<br>%{x} % of cycles, %{y} TFLOP/s<extra></extra>",
         )
     figure.axis("x", title="tensor cores busy, % of cycles", rangemode="tozero")
-    figure.axis("y", title="TFLOP/s under the profiler", rangemode="tozero")
-    reads = "A point is a kernel, a colour a length. One run under Nsight Compute: no benchmark."
+    figure.axis("y", title="speed under the profiler, TFLOP/s", rangemode="tozero")
+    busy = [float(r.result["tensor_pct"]) for r in found]
     mask = "causal" if causal else "full"
-    return figure.titled(f"What was counted: d {d_head}, {mask}", reads, height=480, wide=True)
+    title = f"d_head {d_head}, {mask}: tensor cores busy {min(busy):.0f} to {max(busy):.0f} %"
+    reads = "A point is a kernel, run once under Nsight Compute: it explains, it does not compare."
+    return figure.titled(title, reads)
 
 
 def _said(record: Record) -> str:
     known = [f"{record.result[name]:,.0f} {word}" for name, word in _SAID if name in record.result]
-    return "<br>".join([str(record.what["name"]), *known])
+    return hover(str(record.what["name"]), *known)
 
 
 def _can_be_drawn(record: Record) -> bool:

@@ -1,27 +1,29 @@
-"""A chart as the JSON that plotly.js draws: traces and a layout."""
+"""A chart: what plotly.js draws, and the title, words and legend that the page sets around it."""
 
 from __future__ import annotations
 
+import html
 from collections.abc import Sequence
 from typing import Any
 
+from flashsmith.base.plain_text import plain
+
 Json = dict[str, Any]  # Any: what plotly.js takes
 
-_GREY = "#888888"  # readable on white and on black
-_LETTERS = 80  # of a legend, in one line of the narrowest chart
-_ABOVE = {"y": 1.0, "yanchor": "bottom"}
-_BELOW = {"y": -0.22, "yanchor": "top"}
+GREY = "#888888"  # readable on white and on black
 
 
 class Figure:
-    """Collects traces; the page's own script adds colours of light and dark."""
+    """Collects traces; the page's own script adds the width and the colours of light and dark."""
 
     def __init__(self) -> None:
         self.data: list[Json] = []
         self.layout: Json = {"xaxis": {}, "yaxis": {}, "shapes": []}
+        self.title, self.reads = "", ""
+        self.height, self.is_wide, self.is_filtered = 380, False, False
 
     def add(self, kind: str, **trace: object) -> None:
-        """Adds a trace of a plotly type: scatter, bar, waterfall."""
+        """Adds a trace of a plotly type; a `name` stands in the legend."""
         self.data.append({"type": kind, **trace})
 
     def axis(self, name: str, title: str = "", **more: object) -> None:
@@ -30,7 +32,7 @@ class Figure:
 
     def level(self, y: float) -> None:
         """Draws a dashed line across the chart."""
-        line = {"dash": "dash", "color": "#888888"}
+        line = {"dash": "dash", "color": GREY}
         self.layout["shapes"].append(
             {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": y, "y1": y, "line": line}
         )
@@ -40,43 +42,47 @@ class Figure:
         title: str,
         reads: str = "",
         *,
-        height: int = 420,
+        height: int = 380,
         wide: bool = False,
         filtered: bool = False,
     ) -> Figure:
-        """The figure with its title and the frame that all charts share.
+        """The figure with its title and how to read it, in pixels of height.
 
-        `reads` says below the title how to read it. A `wide` one takes the page's width; a
-        `filtered` one shows what the page's filter leaves.
+        A `wide` one takes the page's width; a `filtered` one shows what the page's filter leaves.
         """
-        below = f'<br><span style="font-size:12px;color:{_GREY}">{reads}</span>' if reads else ""
-        place = {"x": 0.02, "xanchor": "left", "y": 0.96, "yanchor": "top"}
-        self.layout |= {
-            "title": {"text": f"{title}{below}", "font": {"size": 16}, **place},
-            "height": height,
-            "meta": {"wide": wide, "filtered": filtered},
-            "paper_bgcolor": "rgba(0,0,0,0)",
-            "plot_bgcolor": "rgba(0,0,0,0)",
-            "margin": {"l": 60, "r": 20, "t": 92 if self._legend_is_above else 72, "b": 60},
-            "legend": {"orientation": "h", "x": 0, **(_ABOVE if self._legend_is_above else _BELOW)},
-            # One named trace is worth its legend too, which plotly would hide.
-            "showlegend": self._has_legend,
-        }
+        self.title, self.reads, self.height = title, reads, height
+        self.is_wide, self.is_filtered = wide, filtered
         return self
 
-    @property
-    def _has_legend(self) -> bool:
-        return any("name" in trace for trace in self.data)
-
-    @property
-    def _legend_is_above(self) -> bool:
-        """Whether the legend fits the line that is free below the title."""
-        letters = sum(len(trace.get("name", "")) + 6 for trace in self.data)
-        return self._has_legend and letters <= _LETTERS
+    def legend(self) -> list[tuple[str, str, str]]:
+        """Name, colour and kind (`line`, `broken` or `dots`) of every trace; some have no name."""
+        found = []
+        for trace in self.data:
+            line, marker = trace.get("line", {}), trace.get("marker", {})
+            colour = str(line.get("color") or marker.get("color") or GREY)
+            kind = "dots" if trace.get("mode") == "markers" else "line"
+            found.append((str(trace.get("name", "")), colour, "broken" if "dash" in line else kind))
+        return found
 
     def to_json(self) -> Json:
-        """What plotly.js takes."""
-        return {"data": self.data, "layout": self.layout}
+        """What the page's script takes."""
+        data = [{**trace, "name": escaped(str(trace.get("name", "")))} for trace in self.data]
+        return {
+            "data": data,
+            "layout": self.layout,
+            "height": self.height,
+            "filtered": self.is_filtered,
+        }
+
+
+def escaped(text: str) -> str:
+    """A text as plotly shows it letter by letter: it takes tags in texts for its own."""
+    return html.escape(plain(text), quote=False)
+
+
+def hover(*lines: str) -> str:
+    """What a point says of itself, a line each."""
+    return "<br>".join(escaped(line) for line in lines if line)
 
 
 def spread(values: Sequence[tuple[float, float | None, float | None]]) -> Json:
@@ -88,7 +94,7 @@ def spread(values: Sequence[tuple[float, float | None, float | None]]) -> Json:
         "arrayminus": [round(y - p20, 4) if p20 is not None else 0 for y, p20, _ in values],
         "thickness": 1.2,
         "width": 3,
-        "color": "#888888",
+        "color": GREY,
     }
 
 

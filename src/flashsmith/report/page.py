@@ -1,58 +1,63 @@
-"""One self-contained HTML file: sentences, charts, a table that filters and sorts, environment."""
+"""One self-contained HTML file: a verdict, tables and charts, every measurement, environment."""
 
 from __future__ import annotations
 
-import html
 import json
-import math
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from flashsmith.base.errors import Unsupported
 from flashsmith.report import (
     counter_charts,
-    ladder_charts,
-    order_charts,
+    ladders,
     record_charts,
     tuning_charts,
+    tuning_tables,
 )
-from flashsmith.report.contenders import problem_text, regime_of
-from flashsmith.report.figure import Figure, Json
+from flashsmith.report.environment import environment_html
+from flashsmith.report.figure import Figure
+from flashsmith.report.headline import Fact, Headline, headline
+from flashsmith.report.left_out import left_out
+from flashsmith.report.markup import coded, element, escape, prose
+from flashsmith.report.peer_tables import best_peer, peer_tables
+from flashsmith.report.rows import Rows, all_rows
 from flashsmith.report.sources import ReportData
-from flashsmith.report.summary import missing, sentences
+from flashsmith.report.table import Table
 from flashsmith.report.winners import winners
-from flashsmith.tuner.store.measurement import Measurement
-from flashsmith.tuner.store.outcome import Timed, outcome_fields, reason_of
 
+_MEASURE = "flashsmith bench --suite paper -o records.jsonl"
 _TEMPLATE = Path(__file__).parent / "page.html"
-_COLUMNS = (
-    *("config", "problem", "outcome", "protocol", "median_us", "predicted_place", "registers"),
-    *("blocks_per_sm", "bits"),
-)
-_ENVIRONMENT = (
-    *("device", "arch", "sm_count", "max_sm_mhz", "power_limit_w", "driver", "cuda", "compiler"),
-    *("python", "packages", "flashsmith", "commit", "date"),
-)
+Block = Figure | Table
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A heading and what stands under it."""
+
+    title: str
+    blocks: tuple[Block, ...]
 
 
 def write_page(data: ReportData, path: Path, *, reproduce: str = "") -> int:
     """Writes the page beside its place and renames it; returns the number of charts."""
-    figures = _figures(data)
+    sections = _sections(data)
+    filtered, rest = _filtered(data), _rest(data)
+    figures = [b for s in (*sections, filtered) for b in s.blocks if isinstance(b, Figure)]
+    rows = all_rows(data)
+    top = headline(data) if not data.is_empty else Headline("No data", "", "", ())
     values = {
-        "@@SENTENCES@@": _list(sentences(data)),
-        "@@MISSING@@": _list([f"Left out: {gap}." for gap in missing(data)]),
-        "@@WINNERS@@": _winners(data),
-        "@@CHARTS@@": "\n".join(
-            f'<div class="chart{_wide(figure)}" id="chart{n}"></div>'
-            for n, figure in enumerate(figures)
-        ),
-        "@@ROWS@@": _script_json(_rows(data)),
-        "@@COLUMNS@@": _script_json(_COLUMNS),
-        "@@ENVIRONMENT@@": _environment(data),
-        "@@REPRODUCE@@": html.escape(reproduce or "flashsmith report"),
-        "@@FIGURES@@": _script_json(figures),
-        "@@PLOTLY@@": _plotly_js(),
+        "@@TITLE@@": escape(f"flashsmith: {top.title}"),
+        "@@HEADER@@": _header(top, data, reproduce or "flashsmith report"),
+        "@@SECTIONS@@": "".join(_section_html(s, figures) for s in sections),
+        "@@FILTERED@@": _filtered_html(filtered, figures, rows),
+        "@@REST@@": _section_html(rest, figures) if rest.blocks else "",
+        "@@END@@": "" if data.is_empty else _end(data),
+        "@@FIGURES@@": _script_json([figure.to_json() for figure in figures]),
+        "@@ROWS@@": _script_json(rows.rows),
+        "@@COLUMNS@@": _script_json(rows.columns),
+        "@@PLOTLY@@": _plotly_js() if figures else "",
     }
     # In one pass: a foreign text that looks like a mark stays what it is.
     template = _TEMPLATE.read_text(encoding="utf-8")
@@ -64,132 +69,130 @@ def write_page(data: ReportData, path: Path, *, reproduce: str = "") -> int:
     return len(figures)
 
 
-def _figures(data: ReportData) -> list[Json]:
+def _sections(data: ReportData) -> list[Section]:
     records, measurements = data.records, data.measurements
     tuned = winners(measurements)
-    found = {(r.problem.d_head, r.problem.causal) for r in records}
-    shapes = sorted(found | {(w.problem.d_head, w.problem.causal) for w in tuned})
-    made: list[Figure | None] = [
-        record_charts.speedups(records, "burst"),
-        record_charts.speedups(records, "sustained"),
-        *(
-            record_charts.peers_over_length(records, tuned, d, causal)
-            for d, causal in sorted(shapes)
+    shapes = {(r.problem.d_head, r.problem.causal) for r in records}
+    shapes |= {(w.problem.d_head, w.problem.causal) for w in tuned}
+    rates = [record_charts.peers_over_length(records, tuned, *shape) for shape in sorted(shapes)]
+    found = [
+        _section("Against what one would use instead", *peer_tables(records)),
+        _section("Speed", *rates, record_charts.roofline(records, tuned, data.device)),
+        _section("Winners", tuning_tables.winners_table(measurements)),
+        _section(
+            "What each optimisation brings", *ladders.ladders(records), *ladders.knobs(records)
         ),
-        record_charts.roofline(records, tuned, data.device),
-        *ladder_charts.ladders(records),
-        *ladder_charts.knobs(records),
-        *counter_charts.counters(data.counted),
-        tuning_charts.landscape(measurements),
+        _section("What a profiler counted", *counter_charts.counters(data.counted)),
+    ]
+    return [section for section in found if section.blocks]
+
+
+def _rest(data: ReportData) -> Section:
+    return _section(
+        "Bits, spills and failures",
+        tuning_tables.classes_table(data.measurements),
+        tuning_tables.spills_table(data.measurements),
+        tuning_tables.failures_table(data.measurements),
+    )
+
+
+def _filtered(data: ReportData) -> Section:
+    """What the filter stands over: it acts on all of it."""
+    return _section(
+        "Every measurement",
+        tuning_tables.order_table(data.measurements, data.places),
+        tuning_charts.landscape(data.measurements),
         tuning_charts.predicted(tuning_charts.times_of(data), data.places),
-        order_charts.predicted_order(measurements, data.places),
-        tuning_charts.outcomes(measurements),
-        tuning_charts.resources(measurements),
-        tuning_charts.shared_memory(measurements),
-        tuning_charts.spills(measurements),
-        tuning_charts.numeric_classes(measurements),
-    ]
-    return [figure.to_json() for figure in made if figure is not None]
+        tuning_charts.occupancy(data.measurements),
+    )
 
 
-def _winners(data: ReportData) -> str:
-    found = winners(data.measurements)
-    if not found:
-        return ""
-    heads = ("problem", "winner", "µs", "TFLOP/s", "ahead of the next")
-    rows = [
-        (
-            problem_text(w.problem),
-            w.config,
-            f"{w.median_us:.1f}",
-            f"{w.tflops:.0f}",
-            "" if w.ahead is None else f"{w.ahead:.1%}",
+def _section(title: str, *blocks: Block | None) -> Section:
+    return Section(title, tuple(block for block in blocks if block is not None))
+
+
+def _header(top: Headline, data: ReportData, reproduce: str) -> str:
+    if data.is_empty:
+        source = coded(
+            f"{data.source or 'This run'} holds nothing that was measured: run "
+            f"`flashsmith tune` or `flashsmith bench -o FILE`, and make the page again."
         )
-        for w in found
+        return f'<h1>No data</h1><p id="empty">{source}</p>'
+    facts = "".join(map(_fact_html, top.facts))
+    has_peers = best_peer(data.records) is not None
+    measure = f" To measure on this machine: <code>{_MEASURE}</code>" if has_peers else ""
+    return (
+        f"{element('h1', top.title)}"
+        f'<p id="about">{escape(top.shapes)} · {escape(top.dates)} · from {escape(data.source)}</p>'
+        f'<div id="facts">{facts}</div>'
+        f'<p id="again">To make it again: <code>{escape(reproduce)}</code>{measure}</p>'
+    )
+
+
+def _fact_html(fact: Fact) -> str:
+    # Words of a short form may stand on lines of their own.
+    value = element("code" if fact.is_code else "strong", fact.value).replace("+", "+<wbr>")
+    return f'<div class="card fact">{value}{element("em", fact.what)}{prose(fact.reads)}</div>'
+
+
+def _section_html(section: Section, figures: Sequence[Figure]) -> str:
+    blocks = "".join(_block_html(block, figures) for block in section.blocks)
+    heading = element("h2", section.title)
+    return f'<section>{heading}<div class="blocks">{blocks}</div></section>'
+
+
+def _block_html(block: Block, figures: Sequence[Figure]) -> str:
+    if isinstance(block, Table):
+        return block.to_html()
+    number = next(n for n, figure in enumerate(figures) if figure is block)
+    wide = " wide" if block.is_wide else ""
+    return (
+        f'<figure class="card{wide}"><figcaption>{element("h3", block.title)}'
+        f"{prose(block.reads)}</figcaption>{_legend_html(block, number)}"
+        f'<div class="plot" id="chart{number}" style="height:{block.height}px"></div></figure>'
+    )
+
+
+def _legend_html(figure: Figure, number: int) -> str:
+    """Buttons that show and hide a trace; none where there is one nameless trace."""
+    buttons = [
+        f'<button type="button" data-chart="{number}" data-trace="{n}">'
+        f'<i class="{kind}" style="color:{colour}"></i>{escape(name)}</button>'
+        for n, (name, colour, kind) in enumerate(figure.legend())
+        if name
     ]
-    head = f"{_cells(heads[:2], tag='th')}{_cells(heads[2:], 'number', tag='th')}"
-    body = "".join(f"<tr>{_cells(row[:2])}{_cells(row[2:], 'number')}</tr>" for row in rows)
-    table = f"<table><thead><tr>{head}</tr></thead>{body}</table>"
-    return f'<h2>Winners</h2><div class="card scroll" id="winners">{table}</div>'
+    return f'<div class="legend">{"".join(buttons)}</div>' if buttons else ""
 
 
-def _cells(texts: Sequence[str], kind: str = "", *, tag: str = "td") -> str:
-    named = f' class="{kind}"' if kind else ""
-    return "".join(f"<{tag}{named}>{html.escape(text)}</{tag}>" for text in texts)
+def _filtered_html(section: Section, figures: Sequence[Figure], rows: Rows) -> str:
+    """The filter, the charts and tables that it acts on, and the rows."""
+    if not rows.rows:
+        return ""
+    blocks = "".join(_block_html(block, figures) for block in section.blocks)
+    blocks = f'<div class="blocks">{blocks}</div>' if blocks else ""
+    label = "Show only what holds these words, such as: eager causal"
+    return (
+        f'<section id="filtered"><h2>{escape(section.title)} <span id="count"></span></h2>'
+        f'<div id="asked"><input id="filter" type="search" placeholder="{label}" '
+        f'aria-label="{label}"></div>{blocks}'
+        f'<figure class="card wide"><figcaption>{prose(rows.reads)}</figcaption>'
+        f'<div class="scroll tall"><table id="rows"><thead></thead><tbody></tbody></table></div>'
+        f'<p class="printed">A print shows the first rows.</p></figure></section>'
+    )
 
 
-def _wide(figure: Json) -> str:
-    return " wide" if figure["layout"]["meta"]["wide"] else ""
-
-
-def _rows(data: ReportData) -> list[dict[str, object]]:
-    return [
-        {
-            "config": m.key.config,
-            "problem": problem_text(m.key.problem),
-            "outcome": type(m.outcome).__name__,
-            "protocol": m.key.protocol,
-            "median_us": round(m.outcome.median_us, 2) if isinstance(m.outcome, Timed) else None,
-            "predicted_place": data.places.get((m.key.config, m.key.problem)),
-            "registers": m.environment.get("registers"),
-            "blocks_per_sm": m.environment.get("blocks_per_sm"),
-            "bits": str(outcome_fields(m.outcome).get("fingerprint", reason_of(m.outcome)))[:60],
-        }
-        for m in sorted(data.measurements, key=_by_problem_and_time)
-    ] or [
-        {
-            "config": r.what.get("config") or r.what["name"],
-            "problem": problem_text(r.problem),
-            "outcome": "void" if r.result.get("void") else "Timed",
-            "protocol": regime_of(r),
-            "median_us": round(r.result["median_us"], 2),
-            "predicted_place": data.places.get((str(r.what["name"]), r.problem)),
-            "registers": None,
-            "blocks_per_sm": None,
-            "bits": "",
-        }
-        for r in data.records
-    ]
-
-
-def _by_problem_and_time(m: Measurement) -> tuple[object, ...]:
-    p = m.key.problem
-    us = m.outcome.median_us if isinstance(m.outcome, Timed) else math.inf
-    return p.d_head, p.causal, p.q_len, p.k_len, p.batch, p.heads, us, m.key.config
-
-
-def _environment(data: ReportData) -> str:
-    seen = [dict(r.environment) for r in (*data.records, *data.counted)]
-    seen += [dict(m.environment) for m in data.measurements]
-    if not seen:
-        return "<p>None stated.</p>"
-    lines = []
-    for name in _ENVIRONMENT:
-        values = list(dict.fromkeys(_stated(e[name]) for e in seen if e.get(name)))
-        if name == "date" and values:
-            values = list(dict.fromkeys((min(values), max(values))))
-        if values:
-            text = (" to " if name == "date" else ", ").join(values)
-            lines.append(f"<tr><th>{name}</th><td>{html.escape(text)}</td></tr>")
-    return f"<table>{''.join(lines)}</table>"
-
-
-def _stated(value: object) -> str:
-    """A value of the environment in words; packages with their versions."""
-    if isinstance(value, dict):
-        return ", ".join(f"{name} {version}" for name, version in value.items())
-    return str(value)
-
-
-def _list(items: Sequence[str]) -> str:
-    """Items of a list; what stands between backticks is code."""
-    coded = (re.sub("`([^`]+)`", r"<code>\1</code>", html.escape(item)) for item in items)
-    return "".join(f"<li>{item}</li>" for item in coded)
+def _end(data: ReportData) -> str:
+    gaps = "".join(f"<li>{coded(gap)}</li>" for gap in left_out(data))
+    missing = f'<section id="gaps"><h2>What is left out</h2><ul>{gaps}</ul></section>'
+    return (
+        f"<section><h2>Environment</h2>{environment_html(data)}</section>{missing if gaps else ''}"
+    )
 
 
 def _script_json(value: object) -> str:
-    # "</script>" inside a text would end the script element.
-    return json.dumps(value).replace("</", "<\\/")
+    """Data inside a script: no text in it can end the element, or begin a comment in it."""
+    text = json.dumps(value)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def _plotly_js() -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,10 +12,12 @@ from flashsmith.base.errors import ArgumentError, DamagedFile
 from flashsmith.base.json_text import parse_json
 from flashsmith.measure.record import Record, record_from_line
 from flashsmith.problem.attention import AttentionProblem
+from flashsmith.tuner.run.counting import Place
 from flashsmith.tuner.store.exchange import read_any
 from flashsmith.tuner.store.measurement import Measurement, measurement_from_line
 
-PLACE = "predicted_place"  # what the result of a prediction holds
+# What the result of a prediction holds: a place, and the quantity that it follows from.
+PLACE, OVER_FIRST, LIMIT = "predicted_place", "predicted_cycles_over_first", "predicted_limit"
 COUNTED = "duration_us"  # what the result of a profile holds
 _PROBLEM = {"suite", "name", "batch", "heads", "kv_heads", "q_len", "k_len", "d_head"}
 _PROBLEM |= {"dtype"}
@@ -30,7 +33,7 @@ class ReportData:
     measurements: tuple[Measurement, ...]
     source: str
     # The predicted place of a configuration on a problem, 1 for the one predicted fastest.
-    places: dict[tuple[str, AttentionProblem], int] = field(default_factory=dict)
+    places: Mapping[tuple[str, AttentionProblem], Place] = field(default_factory=dict)
     counted: tuple[Record, ...] = ()  # by a profiler
 
     @property
@@ -73,22 +76,33 @@ def _read(paths: Sequence[Path], source: str) -> ReportData:
     records: list[Record] = []
     measurements: list[Measurement] = []
     counted: list[Record] = []
-    places: dict[tuple[str, AttentionProblem], int] = {}
+    places: dict[tuple[str, AttentionProblem], Place] = {}
+    seen: set[str] = set()
     for path in paths:
         if path.suffix != ".jsonl":
             measurements += read_any(path)
             continue
         for number, line in _lines(path):
+            if line in seen:  # two files may hold the same run: it was measured once
+                continue
+            seen.add(line)
             for found in _parse(line, f"{path}, line {number}"):
                 if isinstance(found, Measurement):
                     measurements.append(found)
                 elif PLACE in found.result:
-                    places[found.what["name"], found.problem] = found.result[PLACE]
+                    places[found.what["name"], found.problem] = _place(found)
                 elif COUNTED in found.result:
                     counted.append(found)
                 else:
                     records.append(found)
     return ReportData(tuple(records), tuple(measurements), source, places, tuple(counted))
+
+
+def _place(record: Record) -> Place:
+    """A predicted place; what older records do not say of it is unknown."""
+    over_first = record.result.get(OVER_FIRST)
+    known = over_first if isinstance(over_first, int | float) else math.nan
+    return Place(record.result[PLACE], known, str(record.result.get(LIMIT) or ""))
 
 
 def _lines(path: Path) -> list[tuple[int, str]]:

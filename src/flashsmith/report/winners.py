@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from flashsmith.problem.attention import AttentionProblem
-from flashsmith.problem.cost import forward_cost
+from flashsmith.problem.cost import cost_of
 from flashsmith.tuner.store.measurement import Measurement
 from flashsmith.tuner.store.outcome import Timed
 
@@ -26,7 +26,7 @@ class Winner:
     @property
     def tflops(self) -> float:
         """The rate that its time means."""
-        return forward_cost(self.problem).tflops(self.median_us / 1e6)
+        return cost_of(self.problem).tflops(self.median_us / 1e6)
 
 
 def winners_on_grid(found: Sequence[Winner], d_head: int, causal: bool) -> dict[int, Winner]:

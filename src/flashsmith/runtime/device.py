@@ -9,7 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashsmith.compile.artefact import CompiledKernel
-from flashsmith.kernels.launch import LaunchGeometry, TensorMapSpec
+from flashsmith.emulator.options import LaunchReport
+from flashsmith.kernels.arguments import TensorMapSpec
+from flashsmith.kernels.launch import LaunchGeometry
 
 # Starts a prepared kernel: parameters as raw bytes, and the handle of a stream (0: the default).
 Launcher = Callable[[tuple[bytes, ...], int], None]
@@ -35,8 +37,18 @@ class Device(Protocol):
         """Whether kernels run from their PTX; if not, from their cubin."""
 
     @property
-    def prepared(self) -> dict[Hashable, Any]:  # Any: of each caller's own type
-        """What callers keep for this device, by keys of their own (launch plans by shape)."""
+    def can_time(self) -> bool:
+        """Whether the time that a kernel takes here means something."""
+
+    @property
+    def kernels(self) -> dict[Hashable, CompiledKernel]:
+        """Kernels that were loaded, by what they compute and how."""
+
+    def report(self) -> LaunchReport | None:
+        """What was counted in the last launch, where that is done."""
+
+    def in_fixed_order(self) -> Device:
+        """This device, or one like it, whose tensor cores add up as hardware does."""
 
     def allocate(self, n_bytes: int) -> int:
         """The address of new memory, aligned to 256 bytes."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Hashable
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,8 @@ from flashsmith.emulator.copies.tensor_map import encode_tensor_map
 from flashsmith.emulator.memory import GlobalMemory
 from flashsmith.emulator.options import EmulatorOptions, LaunchReport
 from flashsmith.emulator.program import Program, load
-from flashsmith.kernels.launch import LaunchGeometry, TensorMapSpec
+from flashsmith.kernels.arguments import TensorMapSpec
+from flashsmith.kernels.launch import LaunchGeometry
 from flashsmith.runtime.device import Launcher
 
 DEFAULT_ARCH = "sm_90a"  # the architecture whose PTX covers every kernel family
@@ -48,10 +50,10 @@ class EmulatedDevice:
         self._sm_count = sm_count
         self.options = options if options is not None else EmulatorOptions()
         self.memory = GlobalMemory()
-        self.last_report: LaunchReport | None = None
+        self._last_report: LaunchReport | None = None
         self._programs: dict[tuple[str, str], Program] = {}
         self._workspace = (0, 0)  # address, bytes
-        self._prepared: dict[Hashable, Any] = {}  # Any: as in `prepared`
+        self._kernels: dict[Hashable, CompiledKernel] = {}
         # Threads may share the device as they may share a GPU: one operation at a time.
         self._lock = threading.RLock()
         _devices.add(self)
@@ -82,9 +84,22 @@ class EmulatedDevice:
         return True
 
     @property
-    def prepared(self) -> dict[Hashable, Any]:  # Any: of each caller's own type
-        """What callers keep for this device, by keys of their own."""
-        return self._prepared
+    def can_time(self) -> bool:
+        """How long a launch takes says nothing of a GPU."""
+        return False
+
+    @property
+    def kernels(self) -> dict[Hashable, CompiledKernel]:
+        """Kernels that were loaded, by what they compute and how."""
+        return self._kernels
+
+    def report(self) -> LaunchReport | None:
+        """What was counted in the last launch."""
+        return self._last_report
+
+    def in_fixed_order(self) -> EmulatedDevice:
+        """One whose tensor-core sums come one instruction after the other, unchecked: faster."""
+        return _in_fixed_order(self._arch)
 
     def allocate(self, n_bytes: int) -> int:
         """The address of new memory, aligned to 256 bytes."""
@@ -158,7 +173,7 @@ class EmulatedDevice:
         def launch(params: tuple[bytes, ...], stream: int = 0) -> None:
             with self._lock:
                 try:
-                    self.last_report = program.launch(
+                    self._last_report = program.launch(
                         geometry.grid,
                         geometry.threads,
                         geometry.smem_bytes,
@@ -201,3 +216,8 @@ class EmulatedDevice:
             if key not in self._programs:
                 self._programs[key] = load(kernel.ptx)
             return self._programs[key]
+
+
+@cache
+def _in_fixed_order(arch: str) -> EmulatedDevice:
+    return EmulatedDevice(arch, options=EmulatorOptions(checks=False, mma_in_order=True))

@@ -1,157 +1,164 @@
-"""Forward attention on a device: configuration and problem become one launch."""
+"""A plan on a device: kernels compiled and loaded, arguments packed, launches started."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from flashsmith.arch import get as get_arch
 from flashsmith.base.errors import ArgumentError
 from flashsmith.compile.artefact import CompiledKernel
 from flashsmith.compile.compiler import compile_kernel
+from flashsmith.kernels.arguments import TensorArg
 from flashsmith.kernels.kernel import KernelConfig
-from flashsmith.kernels.launch import ForwardCall, LaunchPlan, TensorArg
-from flashsmith.kernels.plans import plan as make_plan
+from flashsmith.kernels.launch import WORKSPACE, Call, Launch
+from flashsmith.kernels.plans import plan
 from flashsmith.problem.attention import AttentionProblem
-from flashsmith.problem.needs import ForwardTraits
+from flashsmith.problem.needs import Needs
+from flashsmith.problem.signature import signature_of
 from flashsmith.runtime.device import Device, Launcher
 from flashsmith.runtime.limits import require_fits
-from flashsmith.runtime.tensors import lse_shape, tensor_shapes, tensors_on
+from flashsmith.runtime.tensors import contiguous_tensors, uploaded
 
-Compile = Callable[[KernelConfig, ForwardTraits, str], CompiledKernel]
-KEPT_PREPARED = 8192  # shapes; a server meets new lengths for as long as it runs
+Compile = Callable[[KernelConfig, Needs, str], CompiledKernel]
+Params = tuple[tuple[bytes, ...], ...]  # of every launch, its parameters' bytes
+KEPT_PARAMS = 1024  # of one plan; a model of many layers calls with other addresses in each
 STRIDE_STEP = 8  # elements of one 16-byte access
 MINUS_INFINITY = 0xFF800000  # float32
 
 
 @dataclass(frozen=True, slots=True)
-class PreparedForward:
-    """A kernel loaded and laid out for one problem: what a warm call needs, and nothing else."""
+class Step:
+    """One launch of a plan, with its kernel loaded."""
+
+    launch: Launch
+    kernel: CompiledKernel
+    start: Launcher
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A problem laid out and loaded: what a warm call needs, and nothing else.
+
+    Without steps there is nothing to compute: the output has no elements, or there are no keys.
+    """
 
     device: Device
-    kernel: CompiledKernel
-    plan: LaunchPlan
-    launcher: Launcher
+    problem: AttentionProblem
+    steps: tuple[Step, ...]
+    workspace_bytes: int
+    _params: dict[tuple[int, ...], Params] = field(default_factory=dict, compare=False, repr=False)
 
-    def __call__(self, call: ForwardCall, stream: int = 0) -> None:
-        """Starts the kernel on tensors whose strides `require_aligned` accepted."""
-        if self.plan.workspace_bytes:
-            workspace = self.device.workspace(self.plan.workspace_bytes, stream)
-            call = ForwardCall(call.q, call.k, call.v, call.o, call.lse, workspace)
-        self.launcher(self.plan.params(self.device, call), stream)
+    def __call__(self, call: Call, stream: int = 0) -> None:
+        """Starts the launches on tensors whose strides `require_aligned` accepted."""
+        if not self.steps:
+            fill_empty(self.device, self.problem, call, stream)
+            return
+        self.start(tuple(arg.address for arg in call.values()), stream, lambda: call)
+
+    def start(self, addresses: tuple[int, ...], stream: int, call_of: Callable[[], Call]) -> None:
+        """The same for tensors at `addresses`; `call_of` is asked where these are new."""
+        workspace = self.workspace_bytes and self.device.workspace(self.workspace_bytes, stream)
+        key = (*addresses, workspace)
+        params = self._params.get(key)
+        if params is None:
+            if len(self._params) >= KEPT_PARAMS:
+                self._params.clear()
+            params = self._params[key] = self._packed(call_of(), workspace)
+        for step, packed in zip(self.steps, params, strict=True):
+            step.start(packed, stream)
+
+    def _packed(self, call: Call, workspace: int) -> Params:
+        call = {**call, WORKSPACE: TensorArg(workspace)}
+        encode = self.device.tensor_map
+        return tuple(
+            (step.launch.arguments(call).pack(self.problem, encode),) for step in self.steps
+        )
 
 
-def prepare_forward(
+def prepare(
     device: Device,
     config: KernelConfig,
     problem: AttentionProblem,
     *,
-    lse: bool,
     compile_with: Compile = compile_kernel,
-) -> PreparedForward:
-    """Plans, compiles and loads `config` for `problem`, once a device."""
-    key = (config, problem, lse)
-    found: PreparedForward | None = device.prepared.get(key)
-    if found is None:
-        arch = get_arch(device.arch)
-        config.require_buildable(arch)
-        plan = make_plan(config, problem, lse=lse, sm_count=device.sm_count)
+) -> Prepared:
+    """Plans, compiles and loads `config` for `problem`."""
+    if problem.is_empty:
+        return Prepared(device, problem, (), 0)
+    arch = get_arch(device.arch)
+    config.require_buildable(arch)
+    steps = []
+    for launch in plan(config, problem, sm_count=device.sm_count):
         # A new shape mostly runs a kernel that another shape has loaded: no look at the disk then.
-        code = (config, plan.traits, compile_with)
-        kernel = device.prepared.get(code) or compile_with(config, plan.traits, device.arch)
-        require_fits(config.short_form(), kernel, plan.geometry, arch)
-        found = PreparedForward(device, kernel, plan, device.prepare(kernel, plan.geometry))
-        remember(device, code, kernel)
-        remember(device, key, found)
-    return found
+        key = (launch.config, launch.needs, compile_with)
+        kernel: CompiledKernel | None = device.kernels.get(key)
+        if kernel is None:
+            kernel = compile_with(launch.config, launch.needs, device.arch)
+            require_fits(config.short_form(), kernel, launch.geometry, arch)
+            device.kernels[key] = kernel
+        steps.append(Step(launch, kernel, device.prepare(kernel, launch.geometry)))
+    workspace_bytes = max((step.launch.workspace_bytes for step in steps), default=0)
+    return Prepared(device, problem, tuple(steps), workspace_bytes)
 
 
-def remember(device: Device, key: Hashable, value: object) -> None:
-    """Keeps what was prepared for a device; everything is forgotten once it becomes too much."""
-    if len(device.prepared) >= KEPT_PREPARED:
-        device.prepared.clear()
-    device.prepared[key] = value
-
-
-def forward(
+def run_arrays(
     device: Device,
     config: KernelConfig,
     problem: AttentionProblem,
-    call: ForwardCall,
-    *,
-    stream: int = 0,
-) -> None:
-    """Computes attention on tensors of the device; returns before the GPU is done."""
-    require_aligned(call)
-    if is_empty(problem):
-        fill_empty(device, problem, call, stream)
-    else:
-        prepare_forward(device, config, problem, lse=call.lse != 0)(call, stream)
-
-
-def forward_arrays(
-    device: Device,
-    config: KernelConfig,
-    problem: AttentionProblem,
-    q: NDArray[Any],
-    k: NDArray[Any],
-    v: NDArray[Any],
-    *,
-    lse: bool = False,
-) -> tuple[NDArray[np.uint16], NDArray[np.float32] | None]:
-    """O as 16-bit patterns and the LSE, from 4-D arrays of 16-bit elements in the host's memory."""
-    shapes = tensor_shapes(problem)
-    inputs = {"q": q, "k": k, "v": v}
-    for name, array in inputs.items():
-        if array.shape != shapes[name] or array.itemsize != problem.dtype.bytes:
+    inputs: Mapping[str, NDArray[Any]],
+) -> dict[str, NDArray[Any]]:
+    """The bits of every output, by name, from bits of the inputs; in the problem's layout."""
+    signature = signature_of(problem)
+    for role in signature.inputs(problem):
+        array, wanted = inputs[role.name], role.shape(problem)
+        if array.shape != wanted or array.itemsize != role.element_bytes(problem):
             raise ArgumentError(
-                f"{name} has shape {array.shape} and {array.itemsize}-byte elements; the problem "
-                f"asks for {shapes[name]} and {problem.dtype.bytes}."
+                f"{role.name} has shape {array.shape} and {array.itemsize}-byte elements; the "
+                f"problem asks for {wanted} and {role.element_bytes(problem)}."
             )
-    o_shape, rows = shapes["o"], lse_shape(problem)
-    with tensors_on(device, problem, inputs, lse=lse) as call:
-        forward(device, config, problem, call)
-        o_bytes = device.download(call.o.address, 2 * math.prod(o_shape))
-        lse_bytes = device.download(call.lse, 4 * math.prod(rows)) if lse else None
-    o = o_bytes.view(np.uint16).reshape(o_shape)
-    return o, None if lse_bytes is None else lse_bytes.view(np.float32).reshape(rows)
+    places, buffers = contiguous_tensors(problem, inputs)
+    with uploaded(device, buffers) as held:
+        prepare(device, config, problem)(held.call(places))
+        return {
+            role.name: held.download(role.name).reshape(role.shape(problem))
+            for role in signature.outputs(problem)
+        }
 
 
-def require_aligned(call: ForwardCall) -> None:
+def require_aligned(problem: AttentionProblem, call: Call) -> None:
     """Raises unless every row of every tensor begins at a multiple of 16 bytes."""
-    for name in ("q", "k", "v", "o"):
-        arg: TensorArg = getattr(call, name)
+    for role in signature_of(problem).of(problem):
+        arg = call[role.name]
         strides = (arg.batch_stride, arg.seq_stride, arg.head_stride)
-        if arg.address % 16 or any(stride % STRIDE_STEP for stride in strides):
+        if not role.is_statistics and (
+            arg.address % 16 or any(stride % STRIDE_STEP for stride in strides)
+        ):
             raise ArgumentError(
-                f"{name} begins at {arg.address:#x} with strides {strides}; rows must begin at "
-                f"multiples of 16 bytes, so strides are multiples of {STRIDE_STEP} elements."
+                f"{role.name} begins at {arg.address:#x} with strides {strides}; rows must begin "
+                f"at multiples of 16 bytes, so strides are multiples of {STRIDE_STEP} elements."
             )
 
 
-def is_empty(problem: AttentionProblem) -> bool:
-    """Whether there is no output, or no key to look at."""
-    return not (problem.batch and problem.heads and problem.q_len and problem.k_len)
-
-
-def fill_empty(device: Device, problem: AttentionProblem, call: ForwardCall, stream: int) -> None:
+def fill_empty(device: Device, problem: AttentionProblem, call: Call, stream: int) -> None:
     """Writes what no kernel is needed for: with no key, O is 0 and the LSE is -inf."""
     words = problem.d_head * problem.dtype.bytes // 4
+    o = call["o"]
     for batch in range(problem.batch):
         for head in range(problem.heads):
-            offset = batch * call.o.batch_stride + head * call.o.head_stride
+            offset = batch * o.batch_stride + head * o.head_stride
             device.fill(
-                call.o.address + offset * problem.dtype.bytes,
+                o.address + offset * problem.dtype.bytes,
                 0,
                 words,
                 rows=problem.q_len,
-                pitch_bytes=call.o.seq_stride * problem.dtype.bytes,
+                pitch_bytes=o.seq_stride * problem.dtype.bytes,
                 stream=stream,
             )
-    if call.lse:
-        device.fill(call.lse, MINUS_INFINITY, math.prod(lse_shape(problem)), stream=stream)
+    if problem.lse:
+        rows = math.prod((problem.batch, problem.heads, problem.q_len))
+        device.fill(call["lse"].address, MINUS_INFINITY, rows, stream=stream)

@@ -1,66 +1,136 @@
-"""The tensors of one forward call: their shapes, and memory for them on a device."""
+"""The tensors of a call on a device: up from buffers of the host, and back."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
 from flashsmith.base.dtypes import DType
-from flashsmith.kernels.launch import ForwardCall, TensorArg
+from flashsmith.kernels.arguments import TensorArg
+from flashsmith.kernels.launch import Call
 from flashsmith.problem.attention import AttentionProblem
-from flashsmith.problem.reference import shape_in_layout
+from flashsmith.problem.signature import TensorRole, signature_of
 from flashsmith.runtime.device import Device
 
-# A NaN that no arithmetic makes: an element that still holds it was never written.
+# NaNs that no arithmetic makes: an element that still holds one was never written.
 POISON = {DType.FP16: 0x7E5A, DType.BF16: 0x7FDA}
-LSE_POISON = 0x7FC5A5A5
+STATISTICS_POISON = 0x7FC5A5A5
 
 
-def tensor_shapes(problem: AttentionProblem) -> dict[str, tuple[int, int, int, int]]:
-    """The shapes of q, k, v and o in the problem's layout."""
-    queries = shape_in_layout(problem, problem.heads, problem.q_len)
-    keys = shape_in_layout(problem, problem.kv_heads, problem.k_len)
-    return {"q": queries, "k": keys, "v": keys, "o": queries}
+def poison_of(role: TensorRole, problem: AttentionProblem) -> int:
+    """The bits of a tensor that was never written."""
+    return STATISTICS_POISON if role.is_statistics else POISON[problem.dtype]
 
 
-def lse_shape(problem: AttentionProblem) -> tuple[int, int, int]:
-    """The shape of the log-sum-exp, in every layout."""
-    return (problem.batch, problem.heads, problem.q_len)
+def bits_type(role: TensorRole) -> type[np.unsignedinteger[Any]]:
+    """The unsigned integers that hold a tensor's bits."""
+    return np.uint32 if role.is_statistics else np.uint16
 
 
-def tensor_arg(address: int, array: NDArray[Any], layout: str) -> TensorArg:
-    """Where an array's elements lie once its bytes are at `address`."""
-    batch, first, second, _ = (stride // array.itemsize for stride in array.strides)
-    seq, head = (first, second) if layout == "bshd" else (second, first)
-    return TensorArg(address, batch, seq, head)
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A tensor inside a buffer, indexed (batch, row, head, d); everything counts elements.
+
+    One with a number a row is (batch, head, row) and contiguous.
+    """
+
+    buffer: str
+    offset: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]  # of all dimensions but the last, whose stride is 1
+
+    @property
+    def end(self) -> int:
+        """One past the last element."""
+        if 0 in self.shape:
+            return self.offset
+        last = sum((n - 1) * s for n, s in zip(self.shape, (*self.strides, 1), strict=True))
+        return self.offset + last + 1
+
+    def view(self, buffer: NDArray[Any]) -> NDArray[Any]:
+        """The tensor in its buffer."""
+        strides = tuple(stride * buffer.itemsize for stride in (*self.strides, 1))
+        return as_strided(buffer[self.offset :], self.shape, strides)
+
+    def arg(self, address: int, element_bytes: int) -> TensorArg:
+        """What a kernel is told, when the buffer lies at `address`."""
+        start = address + self.offset * element_bytes
+        return TensorArg(start, *self.strides) if len(self.shape) == 4 else TensorArg(start)
+
+
+def contiguous(buffer: str, shape: tuple[int, ...], offset: int = 0) -> Place:
+    """A tensor without gaps."""
+    strides = [1]
+    for extent in reversed(shape[1:]):
+        strides.insert(0, strides[0] * extent)
+    return Place(buffer, offset, shape, tuple(strides[:-1]))
+
+
+class Uploaded:
+    """Buffers on a device and the call on the tensors in them."""
+
+    def __init__(self, device: Device, buffers: Mapping[str, NDArray[Any]]) -> None:
+        self._device = device
+        self._buffers = buffers
+        self._addresses: dict[str, int] = {}
+
+    def call(self, places: Mapping[str, Place]) -> Call:
+        """Where the tensors lie."""
+        return {
+            name: place.arg(self._addresses[place.buffer], self._buffers[place.buffer].itemsize)
+            for name, place in places.items()
+        }
+
+    def download(self, name: str) -> NDArray[Any]:
+        """A buffer as it is now, after all launches before."""
+        before = self._buffers[name]
+        data = self._device.download(self._addresses[name], before.nbytes)
+        return data.view(before.dtype)
 
 
 @contextmanager
-def tensors_on(
-    device: Device,
-    problem: AttentionProblem,
-    inputs: dict[str, NDArray[Any]],
-    *,
-    lse: bool,
-) -> Iterator[ForwardCall]:
-    """A call on contiguous copies of q, k and v, with a poisoned output; freed at the end."""
-    held = {name: np.ascontiguousarray(inputs[name]) for name in ("q", "k", "v")}
-    held["o"] = np.full(tensor_shapes(problem)["o"], POISON[problem.dtype], np.uint16)
-    if lse:
-        held["lse"] = np.full(lse_shape(problem), LSE_POISON, np.uint32)
-    addresses: dict[str, int] = {}
+def uploaded(device: Device, buffers: Mapping[str, NDArray[Any]]) -> Iterator[Uploaded]:
+    """One-dimensional buffers on the device, freed at the end."""
+    held = Uploaded(device, buffers)
     try:
-        for name, array in held.items():
-            addresses[name] = device.allocate(array.nbytes)
-            device.upload(addresses[name], array)
-        q, k, v, o = (
-            tensor_arg(addresses[name], held[name], problem.layout) for name in ("q", "k", "v", "o")
-        )
-        yield ForwardCall(q, k, v, o, addresses.get("lse", 0))
+        for name, buffer in buffers.items():
+            held._addresses[name] = device.allocate(buffer.nbytes)
+            device.upload(held._addresses[name], buffer)
+        yield held
     finally:
-        for address in addresses.values():
+        for address in held._addresses.values():
             device.free(address)
+
+
+def contiguous_tensors(
+    problem: AttentionProblem, inputs: Mapping[str, NDArray[Any]]
+) -> tuple[dict[str, Place], dict[str, NDArray[Any]]]:
+    """Places and buffers of a call: inputs (in the problem's layout) as given, outputs poisoned."""
+    places: dict[str, Place] = {}
+    buffers: dict[str, NDArray[Any]] = {}
+    for role in signature_of(problem).of(problem):
+        places[role.name] = in_layout(contiguous(role.name, role.shape(problem)), problem)
+        if role.is_output:
+            size = int(np.prod(role.shape(problem)))
+            poison = poison_of(role, problem)
+            buffers[role.name] = np.full(size, poison, bits_type(role))
+        else:
+            buffers[role.name] = np.ascontiguousarray(inputs[role.name]).reshape(-1)
+    return places, buffers
+
+
+def in_layout(place: Place, problem: AttentionProblem) -> Place:
+    """A place whose dimensions are in the problem's layout, indexed (batch, row, head, d)."""
+    if len(place.shape) != 4 or problem.layout == "bshd":
+        return place
+    batch, heads, rows, d_head = place.shape
+    by_batch, by_head, by_row = place.strides
+    return Place(
+        place.buffer, place.offset, (batch, rows, heads, d_head), (by_batch, by_row, by_head)
+    )

@@ -9,6 +9,7 @@ from flashsmith.api.launches import gpu_device, host_device, launch_for
 from flashsmith.api.options import CallOptions
 from flashsmith.api.problems import problem_of
 from flashsmith.torch_op import operator
+from flashsmith.torch_op.arguments import given_of
 from flashsmith.torch_op.cpu_kernel import TORCH_RUNS
 from flashsmith.torch_op.fake_kernel import empty_lse
 from flashsmith.torch_op.tensor_view import require_tensors, tensor_view
@@ -21,20 +22,15 @@ def attend(
     """Output, log-sum-exp (or None), and the choice if it is to be explained."""
     q, k, v = arrays
     require_tensors(q, k, v, out)
-    heads_first = options.layout == "bhsd"
-    config = options.config or ""
-    wish = (
-        *(options.scale, options.causal, options.top_left, heads_first),
-        *(config if isinstance(config, str) else config.short_form(), options.backend or ""),
-    )
+    given, wants_lse = given_of(options), options.fact("lse")
     lse = None
     if out is not None:
-        lse = empty_lse(q, heads_first) if options.return_lse else None
-        operator.forward_out(q, k, v, out, lse, *wish)
-    elif options.return_lse:
-        out, lse = operator.forward_lse(q, k, v, *wish)
+        lse = empty_lse(q, options.fact("layout")) if wants_lse else None
+        operator.forward_out(q, k, v, out, lse, *given)
+    elif wants_lse:
+        out, lse = operator.forward_lse(q, k, v, *given)
     else:
-        out = operator.forward(q, k, v, *wish)
+        out = operator.forward(q, k, v, *given)
     return out, lse, _choice(q, k, v, options) if explain else None
 
 

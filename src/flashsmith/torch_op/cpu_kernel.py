@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
@@ -15,26 +16,28 @@ from flashsmith.api.options import CallOptions
 from flashsmith.api.problems import problem_of, require_out_fits
 from flashsmith.base.errors import ArgumentError
 from flashsmith.problem.attention import AttentionProblem
+from flashsmith.torch_op.arguments import options_of
 from flashsmith.torch_op.tensor_view import refuse_gradients, tensor_view
-from flashsmith.torch_op.wish import Wish
 from flashsmith.tuner.choose.choice import Choice
 
 TORCH_RUNS = Choice(None, "torch", "CPU tensors go to torch's own attention")
 
 
-def forward(q: Tensor, k: Tensor, v: Tensor, *wish: Any) -> Tensor:  # Any: the fields of a Wish
+def forward(
+    q: Tensor, k: Tensor, v: Tensor, *given: Any
+) -> Tensor:  # Any: as in torch_op/arguments.py
     """Attention of tensors on the CPU."""
-    return _attend(q, k, v, Wish(*wish).options(False))[0]
+    return _attend(q, k, v, options_of(given, lse=False))[0]
 
 
 def forward_lse(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    *wish: Any,  # Any: as above
+    *given: Any,  # Any: as above
 ) -> tuple[Tensor, Tensor]:
     """The same, and the log-sum-exp."""
-    out, lse = _attend(q, k, v, Wish(*wish).options(True))
+    out, lse = _attend(q, k, v, options_of(given, lse=True))
     assert lse is not None
     return out, lse
 
@@ -45,12 +48,12 @@ def forward_out(
     v: Tensor,
     out: Tensor,
     lse: Tensor | None,
-    *wish: Any,  # Any: as above
+    *given: Any,  # Any: as above
 ) -> None:
     """The same into `out`, and `lse` if given."""
     views = [tensor_view(name, tensor) for name, tensor in zip("qkv", (q, k, v), strict=True)]
     require_out_fits(tensor_view("out", out), views)
-    computed, computed_lse = _attend(q, k, v, Wish(*wish).options(lse is not None))
+    computed, computed_lse = _attend(q, k, v, options_of(given, lse=lse is not None))
     out.copy_(computed)
     if lse is not None and computed_lse is not None:
         lse.copy_(computed_lse)
@@ -77,22 +80,24 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, options: CallOptions) -> tuple[Tens
         "flashsmith was given torch tensors on the CPU and calls torch's own attention; "
         "backend='emulator' runs flashsmith's kernels.",
     )
-    return _torch_attention(q, k, v, problem, options)
+    return _torch_attention(q, k, v, problem)
 
 
 def _emulate(
     q: Tensor, k: Tensor, v: Tensor, problem: AttentionProblem, options: CallOptions
 ) -> tuple[Tensor, Tensor | None]:
-    bits = [tensor.detach().view(torch.uint16).numpy() for tensor in (q, k, v)]
-    o, lse, _ = attend_bits(host_device("emulator"), problem, bits, options)
-    out = _like_real(torch.from_numpy(o).view(q.dtype), q)
-    return out, None if lse is None else torch.from_numpy(lse)
+    named = zip("qkv", (q, k, v), strict=True)
+    bits = {name: tensor.detach().view(torch.uint16).numpy() for name, tensor in named}
+    found, _ = attend_bits(host_device("emulator"), problem, bits, options)
+    out = _like_real(torch.from_numpy(found["o"]).view(q.dtype), q)
+    lse = torch.from_numpy(found["lse"].view(np.float32)) if problem.lse else None
+    return out, lse
 
 
 def _torch_attention(
-    q: Tensor, k: Tensor, v: Tensor, problem: AttentionProblem, options: CallOptions
+    q: Tensor, k: Tensor, v: Tensor, problem: AttentionProblem
 ) -> tuple[Tensor, Tensor | None]:
-    heads_first = [t if options.layout == "bhsd" else t.transpose(1, 2) for t in (q, k, v)]
+    heads_first = [t if problem.layout == "bhsd" else t.transpose(1, 2) for t in (q, k, v)]
     visible = _visible(problem)
     hq, hk, hv = heads_first
     if problem.k_len == 0:
@@ -108,8 +113,8 @@ def _torch_attention(
         )
         if visible is not None:  # rows that see no key
             out = out.masked_fill(~visible.any(-1, keepdim=True), 0)
-    lse = _log_sum_exp(hq, hk, visible, problem) if options.return_lse else None
-    out = out if options.layout == "bhsd" else out.transpose(1, 2)
+    lse = _log_sum_exp(hq, hk, visible, problem) if problem.lse else None
+    out = out if problem.layout == "bhsd" else out.transpose(1, 2)
     return _like_real(out, q), lse
 
 
@@ -121,10 +126,7 @@ def _like_real(out: Tensor, q: Tensor) -> Tensor:
 
 
 def _visible(problem: AttentionProblem) -> Tensor | None:
-    if not problem.causal:
-        return None
-    ones = torch.ones(problem.q_len, problem.k_len, dtype=torch.bool)
-    return ones.tril(problem.diagonal_offset)
+    return torch.from_numpy(problem.mask.visible()) if problem.mask.hides else None
 
 
 def _log_sum_exp(

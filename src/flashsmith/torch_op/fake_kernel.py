@@ -9,12 +9,14 @@ from torch import Tensor
 
 from flashsmith.api.array_view import ArrayView
 from flashsmith.api.problems import problem_of
-from flashsmith.torch_op.wish import Wish
+from flashsmith.torch_op.arguments import Given, options_of
 
 
-def forward(q: Tensor, k: Tensor, v: Tensor, *wish: Any) -> Tensor:  # Any: the fields of a Wish
+def forward(
+    q: Tensor, k: Tensor, v: Tensor, *given: Any
+) -> Tensor:  # Any: as in torch_op/arguments.py
     """An output like the real one, in shape, strides and type."""
-    _check(q, k, v, Wish(*wish))
+    _check(q, k, v, given)
     return empty_output(q)
 
 
@@ -22,11 +24,11 @@ def forward_lse(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    *wish: Any,  # Any: as above
+    *given: Any,  # Any: as above
 ) -> tuple[Tensor, Tensor]:
     """The same, and a log-sum-exp."""
-    _check(q, k, v, Wish(*wish))
-    return empty_output(q), empty_lse(q, Wish(*wish).heads_first)
+    _check(q, k, v, given)
+    return empty_output(q), empty_lse(q, options_of(given, lse=True).fact("layout"))
 
 
 def forward_out(
@@ -35,10 +37,10 @@ def forward_out(
     v: Tensor,
     out: Tensor,
     lse: Tensor | None,
-    *wish: Any,  # Any: as above
+    *given: Any,  # Any: as above
 ) -> None:
     """Nothing to return: `out` and `lse` are written."""
-    _check(q, k, v, Wish(*wish))
+    _check(q, k, v, given)
 
 
 def empty_output(q: Tensor) -> Tensor:
@@ -47,14 +49,14 @@ def empty_output(q: Tensor) -> Tensor:
     return out if out.stride(3) == 1 else torch.empty_like(q, memory_format=torch.contiguous_format)
 
 
-def empty_lse(q: Tensor, heads_first: bool) -> Tensor:
+def empty_lse(q: Tensor, layout: str) -> Tensor:
     """The log-sum-exp: float32 (batch, heads, queries)."""
     batch, first, second = q.shape[:3]
-    heads, q_len = (first, second) if heads_first else (second, first)
+    heads, q_len = (first, second) if layout == "bhsd" else (second, first)
     return q.new_empty((batch, heads, q_len), dtype=torch.float32)
 
 
-def _check(q: Tensor, k: Tensor, v: Tensor, wish: Wish) -> None:
+def _check(q: Tensor, k: Tensor, v: Tensor, given: Given) -> None:
     """Refuses while tracing what would be refused at run time, as far as sizes are known."""
     named = {"q": q, "k": k, "v": v}
     if any(type(n) is not int for tensor in named.values() for n in tensor.shape):
@@ -70,4 +72,4 @@ def _check(q: Tensor, k: Tensor, v: Tensor, wish: Wish) -> None:
         )
         for name, tensor in named.items()
     ]
-    problem_of(views, wish.options(return_lse=False))
+    problem_of(views, options_of(given, lse=False))

@@ -1,4 +1,4 @@
-"""The mma.sync forward kernel at its edges: masks, single rows, NaN, counts of what it does."""
+"""The forward kernel on mma.sync at its edges: masks, single rows, NaN, counts of what it does."""
 
 from dataclasses import replace
 
@@ -9,12 +9,12 @@ from flashsmith.base.dtypes import DType, from_bits, to_bits
 from flashsmith.check.cases import Case
 from flashsmith.check.verdict import check_case
 from flashsmith.emulator.options import EmulatorOptions
-from flashsmith.kernels.launch import ForwardCall, TensorArg
+from flashsmith.kernels.arguments import TensorArg
 from flashsmith.kernels.parse import parse_config
 from flashsmith.problem.attention import AttentionProblem
 from flashsmith.runtime.devices import default_device, has_cuda
 from flashsmith.runtime.emulated import EmulatedDevice
-from flashsmith.runtime.run import forward, forward_arrays
+from flashsmith.runtime.run import prepare, run_arrays
 
 PLAIN = parse_config("(BF16, 64, 64, 32, 4): load_0_0_0_tiles")
 ASYNC = replace(PLAIN, async_copy=True)
@@ -27,7 +27,8 @@ CONFIGS = [PLAIN, BEST, STEPS]
 
 
 def problem(config, q_len, k_len, **more):
-    return AttentionProblem(1, 3, more.pop("kv_heads", 3), q_len, k_len, config.d_head, **more)
+    kv_heads = more.pop("kv_heads", 3)
+    return AttentionProblem(1, 3, kv_heads, q_len, k_len, config.d_head, **{"lse": True, **more})
 
 
 def require_right(device, config, case_problem, name, **more):
@@ -67,7 +68,8 @@ def test_growing_logits_raise_the_reference_in_every_block(device, config):
     for factor in (growth, growth[:, ::-1]):
         k = to_bits(random.standard_normal(shape, np.float32) * factor, DType.BF16)
         for lse in (False, True):
-            o, _ = forward_arrays(device, config, case, q, k, v, lse=lse)
+            found = run_arrays(device, config, replace(case, lse=lse), {"q": q, "k": k, "v": v})
+            o = found["o"]
             np.testing.assert_allclose(
                 from_bits(o, DType.BF16), truth(q, k, v), rtol=0.02, atol=0.02
             )
@@ -89,25 +91,26 @@ def test_a_row_with_nan_or_infinite_logits_is_nan_and_no_other(device, config, n
     q, k, v = (random.standard_normal(shape, np.float32) for shape in shapes)
     k = np.abs(k)
     q[0, 33, 1, 2] = number
-    o, _ = forward_arrays(device, config, case, *(to_bits(x, DType.BF16) for x in (q, k, v)))
+    bits = {n: to_bits(x, DType.BF16) for n, x in zip("qkv", (q, k, v), strict=True)}
+    o = run_arrays(device, config, case, bits)["o"]
     is_nan = np.isnan(from_bits(o, DType.BF16))
     expected = np.zeros_like(is_nan)
     expected[0, 33, 1] = True
     np.testing.assert_array_equal(is_nan, expected)
 
 
-def counters(config, traits_problem):
+def counters(config, counted_problem):
     device = EmulatedDevice(options=EmulatorOptions(counters=True))
     random = np.random.default_rng(7)
-    p = traits_problem
+    p = counted_problem
     shapes = [(p.batch, n, p.heads, p.d_head) for n in (p.q_len, p.k_len, p.k_len)]
     arrays = [to_bits(random.standard_normal(shape, np.float32), DType.BF16) for shape in shapes]
-    forward_arrays(device, config, p, *arrays)
-    return device.last_report.counters
+    run_arrays(device, config, p, dict(zip("qkv", arrays, strict=True)))
+    return device.report().counters
 
 
 def test_swizzled_reads_have_no_bank_conflicts_and_plain_ones_do():
-    even = problem(ASYNC, 64, 96)
+    even = problem(ASYNC, 64, 96, lse=False)
     swizzled = counters(replace(ASYNC, swizzled=True), even)
     plain = counters(ASYNC, even)
     assert swizzled.bank_conflicts == 0
@@ -115,12 +118,12 @@ def test_swizzled_reads_have_no_bank_conflicts_and_plain_ones_do():
 
 
 def test_the_best_configuration_has_no_bank_conflicts():
-    assert counters(BEST, problem(BEST, 128, 192)).bank_conflicts == 0
+    assert counters(BEST, problem(BEST, 128, 192, lse=False)).bank_conflicts == 0
 
 
 def test_rows_of_global_memory_are_read_in_whole_sectors():
     """32 lanes of 16 bytes are 16 sectors."""
-    assert counters(BEST, problem(BEST, 128, 192)).sectors_a_request == 16
+    assert counters(BEST, problem(BEST, 128, 192, lse=False)).sectors_a_request == 16
 
 
 @pytest.mark.gpu
@@ -132,7 +135,7 @@ def test_offsets_beyond_32_bits_are_right():
     random = np.random.default_rng(8)
     shapes = [(2, n, 3, BEST.d_head) for n in (70, 200, 200)]
     arrays = [to_bits(random.standard_normal(shape, np.float32), DType.BF16) for shape in shapes]
-    expected, _ = forward_arrays(device, BEST, case, *arrays)
+    expected = run_arrays(device, BEST, case, dict(zip("qkv", arrays, strict=True)))["o"]
 
     apart = 2**31 + 64  # elements
     room = 1 << 20  # bytes of one tensor's batch, generously
@@ -143,7 +146,7 @@ def test_offsets_beyond_32_bits_are_right():
     for arg, array in zip(args, arrays, strict=False):
         for batch in range(2):
             device.upload(arg.address + 2 * batch * apart, array[batch])
-    forward(device, BEST, case, ForwardCall(*args))
+    prepare(device, BEST, case)(dict(zip("qkvo", args, strict=True)))
     for batch in range(2):
         got = device.download(args[3].address + 2 * batch * apart, expected[batch].nbytes)
         np.testing.assert_array_equal(got.view(np.uint16), expected[batch].reshape(-1))

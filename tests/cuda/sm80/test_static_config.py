@@ -7,24 +7,28 @@ import pytest
 
 from flashsmith.base.errors import CompileError
 from flashsmith.compile.compiler import compile_kernel, compile_text
+from flashsmith.compile.unit import structs
 from flashsmith.kernels.parse import parse_config
 from flashsmith.kernels.sets import resolve_key
-from flashsmith.problem.needs import ForwardTraits
+from flashsmith.kernels.sm80_forward.config import FlashForwardKernelConfig
+from flashsmith.problem.needs import Needs
 
+STRUCTS = structs(FlashForwardKernelConfig)
 BASE = parse_config("(FP16, 128, 64, 64, 4): async+eager+swizzled+load_2_2_2_tiles")
 
 
 def test_shared_plan_threads_and_registers_are_those_of_python():
     configs = sorted({replace(c, d_head=d) for c in resolve_key("all") for d in (64, 128, 256)})
     asserts = "".join(
-        f"static_assert(sizeof(flashsmith::SharedPlan<{c.to_cpp_struct()}>) == {c.smem_bytes()}\n"
+        f"static_assert(sizeof(flashsmith::sm80::SharedPlan<{c.to_cpp_struct()}>)"
+        f" == {c.smem_bytes()}\n"
         f"    && {c.to_cpp_struct()}.smem_bytes() == {c.smem_bytes()}\n"
         f"    && {c.to_cpp_struct()}.threads() == {c.threads}\n"
         f"    && {c.to_cpp_struct()}.O_registers() == {c.registers().o}\n"
         f"    && {c.to_cpp_struct()}.num_ctas_per_sm(232448) == {c.num_ctas_per_sm(232448)});\n"
         for c in configs
     )
-    text = f'#include "flashsmith/sm80/static_config.cuh"\n{asserts}'
+    text = f'{STRUCTS}#include "flashsmith/sm80/static_config.cuh"\n{asserts}'
     assert compile_text(text + 'extern "C" __global__ void none() {}', "none", "sm_90a").cubin
 
 
@@ -36,7 +40,7 @@ def test_configurations_are_ordered_as_in_python():
         f"static_assert(!({b.to_cpp_struct()} < {a.to_cpp_struct()}));\n"
         for a, b in pairs
     )
-    text = f'#include "flashsmith/sm80/config.cuh"\n{asserts}'
+    text = f"{STRUCTS}{asserts}"
     assert configs == sorted(configs)
     assert compile_text(text + 'extern "C" __global__ void none() {}', "none", "sm_90a").cubin
 
@@ -57,15 +61,15 @@ def test_configurations_are_ordered_as_in_python():
 )
 def test_what_cannot_be_built_says_why_in_a_sentence(changes, sentence):
     with pytest.raises(CompileError, match=sentence):
-        compile_kernel(replace(BASE, **changes), ForwardTraits(), "sm_90a")
+        compile_kernel(replace(BASE, **changes), Needs(), "sm_90a")
 
 
 @pytest.mark.parametrize("tiles", ["1", "3", "6"])
 def test_tiles_that_are_no_power_of_two_are_refused(tiles):
     literal = BASE.to_cpp_struct().replace("_K_tiles = 2", f"_K_tiles = {tiles}")
     text = (
-        f'#include "flashsmith/sm80/static_config.cuh"\n'
-        f"static_assert(flashsmith::StaticForwardKernelConfig<{literal}>::valid_config());\n"
+        f'{STRUCTS}#include "flashsmith/sm80/static_config.cuh"\n'
+        f"static_assert(flashsmith::sm80::StaticForwardKernelConfig<{literal}>::valid_config());\n"
         f'extern "C" __global__ void none() {{}}'
     )
     with pytest.raises(CompileError, match="must be 0 or a power of two above 1"):
@@ -78,7 +82,7 @@ def test_a_forgotten_field_does_not_compile(field):
     kept = [part for part in body.split(", ") if not part.startswith(f".{field} ")]
     assert len(kept) == len(body.split(", ")) - 1
     text = (
-        f'#include "flashsmith/sm80/config.cuh"\n'
+        f"{STRUCTS}"
         f"inline constexpr {head} kConfig{{{', '.join(kept)}}};\n"
         f'extern "C" __global__ void none() {{}}'
     )

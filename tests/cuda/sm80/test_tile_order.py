@@ -4,18 +4,18 @@ import numpy as np
 import pytest
 
 from flashsmith.kernels.parse import parse_config
-from flashsmith.problem.needs import ForwardTraits
+from flashsmith.problem.needs import Needs
 
 CONFIG = parse_config("(BF16, 64, 64, 32, 4): async+load_0_0_0_tiles")
-HEADERS = ["kernel/static_config.cuh", "kernel/tile_order.cuh", "ptx/special_register.cuh"]
+HEADERS = ["sm80/static_config.cuh", "sm80/tile_order.cuh", "ptx/special_register.cuh"]
 
 
 def positions(run_lines, *, causal, batch, heads, kv_heads, q_len, k_len):
     blocks = -(-q_len // CONFIG.tile_q) * heads * batch
     body = f"""
     constexpr {CONFIG.CPP_TYPE} kConfig = {CONFIG.to_cpp_struct()};
-    constexpr ForwardTraits kTraits = {ForwardTraits(causal=causal).to_cpp_struct()};
-    using Kernel = ForwardKernel<kConfig, kTraits>;
+    constexpr Needs kNeeds = {Needs(("causal",) if causal else ()).to_cpp()};
+    using Kernel = sm80::ForwardKernel<kConfig, kNeeds>;
     ForwardArgs args{{}};
     args.batch = {batch};
     args.heads = {heads};
@@ -23,12 +23,18 @@ def positions(run_lines, *, causal, batch, heads, kv_heads, q_len, k_len):
     args.q_len = {q_len};
     args.k_len = {k_len};
     args.d_head = 64;
-    const TilePosition tile = tile_of_block<Kernel>(args, ptx::ctaid_x());
+    const sm80::TilePosition tile = sm80::tile_of_block<Kernel>(args, ptx::ctaid_x());
     i32* place = reinterpret_cast<i32*>(out) + ptx::ctaid_x() * 3;
     if (thread == 0) place[0] = tile.batch, place[1] = tile.head, place[2] = tile.first_row;
     """
     got = run_lines(
-        body, np.zeros(1), headers=HEADERS, out_bytes=12 * blocks, dtype=np.int32, blocks=blocks
+        body,
+        np.zeros(1),
+        headers=HEADERS,
+        out_bytes=12 * blocks,
+        dtype=np.int32,
+        blocks=blocks,
+        kernel=type(CONFIG),
     )
     return [tuple(int(n) for n in row) for row in got.reshape(-1, 3)]
 

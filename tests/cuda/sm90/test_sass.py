@@ -7,12 +7,12 @@ from flashsmith.base.errors import Unsupported
 from flashsmith.compile.compiler import compile_kernel
 from flashsmith.compile.machine.sass import disassemble
 from flashsmith.kernels import get_kernel_configs, parse_config
-from flashsmith.problem.needs import ForwardTraits
+from flashsmith.problem.needs import Needs
 
 pytest.importorskip("nvidia", reason="the compiler has no wheel here")
 
-CAUSAL = ForwardTraits(causal=True, ragged_q=True, ragged_k=True, lse=True)
-FULL = ForwardTraits(ragged_q=True, lse=True)
+CAUSAL = Needs(("causal", "ragged_q", "ragged_k", "lse"))
+FULL = Needs(("ragged_q", "lse"))
 # 64 x 96 at d_head 128 with three warpgroups: more live registers than the formula lets pass.
 CROWDED = (
     "hopper(BF16, 128, 3, 96): kv_2+q_3+overlap+early_rescale+stats_VOTE+lazy_8+o_smem+regs_160_32"

@@ -1,10 +1,10 @@
-"""The order of a Hopper launch's tiles: each once; short ones of late heads at the end."""
+"""The order of a launch's q tiles: each once; short ones of late heads at the end."""
 
 import numpy as np
 import pytest
 
 from flashsmith.kernels import parse_config
-from flashsmith.problem.needs import ForwardTraits
+from flashsmith.problem.needs import Needs
 
 CONFIG = parse_config(
     "hopper(BF16, 64, 2, 64): kv_2+q_4+overlap+tiles_DYNAMIC+sections+o_smem+regs_232_40"
@@ -16,8 +16,9 @@ def tiles(run_lines, heads, q_tiles, section_heads, short_tiles, early_heads):
     count = heads * q_tiles
     body = f"""
     constexpr {CONFIG.CPP_TYPE} kConfig = {CONFIG.to_cpp_struct()};
-    constexpr ForwardTraits kTraits = {ForwardTraits(causal=True).to_cpp_struct()};
-    HopperForwardArgs args{{}};
+    constexpr Needs kNeeds = {Needs(("causal",)).to_cpp()};
+    using Kernel = sm90::ForwardKernel<kConfig, kNeeds>;
+    Sm90ForwardArgs args{{}};
     args.heads = args.batch_heads = {heads};
     args.q_len = args.k_len = {q_tiles * CONFIG.tile_q};
     args.q_tiles = {q_tiles};
@@ -26,14 +27,20 @@ def tiles(run_lines, heads, q_tiles, section_heads, short_tiles, early_heads):
     args.early_heads = {early_heads};
     if (thread == 0) {{
         for (int n = 0; n < {count}; ++n) {{
-            const HopperTile tile = decode_tile<kConfig, kTraits>(args, n, 0);
+            const sm90::QTile tile = sm90::decode_tile<Kernel>(args, n, 0);
             reinterpret_cast<i32*>(out)[2 * n] = tile.head;
             reinterpret_cast<i32*>(out)[2 * n + 1] = tile.row / kConfig.tile_q();
         }}
     }}
     """
-    headers = ["ops/hopper_tiles.cuh"]
-    got = run_lines(body, np.zeros(1), headers=headers, out_bytes=8 * count, dtype=np.int32)
+    got = run_lines(
+        body,
+        np.zeros(1),
+        headers=["sm90/tile_order.cuh"],
+        out_bytes=8 * count,
+        dtype=np.int32,
+        kernel=type(CONFIG),
+    )
     return [(int(head), int(tile)) for head, tile in got.reshape(-1, 2)]
 
 

@@ -1,4 +1,4 @@
-"""The launch plan of the mma.sync family: arguments as C++ lays them out, traits, limits."""
+"""The plan of the forward kernel on mma.sync: arguments as C++ lays them out, needs, limits."""
 
 import struct
 
@@ -8,9 +8,10 @@ import pytest
 from flashsmith.base.dtypes import DType
 from flashsmith.base.errors import ArgumentError
 from flashsmith.compile.compiler import compile_text
-from flashsmith.kernels.launch import ForwardCall, TensorArg
+from flashsmith.compile.unit import structs
+from flashsmith.kernels.arguments import TensorArg
 from flashsmith.kernels.parse import parse_config
-from flashsmith.kernels.sm80_forward.plan import plan_mma
+from flashsmith.kernels.plans import plan
 from flashsmith.problem.attention import AttentionProblem
 
 CONFIG = parse_config("(BF16, 64, 64, 32, 4): async+load_0_0_0_tiles")
@@ -21,14 +22,16 @@ def problem(**changes):
     return AttentionProblem(**{**shape, **changes}, dtype=DType.BF16)
 
 
-def traits(**changes):
-    return plan_mma(CONFIG, problem(**changes), False, 132).traits
+def launch(**changes):
+    (one,) = plan(CONFIG, problem(**changes), sm_count=132)
+    return one
 
 
 def test_the_parameter_is_the_struct_of_the_kernel():
-    plan = plan_mma(CONFIG, problem(causal=True, diagonal=-5), True, 132)
-    tensors = [TensorArg(1000 * i, 10 * i, -i, i + 7) for i in range(1, 5)]
-    (packed,) = plan.params(None, ForwardCall(*tensors, lse=99))
+    one = launch(causal=True, diagonal=-5, lse=True)
+    call = {n: TensorArg(1000 * i, 10 * i, -i, i + 7) for i, n in enumerate("qkvo", start=1)}
+    arguments = one.arguments(call | {"lse": TensorArg(99)})
+    packed = arguments.pack(one.problem, None)
     fields = {  # of ForwardArgs: offset, kind, what the plan was given
         "q.address": (0, "Q", 1000),
         "k.batch_stride": (40, "q", 20),
@@ -42,7 +45,7 @@ def test_the_parameter_is_the_struct_of_the_kernel():
         "k_len": (152, "i", 96),
         "d_head": (156, "i", 64),
         "diagonal": (160, "i", -5),
-        "scale_log2": (164, "f", np.float32(plan.scale_log2)),
+        "scale_log2": (164, "f", np.float32(64**-0.5 * np.log2(np.e))),
     }
     for offset, kind, value in fields.values():
         assert struct.unpack_from(f"<{kind}", packed, offset) == (value,)
@@ -50,12 +53,12 @@ def test_the_parameter_is_the_struct_of_the_kernel():
         f"static_assert(__builtin_offsetof(flashsmith::ForwardArgs, {name}) == {offset});\n"
         for name, (offset, _, _) in fields.items()
     )
-    source = f'#include "flashsmith/sm80/args.cuh"\n{asserts}extern "C" __global__ void none() {{}}'
+    source = f'{structs(type(CONFIG))}{asserts}extern "C" __global__ void none() {{}}'
     assert compile_text(source, "none", "sm_90a").cubin
 
 
-def test_even_lengths_of_a_full_mask_need_no_traits():
-    assert traits().identifier() == "plain"
+def test_even_lengths_of_a_full_mask_need_nothing():
+    assert launch().needs.identifier() == "plain"
 
 
 @pytest.mark.parametrize(
@@ -70,22 +73,22 @@ def test_even_lengths_of_a_full_mask_need_no_traits():
         ({"causal": True, "diagonal": 94}, "causal"),
     ],
 )
-def test_traits_say_only_what_the_problem_needs(changes, expected):
-    assert traits(**changes).identifier() == expected
+def test_needs_say_only_what_the_problem_needs(changes, expected):
+    assert launch(**changes).needs.identifier() == expected
 
 
 def test_every_tile_of_every_head_is_a_block():
-    plan = plan_mma(CONFIG, problem(q_len=129), False, 132)
-    assert plan.geometry.grid == (3 * 6 * 2, 1, 1)
-    assert plan.geometry.threads == 128
-    assert plan.geometry.smem_bytes == CONFIG.smem_bytes()
+    one = launch(q_len=129)
+    assert one.geometry.grid == (3 * 6 * 2, 1, 1)
+    assert one.geometry.threads == 128
+    assert one.geometry.smem_bytes == CONFIG.smem_bytes()
 
 
 def test_more_tiles_than_a_grid_takes_are_refused():
     with pytest.raises(ArgumentError, match=r"tiles of 64 query rows.*split the batch"):
-        plan_mma(CONFIG, problem(batch=2**26, heads=48, kv_heads=48), False, 132)
+        launch(batch=2**26, heads=48, kv_heads=48)
 
 
 def test_a_diagonal_far_outside_stays_within_32_bits():
-    plan = plan_mma(CONFIG, problem(causal=True, diagonal=-(2**40)), False, 132)
-    assert plan.numbers[-1] == -128
+    one = launch(causal=True, diagonal=-(2**40))
+    assert one.problem.mask.diagonal == -128

@@ -1,4 +1,4 @@
-"""The launch of a Hopper kernel: the arguments' bytes, tensor maps, geometry and tile order."""
+"""The plan of the forward kernel on wgmma: argument bytes, tensor maps, geometry, tile order."""
 
 import struct
 from dataclasses import replace
@@ -6,20 +6,18 @@ from dataclasses import replace
 import pytest
 
 from flashsmith.base.dtypes import DType
-from flashsmith.base.errors import Unsupported
 from flashsmith.compile.compiler import compile_text
+from flashsmith.compile.unit import structs
 from flashsmith.kernels import get_kernel_configs, parse_config
-from flashsmith.kernels.launch import ForwardCall, TensorArg
-from flashsmith.kernels.plans import traits_of
+from flashsmith.kernels.arguments import TensorArg
+from flashsmith.kernels.plans import needs_of
+from flashsmith.kernels.sm90_forward.arguments import COUNTER_BYTES, FIRST_FLAG
 from flashsmith.kernels.sm90_forward.config import Scheduler
 from flashsmith.kernels.sm90_forward.plan import (
-    ARGS_BYTES,
-    COUNTER_BYTES,
-    FIRST_FLAG,
     SplitTiles,
     TileOrder,
     part_bytes,
-    plan_hopper,
+    plan_forward,
 )
 from flashsmith.problem.attention import AttentionProblem
 
@@ -73,21 +71,33 @@ class MapRecorder:
 def call_of(problem, **changes):
     q = TensorArg(4096, problem.q_len * problem.heads * 128, problem.heads * 128, 128)
     k = TensorArg(8192, problem.k_len * problem.kv_heads * 128, problem.kv_heads * 128, 128)
-    return replace(ForwardCall(q, k, k, q, 111, 222), **changes)
+    rest = {"lse": TensorArg(111), "workspace": TensorArg(222)}
+    return {"q": q, "k": k, "v": k, "o": q, **rest, **changes}
+
+
+def launch(config, problem, sm_count=132, order=None):
+    (one,) = plan_forward(config, problem, sm_count, order)
+    return one
+
+
+def packed_of(one, call):
+    recorder = MapRecorder()
+    return one.arguments(call).pack(one.problem, recorder.tensor_map), recorder.specs
 
 
 def test_the_struct_in_cpp_has_the_offsets_that_are_packed():
     asserts = "\n".join(
-        f'static_assert(__builtin_offsetof(flashsmith::HopperForwardArgs, {name}) == {at}, "");'
+        f'static_assert(__builtin_offsetof(flashsmith::Sm90ForwardArgs, {name}) == {at}, "");'
         for name, at in OFFSETS.items()
     )
-    parts = f"flashsmith::HopperParts<{CONFIG.to_cpp_struct()}>::kPartBytes"
+    exchange = f"flashsmith::sm90::SliceExchange<{CONFIG.d_head}, {CONFIG.n_warpgroups}, 1>"
+    parts = f"{exchange}::kPartBytes"
     asserts += f"\nstatic_assert({CONFIG.n_warpgroups} * {parts} == {part_bytes(CONFIG)});"
     asserts += f"\nstatic_assert(flashsmith::kCounterBytes == {COUNTER_BYTES});"
     asserts += f"\nstatic_assert(flashsmith::kFirstFlag == {FIRST_FLAG});"
     compile_text(
-        f'#include "flashsmith/sm90/parts.cuh"\n{asserts}\n'
-        f"static_assert(sizeof(flashsmith::HopperForwardArgs) == {ARGS_BYTES});\n"
+        f'{structs(type(CONFIG))}\n#include "flashsmith/sm90/slices.cuh"\n{asserts}\n'
+        f"static_assert(sizeof(flashsmith::Sm90ForwardArgs) == 640);\n"
         f'extern "C" __global__ void facts() {{}}\n',
         "facts",
         "sm_90a",
@@ -95,9 +105,9 @@ def test_the_struct_in_cpp_has_the_offsets_that_are_packed():
 
 
 def test_every_argument_stands_at_its_offset():
-    plan = plan_hopper(CONFIG, PROBLEM, lse=True, sm_count=132, order=TileOrder(5, 1, 2))
-    (packed,) = plan.params(MapRecorder(), call_of(PROBLEM))
-    assert len(packed) == ARGS_BYTES
+    one = launch(CONFIG, PROBLEM, order=TileOrder(5, 1, 2))
+    packed, _ = packed_of(one, call_of(PROBLEM))
+    assert len(packed) == 640
     for n, name in enumerate("qkvo"):
         assert packed[OFFSETS[name]] == n + 1
     numbers = {
@@ -126,11 +136,7 @@ def test_every_argument_stands_at_its_offset():
 
 
 def test_maps_have_the_extents_of_the_problem_and_boxes_of_the_tiles():
-    device = MapRecorder()
-    plan_hopper(CONFIG.replace(cluster=2), PROBLEM, lse=True, sm_count=132).params(
-        device, call_of(PROBLEM)
-    )
-    q, k, v, o = device.specs
+    _, (q, k, v, o) = packed_of(launch(CONFIG.replace(cluster=2), PROBLEM), call_of(PROBLEM))
     assert q.dims == o.dims == (120, 300, 6, 2)
     assert k.dims == v.dims == (120, 500, 3, 2)
     assert q.strides_bytes == (1536, 256, 460800)
@@ -138,39 +144,26 @@ def test_maps_have_the_extents_of_the_problem_and_boxes_of_the_tiles():
     assert k.box == (64, 64, 1, 1)  # half of 128 keys for each block of a cluster
 
 
-def test_the_same_call_is_packed_once():
-    device, plan = MapRecorder(), plan_hopper(CONFIG, PROBLEM, lse=True, sm_count=132)
-    first = plan.params(device, call_of(PROBLEM))
-    assert plan.params(device, call_of(PROBLEM)) is not None
-    assert len(device.specs) == 4
-    assert plan.params(device, call_of(PROBLEM, lse=0)) != first
-    assert len(device.specs) == 8
-
-
 @pytest.mark.parametrize("stride", [0, -768, 1 << 39])
 def test_a_stride_that_no_map_can_have_is_refused_by_name(stride):
     call = call_of(PROBLEM)
-    call = replace(call, k=replace(call.k, seq_stride=stride))
-    plan = plan_hopper(CONFIG, PROBLEM, lse=True, sm_count=132)
-    with pytest.raises(Unsupported, match=r"k has strides.*without TMA"):
-        plan.params(MapRecorder(), call)
+    call["k"] = replace(call["k"], seq_stride=stride)
+    obstacle = launch(CONFIG, PROBLEM).obstacle(call)
+    assert obstacle.startswith("k has strides of")
+    assert obstacle.endswith("copy it or use a kernel without TMA")
 
 
 def test_the_stride_of_a_single_head_does_not_matter():
     one = replace(PROBLEM, heads=1, kv_heads=1, batch=1)
     odd = TensorArg(4096, 0, 128, 3)
-    call = ForwardCall(odd, odd, odd, odd)
-    assert plan_hopper(CONFIG, one, lse=False, sm_count=132).params(MapRecorder(), call)
+    assert not launch(CONFIG, one).obstacle(dict.fromkeys("qkvo", odd))
 
 
 def test_persistent_kernels_have_a_block_an_sm_and_others_one_a_tile():
     many = replace(PROBLEM, batch=100)
     grids = {
-        (scheduler, cluster): plan_hopper(
-            CONFIG.replace(scheduler=scheduler, cluster=cluster, l2_sections=False),
-            many,
-            lse=False,
-            sm_count=131,
+        (scheduler, cluster): launch(
+            CONFIG.replace(scheduler=scheduler, cluster=cluster, l2_sections=False), many, 131
         ).geometry.grid[0]
         for scheduler in Scheduler
         for cluster in (1, 2)
@@ -188,24 +181,24 @@ def test_persistent_kernels_have_a_block_an_sm_and_others_one_a_tile():
 def test_only_a_dynamic_schedule_has_a_counter():
     for scheduler in Scheduler:
         config = CONFIG.replace(scheduler=scheduler, l2_sections=False)
-        plan = plan_hopper(config, PROBLEM, lse=False, sm_count=132)
-        assert (plan.workspace_bytes > 0) == (scheduler is Scheduler.DYNAMIC)
+        one = launch(config, PROBLEM)
+        assert (one.workspace_bytes > 0) == (scheduler is Scheduler.DYNAMIC)
 
 
-def test_traits_say_what_the_problem_needs():
-    plan = plan_hopper(CONFIG, PROBLEM, lse=True, sm_count=132)
-    assert plan.traits.identifier() == "causal_ragged_q_ragged_k_narrow_d_lse"
+def test_needs_say_what_the_problem_is():
+    one = launch(CONFIG, replace(PROBLEM, lse=True))
+    assert one.needs.identifier() == "causal_lse_ragged_q_ragged_k_narrow_d"
     even = replace(PROBLEM, q_len=256, k_len=512, d_head=128, diagonal=511)
-    assert plan_hopper(CONFIG, even, False, 132).traits.identifier() == "plain"
+    assert launch(CONFIG, even).needs.identifier() == "plain"
     pairs = CONFIG.replace(cluster=2)
     odd = replace(even, q_len=384)
-    assert plan_hopper(pairs, odd, False, 132).traits.identifier() == "ragged_q"
+    assert launch(pairs, odd).needs.identifier() == "ragged_q"
 
 
 @pytest.mark.parametrize("k_len", [512, 1024, 2048, 4096, 16384])
 def test_a_section_has_some_heads_and_leaves_long_tiles(k_len):
     problem = AttentionProblem(4, 16, 16, k_len, k_len, 128, causal=True)
-    order = plan_hopper(CONFIG, problem, lse=False, sm_count=132).order
+    order = launch(CONFIG, problem).order
     assert 1 <= order.section_heads <= 64
     assert 0 <= order.short_tiles < -(-k_len // 128)
 
@@ -223,7 +216,7 @@ def test_a_section_holds_as_many_megabytes_of_k_and_v_as_measured_best(d_head, k
     problem = AttentionProblem(
         16, 2048 // d_head, 2048 // d_head, k_len, k_len, d_head, causal=True
     )
-    heads = plan_hopper(config, problem, lse=False, sm_count=132).order.section_heads
+    heads = launch(config, problem).order.section_heads
     assert heads * 2 * k_len * d_head * 2 == megabytes << 20
 
 
@@ -269,7 +262,7 @@ def order_of(late_draw, d_head, k_len, rows=0):
     )
     heads = 2048 // d_head
     problem = AttentionProblem(16384 // k_len, heads, heads, k_len, k_len, d_head, causal=True)
-    return plan_hopper(config, problem, lse=False, sm_count=132).order, problem
+    return launch(config, problem).order, problem
 
 
 SPLIT = CONFIG.replace(split_last=True)
@@ -294,22 +287,22 @@ def test_what_would_not_fill_a_wave_is_split_where_that_pays(
     batch, heads, length, causal, expected
 ):
     problem = AttentionProblem(batch, heads, heads, length, length, 128, causal=causal)
-    plan = plan_hopper(SPLIT, problem, lse=False, sm_count=132)
-    assert plan.split == expected
-    assert plan.ends_together == (expected.ranges > 0)
-    assert plan.geometry.grid[0] == min(expected.drawn, 132)
+    one = launch(SPLIT, problem)
+    assert one.split == expected
+    assert one.ends_together == (expected.ranges > 0)
+    assert one.geometry.grid[0] == min(expected.drawn, 132)
     parts = expected.ranges * part_bytes(SPLIT)
-    assert plan.workspace_bytes == COUNTER_BYTES + parts
-    narrow = plan_hopper(SPLIT, replace(problem, d_head=120), lse=False, sm_count=132)
+    assert one.workspace_bytes == COUNTER_BYTES + parts
+    narrow = launch(SPLIT, replace(problem, d_head=120))
     assert not narrow.ends_together
     static = SPLIT.replace(scheduler=Scheduler.STATIC, l2_sections=False)
-    plan = plan_hopper(static, problem, lse=False, sm_count=132)
-    assert plan.workspace_bytes == (COUNTER_BYTES + parts if parts else 0)
+    one = launch(static, problem)
+    assert one.workspace_bytes == (COUNTER_BYTES + parts if parts else 0)
 
 
 @pytest.mark.parametrize("lse", [False, True])
 def test_what_a_kernel_knows_when_compiled_is_the_same_on_every_number_of_sms(lse):
     for sm_count in (1, 114, 132, 148):
-        plan = plan_hopper(CONFIG, PROBLEM, lse=lse, sm_count=sm_count)
-        assert traits_of(CONFIG, PROBLEM, lse=lse) == plan.traits
-    assert plan.traits.lse is lse
+        one = launch(CONFIG, replace(PROBLEM, lse=lse), sm_count)
+        assert needs_of(CONFIG, replace(PROBLEM, lse=lse)) == one.needs
+    assert ("lse" in one.needs) is lse

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from flashsmith.base.errors import LaunchError
-from flashsmith.kernels.launch import LaunchGeometry, TensorMapSpec
+from flashsmith.kernels.arguments import TensorMapSpec
+from flashsmith.kernels.launch import LaunchGeometry
 from flashsmith.runtime.cuda.driver import _PROTOTYPES, Driver
 from flashsmith.runtime.cuda.launcher import make_launcher
 from flashsmith.runtime.cuda.tensor_map import encode_tensor_map

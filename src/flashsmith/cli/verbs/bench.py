@@ -12,7 +12,7 @@ from flashsmith.bench.suite import Suite, of_lengths, read_suite, suite_names
 from flashsmith.cli import options
 from flashsmith.cli.output import Row, note, show
 from flashsmith.cli.progress import progress_bar
-from flashsmith.problem.cost import forward_cost
+from flashsmith.problem.cost import cost_of
 from flashsmith.runtime.devices import default_device, has_cuda
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ def command(
     rounds: options.RoundsOption = None,
     sustained: options.SustainedOption = False,
     output: options.AppendOption = None,
+    every: options.AllOption = False,
     json: options.JsonOption = False,
     csv: options.CsvOption = False,
 ) -> None:
@@ -49,7 +50,7 @@ def command(
     if seq_lens is not None:
         chosen = of_lengths(chosen, options.numbers_of("--seq-lens", seq_lens))
     rows = _run(chosen, peers, rounds=rounds or options.ROUNDS, sustained=sustained, output=output)
-    show(rows, json=json, csv=csv, title=f"{chosen.name}: {chosen.about}")
+    show(rows, json=json, csv=csv, every=every, title=f"{chosen.name}: {chosen.about}")
 
 
 def _run(
@@ -63,12 +64,10 @@ def _run(
     from flashsmith.bench.peers import find_peers
     from flashsmith.bench.versus import records, versus
     from flashsmith.compile.nvrtc.library import find_nvrtc
-    from flashsmith.measure.environment import environment_of
+    from flashsmith.measure.environment import environment_of, timed_device
     from flashsmith.measure.record import append_records
-    from flashsmith.runtime.cuda.device import CudaDevice
 
-    device = default_device("cuda")
-    assert isinstance(device, CudaDevice)
+    device = timed_device(default_device("cuda"))
     wanted = find_peers([name.strip() for name in names.split(",") if name.strip()])
     if not wanted:
         known = ", ".join(peer.name for peer in find_peers([]))
@@ -88,7 +87,7 @@ def _run(
 
 
 def _rows(found: Versus) -> list[Row]:
-    cost = forward_cost(found.shape.problem)
+    cost = cost_of(found.shape.problem)
     ours = cost.tflops(found.ours.time_us.median / 1e6)
     gemm = found.gemm_tflops()
     base: dict[str, object] = {

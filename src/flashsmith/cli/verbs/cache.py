@@ -22,6 +22,7 @@ ListOption = Annotated[bool, typer.Option("--list", help="One row an entry, newe
 def command(
     clean: CleanOption = False,
     entries: ListOption = False,
+    every: options.AllOption = False,
     json: options.JsonOption = False,
     csv: options.CsvOption = False,
 ) -> None:
@@ -38,7 +39,12 @@ def command(
         return
     present = cache_upkeep.entries(root)
     if entries:
-        show([_row(entry) for entry in reversed(present)], json=json, csv=csv, columns=COLUMNS)
+        rows = [_row(entry) for entry in reversed(present)]
+        title = f"{len(rows)} entries in {root}"
+        if json or csv:
+            show(rows, json=json, csv=csv, columns=COLUMNS)
+        else:
+            show([_divided(row) for row in rows], every=every, title=title)
         return
     show([_summary(present)], json=json, csv=csv)
 
@@ -51,6 +57,13 @@ def _summary(present: list[CacheEntry]) -> dict[str, object]:
         "megabytes": round(sum(entry.n_bytes for entry in present) / 1e6, 1),
         "limit_megabytes": round(settings.cache_limit_bytes() / 1e6, 1),
     }
+
+
+def _divided(row: dict[str, object]) -> dict[str, object]:
+    """The row with its kernel in two columns: the configuration, and what it is compiled for."""
+    config, _, traits = str(row["kernel"]).partition(" | ")
+    shown = {name: row[name] for name in COLUMNS if name != "kernel"}
+    return {"config": config, "for": traits, **shown}
 
 
 def _row(entry: CacheEntry) -> dict[str, object]:

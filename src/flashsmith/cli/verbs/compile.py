@@ -8,11 +8,12 @@ import typer
 
 from flashsmith import arch as arches
 from flashsmith.cli import options
+from flashsmith.cli.declared import NONE, takes_needs
 from flashsmith.cli.output import note, show
 from flashsmith.cli.progress import progress_bar
 from flashsmith.compile.survey import SurveyRow, survey
 from flashsmith.compile.unit import UnitOptions
-from flashsmith.problem.needs import ForwardTraits
+from flashsmith.problem.needs import Needs
 
 COLUMNS = (
     "config",
@@ -30,10 +31,6 @@ ArchesOption = Annotated[
     str,
     typer.Option("--arch", help="Architectures, with commas between them, or `all`."),
 ]
-RaggedQOption = Annotated[bool, typer.Option("--ragged-q", help="Any query length.")]
-RaggedKOption = Annotated[bool, typer.Option("--ragged-k", help="Any key length.")]
-NarrowDOption = Annotated[bool, typer.Option("--narrow-d", help="A smaller d_head.")]
-LseOption = Annotated[bool, typer.Option("--lse", help="Write the log-sum-exp too.")]
 LineInfoOption = Annotated[
     bool, typer.Option("--line-info", help="Keep source lines, for profilers.")
 ]
@@ -43,17 +40,15 @@ WorkersOption = Annotated[
 ]
 
 
+@takes_needs
 def command(
     key: options.KeyArgument = None,
     arch: ArchesOption = "sm_90a",
-    causal: options.CausalOption = False,
-    ragged_q: RaggedQOption = False,
-    ragged_k: RaggedKOption = False,
-    narrow_d: NarrowDOption = False,
-    lse: LseOption = False,
+    needs: Needs = NONE,
     line_info: LineInfoOption = False,
     debug: DebugOption = False,
     workers: WorkersOption = None,
+    every: options.AllOption = False,
     json: options.JsonOption = False,
     csv: options.CsvOption = False,
 ) -> None:
@@ -66,20 +61,21 @@ def command(
     options.refuse_together({"--debug": debug, "--line-info": line_info})  # debug has lines
     configs = options.configs_of(key, "tune")
     chosen = parse_arches(arch)
-    traits = ForwardTraits(
-        causal=causal, ragged_q=ragged_q, ragged_k=ragged_k, narrow_d=narrow_d, lse=lse
-    )
     with progress_bar("compiling") as progress:
         rows = survey(
             configs,
-            traits,
+            needs,
             chosen,
             options=UnitOptions(line_info=line_info, debug=debug),
             workers=workers,
             progress=progress,
         )
     columns = COLUMNS if json or csv else _used_columns(rows)
-    show([row.as_flat() for row in rows], json=json, csv=csv, columns=columns)
+    if not (json or csv):
+        rows = sorted(rows, key=lambda row: not row.failed)  # failures are among those shown
+    title = f"{len(rows)} kernels, compiled"
+    flat = [row.as_flat() for row in rows]
+    show(flat, json=json, csv=csv, columns=columns, every=every, title=title)
     failed = [row for row in rows if row.failed]
     if failed:
         note(f"{len(failed)} of {len(rows)} did not compile; their rows say why.")

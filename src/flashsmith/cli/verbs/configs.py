@@ -32,6 +32,7 @@ def command(
     why: WhyOption = None,
     page: PageOption = False,
     space: SpaceOption = False,
+    every: options.AllOption = False,
     json: options.JsonOption = False,
     csv: options.CsvOption = False,
 ) -> None:
@@ -48,14 +49,20 @@ def command(
     chosen = arches.get(arch)
     if why is not None:
         config = parse_config(why)
-        show(_why(config, chosen), json=json, csv=csv, title=config.short_form())
+        title = config.short_form()
+        show(_why(config, chosen), json=json, csv=csv, title=title, prose=["answer"])
     elif space:
-        steps = [*whole_space_steps(), *autotuning_steps()]
-        show([asdict(step) for step in steps], json=json, csv=csv, title="size of the space")
+        show(
+            _space(),
+            json=json,
+            csv=csv,
+            title="size of the space after each rule that refuses some",
+        )
     else:
         configs = options.configs_of(key, "tune")
         rows = [_facts(config, chosen) for config in configs]
-        show(rows, json=json, csv=csv, title=f"{len(rows)} configurations on {chosen.name}")
+        title = f"{len(rows)} configurations on {chosen.name}"
+        show(rows, json=json, csv=csv, every=every, title=title)
 
 
 def _facts(config: KernelConfig, arch: arches.Arch) -> Row:
@@ -69,6 +76,16 @@ def _facts(config: KernelConfig, arch: arches.Arch) -> Row:
         "blocks_per_sm": blocks,
         "limit": room.limit if config.runs_on(arch.name) else "architecture",
     }
+
+
+def _space() -> list[Row]:
+    """What is laid out, and each rule that refuses some of it."""
+    rows: list[Row] = []
+    for step in (*whole_space_steps(), *autotuning_steps()):
+        # A rule that refuses nothing leaves what was left before it.
+        if not rows or rows[-1]["left"] != step.left:
+            rows.append(asdict(step))
+    return rows
 
 
 def _why(config: KernelConfig, arch: arches.Arch) -> list[Row]:

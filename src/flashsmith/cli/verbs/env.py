@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 from importlib import metadata
+from pathlib import Path
 
 from flashsmith import __version__, arch
 from flashsmith.base import settings
@@ -38,9 +39,11 @@ PROGRAMS = (
     ("nvdisasm", "SASS in `flashsmith inspect`", "pip install nvidia-cuda-nvdisasm"),
     ("ncu", "profiling", "part of the CUDA toolkit: Nsight Compute"),
     ("nvcc", "ahead-of-time libraries", "part of the CUDA toolkit"),
-    ("compute-sanitizer", "memory checks in `make test-gpu`", "part of the CUDA toolkit"),
+    ("compute-sanitizer", "memory checks of a tuned kernel", "part of the CUDA toolkit"),
 )
 MAJOR, MINOR, SM_COUNT = 75, 76, 16  # CUdevice_attribute, cuda.h
+# Whether this is a checkout with its Makefile, whose verbs an installed package does not have.
+IN_CHECKOUT = (Path(__file__).parents[4] / "Makefile").is_file()
 
 
 def command(json: options.JsonOption = False, csv: options.CsvOption = False) -> None:
@@ -58,7 +61,15 @@ def command(json: options.JsonOption = False, csv: options.CsvOption = False) ->
         *(_program(*program) for program in PROGRAMS),
         _cache(),
     ]
-    show(rows, json=json, csv=csv, title="environment")
+    if json or csv:
+        show(rows, json=json, csv=csv)
+        return
+    there = [row for row in rows if row["found"] is not None]
+    missing = [row for row in rows if row["found"] is None]
+    show(there, columns=("what", "found"), title="found here", prose=("found",))
+    if missing:
+        columns = ("what", "needed_for", "to_get_it")
+        show(missing, columns=columns, title="missing", prose=columns[1:])
 
 
 def _row(what: str, found: str, needed_for: str = "", to_get_it: str = "") -> Row:
@@ -93,7 +104,11 @@ def _shipped() -> Row:
             continue
         old = "" if current == kernels else f", {kernels - current} of them of other sources"
         texts.append(f"{path.stem}: {kernels} kernels{old}")
-    return _row("shipped kernels", "; ".join(texts), needed_for, "" if texts else "make wheel")
+    if texts:
+        return _row("shipped kernels", "; ".join(texts), needed_for)
+    if IN_CHECKOUT:
+        return _row("shipped kernels", "", needed_for, "make wheel")
+    return _row("shipped kernels", "none: the first call of a kernel compiles it", needed_for)
 
 
 def _driver_and_gpus() -> list[Row]:

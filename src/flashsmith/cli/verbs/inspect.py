@@ -10,15 +10,15 @@ import typer
 
 from flashsmith.base.errors import CompilerMissing
 from flashsmith.cli import options
+from flashsmith.cli.declared import NONE, takes_needs
 from flashsmith.cli.output import note, say, show
-from flashsmith.cli.verbs.compile import LseOption, NarrowDOption, RaggedKOption, RaggedQOption
 from flashsmith.compile.artefact import CompiledKernel
 from flashsmith.compile.compiler import compile_kernel
-from flashsmith.compile.machine.cubin import code_hash
 from flashsmith.compile.machine.instruction_mix import ptx_mix, sass_mix
 from flashsmith.compile.machine.sass import disassemble, find_nvdisasm
 from flashsmith.kernels import KernelConfig, parse_config
-from flashsmith.problem.needs import ForwardTraits
+from flashsmith.kernels.varying import changed
+from flashsmith.problem.needs import Needs
 
 ConfigArgument = Annotated[str, typer.Argument(metavar="SHORT_FORM", help="A configuration.")]
 DiffOption = Annotated[
@@ -29,6 +29,7 @@ SassOption = Annotated[bool, typer.Option("--sass", help="Print the SASS (with -
 WholeOption = Annotated[bool, typer.Option("--whole", help="Count opcodes with their modifiers.")]
 
 
+@takes_needs
 def command(
     config: ConfigArgument,
     arch: options.ArchOption = "sm_90a",
@@ -36,11 +37,8 @@ def command(
     ptx: PtxOption = False,
     sass: SassOption = False,
     whole: WholeOption = False,
-    causal: options.CausalOption = False,
-    ragged_q: RaggedQOption = False,
-    ragged_k: RaggedKOption = False,
-    narrow_d: NarrowDOption = False,
-    lse: LseOption = False,
+    needs: Needs = NONE,
+    every: options.AllOption = False,
     json: options.JsonOption = False,
     csv: options.CsvOption = False,
 ) -> None:
@@ -53,25 +51,29 @@ def command(
         for other, value in {"--sass": ptx and sass, "--json": json, "--csv": csv}.items():
             options.refuse_together({listing: True, other: value})
         options.refuse_together({listing: True, "--whole": whole})
-    traits = ForwardTraits(
-        causal=causal, ragged_q=ragged_q, ragged_k=ragged_k, narrow_d=narrow_d, lse=lse
-    )
     configs = [parse_config(text) for text in (config, diff) if text is not None]
     name = options.arch_of(arch).name
-    kernels = [_compile(c, traits, name) for c in configs]
+    kernels = [_compile(c, needs, name) for c in configs]
     if ptx or sass:
         _print_listing([k.ptx if ptx else disassemble(k.cubin) for k in kernels], configs)
         return
     with_sass = _can_disassemble()
     mixes = [_mix(kernel, whole, with_sass) for kernel in kernels]
-    show(_rows(mixes), json=json, csv=csv, title=" | ".join(c.short_form() for c in configs))
-    if len(kernels) == 2 and code_hash(kernels[0].cubin) == code_hash(kernels[1].cubin):
+    rows = _rows(mixes)
+    if diff is None:
+        title = f"instructions of {configs[0].short_form()}"
+    else:
+        rows = [row for row in rows if row["difference"]]
+        changes = changed(configs[0], configs[1])
+        title = f"count: {configs[0].short_form()}\nother: {changes or 'the same'}"
+    show(rows, json=json, csv=csv, every=every, title=title)
+    if len(kernels) == 2 and kernels[0].code == kernels[1].code:
         note("The machine code of both is the same: they are aliases.")
 
 
-def _compile(config: KernelConfig, traits: ForwardTraits, arch: str) -> CompiledKernel:
+def _compile(config: KernelConfig, needs: Needs, arch: str) -> CompiledKernel:
     config.require_buildable(options.arch_of(arch))
-    return compile_kernel(config, traits, arch)
+    return compile_kernel(config, needs, arch)
 
 
 def _can_disassemble() -> bool:
@@ -96,7 +98,7 @@ def _mix(kernel: CompiledKernel, whole: bool, with_sass: bool) -> Counter[tuple[
 
 
 def _rows(mixes: list[Counter[tuple[str, str]]]) -> list[dict[str, object]]:
-    """The commonest first within each listing; with two kernels, what differs most first."""
+    """The most frequent first in each listing; of two kernels, what differs most first."""
     rows: list[dict[str, object]] = []
     first, last = mixes[0], mixes[-1]
     keys = sorted(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,19 +13,19 @@ import typer
 from flashsmith.arch import get as get_arch
 from flashsmith.base.errors import ArgumentError
 from flashsmith.cli import options
+from flashsmith.cli.declared import FACT_OPTIONS, Facts, takes_facts
 from flashsmith.cli.output import Row, note, show
 from flashsmith.cli.places import counted_places, none_fits
-from flashsmith.cli.shapes import shape_text
 from flashsmith.kernels import KernelConfig, parse_config
 from flashsmith.kernels.parse import looks_like_config
 from flashsmith.measure.environment import commit_of_checkout
 from flashsmith.measure.record import Record, append_records
 from flashsmith.problem.attention import AttentionProblem
-from flashsmith.problem.text import problem_fields
-from flashsmith.report.sources import PLACE, ReportData, gather
+from flashsmith.problem.text import problem_fields, problem_text
+from flashsmith.report.sources import LIMIT, OVER_FIRST, PLACE, ReportData, gather
 from flashsmith.tuner.run import predict
 from flashsmith.tuner.run.candidates import competes
-from flashsmith.tuner.run.counting import Places, sm_count_of
+from flashsmith.tuner.run.counting import Place, Places, sm_count_of
 from flashsmith.tuner.store.outcome import Timed
 
 AgainstOption = Annotated[
@@ -43,9 +44,19 @@ Times = dict[tuple[str, AttentionProblem], dict[KernelConfig, float]]
 
 
 # What describes a problem; records hold their own.
-PROBLEM = ("seq_lens", "d_heads", "batch", "heads", "kv_heads", "causal", "both_masks", "dtype")
+PROBLEM = (
+    "seq_lens",
+    "d_heads",
+    "batch",
+    "heads",
+    "kv_heads",
+    "both_masks",
+    "dtype",
+    *FACT_OPTIONS,
+)
 
 
+@takes_facts
 def command(
     context: typer.Context,
     key: options.KeyArgument = None,
@@ -56,10 +67,11 @@ def command(
     batch: options.GridBatchOption = None,
     heads: options.GridHeadsOption = None,
     kv_heads: options.KvHeadsOption = None,
-    causal: options.CausalOption = False,
+    facts: Facts = {},  # noqa: B006 - users see options in its place
     both_masks: options.BothMasksOption = False,
     dtype: options.DTypeOption = "bf16",
     output: OutputOption = None,
+    every: options.AllOption = False,
     json: options.JsonOption = False,
     csv: options.CsvOption = False,
 ) -> None:
@@ -72,7 +84,8 @@ def command(
     if against:
         options.refuse_given(context, PROBLEM, "with --against, whose records name their problems")
         rows = _qualities(_times_of(gather(_existing(against)), key), arch_name, output)
-        show(rows, json=json, csv=csv, title="the predicted order against measured times")
+        title = "the predicted order against measured times"
+        show(rows, json=json, csv=csv, every=every, title=title)
         _say_verdict(rows)
         return
     configs = options.configs_of(key, "tune")
@@ -82,8 +95,8 @@ def command(
         batch=batch,
         heads=heads,
         kv_heads=kv_heads,
-        causal=causal,
         both_masks=both_masks,
+        facts=facts,
         dtype=dtype,
     )
     pairs = [(c, p) for p in problems for c in configs if competes(c, p, configs)]
@@ -92,10 +105,17 @@ def command(
     places = counted_places(pairs, arch_name, sm_count_of("", arch_name))
     _append(output, places, "", arch_name)
     rows = [
-        {"predicted_place": place, "config": config.short_form(), "problem": shape_text(problem)}
+        {
+            "predicted_place": int(place),
+            "config": config.short_form(),
+            "problem": problem_text(problem),
+            "cycles_over_first": _rounded(place),
+            "limit": place.limit or None,
+        }
         for (config, problem), place in places.items()
     ]
-    show(rows, json=json, csv=csv, title=f"predicted for {arch_name}; nothing is timed")
+    title = f"predicted for {arch_name}; nothing is timed"
+    show(rows, json=json, csv=csv, every=every, title=title)
 
 
 def _existing(paths: list[Path]) -> list[Path]:
@@ -156,7 +176,7 @@ def _qualities(times: Times, arch: str, output: Path | None) -> list[Row]:
             rows.append(
                 {
                     "gpu": gpu,
-                    "problem": shape_text(problem),
+                    "problem": problem_text(problem),
                     "configurations": good.count,
                     "rank_correlation": round(good.rank_correlation, 3),
                     "top_5_regret": round(good.top_5_regret, 4),
@@ -177,13 +197,18 @@ def _append(path: Path | None, places: Places, gpu: str, arch: str) -> None:
         [
             Record(
                 {"suite": "prediction", "name": config.short_form(), **problem_fields(problem)},
-                {PLACE: place},
+                {PLACE: int(place), OVER_FIRST: _rounded(place), LIMIT: place.limit},
                 environment,
             )
             for (config, problem), place in places.items()
         ],
     )
     note(f"{len(places)} places appended to {path}")
+
+
+def _rounded(place: Place) -> float | None:
+    """The predicted cycles over those of the first; None for what could not be counted."""
+    return round(place.cycles_over_first, 4) if math.isfinite(place.cycles_over_first) else None
 
 
 def _say_verdict(rows: list[Row]) -> None:

@@ -25,6 +25,7 @@ from flashsmith.bench.profile_groups import (
     profile_groups,
 )
 from flashsmith.cli import options
+from flashsmith.cli.declared import Facts, takes_facts
 from flashsmith.cli.output import Row, note, show
 from flashsmith.cli.progress import progress_bar
 from flashsmith.kernels import KernelConfig
@@ -56,6 +57,7 @@ TABLE = (
 Times = Mapping[tuple[str, AttentionProblem], float]
 
 
+@takes_facts
 def command(
     key: options.KeyArgument = None,
     seq_lens: options.SeqLensOption = "4096",
@@ -63,11 +65,12 @@ def command(
     batch: options.GridBatchOption = None,
     heads: options.GridHeadsOption = None,
     kv_heads: options.KvHeadsOption = None,
-    causal: options.CausalOption = False,
+    facts: Facts = {},  # noqa: B006 - users see options in its place
     runs: RunsOption = 1,
     reference: ReferenceOption = True,
     records: RecordsOption = None,
     output: options.AppendOption = None,
+    every: options.AllOption = False,
     json: options.JsonOption = False,
     csv: options.CsvOption = False,
 ) -> None:
@@ -76,7 +79,7 @@ def command(
     Example: KERNELS=tune flashsmith profile --seq-lens 1024,4096 --d-heads 128 --runs 1 --csv
     """
     configs = options.configs_of(key, "prog")
-    problems = _problems(configs, seq_lens, d_heads, batch, heads, kv_heads, causal)
+    problems = _problems(configs, seq_lens, d_heads, batch, heads, kv_heads, facts)
     job = Job(tasks_of(configs, problems), runs, reference)
     times = _times(records) if records is not None else {}
     if not has_cuda():
@@ -89,7 +92,7 @@ def command(
     rows = [_row(one, times) for one in found.profiles]
     columns = None if json or csv or not rows else [name for name in TABLE if name in rows[0]]
     title = f"Counters on this GPU; times_as_fast is against {REFERENCE} in the same run"
-    show(rows, json=json, csv=csv, columns=columns, title=title)
+    show(rows, json=json, csv=csv, columns=columns, every=every, title=title)
     if found.failures:
         note(f"{len(rows)} rows are what there is; more are missing")
         raise typer.Exit(FAILED)
@@ -150,7 +153,7 @@ def _problems(
     batch: int | None,
     heads: int | None,
     kv_heads: int | None,
-    causal: bool,
+    facts: Facts,
 ) -> list[AttentionProblem]:
     """The grid, for every element type of the configurations."""
     widths = d_heads or ",".join(str(d) for d in dict.fromkeys(c.d_head for c in configs))
@@ -163,8 +166,7 @@ def _problems(
             batch=batch,
             heads=heads,
             kv_heads=kv_heads,
-            causal=causal,
-            both_masks=False,
+            facts=facts,
             dtype=dtype.name,
         )
     ]

@@ -13,16 +13,18 @@ from flashsmith.arch import get as get_arch
 from flashsmith.base.errors import ArgumentError
 from flashsmith.bench.ladder import KNOB, LADDER, Step, ablation, steps_of
 from flashsmith.cli import options
+from flashsmith.cli.declared import Facts, takes_facts
 from flashsmith.cli.output import Row, note, show
 from flashsmith.cli.places import counted
-from flashsmith.cli.shapes import shape_text
 from flashsmith.kernels import KernelConfig, get_kernel_configs, parse_config
 from flashsmith.kernels.parse import looks_like_config
 from flashsmith.kernels.sets import named_sets
+from flashsmith.kernels.varying import changed
 from flashsmith.measure.facts import facts_of
 from flashsmith.measure.interleaved import Comparison, Regime
 from flashsmith.problem.attention import AttentionProblem
-from flashsmith.problem.cost import forward_cost
+from flashsmith.problem.cost import cost_of
+from flashsmith.problem.text import problem_text
 from flashsmith.runtime.devices import default_device, default_device_name
 
 LadderArgument = Annotated[
@@ -45,6 +47,7 @@ TABLE = (
 )
 
 
+@takes_facts
 def command(
     context: typer.Context,
     ladder: LadderArgument = None,
@@ -55,7 +58,7 @@ def command(
     batch: options.GridBatchOption = None,
     heads: options.GridHeadsOption = None,
     kv_heads: options.KvHeadsOption = None,
-    causal: options.CausalOption = False,
+    facts: Facts = {},  # noqa: B006 - users see options in its place
     rounds: options.RoundsOption = None,
     sustained: options.SustainedOption = False,
     output: options.AppendOption = None,
@@ -74,22 +77,33 @@ def command(
     if not can_time:
         options.refuse_given(context, ABOUT_TIMES, "without a GPU, and nothing is timed here")
         note(f"No GPU is used: resources for {arch_name} and the emulator's counters, no times.")
-    known = counted(configs, arch_name, causal=causal)
+    known = counted(configs, arch_name, causal=bool(facts.get("causal")))
     # One that does not compile has no facts: asked here, the compiler's error is shown.
-    facts = [known.get(c) or facts_of(c, arch_name, causal=causal) for c in configs]
+    figures = [
+        known.get(c) or facts_of(c, arch_name, causal=bool(facts.get("causal"))) for c in configs
+    ]
     rows: list[Row] = []
     for length in options.numbers_of("--seq-lens", seq_lens):
-        problem = _problem(configs[0], length, batch, heads, kv_heads, causal)
+        problem = _problem(configs[0], length, batch, heads, kv_heads, facts)
         regime: Regime = "sustained" if sustained else "burst"
         run = _time(configs, problem, rounds or options.ROUNDS, regime) if can_time else None
         if run is not None and output is not None:
             _append(output, run, problem, KNOB + knob if knob else LADDER)
-        steps = steps_of(configs, facts, run, against_first=knob is not None)
+        steps = steps_of(configs, figures, run, against_first=knob is not None)
         rows += [_row(step, problem, run) for step in steps]
+    if not (json or csv):
+        adds = _short_adds(configs, against_first=knob is not None)
+        rows = [{**row, "adds": adds[n % len(adds)]} for n, row in enumerate(rows)]
     what = f"knob {knob}" if knob else "the ladder"
     columns = None if json or csv else [name for name in TABLE if name in rows[0]]
-    title = f"{what} on {'this GPU' if can_time else arch_name}, from {configs[0].short_form()}"
+    title = f"{what} on {'this GPU' if can_time else arch_name}\nfrom {configs[0].short_form()}"
     show(rows, json=json, csv=csv, columns=columns, title=title)
+
+
+def _short_adds(configs: Sequence[KernelConfig], *, against_first: bool) -> list[str]:
+    """What each step adds, in the words of short forms, which take less room."""
+    before = [configs[0]] * len(configs) if against_first else configs
+    return ["the start", *(changed(a, b) for a, b in zip(before, configs[1:], strict=False))]
 
 
 def _configs(ladder: str | None, knob: str | None) -> list[KernelConfig]:
@@ -116,7 +130,7 @@ def _problem(
     batch: int | None,
     heads: int | None,
     kv_heads: int | None,
-    causal: bool,
+    facts: Facts,
 ) -> AttentionProblem:
     return options.problems_of(
         seq_lens=str(length),
@@ -124,8 +138,7 @@ def _problem(
         batch=batch,
         heads=heads,
         kv_heads=kv_heads,
-        causal=causal,
-        both_masks=False,
+        facts=facts,
         dtype=config.dtype.name,
     )[0]
 
@@ -136,14 +149,13 @@ def _time(
     rounds: int,
     regime: Regime,
 ) -> Comparison:
+    from flashsmith.measure.environment import timed_device
     from flashsmith.measure.timed_configs import time_configs
-    from flashsmith.runtime.cuda.device import CudaDevice
 
-    gpu = default_device("cuda")
-    assert isinstance(gpu, CudaDevice)
+    gpu = timed_device(default_device("cuda"))
     run = time_configs(gpu, configs, problem, rounds=rounds, regime=regime)
     if run.is_void:
-        note(f"void, the control is {run.control.median:.4f}: {shape_text(problem)}")
+        note(f"void, the control is {run.control.median:.4f}: {problem_text(problem)}")
     return run
 
 
@@ -153,14 +165,14 @@ def _append(path: Path, run: Comparison, problem: AttentionProblem, suite: str) 
     from flashsmith.measure.record import append_records, records_of
 
     environment = environment_of(default_device("cuda"), compiler=find_nvrtc().compiler)
-    flops = forward_cost(problem).flops
+    flops = cost_of(problem).flops
     append_records(path, records_of(run, problem, environment, suite=suite, flops=flops))
 
 
 def _row(step: Step, problem: AttentionProblem, run: Comparison | None) -> Row:
     row: dict[str, object] = {"config": step.config.short_form(), "adds": step.adds}
     if run is not None and step.timed is not None:
-        cost = forward_cost(problem)
+        cost = cost_of(problem)
         row["length"] = problem.q_len
         row["median_us"] = round(step.timed.time_us.median, 2)
         row["tflops"] = round(cost.tflops(step.timed.time_us.median / 1e6), 1)

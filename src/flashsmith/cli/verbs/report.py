@@ -39,5 +39,5 @@ def command(
             f"progression or tune."
         )
     charts = write_page(data, output, reproduce=f"flashsmith {shlex.join(sys.argv[1:])}")
-    note(f"{charts} charts from {data.source}")
+    note(f"Written from {data.source}: {charts} chart{'' if charts == 1 else 's'}.")
     say(str(output))

@@ -13,10 +13,10 @@ from flashsmith.base import settings
 from flashsmith.base.errors import ArgumentError
 from flashsmith.cli import options
 from flashsmith.cli.output import Row, note, show
-from flashsmith.cli.shapes import shape_text
 from flashsmith.cli.verbs.results_compared import compared
 from flashsmith.compile.nvrtc.library import find_nvrtc
 from flashsmith.kernels import parse_config
+from flashsmith.problem.text import problem_text
 from flashsmith.tuner.store import exchange
 from flashsmith.tuner.store.database import ResultStore, read_store
 from flashsmith.tuner.store.measurement import Measurement
@@ -40,6 +40,7 @@ def command(
     files: FilesArgument = None,
     store: options.StoreOption = None,
     output: OutputOption = None,
+    every: options.AllOption = False,
     json: options.JsonOption = False,
     csv: options.CsvOption = False,
 ) -> None:
@@ -65,8 +66,9 @@ def command(
         options.refuse_together({action: True, "--json": json})
         options.refuse_together({action: True, "--csv": csv})
     if action in ("diff", "picks"):
-        title, rows = compared(action, *(Path(name) for name in names))
-        show(rows, json=json, csv=csv, title=title)
+        both = compared(action, *(Path(name) for name in names))
+        columns = None if json or csv else both.columns
+        show(both.rows, json=json, csv=csv, columns=columns, every=every, title=both.title)
         return
     if action in ("merge", "import"):
         # Everything is read and checked before the first row is added.
@@ -87,7 +89,8 @@ def command(
         return
     wanted = parse_config(names[0]).short_form() if action == "show" else None
     rows = _list_rows(read_store(path), lambda m: wanted in (None, m.key.config))
-    show(rows, json=json, csv=csv, title=f"{len(rows)} measurements in {path}")
+    title = f"{len(rows)} measurements in {path}"
+    show(rows, json=json, csv=csv, every=every, title=title)
     if wanted and not rows:
         note(f"{path} holds no measurement of {wanted}; `flashsmith results list` shows all.")
 
@@ -124,7 +127,7 @@ def _list_rows(found: list[Measurement], wanted: Callable[[Measurement], bool]) 
     return [
         {
             "config": m.key.config,
-            "problem": shape_text(m.key.problem),
+            "problem": problem_text(m.key.problem),
             "outcome": type(m.outcome).__name__,
             "median_us": m.outcome.median_us if isinstance(m.outcome, Timed) else None,
             "choosable": m.gate,

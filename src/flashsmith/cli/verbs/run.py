@@ -12,13 +12,15 @@ from flashsmith.base.errors import ArgumentError, FlashsmithError
 from flashsmith.check.cases import Case, quick_cases
 from flashsmith.check.survey import Checked, check_one, compile_jobs
 from flashsmith.cli import options
+from flashsmith.cli.declared import Facts, takes_facts
 from flashsmith.cli.output import Row, note, show
 from flashsmith.cli.progress import progress_bar
 from flashsmith.cli.verbs.verify import error_columns
 from flashsmith.compile.compiler import compile_many
 from flashsmith.kernels import KernelConfig
 from flashsmith.problem.attention import AttentionProblem
-from flashsmith.problem.cost import forward_cost
+from flashsmith.problem.cost import cost_of
+from flashsmith.problem.text import problem_text
 from flashsmith.runtime.device import Device
 from flashsmith.runtime.devices import default_device, default_device_name
 
@@ -35,7 +37,6 @@ QLenOption = Annotated[
         help="Query rows, as in 1024,4096; without it 4096 (emulator: 200).",
     ),
 ]
-LseOption = Annotated[bool, typer.Option("--lse", help="Write the log-sum-exp too.")]
 CountersOption = Annotated[
     bool, typer.Option("--counters", help="Emulator: count instructions, conflicts and bytes.")
 ]
@@ -58,10 +59,7 @@ class Request:
     q_len: int
     k_len: int | None
     d_head: int | None
-    causal: bool
-    diagonal: int | None
-    scale: float | None
-    lse: bool
+    facts: Facts
 
     def case_for(self, config: KernelConfig) -> Case:
         """The problem of a configuration, as a case."""
@@ -73,13 +71,12 @@ class Request:
             k_len=self.k_len,
             d_head=self.d_head or config.d_head,
             dtype=config.dtype,
-            causal=self.causal,
-            diagonal=self.diagonal,
-            scale=self.scale,
+            facts=self.facts,
         )
-        return Case("problem", problem, lse=self.lse)
+        return Case("problem", problem)
 
 
+@takes_facts
 def command(
     key: options.KeyArgument = None,
     device: options.DeviceOption = None,
@@ -89,14 +86,12 @@ def command(
     q_len: QLenOption = None,
     k_len: options.KLenOption = None,
     d_head: options.DHeadOption = None,
-    causal: options.CausalOption = False,
-    diagonal: options.DiagonalOption = None,
-    scale: options.ScaleOption = None,
-    lse: LseOption = False,
+    facts: Facts = {},  # noqa: B006 - users see options in its place
     counters: CountersOption = False,
     seed: SeedOption = None,
     rounds: options.RoundsOption = None,
     sustained: SustainedOption = False,
+    every: options.AllOption = False,
     json: options.JsonOption = False,
     csv: options.CsvOption = False,
 ) -> None:
@@ -111,15 +106,16 @@ def command(
     target = _open(name, counters=counters, seed=seed, rounds=rounds, sustained=sustained)
     rows: list[Row] = []
     for length in lengths:
-        request = Request(
-            batch, heads, kv_heads, length, k_len, d_head, causal, diagonal, scale, lse
-        )
+        request = Request(batch, heads, kv_heads, length, k_len, d_head, facts)
         found = _run(target, configs, request, counters=counters)
         if name == "cuda":
             _time(target, configs, request, found, rounds or options.ROUNDS, sustained=sustained)
         each: Row = {"q_len": length} if len(lengths) > 1 else {}
         rows += [{"config": row["config"], **each, **row} for row in found.values()]
-    show(rows, json=json, csv=csv, title=_title(request, lengths, name))
+    if not (json or csv):
+        rows.sort(key=lambda row: row["result"] == "right")  # what is wrong is among those shown
+    title = _title(request.case_for(configs[0]), lengths, name)
+    show(rows, json=json, csv=csv, every=every, title=title)
     if name == "emulator" and any(row["checked_on"] != "problem" for row in rows):
         note("A problem this large was not run: the emulator checked small cases in its place.")
     wrong = sum(row["result"] == "wrong" for row in rows)
@@ -174,7 +170,7 @@ def _run(
 
 def _cases(config: KernelConfig, request: Request) -> tuple[Case, ...]:
     case = request.case_for(config)
-    small = forward_cost(case.problem).flops <= CHECKED_FLOPS
+    small = cost_of(case.problem).flops <= CHECKED_FLOPS
     return (case,) if small else quick_cases(config)
 
 
@@ -197,7 +193,7 @@ def _row(config: KernelConfig, checked: Sequence[Checked]) -> dict[str, object]:
 
 def _counts(device: Device) -> Row:
     """What the emulator counted in its last launch."""
-    report = getattr(device, "last_report", None)
+    report = device.report()
     if report is None or report.counters is None:
         return {}
     counts = report.counters
@@ -226,10 +222,9 @@ def _time(
     sustained: bool,
 ) -> None:
     """Adds times to the rows of configurations that are right, problem by problem."""
+    from flashsmith.measure.environment import timed_device
     from flashsmith.measure.timed_configs import time_configs
-    from flashsmith.runtime.cuda.device import CudaDevice
 
-    assert isinstance(device, CudaDevice)
     by_problem: dict[AttentionProblem, list[KernelConfig]] = {}
     for config in configs:
         if rows[config]["result"] == "right":
@@ -237,17 +232,16 @@ def _time(
     for problem, group in by_problem.items():
         try:
             run = time_configs(
-                device,
+                timed_device(device),
                 group,
                 problem,
-                lse=request.lse,
                 rounds=rounds,
                 regime="sustained" if sustained else "burst",
             )
         except FlashsmithError as error:
             note(f"{problem}: not timed: {error}")
             continue
-        cost = forward_cost(problem, lse=request.lse)
+        cost = cost_of(problem)
         for config, timed in zip(group, run.timed, strict=True):
             rows[config] |= {
                 "median_us": round(timed.time_us.median, 2),
@@ -260,11 +254,7 @@ def _time(
         note(f"control {run.control.median:.4f}{warning}")
 
 
-def _title(request: Request, lengths: Sequence[int], device: str) -> str:
-    rows = ", ".join(map(str, lengths))
-    keys = rows if request.k_len is None else request.k_len
-    mask = "causal" if request.causal else "full"
-    return (
-        f"batch {request.batch}, heads {request.heads}/{request.kv_heads or request.heads}, "
-        f"{rows} x {keys}, {mask}, on {device}"
-    )
+def _title(case: Case, lengths: Sequence[int], device: str) -> str:
+    shape = problem_text(case.problem)
+    others = f" (and {', '.join(map(str, lengths[:-1]))})" if len(lengths) > 1 else ""
+    return f"{shape}{others}, on {device}"

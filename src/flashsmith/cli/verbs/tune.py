@@ -13,6 +13,7 @@ import typer
 from flashsmith.base import settings
 from flashsmith.base.errors import ArgumentError
 from flashsmith.cli import options
+from flashsmith.cli.declared import Facts, takes_facts
 from flashsmith.cli.output import show
 from flashsmith.cli.verbs.tune_place import (
     AddressOption,
@@ -65,6 +66,7 @@ DEFAULT_TRIALS = 200
 _UNITS = {"s": 1, "m": 60, "h": 3600}
 
 
+@takes_facts
 def command(
     key: options.KeyArgument = None,
     device: options.DeviceOption = None,
@@ -74,7 +76,7 @@ def command(
     batch: options.GridBatchOption = None,
     heads: options.GridHeadsOption = None,
     kv_heads: options.KvHeadsOption = None,
-    causal: options.CausalOption = False,
+    facts: Facts = {},  # noqa: B006 - users see options in its place
     both_masks: options.BothMasksOption = False,
     dtype: options.DTypeOption = "bf16",
     budget: BudgetOption = None,
@@ -89,6 +91,7 @@ def command(
     export: ExportOption = None,
     bundle: BundleOption = None,
     output: PageOption = Path("flashsmith-tune.html"),
+    every: options.AllOption = False,
     json: options.JsonOption = False,
     csv: options.CsvOption = False,
 ) -> None:
@@ -106,8 +109,8 @@ def command(
         batch=batch,
         heads=heads,
         kv_heads=kv_heads,
-        causal=causal,
         both_masks=both_masks,
+        facts=facts,
         dtype=dtype,
     )
     model = parse_config(same_bits_as) if same_bits_as else None
@@ -118,12 +121,11 @@ def command(
     with where as (target, pool), ResultStore(path) as opened:
         _require_times(target, {"--export": export, "--bundle": bundle, "--search": wish.trials})
         found = carry_out(wish, target, opened, pool)
-        rows = rows_of(found.results, target, found.places)
-        show(rows, json=json, csv=csv, title=title_of(target, found.places))
-        say_end(found, path, time.time() - began)
+        rows, title = rows_of(found.results, target, found.places), title_of(target, found.places)
+        show(rows, json=json, csv=csv, every=every, title=title)
         if export or bundle:
             write_table(opened, target.gpu, export, bundle)
-    write_charts(found.results, output, found.places)
+    say_end(found, path, began, page=write_charts(found.results, output, found.places))
     raise typer.Exit(1 if found.is_all_wrong else 0)
 
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from flashsmith.base.errors import Unsupported
 from flashsmith.cli.output import Row, note
-from flashsmith.cli.shapes import shape_text
+from flashsmith.cli.table import MOST_ROWS
 from flashsmith.cli.verbs.tune_steps import Found
 from flashsmith.problem.attention import AttentionProblem
-from flashsmith.problem.cost import forward_cost
+from flashsmith.problem.cost import cost_of
+from flashsmith.problem.text import problem_text
 from flashsmith.tuner.run.candidates import artefact_facts
 from flashsmith.tuner.run.counting import Places
 from flashsmith.tuner.run.ranking import LAST, Result, bits_of
@@ -22,6 +24,7 @@ from flashsmith.tuner.store.database import ResultStore
 from flashsmith.tuner.store.outcome import Timed, Verified, reason_of
 
 Results = Mapping[AttentionProblem, list[Result]]
+FIRST = 3  # of a problem that the last lines name
 UNRACED = " (its last race was void or failed: chosen by the times of the step before)"
 
 
@@ -32,10 +35,20 @@ def rows_of(results: Results, target: Target, places: Places) -> list[Row]:
         if target.can_time:
             rows += [_row(result, target) for result in group]
             continue
-        placed = [(places.get((r.candidate.config, r.candidate.problem)), r) for r in group]
-        placed.sort(key=lambda item: (item[0] is None, item[0] or 0))
-        rows += [{"predicted_place": place, **_row(r, target)} for place, r in placed]
+        rows += [
+            {"predicted_place": _place(result, places), **_row(result, target)}
+            for result in _in_order(group, places)
+        ]
     return rows
+
+
+def _place(result: Result, places: Places) -> int | None:
+    return places.get((result.candidate.config, result.candidate.problem))
+
+
+def _in_order(group: Sequence[Result], places: Places) -> list[Result]:
+    """In predicted order, those without a place last; as ranked where nothing was predicted."""
+    return sorted(group, key=lambda result: _place(result, places) or len(group) + 1)
 
 
 def title_of(target: Target, places: Places) -> str:
@@ -46,27 +59,57 @@ def title_of(target: Target, places: Places) -> str:
     return f"verified for {target.arch} in {target.gpu}; {order}"
 
 
-def say_end(found: Found, path: Path, seconds: float) -> None:
-    """What was done, what was chosen, and the line that does it again."""
-    results = found.results
-    everything = [result for group in results.values() for result in group]
+def say_end(found: Found, path: Path, began: float, page: str = "") -> None:
+    """What was done, the first of each problem, the line that does it again, and the files."""
+    everything = [result for group in found.results.values() for result in group]
     sound = sum(isinstance(r.measurement.outcome, Timed | Verified) for r in everything)
     note(
         f"{len(everything)} candidates, {sound} right; {found.measured} of them new, the rest "
-        f"known from before; {seconds:.0f} s."
+        f"known from before; {time.time() - began:.0f} s."
     )
     if found.unreached:
         note(f"{found.unreached} were not reached within the budget; the same line again goes on.")
-    for problem, group in results.items():
-        winner = next((r for r in group if r.is_winner), None)
-        if winner is not None:
-            how = "" if winner.measurement.key.protocol == LAST else UNRACED
-            note(f"{shape_text(problem)}: {winner.candidate.config.short_form()}{how}")
-    note(f"Kept in {path}. Again: flashsmith {shlex.join(sys.argv[1:])}")
+    named = FIRST if len(found.results) <= FIRST else 1
+    for number, (problem, group) in enumerate(found.results.items()):
+        if number == MOST_ROWS:
+            rest = len(found.results) - number
+            note(f"{rest} more problems: flashsmith results list --store {path} --all")
+            break
+        for line in _first_of(problem, group, found.places, named):
+            note(line)
+    note(f"Again: flashsmith {shlex.join(sys.argv[1:])}")
+    note(f"Kept in {path}{f'; {page}' if page else ''}.")
 
 
-def write_charts(results: Results, path: Path, places: Places) -> None:
-    """Writes the page of charts, where the library for it is installed."""
+def _first_of(
+    problem: AttentionProblem, group: Sequence[Result], places: Places, most: int
+) -> list[str]:
+    """The first of a problem: by their times, or as predicted where there are none."""
+    timed = [r for r in group if isinstance(r.measurement.outcome, Timed) and not r.passed_over]
+    if not timed and not places:
+        return []
+    timed.sort(key=lambda result: not result.is_winner)  # who passed the gate, then by time
+    first = (timed or _in_order(group, places))[:most]
+    lines = [f"{problem_text(problem)}{'' if timed else ', as predicted, not timed'}:"]
+    for number, result in enumerate(first, start=1):
+        how = f"{_time_text(result, first[0])}{result.candidate.config.short_form()}"
+        is_unraced = result.is_winner and result.measurement.key.protocol != LAST
+        lines.append(f"  {number}. {how}{UNRACED if is_unraced else ''}")
+    return lines
+
+
+def _time_text(result: Result, first: Result) -> str:
+    """The time of the first, and of the others how much longer they take."""
+    mine, best = result.measurement.outcome, first.measurement.outcome
+    if not (isinstance(mine, Timed) and isinstance(best, Timed)):
+        return ""
+    if result is first:
+        return f"{mine.median_us:.1f} µs  "
+    return f"{mine.median_us / best.median_us - 1:+.1%}  "
+
+
+def write_charts(results: Results, path: Path, places: Places) -> str:
+    """Writes the page of charts, where the library for it is installed; says what it wrote."""
     from flashsmith.report.page import write_page
     from flashsmith.report.sources import ReportData
 
@@ -74,11 +117,11 @@ def write_charts(results: Results, path: Path, places: Places) -> None:
     named = {(config.short_form(), problem): place for (config, problem), place in places.items()}
     again = f"flashsmith {shlex.join(sys.argv[1:])}"
     try:
-        charts = write_page(ReportData((), found, "this run", named), path, reproduce=again)
+        write_page(ReportData((), found, "this run", named), path, reproduce=again)
     except Unsupported as error:
         note(str(error))
-    else:
-        note(f"Open {path}: {charts} charts.")
+        return ""
+    return f"open {path}"
 
 
 def write_table(store: ResultStore, gpu: str, table: Path | None, bundle: Path | None) -> None:
@@ -97,12 +140,12 @@ def _row(result: Result, target: Target) -> dict[str, object]:
     facts = artefact_facts(candidate)
     row: dict[str, object] = {
         "config": candidate.config.short_form(),
-        "problem": shape_text(candidate.problem),
+        "problem": problem_text(candidate.problem),
         "outcome": type(outcome).__name__,
     }
     if target.can_time:
         median_us = outcome.median_us if isinstance(outcome, Timed) else None
-        cost = forward_cost(candidate.problem)
+        cost = cost_of(candidate.problem)
         row["winner"] = result.is_winner
         row["median_us"] = round(median_us, 2) if median_us else None
         row["tflops"] = round(cost.tflops(median_us / 1e6), 1) if median_us else None

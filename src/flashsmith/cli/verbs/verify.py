@@ -33,6 +33,7 @@ def command(
     device: options.DeviceOption = None,
     cases: CasesOption = "quick",
     workers: WorkersOption = None,
+    every: options.AllOption = False,
     json: options.JsonOption = False,
     csv: options.CsvOption = False,
 ) -> None:
@@ -53,7 +54,9 @@ def command(
             )
     rows = [_row(one) for one in checked]
     columns = COLUMNS if json or csv else _used(rows)
-    show(rows, json=json, csv=csv, columns=columns, title=f"verified on {name}")
+    if not (json or csv):
+        rows.sort(key=lambda row: row["result"] == "right")  # what is wrong is among those shown
+    show(rows, json=json, csv=csv, columns=columns, every=every, title=f"verified on {name}")
     wrong = sum(one.wrong for one in checked)
     refused = sum(bool(one.refusal) for one in checked)
     note(f"{len(checked) - wrong - refused} right, {wrong} wrong, {refused} cannot run here.")

@@ -9,7 +9,7 @@ from pathlib import Path
 from flashsmith.arch import Arch
 from flashsmith.base.errors import FlashsmithError, Unsupported
 from flashsmith.compile.ahead_of_time.bundle import write_bundle
-from flashsmith.compile.ahead_of_time.registry import REGISTERED_TRAITS
+from flashsmith.compile.ahead_of_time.registry import REGISTERED_NEEDS
 from flashsmith.compile.artefact import Built
 from flashsmith.compile.cache.kernel_cache import KernelCache
 from flashsmith.compile.compiler import CompileJob, compile_many
@@ -33,16 +33,16 @@ def build_bundle(
     if not pairs:
         reasons = {why_not(config, arch) for arch in arches for config in configs}
         raise Unsupported(f"no configuration fits: {'; '.join(sorted(reasons))}")
-    jobs = [CompileJob(c, traits, a.name) for c, a in pairs for traits in REGISTERED_TRAITS]
+    jobs = [CompileJob(c, needs, a.name) for c, a in pairs for needs in REGISTERED_NEEDS]
     made = compile_many(jobs, workers=workers, progress=progress, cache=cache)
     kernels, left_out = [], []
     for job, kernel in zip(jobs, made, strict=True):
         if isinstance(kernel, Unsupported):  # the compiler showed that it is not worth having
-            left_out.append(f"{job.arch} {job.traits.identifier()}: {kernel}")
+            left_out.append(f"{job.arch} {job.needs.identifier()}: {kernel}")
         elif isinstance(kernel, FlashsmithError):
             raise kernel
         else:
-            kernels.append((job.config, job.traits, kernel))
+            kernels.append((job.config, job.needs, kernel))
     n_bytes = write_bundle(kernels, path)
     return Built(
         path=path,

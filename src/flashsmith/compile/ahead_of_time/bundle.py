@@ -22,15 +22,15 @@ from flashsmith.base.json_text import parse_json
 from flashsmith.compile.artefact import CompiledKernel, Resources
 from flashsmith.kernels.kernel import KernelConfig
 from flashsmith.kernels.parse import parse_config
-from flashsmith.problem.needs import ForwardTraits
+from flashsmith.problem.needs import Needs
 
 FORMAT = "flashsmith bundle"
-SCHEMA = 1
+SCHEMA = 2
 MANIFEST = "manifest.json"
 FIXED_TIME = (1980, 1, 1, 0, 0, 0)  # equal kernels give an equal file
 MAX_FILE_BYTES = 64 << 20  # far above any kernel, far below what could hurt
 
-Key = tuple[KernelConfig, ForwardTraits, str]
+Key = tuple[KernelConfig, Needs, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,20 +64,18 @@ class Bundle:
         """The architectures it holds kernels for."""
         return sorted({arch for _, _, arch in self._listed})
 
-    def kernel(self, config: KernelConfig, traits: ForwardTraits, arch: str) -> CompiledKernel:
-        """The kernel with the fewest traits that computes a problem of `traits`."""
-        if (config, traits, arch) in self._listed:
-            return self._read((config, traits, arch))
+    def kernel(self, config: KernelConfig, needs: Needs, arch: str) -> CompiledKernel:
+        """The kernel with the fewest needs that computes a problem of `needs`."""
+        if (config, needs, arch) in self._listed:
+            return self._read((config, needs, arch))
         self._require_registered(config, arch)
         covering = [
-            (sum(asdict(t).values()), t)
-            for c, t, a in self._listed
-            if c == config and a == arch and t.covers(traits)
+            (len(t), t) for c, t, a in self._listed if c == config and a == arch and t.covers(needs)
         ]
         if not covering:
             raise Unsupported(
                 f"{config.short_form()}: {self.path} holds no kernel of it for "
-                f"{traits.identifier()}; build the bundle anew."
+                f"{needs.identifier()}; build the bundle anew."
             )
         return self._read((config, min(covering)[1], arch))
 
@@ -121,7 +119,7 @@ class Bundle:
 
 
 def write_bundle(
-    kernels: Iterable[tuple[KernelConfig, ForwardTraits, CompiledKernel]],
+    kernels: Iterable[tuple[KernelConfig, Needs, CompiledKernel]],
     path: Path,
     *,
     with_ptx: bool = True,
@@ -134,10 +132,10 @@ def write_bundle(
     beside = path.with_name(f".{path.name}-{os.getpid()}")
     listed = []
     with zipfile.ZipFile(beside, "w", zipfile.ZIP_DEFLATED) as archive:
-        for config, traits, kernel in kernels:
+        for config, needs, kernel in kernels:
             place = f"{kernel.arch}/{kernel.name}"
             _write(archive, f"{place}.cubin", kernel.cubin)
-            facts = _facts(config, traits, kernel)
+            facts = _facts(config, needs, kernel)
             if with_ptx:
                 _write(archive, f"{place}.ptx", kernel.ptx.encode())
                 facts["ptx"] = hashlib.sha256(kernel.ptx.encode()).hexdigest()
@@ -159,7 +157,7 @@ def read_bundle(path: Path) -> Bundle:
         listed = {}
         for facts in manifest["kernels"]:
             _require_types(facts)
-            key = configs[facts["config"]], ForwardTraits(**facts["traits"]), facts["arch"]
+            key = configs[facts["config"]], Needs(tuple(facts["needs"])), facts["arch"]
             listed[key] = _Listed(facts["name"], facts)
         return Bundle(path, listed)
     except FileNotFoundError as error:
@@ -174,8 +172,10 @@ def _require_types(facts: dict[str, Any]) -> None:  # Any: JSON
     for name in ("arch", "name", "source_hash"):
         if not isinstance(facts[name], str):
             raise DamagedFile(f"{name} is {facts[name]!r}, no text")
-    if not all(isinstance(holds, bool) for holds in facts["traits"].values()):
-        raise DamagedFile(f"traits are {facts['traits']!r}")
+    if not isinstance(facts["needs"], list) or not all(
+        isinstance(name, str) for name in facts["needs"]
+    ):
+        raise DamagedFile(f"needs are {facts['needs']!r}, not a list of texts")
 
 
 def open_bundle(path: Path) -> Bundle:
@@ -244,12 +244,10 @@ def _checked(archive: zipfile.ZipFile, name: str, digest: str) -> bytes:
     return data
 
 
-def _facts(
-    config: KernelConfig, traits: ForwardTraits, kernel: CompiledKernel
-) -> dict[str, object]:
+def _facts(config: KernelConfig, needs: Needs, kernel: CompiledKernel) -> dict[str, object]:
     return {
         "config": config.short_form(),
-        "traits": asdict(traits),
+        "needs": list(needs),
         "arch": kernel.arch,
         "name": kernel.name,
         "cubin": hashlib.sha256(kernel.cubin).hexdigest(),

@@ -13,7 +13,7 @@ from flashsmith.arch import Arch
 from flashsmith.base.errors import Unsupported
 from flashsmith.compile.ahead_of_time import nvcc
 from flashsmith.compile.ahead_of_time.registry import (
-    REGISTERED_TRAITS,
+    REGISTERED_NEEDS,
     WrittenRegistry,
     write_registry,
 )
@@ -46,7 +46,7 @@ def build_library(
     return Built(
         path=place,
         n_configs=len(written.units),
-        n_kernels=len(REGISTERED_TRAITS) * sum(len(names) for names in targets.values()),
+        n_kernels=len(REGISTERED_NEEDS) * sum(len(names) for names in targets.values()),
         n_bytes=place.stat().st_size,
         seconds=time.perf_counter() - started,
         compiler=nvcc.nvcc_version(compiler),

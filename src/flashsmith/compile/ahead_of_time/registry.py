@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, fields, replace
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
 from flashsmith.base.errors import ArgumentError, Unsupported
 from flashsmith.compile.header_closure import INCLUDE_ROOT, header_closure
-from flashsmith.compile.unit import kernel_entry
+from flashsmith.compile.unit import kernel_entry, structs
 from flashsmith.kernels.kernel import KernelConfig
-from flashsmith.problem.needs import ForwardTraits
+from flashsmith.problem.needs import Needs
 
 HOST_ROOT = INCLUDE_ROOT.parent / "host"
 HOST_FILES = ("flashsmith.h", "flashsmith.cu", "forward_kernel.cuh")
-GENERAL = ForwardTraits(**{field.name: True for field in fields(ForwardTraits)})
+GENERAL = Needs(("causal", "lse", "ragged_q", "ragged_k", "narrow_d"))
 # Four kernels a configuration: the two that are asked for most, bare, and two that compute every
 # problem. The log-sum-exp divides these because it changes how a kernel adds up its rows: each
 # problem gets the bits of the kernel made for it. The first that covers a problem runs it.
-REGISTERED_TRAITS = (
-    ForwardTraits(),
-    ForwardTraits(causal=True),
-    replace(GENERAL, lse=False),
+REGISTERED_NEEDS = (
+    Needs(),
+    Needs(("causal",)),
+    Needs(("causal", "ragged_q", "ragged_k", "narrow_d")),
     GENERAL,
 )
 
@@ -42,16 +42,25 @@ def write_registry(configs: Sequence[KernelConfig], folder: Path) -> WrittenRegi
     (folder / "kernels").mkdir(parents=True, exist_ok=True)
     for name in (*HOST_FILES, ordered[0].HOST_HEADER):
         shutil.copyfile(HOST_ROOT / name, folder / name)
+    (folder / "structs.cuh").write_text(_structs_header(ordered[0]))
     (folder / "flash_kernels.cuh").write_text(flash_kernels_header(ordered))
     units = {}
     for config in ordered:
         units[config] = folder / "kernels" / f"{config.identifier()}.cu"
         units[config].write_text(registry_unit(config))
-        for name in header_closure(registry_unit(config)):
+        for name in header_closure(_structs_header(config) + registry_unit(config)):
             place = folder / "include" / name
             place.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(INCLUDE_ROOT / name, place)
     return WrittenRegistry(folder, folder / "flashsmith.cu", units)
+
+
+def _structs_header(config: KernelConfig) -> str:
+    """The structs that host and device share, written from the Python declarations."""
+    return (
+        f"// Structs of {config.NAME} that host and device share; written, do not edit.\n"
+        f"#pragma once\n\n{structs(type(config))}"
+    )
 
 
 def registry_configs(configs: Sequence[KernelConfig]) -> list[KernelConfig]:
@@ -119,17 +128,19 @@ inline constexpr flashsmith_registered registered[] = {{
 def registry_unit(config: KernelConfig) -> str:
     """The unit of one configuration: its kernels, and the function that starts the right one."""
     kernels = [
-        f"constexpr flashsmith::ForwardTraits kTraits{i} =\n    {traits.to_cpp_struct()};\n"
-        + kernel_entry(config, traits, f"kTraits{i}")
-        for i, traits in enumerate(REGISTERED_TRAITS)
+        f"constexpr flashsmith::Needs kNeeds{i} =\n    {needs.to_cpp()};\n"
+        + kernel_entry(config, needs, f"kNeeds{i}")
+        for i, needs in enumerate(REGISTERED_NEEDS)
     ]
     table = "\n".join(
-        f"        {{kTraits{i}, reinterpret_cast<const void*>(&{config.kernel_name(traits)})}},"
-        for i, traits in enumerate(REGISTERED_TRAITS)
+        f"        {{kNeeds{i}, reinterpret_cast<const void*>(&{config.kernel_name(needs)})}},"
+        for i, needs in enumerate(REGISTERED_NEEDS)
     )
     body = "\n".join(kernels)
     return f"""\
 // {config.short_form()}
+#include "structs.cuh"
+
 #include "{config.HEADER}"
 #include "{config.HOST_HEADER}"
 
@@ -140,7 +151,7 @@ constexpr {config.CPP_TYPE} kConfig =
 namespace flashsmith::host {{
 
 cudaError_t {config.identifier()}(const ForwardCall& call, cudaStream_t stream) {{
-    static const CompiledTraits kernels[] = {{
+    static const CompiledNeeds kernels[] = {{
 {table}
     }};
     return launch(kConfig, kernels, call, stream);

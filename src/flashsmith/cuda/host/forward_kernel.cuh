@@ -3,8 +3,7 @@
 
 #include <cuda_runtime.h>
 
-#include "flashsmith/attention/needs.cuh"
-#include "flashsmith/sm80/args.cuh"
+#include "structs.cuh"
 
 namespace flashsmith::host {
 
@@ -17,8 +16,8 @@ struct ForwardCall {
 // Starts the kernel of one configuration that computes `call`.
 using forward_kernel_fn = cudaError_t (*)(const ForwardCall& call, cudaStream_t stream);
 
-struct CompiledTraits {
-    ForwardTraits traits;
+struct CompiledNeeds {
+    Needs needs;
     const void* kernel;
 };
 
@@ -28,31 +27,24 @@ struct Geometry {
     size_t smem_bytes;
 };
 
-// The facts of a problem that a kernel for tiles of `tile_q` x `tile_k` must be compiled for.
-inline ForwardTraits needed_traits(const ForwardCall& call, int tile_q, int tile_k, int d_head) {
+// What a kernel for tiles of `tile_q` x `tile_k` must be compiled for to compute `call`.
+inline Needs needs_of(const ForwardCall& call, int tile_q, int tile_k, int d_head) {
     const ForwardArgs& args = call.args;
-    return ForwardTraits{.causal = call.causal,
-                         .ragged_q = args.q_len % tile_q != 0,
-                         .ragged_k = args.k_len % tile_k != 0,
-                         .narrow_d = args.d_head < d_head,
-                         .lse = args.lse != nullptr};
-}
-
-// A kernel with more traits computes a problem with fewer: its predicates are then always true,
-// its diagonal lies right of the last key, and its LSE address is null.
-inline bool covers(const ForwardTraits& has, const ForwardTraits& needs) {
-    // Bound by number: a trait that is added and not compared here does not compile.
-    const auto [causal, ragged_q, ragged_k, narrow_d, lse] = needs;
-    return has.causal >= causal && has.ragged_q >= ragged_q && has.ragged_k >= ragged_k &&
-           has.narrow_d >= narrow_d && has.lse >= lse;
+    Needs needs = Needs::none();
+    needs.causal = call.causal;
+    needs.ragged_q = args.q_len % tile_q != 0;
+    needs.ragged_k = args.k_len % tile_k != 0;
+    needs.narrow_d = args.d_head < d_head;
+    needs.lse = args.lse != nullptr;
+    return needs;
 }
 
 // Starts the first of `kernels` that covers `needs`; the last one covers everything.
 template <int kKernels>
-cudaError_t start(const CompiledTraits (&kernels)[kKernels], const ForwardTraits& needs,
+cudaError_t start(const CompiledNeeds (&kernels)[kKernels], const Needs& needs,
                   const Geometry& geometry, const ForwardCall& call, cudaStream_t stream) {
     int chosen = 0;
-    while (chosen + 1 < kKernels && !covers(kernels[chosen].traits, needs)) ++chosen;
+    while (chosen + 1 < kKernels && !kernels[chosen].needs.covers(needs)) ++chosen;
     const void* kernel = kernels[chosen].kernel;
     ForwardArgs args = call.args;
     if (!call.causal) args.diagonal = args.k_len;

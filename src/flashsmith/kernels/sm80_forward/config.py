@@ -1,17 +1,22 @@
-"""What one kernel of the mma.sync family is: every field is a template argument in C++."""
+"""What one forward kernel on mma.sync is: every field is a template argument in C++."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from flashsmith.arch import Arch
 from flashsmith.base.dtypes import DType
 from flashsmith.base.fields import flag, knob
+from flashsmith.kernels.arguments import Arguments
 from flashsmith.kernels.kernel import KernelConfig
 from flashsmith.kernels.rules import Rule
+from flashsmith.kernels.sm80_forward.arguments import ForwardArguments
 from flashsmith.problem.attention import AttentionProblem
+
+if TYPE_CHECKING:
+    from flashsmith.kernels.launch import Plan
 
 MMA_ROWS = 16  # of the A operand of mma.sync m16n8k16: what a warp works on at least
 TILE = 8  # elements along the contraction that a tile of the `..._tiles` fields stands for
@@ -54,17 +59,21 @@ class RegisterEstimate:
 class FlashForwardKernelConfig(KernelConfig):
     """One forward kernel built on mma.sync: hashable, ordered, and text.
 
-    A field or legal value is added here and in `FlashForwardKernelConfig` of
-    cuda/include/flashsmith/sm80/config.cuh, and nowhere else.
+    A field or legal value is added here and nowhere else: C++ is written from these lines.
     """
 
     NAME: ClassVar[str] = "sm80_forward"
     FORMER_NAMES: ClassVar[tuple[str, ...]] = ("mma",)
     HEADER: ClassVar[str] = "flashsmith/sm80/forward.cuh"
+    PRELUDE: ClassVar[tuple[str, ...]] = (
+        "flashsmith/base/dtype.cuh",
+        "flashsmith/base/tensor_arg.cuh",
+    )
     CPP_TYPE: ClassVar[str] = "flashsmith::FlashForwardKernelConfig"
-    CPP_ENTRY: ClassVar[str] = "flashsmith::forward_mma"
-    CPP_ARGS: ClassVar[str] = "flashsmith::ForwardArgs"
-    HOST_HEADER: ClassVar[str] = "launch_mma.cuh"
+    CPP_METHODS: ClassVar[str] = "flashsmith/sm80/config_methods.cuh"
+    CPP_ENTRY: ClassVar[str] = "flashsmith::sm80::forward"
+    ARGUMENTS: ClassVar[type[Arguments]] = ForwardArguments
+    HOST_HEADER: ClassVar[str] = "launch_sm80_forward.cuh"
     BUILD_RULES: ClassVar[tuple[Rule, ...]]
     AUTOTUNE_RULES: ClassVar[tuple[Rule, ...]]
 
@@ -172,9 +181,15 @@ class FlashForwardKernelConfig(KernelConfig):
         """mma.sync, ldmatrix and cp.async exist from sm_80 on."""
         return arch_name.startswith("sm_")
 
+    def plan(self, problem: AttentionProblem, sm_count: int) -> Plan:
+        """The launches of this configuration on a problem that it computes."""
+        from flashsmith.kernels.sm80_forward.plan import plan_forward
+
+        return plan_forward(self, problem)
+
     @classmethod
     def named_sets(cls) -> Mapping[str, Callable[[], Sequence[KernelConfig]]]:
-        """The sets of this family that a KEY may name."""
+        """The sets of this kernel that a KEY may name."""
         from flashsmith.kernels.sm80_forward import sets
 
         return sets.NAMED_SETS

@@ -42,7 +42,7 @@ def autotuning_grid(dtypes: Iterable[DType]) -> list[FlashForwardKernelConfig]:
     """Every point of the tuning grid, before any filter."""
     points = itertools.product(tuple(dtypes), *TUNE_GRID.values())
     names = ("dtype", *TUNE_GRID)
-    return [FlashForwardKernelConfig(**dict(zip(names, point, strict=True))) for point in points]
+    return [FlashForwardKernelConfig.of(**dict(zip(names, point, strict=True))) for point in points]
 
 
 def should_autotune_config(cfg: FlashForwardKernelConfig) -> bool:

@@ -1,4 +1,4 @@
-"""What one kernel of the Hopper family is: wgmma fed by TMA, every choice a template argument."""
+"""What one forward kernel on wgmma and TMA is: every choice a template argument in C++."""
 
 from __future__ import annotations
 
@@ -6,14 +6,19 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from flashsmith.arch import Arch
 from flashsmith.base.dtypes import DType
 from flashsmith.base.fields import flag, knob
+from flashsmith.kernels.arguments import Arguments
 from flashsmith.kernels.kernel import KernelConfig
 from flashsmith.kernels.rules import Refusal, Rule
+from flashsmith.kernels.sm90_forward.arguments import ForwardArguments
 from flashsmith.problem.attention import AttentionProblem
+
+if TYPE_CHECKING:
+    from flashsmith.kernels.launch import Plan
 
 WARPGROUP_ROWS = 64  # of the A operand of wgmma m64nNk16
 WARPGROUP_THREADS = 128
@@ -58,20 +63,27 @@ class Scheduler(IntEnum):
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class HopperForwardKernelConfig(KernelConfig):
+class Sm90ForwardConfig(KernelConfig):
     """One forward kernel built on wgmma and TMA for sm_90a.
 
-    A field or legal value is added here and in `HopperForwardKernelConfig` of
-    cuda/include/flashsmith/sm90/config.cuh, and nowhere else.
+    A field or legal value is added here and nowhere else: C++ is written from these lines.
     """
 
     NAME: ClassVar[str] = "sm90_forward"
     FORMER_NAMES: ClassVar[tuple[str, ...]] = ("hopper",)
     PREFIX: ClassVar[str] = "hopper"
     HEADER: ClassVar[str] = "flashsmith/sm90/forward.cuh"
-    CPP_TYPE: ClassVar[str] = "flashsmith::HopperForwardKernelConfig"
-    CPP_ENTRY: ClassVar[str] = "flashsmith::forward_hopper"
-    CPP_ARGS: ClassVar[str] = "flashsmith::HopperForwardArgs"
+    PRELUDE: ClassVar[tuple[str, ...]] = (
+        "flashsmith/base/dtype.cuh",
+        "flashsmith/base/tensor_arg.cuh",
+        "flashsmith/tile/panel.cuh",
+        "flashsmith/tile/ring.cuh",
+    )
+    CONSTANTS: ClassVar[Mapping[str, int]] = {"kTileSlots": TILE_SLOTS}
+    CPP_TYPE: ClassVar[str] = "flashsmith::Sm90ForwardConfig"
+    CPP_METHODS: ClassVar[str] = "flashsmith/sm90/config_methods.cuh"
+    CPP_ENTRY: ClassVar[str] = "flashsmith::sm90::forward"
+    ARGUMENTS: ClassVar[type[Arguments]] = ForwardArguments
     BUILD_RULES: ClassVar[tuple[Rule, ...]]
     AUTOTUNE_RULES: ClassVar[tuple[Rule, ...]]
 
@@ -93,7 +105,7 @@ class HopperForwardKernelConfig(KernelConfig):
         tuple(Statistics), "how row maxima are found", "stats_{}", absent=Statistics.MAX
     )
     rescale_threshold: int = knob(
-        (0, 4, 8, 12),
+        (0, 8),
         "powers of two that a row may outgrow its maximum before O is rescaled; 0: always rescale",
         "lazy_{}",
         absent=0,
@@ -107,11 +119,7 @@ class HopperForwardKernelConfig(KernelConfig):
         "up_{}",
         absent=Ascending.NONE,
     )
-    early_exps: bool = flag(
-        "early_exps", "all exponentials come before the wait for P V; else ptxas interleaves them"
-    )
     l_by_mma: bool = flag("l_mma", "row sums are a column of P V where no log-sum-exp is asked for")
-    p_in_smem: bool = flag("p_smem", "P goes to the second product through shared memory")
     cluster: int = knob((1, 2), "blocks that share K and V by multicast", "cluster_{}", absent=1)
     scheduler: Scheduler = knob(
         tuple(Scheduler), "how tiles come to blocks", "tiles_{}", absent=Scheduler.SINGLE
@@ -173,18 +181,16 @@ class HopperForwardKernelConfig(KernelConfig):
         return 2 * (self.q_slots + 2 * self.kv_stages + TILE_SLOTS + 1)
 
     def smem_bytes(self, elem_size: int = 2) -> int:
-        """Q ring, K ring, V ring, O and P of each warpgroup where staged, barriers, tile slots."""
+        """Q ring, K ring, V ring, O of each warpgroup where staged, barriers, tile slots."""
         row = PANEL_ROW_BYTES * self.panels * elem_size // self.dtype.bytes
         q = self.q_slots * WARPGROUP_ROWS * row
         kv = 2 * self.kv_stages * self.B_c * row
         o = self.tile_q * row // self.panels * self.o_panels
-        p = self.tile_q * PANEL_ROW_BYTES * -(-self.B_c // PANEL_COLUMNS) if self.p_in_smem else 0
         ones = self.B_c * PANEL_ROW_BYTES if self.l_by_mma else 0
         return (
             q
             + kv
             + o
-            + p
             + ones
             + self.barriers * BARRIER_BYTES
             + (TILE_SLOTS + 1) * TILE_SLOT_BYTES * (2 if self.split_last else 1)
@@ -193,8 +199,7 @@ class HopperForwardKernelConfig(KernelConfig):
     @property
     def live_registers(self) -> int:
         """Registers a consumer thread holds through the loop: S, P where it is apart, and O."""
-        apart = self.overlap and not self.p_in_smem
-        return self.B_c // 2 + (self.B_c // 4 if apart else 0) + self.d_head // 2
+        return self.B_c // 2 + (self.B_c // 4 if self.overlap else 0) + self.d_head // 2
 
     @property
     def register_pool(self) -> int:
@@ -216,6 +221,12 @@ class HopperForwardKernelConfig(KernelConfig):
         """wgmma and setmaxnreg exist on sm_90a alone."""
         return arch_name == "sm_90a"
 
+    def plan(self, problem: AttentionProblem, sm_count: int) -> Plan:
+        """The launches of this configuration on a problem that it computes."""
+        from flashsmith.kernels.sm90_forward.plan import plan_forward
+
+        return plan_forward(self, problem, sm_count)
+
     @classmethod
     def autotuning_grid(cls) -> Sequence[KernelConfig]:
         """What is measured by tuning: the named set, which is chosen by hand."""
@@ -232,29 +243,29 @@ class HopperForwardKernelConfig(KernelConfig):
 
     @classmethod
     def named_sets(cls) -> Mapping[str, Callable[[], Sequence[KernelConfig]]]:
-        """The sets of this family that a KEY may name."""
+        """The sets of this kernel that a KEY may name."""
         from flashsmith.kernels.sm90_forward import sets
 
         return sets.NAMED_SETS
 
 
-def _blocks_behind(config: HopperForwardKernelConfig) -> int:
+def _blocks_behind(config: Sm90ForwardConfig) -> int:
     """Blocks of keys that the last warpgroup of a tile sees and the first does not, at most."""
     return -(-(config.tile_q - WARPGROUP_ROWS) // config.B_c)
 
 
-def _spare_registers(config: HopperForwardKernelConfig) -> int:
+def _spare_registers(config: Sm90ForwardConfig) -> int:
     if not config.overlap:
         return SPARE_REGISTERS_NO_OVERLAP
     return SPARE_REGISTERS[config.n_warpgroups]
 
 
-HopperForwardKernelConfig.BUILD_RULES = (
+Sm90ForwardConfig.BUILD_RULES = (
     Rule(
         "fits_shared_memory",
         lambda c: c.smem_bytes() > MAX_SMEM_BYTES,
         f"the rings take more than the {MAX_SMEM_BYTES:,} bytes of shared memory of a block",
-        "lower B_c, q_slots or kv_stages, or drop o_smem or p_smem",
+        "lower B_c, q_slots or kv_stages, or drop o_smem",
     ),
     Rule(
         "fits_registers",
@@ -334,12 +345,6 @@ HopperForwardKernelConfig.BUILD_RULES = (
         "drop up, or use overlap without cluster and raise kv_stages or B_c",
     ),
     Rule(
-        "early_exps_need_maxima",
-        lambda c: c.early_exps and (c.statistics == Statistics.SUM or not c.overlap),
-        "with SUM, or without overlap, no exponential can come before the wait for P V",
-        "drop early_exps, or use overlap and other statistics",
-    ),
-    Rule(
         "mma_sums_need_room",
         lambda c: c.l_by_mma and (c.d_head != 64 or c.statistics != Statistics.SUM),
         "sums by the tensor cores take the place of SUM's, beside the only panel of V",
@@ -364,8 +369,8 @@ HopperForwardKernelConfig.BUILD_RULES = (
         "use DYNAMIC or SINGLE, or drop sections",
     ),
 )
-HopperForwardKernelConfig.AUTOTUNE_RULES = (
-    *HopperForwardKernelConfig.BUILD_RULES,
+Sm90ForwardConfig.AUTOTUNE_RULES = (
+    *Sm90ForwardConfig.BUILD_RULES,
     Rule(
         "wide_head_rescales_early",
         lambda c: c.d_head > 128 and c.overlap and not c.early_rescale,

@@ -1,41 +1,35 @@
-"""The launch of a Hopper forward kernel: tensor maps, tile order, and the arguments' bytes."""
+"""How a problem is laid out for the forward kernel on wgmma and TMA: maps, tile order, splits."""
 
 from __future__ import annotations
 
 import math
-import struct
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from flashsmith.base.errors import Unsupported
+from flashsmith.kernels.arguments import TensorArg, TensorMapSpec
 from flashsmith.kernels.kernel import KernelConfig
-from flashsmith.kernels.launch import (
-    ForwardCall,
-    LaunchGeometry,
-    MapEncoder,
-    TensorArg,
-    TensorMapSpec,
+from flashsmith.kernels.launch import WORKSPACE, Call, Launch, LaunchGeometry, Plan
+from flashsmith.kernels.sm90_forward.arguments import (
+    COUNTER_BYTES,
+    FIRST_FLAG,
+    ForwardArguments,
 )
 from flashsmith.kernels.sm90_forward.config import (
     PANEL_COLUMNS,
     WARPGROUP_ROWS,
     WARPGROUP_THREADS,
     Ascending,
-    HopperForwardKernelConfig,
     Scheduler,
+    Sm90ForwardConfig,
 )
 from flashsmith.problem.attention import AttentionProblem
-from flashsmith.problem.needs import ForwardTraits
+from flashsmith.problem.needs import Needs, needs_of
+from flashsmith.problem.signature import FORWARD, TensorRole
 
 LOG2_E = 1.4426950408889634
-ARGS_BYTES = 640  # sizeof(HopperForwardArgs)
-COUNTER_BYTES = 16384  # tiles drawn, blocks that are done, and a flag for each part of a tile
-FIRST_FLAG = 2  # words before the flags
 MOST_PARTS = 4  # of a tile: who ends it adds them up one after the other
 LEAST_BLOCKS = 4  # of keys that a part is worth having for
 LEAST_SAVED_KEYS = 900  # a block's; exchanging parts takes the time of some 800 (H200, 2026-11)
 MAX_STRIDE_BYTES = 1 << 40  # of a tensor map: cuTensorMapEncodeTiled
-KEPT_CALLS = 64  # argument blocks a plan remembers: encoding four maps is host work in every call
-_AFTER_MAPS = struct.Struct("<Q3q2Q6if9i")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,158 +56,155 @@ class SplitTiles:
 
 
 @dataclass(frozen=True, slots=True)
-class HopperPlan:
-    """A problem laid out for one Hopper kernel."""
+class ForwardLaunch(Launch):
+    """One launch of the kernel."""
 
-    config: HopperForwardKernelConfig
-    problem: AttentionProblem
-    traits: ForwardTraits
-    geometry: LaunchGeometry
-    order: TileOrder
-    split: SplitTiles
-    _packed: dict[ForwardCall, bytes] = field(default_factory=dict, compare=False, repr=False)
-
-    @property
-    def workspace_bytes(self) -> int:
-        """The counter of what is drawn, left zero as it was found, and parts of tiles."""
-        if self.config.scheduler is not Scheduler.DYNAMIC and not self.split.ranges:
-            return 0
-        return COUNTER_BYTES + self.split.ranges * self.config.cluster * part_bytes(self.config)
-
-    @property
-    def ends_together(self) -> bool:
-        """Whether the tiles of a last wave are split."""
-        return self.split.ranges > 0
-
-    @property
-    def sum_order(self) -> str:
-        """Split tiles are added up part by part, and only the first tiles of blocks may ascend."""
-        if self.split.ranges:
-            return f"{self.split.ranges} parts"
-        some_ascend = self.traits.causal and self.config.ascending is Ascending.FIRST
-        blocks = self.geometry.grid[0] // self.config.cluster
-        return f"the first {blocks} ascend" if some_ascend and blocks < self.split.drawn else ""
+    order: TileOrder = TileOrder(1, 0)
+    split: SplitTiles = SplitTiles(0)
 
     @property
     def q_tiles(self) -> int:
         """Tiles of one head, counted in whole clusters."""
-        return _q_tiles(self.config, self.problem)
+        return _q_tiles(_own(self.config), self.problem)
 
-    def params(self, device: MapEncoder, call: ForwardCall) -> tuple[bytes, ...]:
+    def arguments(self, call: Call) -> ForwardArguments:
         """The kernel's one parameter."""
-        packed = self._packed.get(call)
-        if packed is None:
-            packed = self._pack(device, call)
-            if len(self._packed) >= KEPT_CALLS:
-                self._packed.clear()
-            self._packed[call] = packed
-        return (packed,)
-
-    def _pack(self, device: MapEncoder, call: ForwardCall) -> bytes:
-        problem, config = self.problem, self.config
-        kv_rows = config.B_c // config.cluster
-        maps = (
-            self._map(device, "q", call.q, problem.q_len, problem.heads, WARPGROUP_ROWS),
-            self._map(device, "k", call.k, problem.k_len, problem.kv_heads, kv_rows),
-            self._map(device, "v", call.v, problem.k_len, problem.kv_heads, kv_rows),
-            self._map(device, "o", call.o, problem.q_len, problem.heads, WARPGROUP_ROWS),
-        )
+        problem, config, maps = self.problem, _own(self.config), self._maps(call)
         batch_heads = problem.batch * problem.heads
-        rest = _AFTER_MAPS.pack(
-            call.o.address,
-            call.o.batch_stride,
-            call.o.seq_stride,
-            call.o.head_stride,
-            call.lse,
-            call.workspace,
-            problem.heads,
-            problem.heads // problem.kv_heads,
-            problem.q_len,
-            problem.k_len,
-            problem.d_head,
-            _bounded_diagonal(problem),
-            problem.softmax_scale * LOG2_E,
-            batch_heads,
-            self.q_tiles,
-            self.q_tiles * batch_heads,
-            self.order.section_heads,
-            self.order.short_tiles,
-            self.order.early_heads,
-            self.split.whole_tiles,
-            self.split.ranges,
-            self.split.blocks,
-        )
-        return b"".join((*maps, rest)).ljust(ARGS_BYTES, b"\0")
-
-    def _map(
-        self, device: MapEncoder, name: str, arg: TensorArg, rows: int, heads: int, box_rows: int
-    ) -> bytes:
-        problem, bytes_each = self.problem, self.problem.dtype.bytes
-        dims = (problem.d_head, rows, heads, problem.batch)
-        given = (arg.seq_stride, arg.head_stride, arg.batch_stride)
-        strides = tuple(
-            # A dimension of one element may have any stride; the map asks for a plausible one.
-            stride * bytes_each if extent > 1 else problem.d_head * bytes_each
-            for stride, extent in zip(given, dims[1:], strict=True)
-        )
-        if any(not 0 < stride < MAX_STRIDE_BYTES or stride % 16 for stride in strides):
-            raise Unsupported(
-                f"{self.config.short_form()}: {name} has strides of {strides} bytes; a tensor map "
-                f"takes multiples of 16 from 16 to 2^40; copy it or use a kernel without TMA."
-            )
-        return device.tensor_map(
-            TensorMapSpec(
-                address=arg.address,
-                element_bytes=bytes_each,
-                dims=dims,
-                strides_bytes=strides,
-                box=(PANEL_COLUMNS, box_rows, 1, 1),
-                is_bf16=problem.dtype.name == "BF16",
-            )
+        return ForwardArguments(
+            q=maps["q"],
+            k=maps["k"],
+            v=maps["v"],
+            o=maps["o"],
+            o_direct=call["o"],
+            lse=call["lse"].address if "lse" in call else 0,
+            counter=call[WORKSPACE].address if WORKSPACE in call else 0,
+            heads=problem.heads,
+            kv_group=problem.group,
+            q_len=problem.q_len,
+            k_len=problem.k_len,
+            d_head=problem.d_head,
+            diagonal=problem.mask.diagonal,
+            scale_log2=problem.softmax_scale * LOG2_E,
+            batch_heads=batch_heads,
+            q_tiles=_q_tiles(config, problem),
+            tiles=_q_tiles(config, problem) * batch_heads,
+            section_heads=self.order.section_heads,
+            short_tiles=self.order.short_tiles,
+            early_heads=self.order.early_heads,
+            whole_tiles=self.split.whole_tiles,
+            split_ranges=self.split.ranges,
+            split_blocks=self.split.blocks,
         )
 
+    def obstacle(self, call: Call) -> str:
+        """Why a tensor map cannot describe these tensors, or an empty text."""
+        for name, spec in self._maps(call).items():
+            strides = spec.strides_bytes
+            if any(not 0 < stride < MAX_STRIDE_BYTES or stride % 16 for stride in strides):
+                return (
+                    f"{name} has strides of {strides} bytes; a tensor map takes multiples of 16 "
+                    f"from 16 to 2^40; copy it or use a kernel without TMA"
+                )
+        return ""
 
-def plan_hopper(
+    def _maps(self, call: Call) -> dict[str, TensorMapSpec]:
+        config = _own(self.config)
+        box_rows = {"q": WARPGROUP_ROWS, "o": WARPGROUP_ROWS}
+        return {
+            role.name: _map(self.problem, role, call[role.name], box_rows.get(role.name, kv_rows))
+            for kv_rows in (config.B_c // config.cluster,)
+            for role in FORWARD.tensors
+            if not role.is_statistics
+        }
+
+
+def _own(config: KernelConfig) -> Sm90ForwardConfig:
+    assert isinstance(config, Sm90ForwardConfig)
+    return config
+
+
+def _map(
+    problem: AttentionProblem, role: TensorRole, arg: TensorArg, box_rows: int
+) -> TensorMapSpec:
+    bytes_each = problem.dtype.bytes
+    batch, rows, heads, d_head = role.rows_first(problem)
+    dims = (d_head, rows, heads, batch)
+    given = (arg.seq_stride, arg.head_stride, arg.batch_stride)
+    strides = tuple(
+        # A dimension of one element may have any stride; the map asks for a plausible one.
+        stride * bytes_each if extent > 1 else d_head * bytes_each
+        for stride, extent in zip(given, dims[1:], strict=True)
+    )
+    return TensorMapSpec(
+        address=arg.address,
+        element_bytes=bytes_each,
+        dims=dims,
+        strides_bytes=strides,
+        box=(PANEL_COLUMNS, box_rows, 1, 1),
+        is_bf16=problem.dtype.name == "BF16",
+    )
+
+
+def plan_forward(
     config: KernelConfig,
     problem: AttentionProblem,
-    lse: bool,
     sm_count: int,
     order: TileOrder | None = None,
-) -> HopperPlan:
+) -> Plan:
     """The launch of `config` on `problem`; `order` replaces the tile order that is the rule."""
-    assert isinstance(config, HopperForwardKernelConfig)
-    rows = config.tile_q * config.cluster
-    traits = ForwardTraits(
-        causal=problem.causal and _bounded_diagonal(problem) < problem.k_len - 1,
-        ragged_q=problem.q_len % rows != 0,
-        ragged_k=problem.k_len % config.B_c != 0,
-        narrow_d=problem.d_head < config.d_head,
-        lse=lse,
-    )
-    clusters = max(sm_count // config.cluster, 1)
-    split = split_tiles(config, problem, traits, clusters)
+    own = _own(config)
+    rows = own.tile_q * own.cluster
+    needs = needs_of(problem, tile_q=rows, tile_k=own.B_c, d_head=own.d_head)
+    clusters = max(sm_count // own.cluster, 1)
+    split = split_tiles(own, problem, needs, clusters)
     drawn_at_once = split.drawn
-    if config.scheduler is not Scheduler.SINGLE:
+    if own.scheduler is not Scheduler.SINGLE:
         drawn_at_once = min(drawn_at_once, clusters)
     geometry = LaunchGeometry(
-        grid=(drawn_at_once * config.cluster, 1, 1),
-        threads=config.threads,
-        smem_bytes=config.smem_bytes(),
-        cluster=config.cluster,
+        grid=(drawn_at_once * own.cluster, 1, 1),
+        threads=own.threads,
+        smem_bytes=own.smem_bytes(),
+        cluster=own.cluster,
     )
-    return HopperPlan(
-        config, problem, traits, geometry, order or tile_order(config, problem, sm_count), split
+    return (
+        ForwardLaunch(
+            own,
+            problem,
+            needs,
+            geometry,
+            workspace_bytes=_workspace_bytes(own, split),
+            sum_order=_sum_order(own, needs, split, drawn_at_once),
+            ends_together=split.ranges > 0,
+            order=order or tile_order(own, problem, sm_count),
+            split=split,
+        ),
     )
 
 
-def _q_tiles(config: HopperForwardKernelConfig, problem: AttentionProblem) -> int:
+def _workspace_bytes(config: Sm90ForwardConfig, split: SplitTiles) -> int:
+    """The counter of what is drawn, left zero as it was found, and parts of tiles."""
+    if config.scheduler is not Scheduler.DYNAMIC and not split.ranges:
+        return 0
+    return COUNTER_BYTES + split.ranges * config.cluster * part_bytes(config)
+
+
+def _sum_order(config: Sm90ForwardConfig, needs: Needs, split: SplitTiles, at_once: int) -> str:
+    """Split tiles are added up part by part, and only the first tiles of CTAs may ascend."""
+    if split.ranges:
+        return f"{split.ranges} parts"
+    some_ascend = "causal" in needs and config.ascending is Ascending.FIRST
+    return f"the first {at_once} ascend" if some_ascend and at_once < split.drawn else ""
+
+
+def _q_tiles(config: Sm90ForwardConfig, problem: AttentionProblem) -> int:
     return -(-problem.q_len // (config.tile_q * config.cluster))
 
 
 def split_tiles(
-    config: HopperForwardKernelConfig,
+    config: Sm90ForwardConfig,
     problem: AttentionProblem,
-    traits: ForwardTraits,
+    needs: Needs,
     clusters: int,
 ) -> SplitTiles:
     """The tiles that would not fill a last wave, cut so that all blocks end together.
@@ -222,7 +213,7 @@ def split_tiles(
     """
     tiles = _q_tiles(config, problem) * problem.batch * problem.heads
     whole = SplitTiles(tiles)
-    if not config.split_last or traits.causal or traits.narrow_d:
+    if not config.split_last or "causal" in needs or "narrow_d" in needs:
         return whole
     tile_blocks, rest = -(-problem.k_len // config.B_c), tiles % clusters
     ranges = min(clusters, rest * MOST_PARTS, rest * tile_blocks // LEAST_BLOCKS)
@@ -234,15 +225,13 @@ def split_tiles(
     return SplitTiles(tiles - rest, ranges, rest * tile_blocks)
 
 
-def part_bytes(config: HopperForwardKernelConfig) -> int:
+def part_bytes(config: Sm90ForwardConfig) -> int:
     """A block's part of a tile in float32 with its row sums and maxima, as sm90/parts.cuh."""
     words = config.d_head // 2 + 4
     return 4 * words * WARPGROUP_THREADS * config.n_warpgroups
 
 
-def tile_order(
-    config: HopperForwardKernelConfig, problem: AttentionProblem, sm_count: int
-) -> TileOrder:
+def tile_order(config: Sm90ForwardConfig, problem: AttentionProblem, sm_count: int) -> TileOrder:
     """Sections and short tiles as measured best (H200, 2026-11, S 512 to 16k, d 64 to 256)."""
     batch_heads = problem.batch * problem.heads
     kv_bytes = 2 * problem.k_len * problem.d_head * problem.dtype.bytes
@@ -315,12 +304,3 @@ def _section_megabytes(problem: AttentionProblem) -> int:
     if problem.d_head <= 128:  # twice as much cost 2 % at 1k and 8k, 1 % at 4k and 16k
         return 16 if problem.k_len <= 4096 else 32
     return 16 if problem.k_len <= 512 else 32  # half cost 1 % at 2k, twice 0.6 % at 16k
-
-
-def _bounded_diagonal(problem: AttentionProblem) -> int:
-    """The diagonal, no further out than makes a difference: sums with it stay in 32 bits.
-
-    Without a mask it lies right of the last key: a causal kernel then computes the problem too.
-    """
-    offset = problem.diagonal_offset if problem.causal else problem.k_len
-    return max(-problem.q_len, min(offset, problem.k_len))

@@ -1,4 +1,4 @@
-"""What the Hopper family would run where nothing was measured: best first."""
+"""What the forward kernel on wgmma and TMA would run where nothing was measured: best first."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import cache
 from flashsmith.arch import Arch
 from flashsmith.base.dtypes import DType
 from flashsmith.kernels.short_form import parse_short_form
-from flashsmith.kernels.sm90_forward.config import HopperForwardKernelConfig
+from flashsmith.kernels.sm90_forward.config import Sm90ForwardConfig
 from flashsmith.problem.attention import AttentionProblem
 
 WIDTHS = (64, 96, 128, 192, 256)  # the d_head that kernels are built for
@@ -49,7 +49,7 @@ _SHORT = {
 }
 
 
-def candidates(problem: AttentionProblem, arch: Arch) -> Sequence[HopperForwardKernelConfig]:
+def candidates(problem: AttentionProblem, arch: Arch) -> Sequence[Sm90ForwardConfig]:
     """Configurations that compute `problem`, best first; not all of them need fit `arch`."""
     width = next((w for w in WIDTHS if w >= problem.d_head), None)
     if width is None:
@@ -61,12 +61,11 @@ def candidates(problem: AttentionProblem, arch: Arch) -> Sequence[HopperForwardK
 
 
 @cache
-def _ranked(dtype: DType, width: int) -> tuple[HopperForwardKernelConfig, ...]:
+def _ranked(dtype: DType, width: int) -> tuple[Sm90ForwardConfig, ...]:
     return tuple(
         parse_short_form(
-            f"{HopperForwardKernelConfig.PREFIX}({dtype.name}, {width}, {warpgroups}, {b_c}): "
-            f"{words}",
-            HopperForwardKernelConfig,
+            f"{Sm90ForwardConfig.PREFIX}({dtype.name}, {width}, {warpgroups}, {b_c}): {words}",
+            Sm90ForwardConfig,
         )
         for warpgroups, b_c, words in (*_TALL[width], _SHORT[width])
     )

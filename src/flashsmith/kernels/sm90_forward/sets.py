@@ -1,4 +1,4 @@
-"""The named sets of the Hopper family: candidates for tuning by head dimension, and the ladder."""
+"""The named sets of the forward kernel on wgmma: candidates for tuning, and the ladder."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from flashsmith.base.dtypes import DType
 from flashsmith.kernels.kernel import KernelConfig
 from flashsmith.kernels.short_form import parse_short_form
-from flashsmith.kernels.sm90_forward.config import HopperForwardKernelConfig
+from flashsmith.kernels.sm90_forward.config import Sm90ForwardConfig
 
 _TWO = "regs_232_40"
 _MORE = "regs_224_56"  # for the producer: of a cluster with split tiles it spills 40
@@ -118,7 +118,7 @@ LADDER = (
 )
 
 
-def get_hopper_tuning_configs() -> list[HopperForwardKernelConfig]:
+def get_hopper_tuning_configs() -> list[Sm90ForwardConfig]:
     """The candidates in BF16, and the first of each tile in FP16."""
     return [
         _parse(f"({dtype.name}, {head}): {words}")
@@ -128,13 +128,13 @@ def get_hopper_tuning_configs() -> list[HopperForwardKernelConfig]:
     ]
 
 
-def get_hopper_progression_configs() -> list[HopperForwardKernelConfig]:
+def get_hopper_progression_configs() -> list[Sm90ForwardConfig]:
     """The ladder, from one warpgroup to the full schedule."""
     return [_parse(text) for text in LADDER]
 
 
-def _parse(text: str) -> HopperForwardKernelConfig:
-    return parse_short_form(f"{HopperForwardKernelConfig.PREFIX}{text}", HopperForwardKernelConfig)
+def _parse(text: str) -> Sm90ForwardConfig:
+    return parse_short_form(f"{Sm90ForwardConfig.PREFIX}{text}", Sm90ForwardConfig)
 
 
 NAMED_SETS: dict[str, Callable[[], Sequence[KernelConfig]]] = {

@@ -14,7 +14,9 @@ from numpy.typing import NDArray
 from flashsmith.arch import of_capability
 from flashsmith.base.errors import DeviceMissing, LaunchError
 from flashsmith.compile.artefact import CompiledKernel
-from flashsmith.kernels.launch import LaunchGeometry, TensorMapSpec
+from flashsmith.emulator.options import LaunchReport
+from flashsmith.kernels.arguments import TensorMapSpec
+from flashsmith.kernels.launch import LaunchGeometry
 from flashsmith.runtime.cuda.driver import Driver, require_driver
 from flashsmith.runtime.cuda.launcher import make_launcher
 from flashsmith.runtime.cuda.tensor_map import encode_tensor_map
@@ -55,7 +57,7 @@ class CudaDevice:
         # Address and bytes of each stream's, which is a handle and, for some handles, a thread; of
         # a stream that captures, also of each capture.
         self._workspaces: dict[tuple[int, int, int], tuple[int, int]] = {}
-        self._prepared: dict[Hashable, Any] = {}  # Any: as in `prepared`
+        self._kernels: dict[Hashable, CompiledKernel] = {}
 
     @property
     def name(self) -> str:
@@ -78,9 +80,22 @@ class CudaDevice:
         return False
 
     @property
-    def prepared(self) -> dict[Hashable, Any]:  # Any: of each caller's own type
-        """What callers keep for this device, by keys of their own."""
-        return self._prepared
+    def can_time(self) -> bool:
+        """It is a GPU."""
+        return True
+
+    @property
+    def kernels(self) -> dict[Hashable, CompiledKernel]:
+        """Kernels that were loaded, by what they compute and how."""
+        return self._kernels
+
+    def report(self) -> LaunchReport | None:
+        """A GPU counts nothing by itself."""
+        return None
+
+    def in_fixed_order(self) -> CudaDevice:
+        """It is hardware."""
+        return self
 
     @contextmanager
     def current(self) -> Iterator[None]:

@@ -6,7 +6,7 @@ import ctypes
 from ctypes import c_uint32, c_uint64
 
 from flashsmith.base.errors import ArgumentError
-from flashsmith.kernels.launch import TensorMapSpec
+from flashsmith.kernels.arguments import TensorMapSpec
 from flashsmith.runtime.cuda.driver import Driver
 
 MAP_BYTES = 128

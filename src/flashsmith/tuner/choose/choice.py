@@ -21,6 +21,7 @@ from flashsmith.kernels.parse import parse_config
 from flashsmith.kernels.plans import require_computable
 from flashsmith.kernels.width import D_HEAD_STEP, MAX_D_HEAD
 from flashsmith.problem.attention import AttentionProblem
+from flashsmith.problem.text import problem_text
 from flashsmith.tuner.choose.launched import launched_area
 from flashsmith.tuner.choose.measured import (
     Candidate,
@@ -130,7 +131,7 @@ def _measured_choice(
         )
         where = "this shape"
         if least > 0:
-            where = f"the nearest shape measured, {_shape(item.problem)}"
+            where = f"the nearest shape measured, {problem_text(item.problem)}"
             better = _better_filled(question, table, measured, (config, item))
             if better is not None:
                 return replace(better, rejected=(*passed, *better.rejected, *slower))
@@ -162,12 +163,12 @@ def _better_filled(
         return None
     rival_us, rival, other = best
     reason = (
-        f"{table.label}: {other.median_us:.1f} µs on {_shape(other.problem)}, {question.gpu}; its "
-        f"whole tiles and waves make {rival_us:.1f} µs of it here"
+        f"{table.label}: {other.median_us:.1f} µs on {problem_text(other.problem)}, "
+        f"{question.gpu}; its whole tiles and waves make {rival_us:.1f} µs of it here"
     )
     loser = (
-        f"{item.median_us:.1f} µs on the nearest shape measured, {_shape(item.problem)}; its whole "
-        f"tiles and waves make {expected_us:.1f} µs of it here"
+        f"{item.median_us:.1f} µs on the nearest shape measured, {problem_text(item.problem)}; its "
+        f"whole tiles and waves make {expected_us:.1f} µs of it here"
     )
     return Choice(rival, table.label, reason, (Rejected(item.config, loser),))
 
@@ -209,19 +210,8 @@ def _ruled_choice(question: _Question, passed: list[Rejected]) -> Choice:
                 passed.append(Rejected(config.short_form(), reason))
     if chosen is None:
         raise Unsupported(
-            f"No configuration computes {_shape(question.problem)} on {question.arch.name}; "
+            f"No configuration computes {problem_text(question.problem)} on {question.arch.name}; "
             f"the kernels take d_head in multiples of {D_HEAD_STEP} up to {MAX_D_HEAD}."
         )
     reason = "nothing was measured near this shape; the first of the rule's list that fits"
     return Choice(chosen, "rule", reason, tuple(passed))
-
-
-def _shape(problem: AttentionProblem) -> str:
-    heads = f"{problem.heads}" + (
-        f":{problem.kv_heads}" if problem.kv_heads != problem.heads else ""
-    )
-    mask = "causal" if problem.causal else "full"
-    return (
-        f"batch {problem.batch}, heads {heads}, {problem.q_len} x {problem.k_len}, "
-        f"d_head {problem.d_head}, {mask}, {problem.dtype.name}"
-    )

@@ -7,13 +7,13 @@ for a cluster of two, and one tile more than the GPU holds at once costs as much
 from __future__ import annotations
 
 from flashsmith.kernels.kernel import KernelConfig
-from flashsmith.kernels.plans import plan
+from flashsmith.kernels.plans import ends_together, plan
 from flashsmith.problem.attention import AttentionProblem
 
 
 def launched_rows(config: KernelConfig, problem: AttentionProblem) -> int:
     """Rows of Q that blocks which work together take at once: lengths are rounded up to these."""
-    return config.tile_q * plan(config, problem, lse=False, sm_count=1).geometry.cluster
+    return config.tile_q * plan(config, problem, sm_count=1)[0].geometry.cluster
 
 
 def launched_area(config: KernelConfig, problem: AttentionProblem, blocks_at_once: int) -> int:
@@ -25,8 +25,9 @@ def launched_area(config: KernelConfig, problem: AttentionProblem, blocks_at_onc
     rows, keys = launched_rows(config, problem), config.tile_k
     tiles = -(-problem.q_len // rows)
     heads = problem.batch * problem.heads
-    if problem.causal:
-        return heads * rows * sum(_keys_seen(problem, (i + 1) * rows, keys) for i in range(tiles))
+    if problem.mask.hides:
+        spans = (problem.mask.span(i * rows, (i + 1) * rows) for i in range(tiles))
+        return heads * rows * sum(_in_blocks(first, count, keys) for first, count in spans)
     launched = tiles * heads
     if blocks_at_once and not _splits(config, problem, blocks_at_once):
         slots = max(blocks_at_once * config.tile_q // rows, 1)
@@ -35,13 +36,12 @@ def launched_area(config: KernelConfig, problem: AttentionProblem, blocks_at_onc
 
 
 def _splits(config: KernelConfig, problem: AttentionProblem, blocks_at_once: int) -> bool:
-    return plan(config, problem, lse=False, sm_count=blocks_at_once).ends_together
+    return ends_together(plan(config, problem, sm_count=blocks_at_once))
 
 
-def _keys_seen(problem: AttentionProblem, end_row: int, keys: int) -> int:
-    """Keys in whole blocks that the rows before `end_row` see."""
-    last = min(end_row, problem.q_len) + problem.diagonal_offset
-    return _whole(max(min(last, problem.k_len), 0), keys)
+def _in_blocks(first: int, count: int, keys: int) -> int:
+    """Keys [first, first + count) in whole kv blocks."""
+    return _whole(first + count, keys) - first // keys * keys
 
 
 def _whole(length: int, step: int) -> int:

@@ -82,9 +82,7 @@ def distance(a: AttentionProblem, b: AttentionProblem) -> float:
 
     Layout and scale do not count: they change neither the kernel nor its work.
     """
-    if (a.d_head, a.causal) != (b.d_head, b.causal):
-        return math.inf
-    if a.causal and _ends_bottom_right(a) is not _ends_bottom_right(b):
+    if a.d_head != b.d_head or not a.mask.is_like(b.mask):
         return math.inf
     steps = _steps(a, b)
     if max(steps[:2]) > NEAR:
@@ -110,10 +108,6 @@ def _steps(a: AttentionProblem, b: AttentionProblem) -> list[float]:
         (a.heads // max(a.kv_heads, 1), b.heads // max(b.kv_heads, 1)),
     )
     return [abs(math.log2(max(x, 1) / max(y, 1))) for x, y in pairs]
-
-
-def _ends_bottom_right(problem: AttentionProblem) -> bool:
-    return problem.diagonal_offset == problem.k_len - problem.q_len
 
 
 def _read(path: Path) -> Sequence[Measurement]:

@@ -22,8 +22,8 @@ from flashsmith.compile.compiler import (
 from flashsmith.compile.nvrtc.library import loads_on_driver
 from flashsmith.kernels.kernel import KernelConfig
 from flashsmith.kernels.parse import parse_config
-from flashsmith.kernels.plans import traits_of
-from flashsmith.problem.needs import ForwardTraits
+from flashsmith.kernels.plans import needs_of
+from flashsmith.problem.needs import Needs
 from flashsmith.tuner.choose import measured
 from flashsmith.tuner.store.measurement import Measurement
 
@@ -31,14 +31,14 @@ _TILES = 8  # any number: the lengths only have to be whole tiles, or not
 _log = logging.getLogger("flashsmith.choose")
 
 
-def shipped_or_compiled(config: KernelConfig, traits: ForwardTraits, arch: str) -> CompiledKernel:
+def shipped_or_compiled(config: KernelConfig, needs: Needs, arch: str) -> CompiledKernel:
     """The kernel that came with the package, if it is of these sources; else a compiled one.
 
     It has no PTX: a device that runs PTX asks the compiler.
     """
     path = bundle_path(arch)
-    kernel = _shipped(path, config, traits, arch) if path.exists() else None
-    return kernel if kernel is not None else compile_kernel(config, traits, arch)
+    kernel = _shipped(path, config, needs, arch) if path.exists() else None
+    return kernel if kernel is not None else compile_kernel(config, needs, arch)
 
 
 def bundle_path(arch: str) -> Path:
@@ -46,28 +46,24 @@ def bundle_path(arch: str) -> Path:
     return measured.SHIPPED_FOLDER / f"{arch}.bundle"
 
 
-def _shipped(
-    path: Path, config: KernelConfig, traits: ForwardTraits, arch: str
-) -> CompiledKernel | None:
+def _shipped(path: Path, config: KernelConfig, needs: Needs, arch: str) -> CompiledKernel | None:
     try:
-        kernel = open_bundle(path).kernel(config, traits, arch)
+        kernel = open_bundle(path).kernel(config, needs, arch)
     except Unsupported:
         return None
     except DamagedFile as error:
         _log.warning("%s Kernels are compiled instead.", error)
         return None
     # One that covers more than was asked would be right and slower.
-    is_exact = kernel.name == config.kernel_name(traits)
-    is_current = kernel.source_hash == kernel_source_hash(config, traits)
+    is_exact = kernel.name == config.kernel_name(needs)
+    is_current = kernel.source_hash == kernel_source_hash(config, needs)
     return kernel if is_exact and is_current and loads_on_driver(kernel.compiler) else None
 
 
 def current_kernels(path: Path) -> int:
     """How many kernels of a package's bundle are of the package's sources."""
     found = open_bundle(path).source_hashes().items()
-    return sum(
-        source == kernel_source_hash(config, traits) for (config, traits, _), source in found
-    )
+    return sum(source == kernel_source_hash(config, needs) for (config, needs, _), source in found)
 
 
 def write_shipped_kernels() -> dict[Path, int]:
@@ -97,11 +93,11 @@ def _write_kernels(jobs: list[CompileJob], path: Path, *, with_ptx: bool) -> int
     kernels = []
     for job, kernel in zip(jobs, compile_many(jobs), strict=True):
         if isinstance(kernel, Unsupported):  # the choice passes it over, and so it is not there
-            _log.warning("%s: left out: %s", job.traits.identifier(), kernel)
+            _log.warning("%s: left out: %s", job.needs.identifier(), kernel)
         elif isinstance(kernel, FlashsmithError):
             raise kernel
         else:
-            kernels.append((job.config, job.traits, kernel))
+            kernels.append((job.config, job.needs, kernel))
     write_bundle(kernels, path, with_ptx=with_ptx)
     return len(kernels)
 
@@ -117,6 +113,6 @@ def _jobs(items: Iterable[Measurement]) -> Iterator[CompileJob]:
             config = replace(parse_config(item.key.config), **fields)
             q_lens, k_lens = ((n * _TILES, n * _TILES + 1) for n in (config.tile_q, config.tile_k))
             for q_len, k_len in product(q_lens, k_lens):
-                problem = replace(item.key.problem, dtype=dtype, q_len=q_len, k_len=k_len)
-                traits = traits_of(config, problem, lse=lse)
-                yield CompileJob(config, traits, item.key.arch)
+                shape = replace(item.key.problem, q_len=q_len, k_len=k_len)
+                problem = replace(shape, dtype=dtype, lse=lse)
+                yield CompileJob(config, needs_of(config, problem), item.key.arch)

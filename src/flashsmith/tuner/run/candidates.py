@@ -12,7 +12,7 @@ from flashsmith.check.cases import Case, full_cases, quick_cases
 from flashsmith.compile.artefact import CompiledKernel
 from flashsmith.compile.compiler import CompileJob, compile_many
 from flashsmith.kernels.kernel import KernelConfig
-from flashsmith.kernels.plans import plan, require_computable
+from flashsmith.kernels.plans import needs_of, require_computable
 from flashsmith.problem.attention import AttentionProblem
 from flashsmith.tuner.run.fingerprint import fingerprint_problem
 from flashsmith.tuner.run.target import Target
@@ -55,7 +55,7 @@ def competes(
 ) -> bool:
     """Whether a configuration is meant for a problem: its dtype, and no wider than needed.
 
-    What is needed is the least width that its family has among `configs`.
+    What is needed is the least width that its kernel has among `configs`.
     """
     widths = [c.d_head for c in configs if type(c) is type(config) and c.d_head >= problem.d_head]
     return config.dtype is problem.dtype and bool(widths) and config.d_head == min(widths)
@@ -90,10 +90,10 @@ def _job(
     try:
         require_computable(config, problem)
         config.require_buildable(arch)
-        traits = plan(config, problem, lse=False, sm_count=target.sm_count).traits
+        needs = needs_of(config, problem)
     except FlashsmithError as error:
         return Refused(str(error))
-    return CompileJob(config, traits, target.arch)
+    return CompileJob(config, needs, target.arch)
 
 
 def compile_for_gate(config: KernelConfig, target: Target) -> None:
@@ -108,18 +108,15 @@ def _checking_jobs(
     config: KernelConfig, problem: AttentionProblem, target: Target
 ) -> list[CompileJob]:
     """The kernels that checking a configuration and taking its fingerprint will ask for."""
-    traits = plan(config, fingerprint_problem(problem), lse=False, sm_count=target.sm_count).traits
-    fingerprint = CompileJob(config, traits, target.arch)
+    needs = needs_of(config, fingerprint_problem(problem))
+    fingerprint = CompileJob(config, needs, target.arch)
     return [*_case_jobs(config, quick_cases(config), target), fingerprint]
 
 
 def _case_jobs(config: KernelConfig, cases: Sequence[Case], target: Target) -> list[CompileJob]:
     """The kernels of cases, each once."""
-    laid_out = [plan(config, c.problem, lse=c.lse, sm_count=target.sm_count) for c in cases]
-    return [
-        CompileJob(config, traits, target.arch)
-        for traits in dict.fromkeys(one.traits for one in laid_out)
-    ]
+    needed = dict.fromkeys(needs_of(config, case.problem) for case in cases)
+    return [CompileJob(config, needs, target.arch) for needs in needed]
 
 
 def _candidate(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from flashsmith.arch import GPUS, find_gpu
@@ -10,11 +11,26 @@ from flashsmith.kernels.kernel import KernelConfig
 from flashsmith.measure.facts import Facts
 from flashsmith.problem.attention import AttentionProblem
 from flashsmith.tuner.run.candidates import Candidate
-from flashsmith.tuner.run.predict import predicted_cycles
+from flashsmith.tuner.run.predict import predicted_cycles, step_cycles
 from flashsmith.tuner.workers.executor import Answer, Executor, Job, Reply
 
 _AT_ONCE = 10
-Places = dict[tuple[KernelConfig, AttentionProblem], int]
+
+
+class Place(int):
+    """A place in the predicted order, 1 the first, that knows what it follows from."""
+
+    cycles_over_first: float  # predicted; only ratios of such cycles mean something
+    limit: str  # what takes most of them
+
+    def __new__(cls, number: int, cycles_over_first: float = math.nan, limit: str = "") -> Place:
+        """The number is what it is compared, sorted and written by."""
+        place = super().__new__(cls, number)
+        place.cycles_over_first, place.limit = cycles_over_first, limit
+        return place
+
+
+Places = dict[tuple[KernelConfig, AttentionProblem], Place]
 COUNT_SECONDS = 60.0  # a small problem takes one; a kernel that hangs in the emulator is left out
 
 
@@ -59,11 +75,14 @@ def predicted_places(
             cycles = predicted_cycles(config, problem, facts[config], limits, sm_count)
             # Equal predictions are ordered by the text: the same order on every run.
             groups.setdefault(problem, []).append((cycles, config.short_form(), config))
-    return {
-        (config, problem): place
-        for problem, group in groups.items()
-        for place, (_, _, config) in enumerate(sorted(group, key=lambda item: item[:2]), start=1)
-    }
+    places: Places = {}
+    for problem, group in groups.items():
+        ranked = sorted(group, key=lambda item: item[:2])
+        for number, (cycles, _, config) in enumerate(ranked, start=1):
+            step = step_cycles(config, facts[config], limits)
+            over_first = cycles / ranked[0][0] if step else math.nan
+            places[config, problem] = Place(number, over_first, step.limit if step else "")
+    return places
 
 
 def sm_count_of(gpu: str, arch: str) -> int:

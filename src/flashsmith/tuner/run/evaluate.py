@@ -19,19 +19,18 @@ from flashsmith.base.errors import (
 )
 from flashsmith.check.survey import CASES
 from flashsmith.check.verdict import check_case
-from flashsmith.compile.compiler import compile_kernel
 from flashsmith.kernels import KernelConfig, parse_config
-from flashsmith.kernels.launch import ForwardCall
+from flashsmith.kernels.launch import Call
+from flashsmith.measure.environment import timed_device
 from flashsmith.measure.facts import facts_of
 from flashsmith.measure.timed_configs import random_inputs, screen_us, time_configs
 from flashsmith.problem.attention import AttentionProblem
 from flashsmith.problem.text import problem_from_fields
-from flashsmith.runtime.cuda.device import CudaDevice
 from flashsmith.runtime.device import Device
 from flashsmith.runtime.devices import default_device
 from flashsmith.runtime.emulated import EmulatedDevice
-from flashsmith.runtime.run import prepare_forward
-from flashsmith.runtime.tensors import tensors_on
+from flashsmith.runtime.run import prepare
+from flashsmith.runtime.tensors import contiguous_tensors, uploaded
 from flashsmith.tuner.run.fingerprint import fingerprint_of
 from flashsmith.tuner.run.target import target_here
 from flashsmith.tuner.store.outcome import (
@@ -55,14 +54,16 @@ class _Tensors:
     def __init__(self) -> None:
         self._held = ExitStack()
         self._problem: AttentionProblem | None = None
-        self._call: ForwardCall | None = None
+        self._call: Call | None = None
 
-    def of(self, device: Device, problem: AttentionProblem) -> ForwardCall:
+    def of(self, device: Device, problem: AttentionProblem) -> Call:
         """Tensors of `problem` on the device."""
         if self._call is None or problem != self._problem:
             self._held.close()
-            made = tensors_on(device, problem, random_inputs(problem), lse=False)
-            self._call, self._problem = self._held.enter_context(made), problem
+            self._call = None
+            places, buffers = contiguous_tensors(problem, random_inputs(problem))
+            held = self._held.enter_context(uploaded(device, buffers))
+            self._call, self._problem = held.call(places), problem
         return self._call
 
 
@@ -96,9 +97,8 @@ def _screen(job: Json) -> Json:
 def _race(job: Json) -> Json:
     """Several configurations side by side on one problem: what the final order is taken from."""
     device, problem = _device(job), _problem(job)
-    assert isinstance(device, CudaDevice)
     configs = [parse_config(text) for text in job["configs"]]
-    run = time_configs(device, configs, problem, rounds=job["rounds"])
+    run = time_configs(timed_device(device), configs, problem, rounds=job["rounds"])
     timed = [
         {
             "median_us": t.time_us.median,
@@ -137,7 +137,7 @@ def _sound(
 ) -> Refused | DidNotCompile | DidNotRun | None:
     """Compiles and loads; why that cannot be, or None."""
     try:
-        prepare_forward(device, config, problem, lse=False, compile_with=compile_kernel)
+        prepare(device, config, problem)
     except (OutOfResources, Unsupported) as error:
         return Refused(str(error))
     except CompileError as error:
@@ -174,10 +174,10 @@ def _first_fault(device: Device, config: KernelConfig, cases: str) -> Outcome | 
 def _measured(device: Device, config: KernelConfig, problem: AttentionProblem) -> Outcome:
     try:
         bits = fingerprint_of(device, config, problem)
-        if not isinstance(device, CudaDevice):
+        if not device.can_time:
             return Verified(bits)
         call = _tensors.of(device, problem)
-        times = screen_us(device, config, problem, call, runs=SCREEN_RUNS)
+        times = screen_us(timed_device(device), config, problem, call, runs=SCREEN_RUNS)
     except FlashsmithError as error:
         return DidNotRun(str(error))
     return Timed(times.median, times.p20, times.p80, times.rounds, bits)
@@ -185,7 +185,7 @@ def _measured(device: Device, config: KernelConfig, problem: AttentionProblem) -
 
 def _answer(device: Device, outcome: Outcome) -> Json:
     # After a fault the CUDA context of this process answers every call with the same error.
-    broken = isinstance(device, CudaDevice) and isinstance(outcome, DidNotRun)
+    broken = device.can_time and isinstance(outcome, DidNotRun)
     return {**outcome_fields(outcome), "retire": broken}
 
 

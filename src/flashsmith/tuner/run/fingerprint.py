@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import replace
-from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 from flashsmith.base.dtypes import DType, from_bits, to_bits
-from flashsmith.emulator.options import EmulatorOptions
 from flashsmith.kernels.kernel import KernelConfig
-from flashsmith.kernels.plans import plan
+from flashsmith.kernels.plans import plan, sum_order
 from flashsmith.measure.timed_configs import random_inputs
 from flashsmith.problem.attention import AttentionProblem
 from flashsmith.runtime.device import Device
-from flashsmith.runtime.emulated import EmulatedDevice
-from flashsmith.runtime.run import forward_arrays
+from flashsmith.runtime.run import run_arrays
 
 # Lengths that no tile divides: masks, ragged edges and at least three key blocks take part.
 _QUERIES, _KEYS, _HEADS, _SEED = 197, 419, 3, 20261115
@@ -35,6 +32,7 @@ def fingerprint_problem(problem: AttentionProblem) -> AttentionProblem:
         diagonal=None,
         scale=None,
         layout="bshd",
+        lse=False,
     )
 
 
@@ -43,14 +41,13 @@ def fingerprint_of(device: Device, config: KernelConfig, problem: AttentionProbl
 
     The fixed problem is small: a GPU neither splits its tiles nor gives a block a second one.
     """
-    order = plan(config, problem, lse=False, sm_count=device.sm_count).sum_order
-    if isinstance(device, EmulatedDevice):
-        device = _in_order(device.arch)
+    order = sum_order(plan(config, problem, sm_count=device.sm_count))
     fixed = fingerprint_problem(problem)
     inputs = random_inputs(fixed, _SEED)
-    q = _of_all_sizes(inputs["q"], fixed.dtype)
-    o, _ = forward_arrays(device, config, fixed, q, inputs["k"], inputs["v"])
-    return hashlib.sha256(o.tobytes() + order.encode()).hexdigest()[:16]
+    inputs["q"] = _of_all_sizes(inputs["q"], fixed.dtype)
+    outputs = run_arrays(device.in_fixed_order(), config, fixed, inputs)
+    bits = b"".join(array.tobytes() for array in outputs.values())
+    return hashlib.sha256(bits + order.encode()).hexdigest()[:16]
 
 
 def _of_all_sizes(q: NDArray[np.uint16], dtype: DType) -> NDArray[np.uint16]:
@@ -60,9 +57,3 @@ def _of_all_sizes(q: NDArray[np.uint16], dtype: DType) -> NDArray[np.uint16]:
     """
     sizes = np.exp2(np.arange(q.shape[1]) % 7).astype(np.float32)
     return to_bits(from_bits(q, dtype) * sizes[None, :, None, None], dtype)
-
-
-@cache
-def _in_order(arch: str) -> EmulatedDevice:
-    """Tensor-core sums one instruction after the other: classes are then those of a GPU."""
-    return EmulatedDevice(arch, options=EmulatorOptions(checks=False, mma_in_order=True))

@@ -19,10 +19,9 @@ from numpy.typing import NDArray
 
 from flashsmith.arch import Arch
 from flashsmith.kernels.kernel import KernelConfig
-from flashsmith.kernels.plans import plan
+from flashsmith.kernels.plans import ends_together, plan
 from flashsmith.measure.facts import Facts
 from flashsmith.problem.attention import AttentionProblem
-from flashsmith.problem.cost import visible_area
 
 Floats = NDArray[np.float64]
 
@@ -46,6 +45,48 @@ TENSOR_RATES: Mapping[str, tuple[float, float]] = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class StepCycles:
+    """What one block of scores takes of an SM, each part as if it were alone."""
+
+    issue: float  # of instructions
+    tensor: float
+    shared: float
+    waits: float  # what the other blocks of the SM do not hide
+
+    @property
+    def total(self) -> float:
+        """The parts together: they overlap, but not wholly."""
+        return math.hypot(self.issue, self.tensor, self.shared) + self.waits
+
+    @property
+    def limit(self) -> str:
+        """The largest part, in words."""
+        parts = {
+            "issuing instructions": self.issue,
+            "tensor cores": self.tensor,
+            "shared memory": self.shared,
+            "waits": self.waits,
+        }
+        return max(parts, key=lambda name: parts[name])
+
+
+def step_cycles(config: KernelConfig, facts: Facts, arch: Arch) -> StepCycles | None:
+    """What a block of scores costs; None for a kernel whose events could not be counted."""
+    if facts.instructions is None or facts.shared_cycles is None or not facts.blocks_per_sm:
+        return None
+    by_warps, by_groups = TENSOR_RATES[arch.name]
+    rate = by_groups if facts.group_share else by_warps
+    operations = 4 * config.tile_q * config.tile_k * config.d_head
+    waits = WAIT_CYCLES + SPILL_CYCLES * facts.spill_bytes
+    return StepCycles(
+        issue=facts.instructions / arch.sub_partitions,
+        tensor=operations / rate,
+        shared=facts.shared_cycles,
+        waits=waits / facts.blocks_per_sm,
+    )
+
+
 def predicted_cycles(
     config: KernelConfig, problem: AttentionProblem, facts: Facts, arch: Arch, sm_count: int
 ) -> float:
@@ -53,24 +94,18 @@ def predicted_cycles(
 
     Infinite, which is last, for a kernel whose events could not be counted.
     """
-    if facts.instructions is None or facts.shared_cycles is None or not facts.blocks_per_sm:
+    step = step_cycles(config, facts, arch)
+    if step is None:
         return math.inf
-    by_warps, by_groups = TENSOR_RATES[arch.name]
-    rate = by_groups if facts.group_share else by_warps
-    operations = 4 * config.tile_q * config.tile_k * config.d_head
-    issue = facts.instructions / arch.sub_partitions
-    busy = math.hypot(issue, operations / rate, facts.shared_cycles)
-    waits = WAIT_CYCLES + SPILL_CYCLES * facts.spill_bytes
-    step = busy + waits / facts.blocks_per_sm
     tiles = problem.batch * problem.heads * math.ceil(problem.q_len / config.tile_q)
-    seen = visible_area(problem) / max(problem.q_len * problem.k_len, 1)
+    seen = problem.mask.area / max(problem.q_len * problem.k_len, 1)
     steps = max(seen * math.ceil(problem.k_len / config.tile_k), 1.0)
     # A full wave costs what its blocks take together; the last one costs as much as a full one,
     # unless its tiles are split.
     waves = tiles / (sm_count * facts.blocks_per_sm)
-    if not plan(config, problem, lse=False, sm_count=sm_count).ends_together:
+    if not ends_together(plan(config, problem, sm_count=sm_count)):
         waves = math.ceil(waves)
-    return waves * facts.blocks_per_sm * steps * step
+    return waves * facts.blocks_per_sm * steps * step.total
 
 
 @dataclass(frozen=True, slots=True)

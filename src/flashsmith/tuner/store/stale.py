@@ -10,7 +10,7 @@ from flashsmith.compile.artefact import CompiledKernel
 from flashsmith.compile.compiler import CompileJob, compile_many
 from flashsmith.compile.nvrtc.library import find_nvrtc
 from flashsmith.kernels import parse_config
-from flashsmith.kernels.plans import traits_of
+from flashsmith.kernels.plans import needs_of
 from flashsmith.tuner.store.measurement import Measurement, MeasurementKey
 from flashsmith.tuner.store.version_0_1 import UNKNOWN
 
@@ -64,7 +64,7 @@ def _job(key: MeasurementKey) -> CompileJob | None:
     """The kernel of a measurement; None where its configuration exists no more."""
     try:
         config = parse_config(key.config)
-        return CompileJob(config, traits_of(config, key.problem, lse=False), key.arch)
+        return CompileJob(config, needs_of(config, key.problem), key.arch)
     except FlashsmithError:
         return None
 

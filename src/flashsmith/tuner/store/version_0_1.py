@@ -14,7 +14,7 @@ from typing import Any
 from flashsmith.base.errors import FlashsmithError
 from flashsmith.base.json_text import parse_json
 from flashsmith.kernels import parse_config
-from flashsmith.kernels.plans import plan
+from flashsmith.kernels.plans import plan, sum_order
 from flashsmith.problem.text import problem_fields, problem_from_fields
 
 SCHEMA = 1
@@ -63,6 +63,6 @@ def _is_of_two_kinds(new: Fields) -> bool:
         environment = new.get("environment")
         sm_count = environment.get("sm_count") if isinstance(environment, dict) else None
         count = sm_count if isinstance(sm_count, int) and 0 < sm_count < 10**4 else _SM_COUNT
-        return plan(config, problem, lse=False, sm_count=count).sum_order != ""
+        return sum_order(plan(config, problem, sm_count=count)) != ""
     except (FlashsmithError, KeyError):
         return False  # such a row is refused by its own checks

@@ -23,6 +23,8 @@ inline constexpr int kChunkElements = kChunkBytes / kElementBytes;
 
 inline constexpr int kWarpLanes = 32;
 
+inline constexpr float kLn2 = 0.6931471805599453f;
+inline constexpr float kLog2E = 1.4426950408889634f;
 inline constexpr float kNegativeInfinity = __builtin_bit_cast(float, 0xff800000u);
 
 // An address in the shared window: neither an integer nor a pointer, so it cannot be mixed up.

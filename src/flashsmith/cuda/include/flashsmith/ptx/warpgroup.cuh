@@ -49,16 +49,6 @@ FS_DEVICE float number(i32 pattern) {
     return value;
 }
 
-// A store that never happens, since `sum` is no negative number: what it depends on is computed
-// before the next wait, where ptxas would otherwise move the wait up.
-FS_DEVICE void require_computed(float sum, SmemAddr unused) {
-    asm volatile(
-        "{\n\t.reg .pred p;\n\tsetp.lt.f32 p, %0, 0f00000000;\n\t@p st.shared.f32 [%1], %0;\n\t}"
-        :
-        : "f"(sum), "r"(unused.value)
-        : "memory");
-}
-
 // The value of lane 0: ptxas then knows that it is the same in the whole warp.
 FS_DEVICE i32 broadcast(i32 value) {
     i32 first;

@@ -8,21 +8,19 @@
 #pragma once
 
 #include "flashsmith/ptx/special_register.cuh"
-#include "flashsmith/sm80/args.cuh"
 #include "flashsmith/sm80/gmem_to_smem.cuh"
-#include "flashsmith/sm80/mask.cuh"
 #include "flashsmith/sm80/pv.cuh"
 #include "flashsmith/sm80/qk.cuh"
 #include "flashsmith/sm80/static_config.cuh"
 #include "flashsmith/sm80/store_output.cuh"
 #include "flashsmith/sm80/tile_order.cuh"
 
-namespace flashsmith {
+namespace flashsmith::sm80 {
 
 // One block of threads at work on one tile of Q.
 template <class Kernel>
 class ForwardTile {
-    static constexpr ForwardTraits kTraits = Kernel::kTraits;
+    static constexpr Needs kNeeds = Kernel::kNeeds;
 
   public:
     FS_DEVICE ForwardTile(const ForwardArgs& args, const TilePosition& tile, SmemAddr smem,
@@ -44,11 +42,11 @@ class ForwardTile {
     FS_DEVICE void begin(int n_blocks) {
         TileStream<typename Kernel::QTile, Kernel::kThreads> q_stream(
             args_.q, tile_.batch, tile_.head, static_cast<i64>(tile_.first_row) + Kernel::kBr);
-        constexpr CopyChecks kChecks{kTraits.ragged_q, kTraits.narrow_d};
-        const TileBounds bounds{args_.q_len - tile_.first_row,
+        constexpr CopyChecks kChecks{kNeeds.ragged_q, kNeeds.narrow_d};
+        const TileBounds bounds{sequence().q_len - tile_.first_row,
                                 q_stream.column_exists(args_.d_head)};
         copy<kChecks>(q_stream, kQ, bounds);
-        if constexpr (Kernel::kEager) copy_k<kTraits.ragged_k>(n_blocks - 1);
+        if constexpr (Kernel::kEager) copy_k<kNeeds.ragged_k>(n_blocks - 1);
         if constexpr (Kernel::kQInRegisters) {
             if constexpr (Kernel::kAsync) ptx::cp_async_wait<Kernel::kEager ? 1 : 0>();
             ptx::bar_sync();  // all of Q is in shared memory
@@ -62,36 +60,35 @@ class ForwardTile {
         if constexpr (Kernel::kEager) {
             ptx::cp_async_wait<0>();
             ptx::bar_sync();  // K of this block is in, and V of the block before has been read
-            copy_v<kMasked && kTraits.ragged_k>(block);
+            copy_v<kMasked && kNeeds.ragged_k>(block);
         } else {
             ptx::bar_sync();  // K and V of the block before have been read
-            copy_k<kMasked && kTraits.ragged_k>(block);
+            copy_k<kMasked && kNeeds.ragged_k>(block);
             finish_copies();  // K of this block is in
         }
         _Pragma("unroll 1") for (int step = 0; step < Kernel::kSteps; ++step) {
             const int first_key = block * Kernel::kBc + step * Kernel::kStepCols;
-            const bool active = !kMasked || !kTraits.causal || sees(first_key);
+            const bool active = !kMasked || !kNeeds.causal || sees(first_key);
             typename Kernel::S s;
             if (active) {
                 multiply_qk<Kernel>(s, held_q_, q_reader_, of_step(k_reader_, step));
-                if constexpr (kMasked) {
-                    mask_step<Kernel>(s, args_, tile_.first_row + warp_row_, first_key);
-                }
+                apply_score(s);
+                if constexpr (kMasked) hide(s, first_key);
             }
             between_products<kMasked>(block, step);
             Fragments<Kernel::kRowTiles> p[Kernel::kStepSpans];
             if (active) {
                 const VReader<Kernel> v_reader = of_step(v_reader_, step);
-                begin_softmax<Kernel, kMasked>(p, o_, rows_, s, args_.scale_log2);
+                begin_softmax<Kernel, kMasked>(p, o_, rows_, s, Score::factor(args_));
                 if constexpr (!Kernel::kVAfterSoftmax) {
-                    multiply_pv<Kernel, kMasked>(o_, rows_, p, s, v_reader, args_.scale_log2);
+                    multiply_pv<Kernel, kMasked>(o_, rows_, p, s, v_reader, Score::factor(args_));
                 }
             }
             if constexpr (Kernel::kVAfterSoftmax) {
                 if (step == 0) finish_copies();  // V of this block is in
                 if (active) {
                     multiply_pv<Kernel, kMasked>(o_, rows_, p, s, of_step(v_reader_, step),
-                                                 args_.scale_log2);
+                                                 Score::factor(args_));
                 }
             }
         }
@@ -105,12 +102,16 @@ class ForwardTile {
 
   private:
     using Plan = typename Kernel::Plan;
+    using Mask = typename Kernel::Mask;
+    using Score = typename Kernel::Score;
     using KVStream = TileStream<typename Kernel::KVTile, Kernel::kThreads>;
 
     // In the order of the plan; NVRTC 13.0 knows no offsetof.
     static constexpr u32 kQ = 0;
     static constexpr u32 kK = kQ + sizeof(Plan::q);
     static constexpr u32 kV = kK + sizeof(Plan::k);
+
+    FS_DEVICE const ForwardArgs& sequence() const { return sequence_of(args_, tile_.batch); }
 
     FS_DEVICE i64 kv_head() const {
         return static_cast<u32>(tile_.head) / static_cast<u32>(args_.heads / args_.kv_heads);
@@ -124,7 +125,29 @@ class ForwardTile {
     // Whether the last row of this warp sees the first key of a step.
     FS_DEVICE bool sees(int first_key) const {
         const int last_row = tile_.first_row + warp_row_ + Kernel::kWarpRows - 1;
-        return first_key <= last_row + args_.diagonal;
+        return first_key <= last_row + sequence().diagonal;
+    }
+
+    FS_DEVICE void apply_score(typename Kernel::S& s) const {
+        FS_UNROLL
+        for (int i = 0; i < Kernel::kRowTiles; ++i) Score::apply(args_, s.row_tile(i));
+    }
+
+    // Removes from S what rows of this warp do not see, from key `first_key` on.
+    FS_DEVICE void hide(typename Kernel::S& s, int first_key) const {
+        constexpr int kCount = 8 * Kernel::kStepSpans;
+        const int lane = threadIdx.x % kWarpLanes;
+        const int first_row = tile_.first_row + warp_row_;
+        FS_UNROLL
+        for (int i = 0; i < Kernel::kRowTiles; ++i) {
+            FS_UNROLL
+            for (int half = 0; half < 2; ++half) {
+                const int row = first_row + i * kMatrixSpan + half * 8 + lane / 4;
+                // Counted from this thread's first column: what follows compares constants.
+                const int limit = Mask::seen_by(sequence(), row) - first_key - lane % 4 * 2;
+                hide_columns_of_row<0, kCount>(s.row_tile(i), half, limit);
+            }
+        }
     }
 
     // Makes V ready before its first use, unless that is left for after the softmax, and gives K's
@@ -136,7 +159,7 @@ class ForwardTile {
             if constexpr (Kernel::kEager) {
                 ptx::cp_async_wait<0>();
             } else {
-                copy_v<kMasked && kTraits.ragged_k>(block);
+                copy_v<kMasked && kNeeds.ragged_k>(block);
                 finish_copies();  // V of this block is in
             }
         }
@@ -149,14 +172,14 @@ class ForwardTile {
 
     template <bool kRagged>
     FS_DEVICE void copy_k(int block) {
-        copy<CopyChecks{kRagged, kTraits.narrow_d}>(k_stream_, kK, bounds_of(k_stream_, block));
+        copy<CopyChecks{kRagged, kNeeds.narrow_d}>(k_stream_, kK, bounds_of(k_stream_, block));
     }
     template <bool kRagged>
     FS_DEVICE void copy_v(int block) {
-        copy<CopyChecks{kRagged, kTraits.narrow_d}>(v_stream_, kV, bounds_of(v_stream_, block));
+        copy<CopyChecks{kRagged, kNeeds.narrow_d}>(v_stream_, kV, bounds_of(v_stream_, block));
     }
     FS_DEVICE TileBounds bounds_of(const KVStream& stream, int block) const {
-        return {args_.k_len - block * Kernel::kBc, stream.column_exists(args_.d_head)};
+        return {sequence().k_len - block * Kernel::kBc, stream.column_exists(args_.d_head)};
     }
 
     template <CopyChecks kChecks, class Stream>
@@ -188,41 +211,26 @@ class ForwardTile {
     RowState<Kernel> rows_;
 };
 
-// Blocks of keys that some row of the tile sees, and of these how many, from the first, need no
-// mask because every row sees all of their keys.
-struct BlockRange {
-    int blocks;
-    int unmasked;
-};
-
-template <class Kernel>
-FS_DEVICE BlockRange block_range(const ForwardArgs& args, int first_row) {
-    constexpr ForwardTraits kTraits = Kernel::kTraits;
-    int last_row = first_row + Kernel::kBr - 1;
-    if (kTraits.ragged_q && last_row >= args.q_len) last_row = args.q_len - 1;
-    const int seen_by_last = visible_keys<Kernel>(args, last_row);
-    const int seen_by_first = visible_keys<Kernel>(args, first_row);
-    if (kTraits.causal && seen_by_last <= 0) return {0, 0};
-    return {(seen_by_last + Kernel::kBc - 1) / Kernel::kBc,
-            seen_by_first > 0 ? seen_by_first / Kernel::kBc : 0};
-}
-
-template <FlashForwardKernelConfig kConfig, ForwardTraits kTraits>
-FS_DEVICE void forward_mma(const ForwardArgs& args) {
-    using Kernel = ForwardKernel<kConfig, kTraits>;
+template <FlashForwardKernelConfig kConfig, Needs kNeeds>
+FS_DEVICE void forward(const ForwardArgs& args) {
+    using Kernel = ForwardKernel<kConfig, kNeeds>;
     static_assert(Kernel::valid_config());
     extern __shared__ __align__(1024) unsigned char smem[];
 
     const TilePosition position = tile_of_block<Kernel>(args, ptx::ctaid_x());
-    const BlockRange range = block_range<Kernel>(args, position.first_row);
+    const auto& sequence = sequence_of(args, position.batch);
+    int last_row = position.first_row + Kernel::kBr - 1;
+    if (kNeeds.ragged_q && last_row >= sequence.q_len) last_row = sequence.q_len - 1;
+    const Span span =
+        Kernel::Mask::template span<Kernel::kBc>(sequence, position.first_row, last_row);
     const SmemAddr start{static_cast<u32>(__cvta_generic_to_shared(smem))};
-    ForwardTile<Kernel> tile(args, position, start, range.blocks);
+    ForwardTile<Kernel> tile(args, position, start, span.count);
 
-    int block = range.blocks - 1;
-    if constexpr (!kTraits.causal) __builtin_assume(block >= 0);  // no launch without a key
-    if (block >= 0) tile.begin(range.blocks);
-    if constexpr (kTraits.causal || kTraits.ragged_k) {
-        _Pragma("unroll 1") for (; block >= range.unmasked; --block) {
+    int block = span.count - 1;
+    if constexpr (!kNeeds.causal) __builtin_assume(block >= 0);  // no launch without a key
+    if (block >= 0) tile.begin(span.count);
+    if constexpr (Kernel::Mask::kHides) {
+        _Pragma("unroll 1") for (; block >= span.whole; --block) {
             tile.template add_block<true>(block);
         }
     }
@@ -230,4 +238,4 @@ FS_DEVICE void forward_mma(const ForwardArgs& args) {
     tile.end();
 }
 
-}  // namespace flashsmith
+}  // namespace flashsmith::sm80

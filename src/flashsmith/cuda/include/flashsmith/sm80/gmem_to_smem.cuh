@@ -1,11 +1,11 @@
 // Copies tiles from global to shared memory: by cp.async, or through registers.
 #pragma once
 
+#include "flashsmith/base/tensor_arg.cuh"
 #include "flashsmith/ptx/cp_async.cuh"
 #include "flashsmith/ptx/memory.cuh"
-#include "flashsmith/sm80/args.cuh"
 
-namespace flashsmith {
+namespace flashsmith::sm80 {
 
 // What of a tile exists in global memory; the rest is filled with zeros.
 struct TileBounds {
@@ -98,4 +98,4 @@ class TileStream {
     u32 chunk_;
 };
 
-}  // namespace flashsmith
+}  // namespace flashsmith::sm80

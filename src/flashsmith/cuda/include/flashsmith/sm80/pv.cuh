@@ -5,7 +5,7 @@
 #include "flashsmith/ptx/mma.cuh"
 #include "flashsmith/sm80/softmax.cuh"
 
-namespace flashsmith {
+namespace flashsmith::sm80 {
 
 // The operands of one group of spans along the keys.
 template <class Kernel>
@@ -135,4 +135,4 @@ FS_DEVICE void multiply_pv(typename Kernel::O& o, RowState<Kernel>& rows,
     }
 }
 
-}  // namespace flashsmith
+}  // namespace flashsmith::sm80

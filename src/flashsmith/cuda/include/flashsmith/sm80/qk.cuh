@@ -5,7 +5,7 @@
 #include "flashsmith/ptx/mma.cuh"
 #include "flashsmith/sm80/static_config.cuh"
 
-namespace flashsmith {
+namespace flashsmith::sm80 {
 
 // All of a warp's Q in registers, read once; empty where Q is read again for every block.
 template <class Kernel>
@@ -92,4 +92,4 @@ FS_DEVICE void multiply_qk(typename Kernel::S& s, const HeldQ<Kernel>& held,
     }
 }
 
-}  // namespace flashsmith
+}  // namespace flashsmith::sm80

@@ -2,9 +2,8 @@
 #pragma once
 
 #include "flashsmith/base/types.cuh"
-#include "flashsmith/sm80/config.cuh"
 
-namespace flashsmith {
+namespace flashsmith::sm80 {
 
 template <FlashForwardKernelConfig kConfig>
 struct alignas(1024) SharedPlan {
@@ -13,4 +12,4 @@ struct alignas(1024) SharedPlan {
     u16 v[kConfig.B_c * kConfig.d_head];
 };
 
-}  // namespace flashsmith
+}  // namespace flashsmith::sm80

@@ -10,7 +10,7 @@
 #include "flashsmith/ptx/warp.cuh"
 #include "flashsmith/sm80/static_config.cuh"
 
-namespace flashsmith {
+namespace flashsmith::sm80 {
 
 FS_DEVICE float quad_max(float x) {
     x = ptx::max(x, ptx::shfl_bfly(x, 1));
@@ -160,4 +160,4 @@ FS_DEVICE void exponentiate(u32 (&p)[4], float (&sum)[RowState<Kernel>::kSums],
     }
 }
 
-}  // namespace flashsmith
+}  // namespace flashsmith::sm80

@@ -1,13 +1,14 @@
 // A configuration as compile-time shapes: tiles, fragments, groups of loads, buffers.
 #pragma once
 
-#include "flashsmith/attention/needs.cuh"
-#include "flashsmith/sm80/config.cuh"
+#include "flashsmith/attention/mask.cuh"
+#include "flashsmith/attention/score.cuh"
+#include "flashsmith/attention/sequence.cuh"
 #include "flashsmith/sm80/shared_plan.cuh"
 #include "flashsmith/tile/fragment.cuh"
 #include "flashsmith/tile/smem_tile.cuh"
 
-namespace flashsmith {
+namespace flashsmith::sm80 {
 
 // How the fragments of one operand are read along a contraction of kSpans spans of 16 elements.
 template <int kSpansArg, int kTiles, bool kDoubleBuffer>
@@ -94,15 +95,24 @@ struct StaticForwardKernelConfig {
     }
 };
 
+template <class Kernel>
+using QReader = FragmentReader<typename Kernel::QTile, MatrixOrder::kRowsFirst>;
+template <class Kernel>
+using KReader = FragmentReader<typename Kernel::KVTile, MatrixOrder::kColsFirst>;
+template <class Kernel>
+using VReader = FragmentReader<typename Kernel::KVTile, MatrixOrder::kRowsFirst>;
+
 // A configuration and what it computes: what every operation is parametrised by.
-template <FlashForwardKernelConfig kConfig, ForwardTraits kTraitsArg>
+template <FlashForwardKernelConfig kConfig, Needs kNeedsArg>
 struct ForwardKernel : StaticForwardKernelConfig<kConfig> {
-    static constexpr ForwardTraits kTraits = kTraitsArg;
+    static constexpr Needs kNeeds = kNeedsArg;
+    using Mask = flashsmith::Mask<kNeeds.causal, kNeeds.ragged_k>;
+    using Score = flashsmith::Score<kNeeds>;
 
     // Optimized, the row sums come from the tensor cores as P times ones: 64 fewer additions a
     // block and thread (H200, 2026-11: 4 % at d_head 128). They then sum P as rounded to 16 bits,
     // which suits O, but an LSE has to be exact in fp32.
-    static constexpr bool kSumByMma = kConfig.optimized_softmax && !kTraits.lse;
+    static constexpr bool kSumByMma = kConfig.optimized_softmax && !kNeeds.lse;
 };
 
-}  // namespace flashsmith
+}  // namespace flashsmith::sm80

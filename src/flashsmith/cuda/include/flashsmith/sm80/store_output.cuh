@@ -3,12 +3,9 @@
 
 #include "flashsmith/ptx/barrier.cuh"
 #include "flashsmith/ptx/memory.cuh"
-#include "flashsmith/sm80/args.cuh"
 #include "flashsmith/sm80/softmax.cuh"
 
-namespace flashsmith {
-
-inline constexpr float kLn2 = 0.693147180559945309f;
+namespace flashsmith::sm80 {
 
 // The position of a block's tile: which rows of which head.
 struct TilePosition {
@@ -79,7 +76,7 @@ FS_DEVICE void stage_output(const typename Kernel::O& o, const RowTotals<Kernel>
 template <class Kernel>
 FS_DEVICE void store_output(const typename Kernel::O& o, const RowState<Kernel>& rows,
                             SmemAddr room, const ForwardArgs& args, const TilePosition& tile) {
-    constexpr ForwardTraits kTraits = Kernel::kTraits;
+    constexpr Needs kNeeds = Kernel::kNeeds;
     using Tile = typename Kernel::QTile;
     constexpr int kRowsAtOnce = kWarpLanes / Tile::kChunks > 1 ? kWarpLanes / Tile::kChunks : 1;
     const int lane = threadIdx.x % kWarpLanes;
@@ -87,7 +84,7 @@ FS_DEVICE void store_output(const typename Kernel::O& o, const RowState<Kernel>&
     const int chunk = lane % Tile::kChunks;
 
     const RowTotals<Kernel> totals(rows);
-    if constexpr (kTraits.lse) store_lse<Kernel>(totals, rows, args, tile, warp_row);
+    if constexpr (kNeeds.lse) store_lse<Kernel>(totals, rows, args, tile, warp_row);
     stage_output<Kernel>(o, totals, room, warp_row);
     ptx::bar_warp_sync();  // the warp's rows are staged
 
@@ -97,12 +94,12 @@ FS_DEVICE void store_output(const typename Kernel::O& o, const RowState<Kernel>&
                         chunk * kChunkElements;
     u64 destination = args.o.address + element * kElementBytes;
     const i64 step_bytes = args.o.seq_stride * (kRowsAtOnce * kElementBytes);
-    const bool column = !kTraits.narrow_d || chunk * kChunkElements < args.d_head;
+    const bool column = !kNeeds.narrow_d || chunk * kChunkElements < args.d_head;
     FS_UNROLL
     for (int done = 0; done < Kernel::kWarpRows; done += kRowsAtOnce) {
         const Chunk held = ptx::ld_shared_16b(room + Tile::offset(first + done, chunk));
-        const bool row = !kTraits.ragged_q || tile.first_row + first + done < args.q_len;
-        if constexpr (kTraits.ragged_q || kTraits.narrow_d) {
+        const bool row = !kNeeds.ragged_q || tile.first_row + first + done < args.q_len;
+        if constexpr (kNeeds.ragged_q || kNeeds.narrow_d) {
             ptx::st_global_16b_if(destination, held, row && column);
         } else {
             ptx::st_global_16b(destination, held);
@@ -111,4 +108,4 @@ FS_DEVICE void store_output(const typename Kernel::O& o, const RowState<Kernel>&
     }
 }
 
-}  // namespace flashsmith
+}  // namespace flashsmith::sm80

@@ -1,10 +1,9 @@
 // Which tile a block works on: heads in sections that fit L2, long tiles first.
 #pragma once
 
-#include "flashsmith/sm80/args.cuh"
 #include "flashsmith/sm80/store_output.cuh"
 
-namespace flashsmith {
+namespace flashsmith::sm80 {
 
 // K and V of the heads that are worked on at the same time should stay in L2 (40 MB on sm_80 and
 // more on later data-centre parts; what is a few heads too many only costs bandwidth).
@@ -19,7 +18,7 @@ FS_DEVICE TilePosition tile_of_block(const ForwardArgs& args, u32 block) {
     const u32 heads = args.batch * args.heads;
     u32 head;
     u32 tile;
-    if constexpr (Kernel::kTraits.causal) {
+    if constexpr (Kernel::kNeeds.causal) {
         const u32 head_kib = (static_cast<u32>(args.k_len) * (args.d_head / 8) >> 5) + 1;
         const u32 group = args.heads / args.kv_heads;  // heads that share K and V
         const u32 wanted = ((kSectionBytes >> 10) / head_kib + 1) * group;
@@ -39,4 +38,4 @@ FS_DEVICE TilePosition tile_of_block(const ForwardArgs& args, u32 block) {
             static_cast<int>(tile) * Kernel::kBr};
 }
 
-}  // namespace flashsmith
+}  // namespace flashsmith::sm80

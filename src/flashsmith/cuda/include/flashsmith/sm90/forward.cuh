@@ -1,6 +1,6 @@
-// The forward kernel of the Hopper family: a producer warpgroup feeds consumer warpgroups.
+// The forward kernel on wgmma and TMA: a producer warpgroup feeds consumer warpgroups.
 //
-// Blocks are persistent. One thread of the producer draws tiles of query rows and copies Q, K and V
+// CTAs are persistent. One thread of the producer draws tiles of query rows and copies Q, K and V
 // by TMA into rings; each consumer warpgroup owns 64 rows of a tile and multiplies by wgmma. The
 // rings carry on from tile to tile, so the next tile's operands arrive while this one is finished.
 #pragma once
@@ -8,11 +8,11 @@
 #include "flashsmith/sm90/loops.cuh"
 #include "flashsmith/sm90/producer.cuh"
 
-namespace flashsmith {
+namespace flashsmith::sm90 {
 
 // All threads of the block; a barrier must follow. Every element is 1, so the swizzle is no matter.
-template <HopperForwardKernelConfig kConfig>
-FS_DEVICE void fill_with_ones(const HopperSmem<kConfig>& smem) {
+template <Sm90ForwardConfig kConfig>
+FS_DEVICE void fill_with_ones(const SharedPlan<kConfig>& smem) {
     constexpr u32 kPair = kConfig.dtype == DType::kBF16 ? 0x3f803f80 : 0x3c003c00;
     for (int at = threadIdx.x * kChunkBytes; at < kConfig.ones_bytes();
          at += kConfig.threads() * kChunkBytes) {
@@ -21,16 +21,17 @@ FS_DEVICE void fill_with_ones(const HopperSmem<kConfig>& smem) {
     ptx::fence_proxy_async();  // wgmma reads them
 }
 
-template <HopperForwardKernelConfig kConfig, ForwardTraits kTraits>
-FS_DEVICE void forward_hopper(const HopperForwardArgs& args) {
+template <Sm90ForwardConfig kConfig, Needs kNeeds>
+FS_DEVICE void forward(const Sm90ForwardArgs& args) {
+    using Kernel = ForwardKernel<kConfig, kNeeds>;
     // The swizzle is a function of the address: panels begin at multiples of 1024 bytes.
     extern __shared__ __align__(1024) unsigned char shared_memory[];
-    const HopperSmem<kConfig> smem{{static_cast<u32>(__cvta_generic_to_shared(shared_memory))}};
+    const SharedPlan<kConfig> smem{{static_cast<u32>(__cvta_generic_to_shared(shared_memory))}};
     const u32 rank = kConfig.cluster > 1 ? ptx::cluster_ctarank() : 0;
     const int warpgroup = ptx::broadcast(threadIdx.x / kWarpgroupThreads);
 
     if (threadIdx.x == 0) smem.init_barriers();
-    if constexpr (kConfig.l_by_mma && !kTraits.lse) fill_with_ones<kConfig>(smem);
+    if constexpr (Kernel::kMmaSums) fill_with_ones<kConfig>(smem);
     if constexpr (kConfig.cluster > 1) {
         ptx::barrier_cluster_sync();  // no block uses another's barriers before they exist
     } else {
@@ -39,15 +40,15 @@ FS_DEVICE void forward_hopper(const HopperForwardArgs& args) {
 
     if (warpgroup == 0) {
         ptx::setmaxnreg_dec<kConfig.producer_registers>();
-        if (threadIdx.x == 0) HopperProducer<kConfig, kTraits>(args, smem, rank).run();
+        if (threadIdx.x == 0) Producer<Kernel>(args, smem, rank).run();
         // The first warp is whole again for the cluster's barrier.
         if constexpr (kConfig.cluster > 1) ptx::bar_warp_sync();
     } else {
         ptx::setmaxnreg_inc<kConfig.consumer_registers>();
         if constexpr (kConfig.overlap) {
-            HopperOverlappedLoop<kConfig, kTraits>(args, smem, warpgroup - 1).run();
+            OverlappedLoop<Kernel>(args, smem, warpgroup - 1).run();
         } else {
-            HopperPlainLoop<kConfig, kTraits>(args, smem, warpgroup - 1).run();
+            PlainLoop<Kernel>(args, smem, warpgroup - 1).run();
         }
         // Shared memory is there until the last stores have read it.
         if constexpr (kConfig.o_staged) ptx::bulk_wait_if(threadIdx.x % kWarpgroupThreads == 0);
@@ -57,4 +58,4 @@ FS_DEVICE void forward_hopper(const HopperForwardArgs& args) {
     }
 }
 
-}  // namespace flashsmith
+}  // namespace flashsmith::sm90

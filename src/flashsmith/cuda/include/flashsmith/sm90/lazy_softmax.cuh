@@ -18,22 +18,22 @@
 #include "flashsmith/ptx/math.cuh"
 #include "flashsmith/ptx/warp.cuh"
 #include "flashsmith/ptx/warpgroup.cuh"
-#include "flashsmith/sm90/config.cuh"
 
-namespace flashsmith {
+namespace flashsmith::sm90 {
 
-template <HopperForwardKernelConfig kConfig, bool kMmaSums>
+// Of kv blocks of kBc keys; 2^kGrowth is the threshold, 0 rescales in every block. kMmaSums: row
+// sums are left to the tensor cores.
+template <DType kDType, int kBc, Statistics kStatistics, int kGrowth, bool kMmaSums>
 struct LazySoftmax {
-    static constexpr int kBc = kConfig.B_c;
-    static constexpr float kThreshold = static_cast<float>(kConfig.rescale_threshold);
-    static constexpr float kMostSum = static_cast<float>(1 << kConfig.rescale_threshold);
+    static constexpr float kThreshold = static_cast<float>(kGrowth);
+    static constexpr float kMostSum = static_cast<float>(1 << kGrowth);
     static constexpr float kLeastSum = 1.f / kMostSum;
     // The same limits as patterns of the 16-bit types: their exponent above their mantissa.
-    static constexpr int kMantissaBits = kConfig.dtype == DType::kBF16 ? 7 : 10;
-    static constexpr int kBias = kConfig.dtype == DType::kBF16 ? 127 : 15;
-    static constexpr i32 kMostPattern = (kBias + kConfig.rescale_threshold) << kMantissaBits;
-    static constexpr i32 kLeastPattern = (kBias - kConfig.rescale_threshold) << kMantissaBits;
-    static constexpr bool kLazy = kConfig.rescale_threshold > 0;
+    static constexpr int kMantissaBits = kDType == DType::kBF16 ? 7 : 10;
+    static constexpr int kBias = kDType == DType::kBF16 ? 127 : 15;
+    static constexpr i32 kMostPattern = (kBias + kGrowth) << kMantissaBits;
+    static constexpr i32 kLeastPattern = (kBias - kGrowth) << kMantissaBits;
+    static constexpr bool kLazy = kGrowth > 0;
     // Finite: exponentials of masked elements come out as 0 with no case of their own.
     static constexpr float kNoMaximum = -1e30f;
 
@@ -45,33 +45,22 @@ struct LazySoftmax {
     bool grown;           // whether O has to be rescaled; the same in the whole warp
 
     FS_DEVICE void reset() {
-        m[0] = m[1] = kConfig.statistics == Statistics::kSUM ? 0.f : kNoMaximum;
+        m[0] = m[1] = kStatistics == Statistics::kSUM ? 0.f : kNoMaximum;
         l[0] = l[1] = 0.f;
         correction[0] = correction[1] = 1.f;
         grown = false;
     }
 
-    // Elements at or right of a row's limit (counted from this thread's first column) become -inf;
-    // of elements kFrom .. kTo - 1.
-    template <int kFrom, int kTo, int kCount>
-    static FS_DEVICE void mask(float (&s)[kCount], int limit_low, int limit_high) {
-        FS_UNROLL
-        for (int i = kFrom; i < kTo; ++i) {
-            const int column = (i / 4) * 8 + (i & 1);
-            if (column >= ((i & 2) ? limit_high : limit_low)) s[i] = kNegativeInfinity;
-        }
-    }
-
     // Sees to it that m is near enough to this block's maximum; sets grown and correction.
     template <int kCount>
     FS_DEVICE void update_maximum(const float (&s)[kCount], float scale) {
-        if constexpr (kConfig.statistics == Statistics::kBITS) {
+        if constexpr (kStatistics == Statistics::kBITS) {
             grown = outgrew_bits(s, scale);
             if (!grown) return;
         }
         float low, high;
         over_thread(low, high, s);
-        if constexpr (kConfig.statistics == Statistics::kMAX) {
+        if constexpr (kStatistics == Statistics::kMAX) {
             over_quad(low, high);
             if constexpr (kLazy) {
                 grown = outgrew(low, high, scale);
@@ -79,7 +68,7 @@ struct LazySoftmax {
             }
             grown = true;
         } else {
-            if constexpr (kConfig.statistics != Statistics::kBITS) {
+            if constexpr (kStatistics != Statistics::kBITS) {
                 grown = outgrew(low, high, scale);
                 if (!grown) return;
             }
@@ -105,8 +94,7 @@ struct LazySoftmax {
     template <int kCount>
     static FS_DEVICE void pack(P& p, const float (&s)[kCount]) {
         FS_UNROLL
-        for (int i = 0; i < kCount / 2; ++i)
-            p[i] = ptx::pack2<kConfig.dtype>(s[2 * i], s[2 * i + 1]);
+        for (int i = 0; i < kCount / 2; ++i) p[i] = ptx::pack2<kDType>(s[2 * i], s[2 * i + 1]);
     }
 
     // The whole step with SUM: s stays as it is, because a block may have to be done again. A
@@ -258,10 +246,10 @@ struct LazySoftmax {
                 sum[0] += e[0] + e[1];
                 sum[1] += e[2] + e[3];
             }
-            p[i / 2] = ptx::pack2<kConfig.dtype>(e[0], e[1]);
-            p[i / 2 + 1] = ptx::pack2<kConfig.dtype>(e[2], e[3]);
+            p[i / 2] = ptx::pack2<kDType>(e[0], e[1]);
+            p[i / 2 + 1] = ptx::pack2<kDType>(e[2], e[3]);
         }
     }
 };
 
-}  // namespace flashsmith
+}  // namespace flashsmith::sm90

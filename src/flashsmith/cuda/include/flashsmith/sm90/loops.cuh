@@ -4,106 +4,117 @@
 
 #include "flashsmith/sm90/consumer.cuh"
 
-namespace flashsmith {
+namespace flashsmith::sm90 {
 
 // Q Kᵀ of a block, its softmax, P V: nothing overlaps inside a warpgroup.
-template <HopperForwardKernelConfig kConfig, ForwardTraits kTraits>
-struct HopperPlainLoop : HopperConsumer<kConfig, kTraits> {
-    using Base = HopperConsumer<kConfig, kTraits>;
-    using Base::Base;
-    using typename Base::Products;
+template <class Kernel>
+struct PlainLoop {
+    static constexpr Sm90ForwardConfig kConfig = Kernel::kConfig;
+    using Turns = typename Kernel::Turns;
+    using Products = typename Kernel::Products;
+
+    Consumer<Kernel> consumer;
+
+    FS_DEVICE PlainLoop(const typename Kernel::Args& args, typename Kernel::Plan smem,
+                        int warpgroup)
+        : consumer(args, smem, warpgroup) {}
 
     FS_DEVICE void run() {
-        this->open_turns();
-        auto work = this->next_tile();
+        Turns::open(consumer.warpgroup);
+        auto work = consumer.next_tile();
         while (work.n_blocks > 0) {
             if (work.own == 0) {
-                this->skip_tile(work);
+                consumer.skip_tile(work);
             } else {
                 tile(work);
             }
-            work = this->next_tile();
+            work = consumer.next_tile();
         }
     }
 
   private:
-    FS_DEVICE void tile(const typename Base::Work& work) {
-        this->take_turn();
-        this->skip_pairs(work.n_blocks - work.own);
-        this->wait_q();
-        this->use_q();
-        this->softmax.reset();
+    FS_DEVICE void tile(const Work& work) {
+        Turns::take(consumer.warpgroup);
+        consumer.skip_pairs(work.n_blocks - work.own);
+        consumer.wait_q();
+        consumer.q.use();
+        consumer.softmax.reset();
         i32 n = work.own - 1;
-        if (this->is_half(work.row, work.first + n)) {
-            block<Base::kHalf>(work, n, true);
+        if (consumer.is_half(work.row, work.first + n)) {
+            block<Kernel::kHalf>(work, n, true);
         } else {
             block<kConfig.B_c>(work, n, true);
         }
         _Pragma("unroll 1") while (--n >= 0) block<kConfig.B_c>(work, n, false);
-        this->pass_turn();
-        this->finish(work.slot);
-        this->store(work.slot);
+        Turns::pass(consumer.warpgroup);
+        consumer.finish(work.slot);
+        consumer.store(work.slot);
     }
 
     template <int kKeys>
-    FS_DEVICE void block(const typename Base::Work& work, i32 n, bool first) {
+    FS_DEVICE void block(const Work& work, i32 n, bool first) {
         typename Products::template Scores<kKeys> s;
-        this->k.wait();
-        Products::template issue_qk<kKeys>(s, this->q_matrix, this->k.matrix);
-        this->pass_turn();
+        consumer.k.wait();
+        Products::template issue_qk<kKeys>(s, consumer.q.matrix, consumer.k.matrix);
+        Turns::pass(consumer.warpgroup);
         ptx::wgmma_wait<0>();  // S is complete, K has been read
         ptx::fence_registers(s);
-        this->release(this->k);
-        if (n == 0) this->release_q();
-        this->softmax_alone(s, work.row, work.first + n, first);
-        if (!first) this->softmax.rescale(this->o);
-        this->v.wait();
-        this->take_turn();
-        this->issue_pv(!first, kKeys < kConfig.B_c);
+        consumer.release(consumer.k);
+        if (n == 0) consumer.release_q();
+        consumer.softmax_alone(s, work.row, work.first + n, first);
+        if (!first) consumer.softmax.rescale(consumer.o);
+        consumer.v.wait();
+        Turns::take(consumer.warpgroup);
+        consumer.issue_pv(!first, kKeys < kConfig.B_c);
         ptx::wgmma_wait<0>();  // O is complete, P and V have been read
-        ptx::fence_registers(this->o);
-        this->release(this->v);
+        ptx::fence_registers(consumer.o);
+        consumer.release(consumer.v);
     }
 };
 
 // One loop over all blocks of all tiles: each step issues Q Kᵀ of a block and P V of the one
 // before, also where the two belong to different tiles. A plain step has no branch; a general one
 // masks, starts and ends tiles; another has half a block, at the edge of a mask.
-template <HopperForwardKernelConfig kConfig, ForwardTraits kTraits>
-struct HopperOverlappedLoop : HopperConsumer<kConfig, kTraits> {
-    using Base = HopperConsumer<kConfig, kTraits>;
-    using Base::Base;
-    using typename Base::Products;
-    using typename Base::Work;
+template <class Kernel>
+struct OverlappedLoop {
+    static constexpr Sm90ForwardConfig kConfig = Kernel::kConfig;
+    using Turns = typename Kernel::Turns;
+    using Products = typename Kernel::Products;
 
     static constexpr bool kSum = kConfig.statistics == Statistics::kSUM;
-    static constexpr Ascending kUp = kAscends<kConfig, kTraits>;
+    static constexpr Ascending kUp = Kernel::kAscends;
+
+    Consumer<Kernel> consumer;
 
     i32 row, slot;  // of the tile whose blocks are being multiplied with Q
     bool ascends;   // its blocks of keys come from the first on
     i32 last;       // of its blocks, in the order in which they come
-    i32 n;          // so many before that, the block whose scores are in p, or whose softmax runs
-    i32 behind;     // blocks after the last that others need
+    i32 n;          // of its blocks, after the one whose scores are in p or whose softmax runs
+    i32 behind;     // blocks after the last that other warpgroups need
     bool first;     // that block is its tile's first: P V starts a new O
     bool half;      // of that block, at the mask's edge, only one half is seen
     i32 v_skipped;  // blocks of V to pass by before that one
     bool unsaved;   // O of the finished tile in `finished_slot` is still in registers
     i32 finished_slot;
 
+    FS_DEVICE OverlappedLoop(const typename Kernel::Args& args, typename Kernel::Plan smem,
+                             int warpgroup)
+        : consumer(args, smem, warpgroup) {}
+
     FS_DEVICE void run() {
-        this->open_turns();
-        Work work = this->next_tile();
+        Turns::open(consumer.warpgroup);
+        Work work = consumer.next_tile();
         while (work.n_blocks > 0) {
             if (work.own == 0) {
-                this->skip_tile(work);
-                work = this->next_tile();
+                consumer.skip_tile(work);
+                work = consumer.next_tile();
                 continue;
             }
             start(work);
             while (step<Step::kGeneral>(work)) {
                 // Row maxima are set, Q stays, no mask until the tile ends.
-                if (!first && n > 1 && !this->needs_mask(row, block(n - 1))) {
-                    const i32 rest = ascends ? max(last + 1 - this->unmasked(row), 1) : 1;
+                if (!first && n > 1 && !consumer.needs_mask(row, block(n - 1))) {
+                    const i32 rest = ascends ? max(last + 1 - consumer.unmasked(row), 1) : 1;
                     _Pragma("unroll 1") do { step<Step::kPlain>(work); }
                     while (n > rest);
                 }
@@ -135,7 +146,7 @@ struct HopperOverlappedLoop : HopperConsumer<kConfig, kTraits> {
         row = work.row;
         slot = work.slot;
         n = work.own - 1;
-        ascends = kUp == Ascending::kALL || (kUp == Ascending::kFIRST && this->tiles_seen == 1);
+        ascends = kUp == Ascending::kALL || (kUp == Ascending::kFIRST && consumer.tiles_seen == 1);
         last = ascends ? n : work.first;
         behind = ascends ? work.n_blocks - work.own : 0;
     }
@@ -144,25 +155,25 @@ struct HopperOverlappedLoop : HopperConsumer<kConfig, kTraits> {
     FS_DEVICE void start(const Work& work) {
         begin(work);
         first = true;
-        half = this->is_half(row, block(n));
+        half = consumer.is_half(row, block(n));
         v_skipped = 0;
         unsaved = false;
         // Not used before it is set again, but where sums are part of O the compiler reads it.
-        if constexpr (kConfig.late_store && Base::kMmaSums) finished_slot = work.slot;
-        if (!ascends) this->skip_pairs(work.n_blocks - work.own);
-        this->wait_q();
-        this->use_q();
+        if constexpr (kConfig.late_store && Kernel::kMmaSums) finished_slot = work.slot;
+        if (!ascends) consumer.skip_pairs(work.n_blocks - work.own);
+        consumer.wait_q();
+        consumer.q.use();
         typename Products::template Scores<kConfig.B_c> s;
-        this->k.wait();
-        this->take_turn();
-        Products::template issue_qk<kConfig.B_c>(s, this->q_matrix, this->k.matrix);
-        this->pass_turn();
+        consumer.k.wait();
+        Turns::take(consumer.warpgroup);
+        Products::template issue_qk<kConfig.B_c>(s, consumer.q.matrix, consumer.k.matrix);
+        Turns::pass(consumer.warpgroup);
         ptx::wgmma_wait<0>();
         ptx::fence_registers(s);
-        this->release(this->k);
-        if (n == 0) this->release_q();
-        this->softmax.reset();
-        this->softmax_alone(s, row, block(n), true);
+        consumer.release(consumer.k);
+        if (n == 0) consumer.release_q();
+        consumer.softmax.reset();
+        consumer.softmax_alone(s, row, block(n), true);
     }
 
     // One step. False, with nothing done, when it would start the next tile (in `next`) and that
@@ -173,21 +184,21 @@ struct HopperOverlappedLoop : HopperConsumer<kConfig, kTraits> {
         Boundary at{kGeneral && n == 0, slot, 0};
         if (at.starts_tile) {
             if (first) {  // before the next tile is known, blocks may have to come to these stages
-                this->skip_v(v_skipped);
+                consumer.skip_v(v_skipped);
                 v_skipped = 0;
             }
-            next = this->next_tile();
+            next = consumer.next_tile();
             at.skipped = behind + (kUp == Ascending::kALL ? 0 : next.n_blocks - next.own);
             if (next.n_blocks == 0 || next.own == 0 || at.skipped > passable()) return false;
-            this->skip_k(at.skipped);
-            this->wait_q();
+            consumer.skip_k(at.skipped);
+            consumer.wait_q();
             begin(next);
         } else {
             --n;
         }
-        if constexpr (kGeneral) this->use_q();
+        if constexpr (kGeneral) consumer.q.use();
         const bool at_edge = ascends ? kGeneral && n == 0 : at.starts_tile;
-        if (at_edge && this->is_half(row, block(n))) {
+        if (at_edge && consumer.is_half(row, block(n))) {
             products<Step::kHalf>(at);
         } else {
             products<kStep>(at);
@@ -199,39 +210,39 @@ struct HopperOverlappedLoop : HopperConsumer<kConfig, kTraits> {
     template <Step kStep>
     FS_DEVICE void products(const Boundary& at) {
         constexpr bool kGeneral = kStep != Step::kPlain;
-        constexpr int kKeys = kStep == Step::kHalf ? Base::kHalf : kConfig.B_c;
+        constexpr int kKeys = kStep == Step::kHalf ? Kernel::kHalf : kConfig.B_c;
         const bool boundary = (kStep == Step::kHalf && kUp == Ascending::kNONE) || at.starts_tile;
         const bool starts_o = kGeneral && first;
         typename Products::template Scores<kKeys> s;
-        if constexpr (!kGeneral) this->v.test();
-        this->k.wait();
-        this->take_turn();
-        Products::template issue_qk<kKeys>(s, this->q_matrix, this->k.matrix);
+        if constexpr (!kGeneral) consumer.v.test();
+        consumer.k.wait();
+        Turns::take(consumer.warpgroup);
+        Products::template issue_qk<kKeys>(s, consumer.q.matrix, consumer.k.matrix);
         if (starts_o) {
-            if (kConfig.late_store && unsaved) this->store(finished_slot);
-            this->skip_v(v_skipped);
+            if (kConfig.late_store && unsaved) consumer.store(finished_slot);
+            consumer.skip_v(v_skipped);
         } else if constexpr (kConfig.early_rescale) {
-            this->softmax.rescale(this->o);
+            consumer.softmax.rescale(consumer.o);
         }
-        this->v.wait();
-        this->issue_pv(!starts_o, kGeneral && half && (kUp != Ascending::kNONE || starts_o));
-        this->pass_turn();
+        consumer.v.wait();
+        consumer.issue_pv(!starts_o, kGeneral && half && (kUp != Ascending::kNONE || starts_o));
+        Turns::pass(consumer.warpgroup);
         if (boundary) {
-            if constexpr (!Base::kMmaSums) this->finish(at.finished);
-            this->softmax.reset();
+            if constexpr (!Kernel::kMmaSums) consumer.finish(at.finished);
+            consumer.softmax.reset();
             unsaved = true;
             finished_slot = at.finished;
         }
         ptx::wgmma_wait<1>();  // S is complete, K and, in a tile's last block, Q have been read
         ptx::fence_registers(s);
-        this->release(this->k);
-        if (kGeneral && n == 0) this->release_q();
+        consumer.release(consumer.k);
+        if (kGeneral && n == 0) consumer.release_q();
         softmax_of<kGeneral>(s, boundary);
         if (boundary) {
-            if constexpr (Base::kMmaSums) this->finish(at.finished);
-            if constexpr (!kConfig.late_store) this->store(at.finished);
+            if constexpr (Kernel::kMmaSums) consumer.finish(at.finished);
+            if constexpr (!kConfig.late_store) consumer.store(at.finished);
         } else if constexpr (!kConfig.early_rescale) {
-            this->softmax.rescale(this->o);
+            consumer.softmax.rescale(consumer.o);
         }
         if constexpr (kGeneral) {
             first = boundary;
@@ -243,48 +254,46 @@ struct HopperOverlappedLoop : HopperConsumer<kConfig, kTraits> {
     // From S to P; P V of the block before ends here. `starts_tile`: the block is its tile's first.
     template <bool kGeneral, int kCount>
     FS_DEVICE void softmax_of(float (&s)[kCount], bool starts_tile) {
+        Kernel::Score::apply(consumer.args, s);
         if constexpr (kSum) {
             bool masked = false;
-            if constexpr (kGeneral) masked = this->mask(s, row, block(n));
+            if constexpr (kGeneral) masked = consumer.hide(s, row, block(n));
             end_pv();
-            this->k.test();
-            this->softmax.exponentials_checked(this->p, s, this->scale, starts_tile, masked);
+            consumer.k.test();
+            consumer.softmax.exponentials_checked(consumer.p, s, consumer.scale, starts_tile,
+                                                  masked);
         } else {
-            if constexpr (kGeneral) this->mask(s, row, block(n));
-            this->softmax.update_maximum(s, this->scale);
-            this->k.test();
-            this->softmax.exponentials(s, this->scale);
-            if constexpr (kConfig.early_exps) {
-                ptx::require_computed(this->softmax.l[0] + this->softmax.l[1], this->smem.base);
-            }
+            if constexpr (kGeneral) consumer.hide(s, row, block(n));
+            consumer.softmax.update_maximum(s, consumer.scale);
+            consumer.k.test();
+            consumer.softmax.exponentials(s, consumer.scale);
             end_pv();
-            this->softmax.pack(this->p, s);
+            consumer.softmax.pack(consumer.p, s);
         }
-        this->template stage_p<2 * kCount>();
     }
 
     FS_DEVICE void end_pv() {
         ptx::wgmma_wait<0>();  // O is complete, P and V have been read
-        ptx::fence_registers(this->o);
-        this->release(this->v);
+        ptx::fence_registers(consumer.o);
+        consumer.release(consumer.v);
     }
 
     // The last P V of a run of tiles: no Q Kᵀ to issue with it.
     FS_DEVICE void drain() {
         if (first) {
-            if (kConfig.late_store && unsaved) this->store(finished_slot);
-            this->skip_v(v_skipped);
+            if (kConfig.late_store && unsaved) consumer.store(finished_slot);
+            consumer.skip_v(v_skipped);
         } else if constexpr (kConfig.early_rescale) {
-            this->softmax.rescale(this->o);
+            consumer.softmax.rescale(consumer.o);
         }
-        this->v.wait();
-        this->issue_pv(!first, half && (kUp != Ascending::kNONE || first));
-        if constexpr (!Base::kMmaSums) this->finish(slot);
+        consumer.v.wait();
+        consumer.issue_pv(!first, half && (kUp != Ascending::kNONE || first));
+        if constexpr (!Kernel::kMmaSums) consumer.finish(slot);
         end_pv();
-        if constexpr (Base::kMmaSums) this->finish(slot);
-        this->store(slot);
-        if constexpr (kUp != Ascending::kNONE) this->skip_pairs(behind);
+        if constexpr (Kernel::kMmaSums) consumer.finish(slot);
+        consumer.store(slot);
+        if constexpr (kUp != Ascending::kNONE) consumer.skip_pairs(behind);
     }
 };
 
-}  // namespace flashsmith
+}  // namespace flashsmith::sm90

@@ -1,39 +1,26 @@
 // How O leaves a warpgroup: through shared memory and TMA, or straight from registers.
 #pragma once
 
-#include "flashsmith/attention/needs.cuh"
 #include "flashsmith/ptx/convert.cuh"
 #include "flashsmith/ptx/stmatrix.cuh"
 #include "flashsmith/ptx/tma.cuh"
 #include "flashsmith/ptx/warpgroup.cuh"
-#include "flashsmith/sm90/args.cuh"
-#include "flashsmith/sm90/config.cuh"
-#include "flashsmith/sm90/tiles.cuh"
+#include "flashsmith/sm90/q_tile.cuh"
+#include "flashsmith/tile/panel.cuh"
 
-namespace flashsmith {
+namespace flashsmith::sm90 {
 
-// The address that lane l of a warp gives to stmatrix for columns 16i..16i+15 of its 16 rows:
-// lanes 0-15 its rows' even chunk, lanes 16-31 the odd one. `block` has 64 rows a panel.
-FS_DEVICE SmemAddr swizzled_rows(SmemAddr block, int thread, int i) {
-    const int lane = thread % kWarpLanes;
-    const int row = thread / kWarpLanes * 16 + lane % 16;
-    const int chunk = i % 4 * 2 + lane / 16;
-    return block + ((i / 4) * kWarpgroupRows * kPanelRowBytes + row * kPanelRowBytes +
-                    ((chunk ^ (row & 7)) << 4));
-}
-
-template <HopperForwardKernelConfig kConfig, ForwardTraits kTraits>
-struct HopperOutput {
-    static constexpr int kD = kConfig.d_head;
-    static constexpr u64 kPolicy = kConfig.l2_hints ? ptx::kEvictFirst : ptx::kEvictNormal;
-
+// Rows of kD elements. kRoom: panels that a warpgroup has room to stage at a time. kRaggedRows,
+// kNarrow: rows, or columns, may not exist.
+template <DType kDType, int kD, int kRoom, u64 kPolicy, bool kRaggedRows, bool kNarrow>
+struct RowsOutput {
     // Scales rows by `inverse`, rounds them and stages as many panels at a time as there is room
     // for; one thread stores them.
     template <int kCount>
-    static FS_DEVICE void store_staged(const HopperForwardArgs& args, const HopperTile& tile,
-                                       SmemAddr staging, int warpgroup, int thread,
-                                       const float (&o)[kCount], const float (&inverse)[2]) {
-        constexpr int kPanels = kConfig.panels(), kRoom = kConfig.o_panels();
+    static FS_DEVICE void store_staged(const TensorMap& map, const QTile& tile, SmemAddr staging,
+                                       int warpgroup, int thread, const float (&o)[kCount],
+                                       const float (&inverse)[2]) {
+        constexpr int kPanels = (kD + kPanelColumns - 1) / kPanelColumns;
         const u32 barrier = kWarpgroupBarrier + warpgroup;
         const i32 row = tile.row + warpgroup * kWarpgroupRows;
         FS_UNROLL
@@ -47,8 +34,8 @@ struct HopperOutput {
                 FS_UNROLL
                 for (int j = 0; j < 4; ++j) {
                     const float factor = inverse[j & 1];
-                    chunk[j] = ptx::pack2<kConfig.dtype>(o[8 * i + 2 * j] * factor,
-                                                         o[8 * i + 2 * j + 1] * factor);
+                    chunk[j] = ptx::pack2<kDType>(o[8 * i + 2 * j] * factor,
+                                                  o[8 * i + 2 * j + 1] * factor);
                 }
                 ptx::stmatrix_x4(swizzled_rows(staging, thread, i - 4 * begin), chunk);
             }
@@ -57,7 +44,7 @@ struct HopperOutput {
             FS_UNROLL
             for (int panel = begin; panel < end; ++panel) {
                 ptx::tma_store_4d_if<kPolicy>(
-                    thread == 0, args.o, {panel * kPanelColumns, row, tile.head, tile.batch},
+                    thread == 0, map, {panel * kPanelColumns, row, tile.head, tile.batch},
                     staging + (panel - begin) * kWarpgroupRows * kPanelRowBytes);
             }
             ptx::bulk_commit_if(thread == 0);
@@ -65,30 +52,28 @@ struct HopperOutput {
     }
 
     // A 4x4 transposition inside each quad gives every lane 8 consecutive columns: 16-byte stores.
-    template <int kCount>
-    static FS_DEVICE void store_direct(const HopperForwardArgs& args, const HopperTile& tile,
-                                       int row_in_tile, int lane, const float (&o)[kCount],
-                                       const float (&inverse)[2]) {
+    template <class Bounds, int kCount>
+    static FS_DEVICE void store_direct(const TensorArg& out, const Bounds& bounds,
+                                       const QTile& tile, int row_in_tile, int lane,
+                                       const float (&o)[kCount], const float (&inverse)[2]) {
         const i32 row = tile.row + row_in_tile;
         const int column = (lane % 4) * kChunkElements;
-        const TensorArg& out = args.o_direct;
         u64 dst = out.address + (tile.batch * out.batch_stride + tile.head * out.head_stride +
                                  row * out.seq_stride + column) *
                                     kElementBytes;
         FS_UNROLL
         for (int half = 0; half < 2; ++half) {
-            const bool inside = !kTraits.ragged_q || row + 8 * half < args.q_len;
+            const bool inside = !kRaggedRows || row + 8 * half < bounds.rows();
             FS_UNROLL
             for (int group = 0; group < kD / 32; ++group) {
                 u32 word[4];
                 FS_UNROLL
                 for (int j = 0; j < 4; ++j) {
                     const int at = group * 16 + 4 * j + 2 * half;
-                    word[j] =
-                        ptx::pack2<kConfig.dtype>(o[at] * inverse[half], o[at + 1] * inverse[half]);
+                    word[j] = ptx::pack2<kDType>(o[at] * inverse[half], o[at + 1] * inverse[half]);
                 }
                 transpose_quad(word, lane);
-                const bool kept = !kTraits.narrow_d || group * 32 + column < args.d_head;
+                const bool kept = !kNarrow || group * 32 + column < bounds.columns();
                 ptx::st_global_16b_if<kPolicy>(
                     dst + group * 64, {{word[0], word[1], word[2], word[3]}}, inside && kept);
             }
@@ -113,4 +98,4 @@ struct HopperOutput {
     }
 };
 
-}  // namespace flashsmith
+}  // namespace flashsmith::sm90

@@ -1,21 +1,19 @@
-// The producer of a Hopper kernel: one thread draws tiles, tells the consumers, and feeds the
-// rings.
+// The producer: one thread draws q tiles, tells the consumers, and feeds the rings.
 #pragma once
 
-#include "flashsmith/attention/needs.cuh"
 #include "flashsmith/ptx/cluster.cuh"
 #include "flashsmith/ptx/mbarrier.cuh"
 #include "flashsmith/ptx/tma.cuh"
 #include "flashsmith/ptx/warpgroup.cuh"
-#include "flashsmith/sm90/args.cuh"
-#include "flashsmith/sm90/config.cuh"
-#include "flashsmith/sm90/shared_plan.cuh"
-#include "flashsmith/sm90/tiles.cuh"
+#include "flashsmith/sm90/tile_order.cuh"
 
-namespace flashsmith {
+namespace flashsmith::sm90 {
 
-template <HopperForwardKernelConfig kConfig, ForwardTraits kTraits>
-struct HopperProducer {
+template <class Kernel>
+struct Producer {
+    using Plan = typename Kernel::Plan;
+    using Args = typename Kernel::Args;
+    static constexpr Sm90ForwardConfig kConfig = Kernel::kConfig;
     static constexpr int kCluster = kConfig.cluster;
     static constexpr int kShare = kConfig.B_c / kCluster;  // rows of a block this CTA loads for all
     static constexpr u64 kKvPolicy = kConfig.l2_hints ? ptx::kEvictLast : ptx::kEvictNormal;
@@ -30,19 +28,6 @@ struct HopperProducer {
     // while others have nothing left to do.
     static constexpr i32 kDrawnBefore = 2;
 
-    // A stage of a ring and the parity of its empty barrier: 1 passes at once in the first round.
-    struct Place {
-        int stage = 0;
-        u32 parity = 1;
-
-        FS_DEVICE void advance(int stages) {
-            if (++stage == stages) {
-                stage = 0;
-                parity ^= 1;
-            }
-        }
-    };
-
     // The K and V that a tile needs, from block `first` on; n_blocks 0: no tile. They are counted
     // down as they are loaded: the last one comes first, or where they ascend block 0, which
     // `first` says by lying behind them all.
@@ -55,29 +40,33 @@ struct HopperProducer {
         i32 index, second;
     };
 
-    const HopperForwardArgs& args;
-    HopperSmem<kConfig> smem;
+    const Args& args;
+    Plan smem;
     u32 rank;
-    Place q, k, v, tile;
+    RingCursor q, k, v, tile;
     u32 draw_parity = 0;
 
-    FS_DEVICE HopperProducer(const HopperForwardArgs& args, HopperSmem<kConfig> smem, u32 rank)
+    FS_DEVICE Producer(const Args& args, Plan smem, u32 rank)
         : args(args), smem(smem), rank(rank) {}
 
+    // Loads in the order of need. With early_tiles consumers know the next tile before the last
+    // block of this one is loaded: then nothing waits for the counter, or for the CTA of the
+    // cluster that asks it, before that block.
     FS_DEVICE void run() {
-        if constexpr (kConfig.early_tiles) {
-            run_early();
-            return;
-        }
+        constexpr bool kEarly = kConfig.early_tiles;
         Drawn at{first_number(), 0};
+        [[maybe_unused]] Segment next;  // with kEarly: announced, its loads not begun
+        if constexpr (kEarly) next = announce(at);
         Source previous{0, 0, 0, 0};
-        while (true) {
-            const HopperSegment current = segment_or_none(at);
+        while (!kEarly || next.tile.n_blocks > 0) {
+            const Segment current = kEarly ? next : segment_or_none(at);
             // Asked for here or when little is left to load, needed when this tile's loads are out.
-            const bool draws = current.tile.n_blocks > 0 && !current.goes_on;
+            const bool draws = (kEarly || current.tile.n_blocks > 0) && !current.goes_on;
             u32 count = draws && !kConfig.late_draw ? ask_counter(at.index) : 0;
-            publish(current);
-            if (current.tile.n_blocks == 0) break;
+            if constexpr (!kEarly) {
+                publish(current);
+                if (current.tile.n_blocks == 0) break;
+            }
             const Source source = source_of(current, previous.n_blocks == 0);
             load_first(current.tile, source, previous);
             i32 n = source.n_blocks - 2;
@@ -85,67 +74,50 @@ struct HopperProducer {
                 load_blocks(n, kDrawnBefore, source);
                 if (draws) count = ask_counter(at.index);
             }
-            load_blocks(n, 0, source);
-            previous = source;
+            load_blocks(n, kEarly ? 1 : 0, source);
+            if constexpr (!kEarly) previous = source;
             at = after(at.index, current.goes_on, count);
+            if constexpr (kEarly) {
+                next = announce(at);
+                if (source.n_blocks > 1) {
+                    load_k(0, source);
+                    load_v(1, source);
+                }
+                previous = source;
+            }
         }
         if (previous.n_blocks > 0) load_v(0, previous);
         leave();
     }
 
   private:
-    // The same loads in the same order, but nothing waits for the counter, or for the block of the
-    // cluster that asks it, before the last block of a tile; consumers know the next tile by then.
-    FS_DEVICE void run_early() {
-        Drawn at{first_number(), 0};
-        HopperSegment current = segment_or_none(at);
-        publish(current);
-        if (current.tile.n_blocks > 0) load_q(current.tile, 0, kEarlyQ);
-        Source previous{0, 0, 0, 0};
-        while (current.tile.n_blocks > 0) {
-            const bool draws = !current.goes_on;
-            u32 count = draws && !kConfig.late_draw ? ask_counter(at.index) : 0;
-            const Source source = source_of(current, previous.n_blocks == 0);
-            load_first(current.tile, source, previous);
-            i32 n = source.n_blocks - 2;
-            if constexpr (kConfig.late_draw) {
-                load_blocks(n, kDrawnBefore, source);
-                if (draws) count = ask_counter(at.index);
-            }
-            load_blocks(n, 1, source);
-            at = after(at.index, current.goes_on, count);
-            current = segment_or_none(at);
-            publish(current);
-            if (current.tile.n_blocks > 0) load_q(current.tile, 0, kEarlyQ);
-            if (source.n_blocks > 1) {
-                load_k(0, source);
-                load_v(1, source);
-            }
-            previous = source;
-        }
-        if (previous.n_blocks > 0) load_v(0, previous);
-        leave();
+    // Tells the consumers of a tile, and loads what of its Q has a free slot.
+    FS_DEVICE Segment announce(const Drawn& at) {
+        const Segment segment = segment_or_none(at);
+        publish(segment);
+        if (segment.tile.n_blocks > 0) load_q(segment.tile, 0, kEarlyQ);
+        return segment;
     }
 
     // Tiles, or whole ones and ranges, that blocks draw.
     FS_DEVICE i32 numbers() const {
-        return kSplits<kConfig, kTraits> ? args.whole_tiles + args.split_ranges : args.tiles;
+        return Kernel::kSplits ? args.whole_tiles + args.split_ranges : args.tiles;
     }
 
-    FS_DEVICE HopperSegment segment_or_none(const Drawn& at) const {
-        if (at.index >= numbers()) return {{0, 0, 0, 0}, {0, 0, 0}, false};
-        return decode_segment<kConfig, kTraits>(args, at.index, at.second, rank);
+    FS_DEVICE Segment segment_or_none(const Drawn& at) const {
+        if (at.index >= numbers()) return {{0, 0, 0, 0}, {0, 0, Slice::kWhole}, false};
+        return decode_segment<Kernel>(args, at.index, at.second, rank);
     }
 
-    FS_DEVICE Source source_of(const HopperSegment& at, bool is_first) const {
-        constexpr Ascending kUp = kAscends<kConfig, kTraits>;
+    FS_DEVICE Source source_of(const Segment& at, bool is_first) const {
+        constexpr Ascending kUp = Kernel::kAscends;
         const bool ascends = kUp == Ascending::kALL || (kUp == Ascending::kFIRST && is_first);
         return {at.tile.n_blocks, Division(at.tile.head, args.kv_group).quotient, at.tile.batch,
-                ascends ? at.tile.n_blocks : at.part.first};
+                ascends ? at.tile.n_blocks : at.slice.first};
     }
 
     FS_DEVICE static i32 block_of(const Source& at, i32 n) {
-        if constexpr (kAscends<kConfig, kTraits> == Ascending::kNONE) return at.first + n;
+        if constexpr (Kernel::kAscends == Ascending::kNONE) return at.first + n;
         return at.first == at.n_blocks ? at.n_blocks - 1 - n : at.first + n;
     }
 
@@ -155,14 +127,12 @@ struct HopperProducer {
     // have to come to blocks that run, in their order.
     FS_DEVICE bool counts_after(i32 index) const {
         if constexpr (kConfig.scheduler == Scheduler::kDYNAMIC) return true;
-        if constexpr (!kSplits<kConfig, kTraits>) return false;
+        if constexpr (!Kernel::kSplits) return false;
         return args.split_ranges > 0 && index + clusters() >= args.whole_tiles;
     }
 
     // A block's first number is its own, unless there are ranges only.
-    FS_DEVICE bool counts_from_start() const {
-        return kSplits<kConfig, kTraits> && args.whole_tiles == 0;
-    }
+    FS_DEVICE bool counts_from_start() const { return Kernel::kSplits && args.whole_tiles == 0; }
 
     FS_DEVICE i32 first_number() {
         const i32 own = static_cast<i32>(blockIdx.x) / kCluster;
@@ -205,18 +175,17 @@ struct HopperProducer {
         return next;
     }
 
-    FS_DEVICE void publish(const HopperSegment& current) {
+    FS_DEVICE void publish(const Segment& current) {
         ptx::mbarrier_wait(smem.tile_empty(tile.stage), tile.parity);
-        put_tile(smem.tile(tile.stage), current.tile);
-        if constexpr (kSplits<kConfig, kTraits>) put_part(smem.tile(tile.stage), current.part);
+        current.tile.put(smem.tile(tile.stage));
+        if constexpr (Kernel::kSplits) current.slice.put(smem.tile(tile.stage));
         ptx::mbarrier_arrive(smem.tile_full(tile.stage));
         tile.advance(kTileSlots);
     }
 
     // In the order of need: a warpgroup starts this tile's first Q Kᵀ before its last P V of the
     // previous one.
-    FS_DEVICE void load_first(const HopperTile& current, const Source& source,
-                              const Source& previous) {
+    FS_DEVICE void load_first(const QTile& current, const Source& source, const Source& previous) {
         if constexpr (kQFirst) load_q(current, kEarlyQ, kConfig.n_warpgroups);
         load_k(source.n_blocks - 1, source);
         if (previous.n_blocks > 0) load_v(0, previous);
@@ -232,7 +201,7 @@ struct HopperProducer {
     }
 
     // Of warpgroups first .. last - 1.
-    FS_DEVICE void load_q(const HopperTile& at, int first, int last) {
+    FS_DEVICE void load_q(const QTile& at, int first, int last) {
         _Pragma("unroll 1") for (int w = first; w < last; ++w) {
             ptx::mbarrier_wait(smem.q_empty(q.stage), q.parity);
             const SmemAddr full = smem.q_full(q.stage);
@@ -256,7 +225,7 @@ struct HopperProducer {
     }
 
     FS_DEVICE void load_block(const TensorMap& map, i32 n, const Source& at, SmemAddr dst,
-                              SmemAddr full, SmemAddr empty, Place& place) {
+                              SmemAddr full, SmemAddr empty, RingCursor& place) {
         ptx::mbarrier_wait(empty, place.parity);  // every reader, of all blocks, has left the stage
         ptx::mbarrier_arrive_expect_tx(full, kConfig.kv_bytes());
         const i32 share = static_cast<i32>(rank) * kShare;
@@ -286,4 +255,4 @@ struct HopperProducer {
     }
 };
 
-}  // namespace flashsmith
+}  // namespace flashsmith::sm90

@@ -15,15 +15,14 @@
 #include "flashsmith/ptx/wgmma/m64n72.cuh"
 #include "flashsmith/ptx/wgmma/m64n80.cuh"
 #include "flashsmith/ptx/wgmma/m64n96.cuh"
-#include "flashsmith/sm90/config.cuh"
+#include "flashsmith/tile/panel.cuh"
 
-namespace flashsmith {
+namespace flashsmith::sm90 {
 
-// With kSums, O has 8 more columns that hold the sum of each row of P.
-template <HopperForwardKernelConfig kConfig, bool kSums>
-struct HopperProducts {
-    static constexpr int kBc = kConfig.B_c;
-    static constexpr int kD = kConfig.d_head;
+// kBc keys a kv block, kD elements a row. With kSums, O has 8 more columns that hold the sum of
+// each row of P.
+template <DType kDType, int kBc, int kD, bool kSums>
+struct AttentionProducts {
     static constexpr int kStep = 16;                              // contraction of one wgmma
     static constexpr int kPanelSteps = kPanelColumns / kStep;     // before the next panel
     static constexpr int kStepBytes = kStep * kElementBytes;      // along a row
@@ -47,9 +46,8 @@ struct HopperProducts {
         ptx::wgmma_fence();
         FS_UNROLL
         for (int i = 0; i < kD / kStep; ++i) {
-            ptx::Wgmma<kConfig.dtype, kKeys>::template ss<0>(
-                s, (q + along_row(i, kWarpgroupRows)).word(), (k + along_row(i, kBc)).word(),
-                i > 0);
+            ptx::Wgmma<kDType, kKeys>::template ss<0>(s, (q + along_row(i, kWarpgroupRows)).word(),
+                                                      (k + along_row(i, kBc)).word(), i > 0);
         }
         ptx::wgmma_commit();
     }
@@ -60,24 +58,11 @@ struct HopperProducts {
         ptx::wgmma_fence();
         FS_UNROLL
         for (int i = 0; i < kKeys / kStep; ++i) {
-            ptx::Wgmma<kConfig.dtype, kDo>::template rs<1>(
-                o, &p[4 * i], (v + i * kStepRowBytes).word(), i > 0 ? true : keep);
-        }
-        ptx::wgmma_commit();
-    }
-
-    template <int kKeys>
-    static FS_DEVICE void issue_pv(O& o, ptx::MatrixDescriptor p, ptx::MatrixDescriptor v,
-                                   bool keep) {
-        ptx::wgmma_fence();
-        FS_UNROLL
-        for (int i = 0; i < kKeys / kStep; ++i) {
-            ptx::Wgmma<kConfig.dtype, kDo>::template ss<1>(
-                o, (p + along_row(i, kWarpgroupRows)).word(), (v + i * kStepRowBytes).word(),
-                i > 0 ? true : keep);
+            ptx::Wgmma<kDType, kDo>::template rs<1>(o, &p[4 * i], (v + i * kStepRowBytes).word(),
+                                                    i > 0 ? true : keep);
         }
         ptx::wgmma_commit();
     }
 };
 
-}  // namespace flashsmith
+}  // namespace flashsmith::sm90

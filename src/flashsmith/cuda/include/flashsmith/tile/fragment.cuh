@@ -14,6 +14,11 @@ template <int kRowTiles, int kColTiles>
 struct Accumulator {
     float at[kRowTiles][kColTiles][4];
 
+    // The elements of one row tile, column tile after column tile.
+    FS_DEVICE float (&row_tile(int i))[4 * kColTiles] {
+        return reinterpret_cast<float (&)[4 * kColTiles]>(at[i]);
+    }
+
     FS_DEVICE void clear() {
         FS_UNROLL
         for (int i = 0; i < kRowTiles; ++i) {
@@ -88,12 +93,5 @@ class FragmentReader {
 
     SmemAddr address_[kAddresses];
 };
-
-template <class Kernel>
-using QReader = FragmentReader<typename Kernel::QTile, MatrixOrder::kRowsFirst>;
-template <class Kernel>
-using KReader = FragmentReader<typename Kernel::KVTile, MatrixOrder::kColsFirst>;
-template <class Kernel>
-using VReader = FragmentReader<typename Kernel::KVTile, MatrixOrder::kRowsFirst>;
 
 }  // namespace flashsmith

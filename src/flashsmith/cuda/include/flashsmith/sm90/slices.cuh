@@ -1,4 +1,4 @@
-// How blocks that share a tile, each with some of its keys, bring O together: through global
+// How CTAs that share a q tile, each with a slice of its keys, bring O together: through global
 // memory.
 #pragma once
 
@@ -7,25 +7,20 @@
 #include "flashsmith/ptx/math.cuh"
 #include "flashsmith/ptx/memory.cuh"
 #include "flashsmith/ptx/warpgroup.cuh"
-#include "flashsmith/sm90/args.cuh"
-#include "flashsmith/sm90/config.cuh"
 
-namespace flashsmith {
+namespace flashsmith::sm90 {
 
-// Each range gives at most one part, so its number is the part's place. Threads of the same number
-// hold the same elements, and the four words of one lie beside those of the next.
-template <HopperForwardKernelConfig kConfig>
-struct HopperParts {
-    static constexpr int kCount = kConfig.d_head / 2;  // of O, a thread
+// Each range gives at most one slice away, so its number is the slice's place. Threads of the same
+// number hold the same elements, and the four words of one lie beside those of the next.
+template <int kD, int kWarpgroups, int kCluster>
+struct SliceExchange {
+    static constexpr int kCount = kD / 2;  // of O, a thread
     static constexpr int kStride = kWarpgroupThreads * 16;
     static constexpr int kPartBytes = (kCount / 4 + 1) * kStride;
     static constexpr u32 kWarps = 4;
 
-    const HopperForwardArgs& args;
+    u32* const& counter;  // of the kernel's arguments; flags and slices lie behind it
     int warpgroup, thread;
-
-    FS_DEVICE HopperParts(const HopperForwardArgs& args, int warpgroup, int thread)
-        : args(args), warpgroup(warpgroup), thread(thread) {}
 
     FS_DEVICE void give(i32 range, const float (&o)[kCount], const float (&sums)[2],
                         const float (&maxima)[2]) const {
@@ -40,10 +35,10 @@ struct HopperParts {
         ptx::red_release_gpu_if(thread % kWarpLanes == 0, flag(range), 1);
     }
 
-    // Adds those of the `others` ranges before, the nearest first: always in the same order.
-    FS_DEVICE void take(i32 range, i32 others, float (&o)[kCount], float (&sums)[2],
+    // Adds those of the `givers` ranges before, the nearest first: always in the same order.
+    FS_DEVICE void take(i32 range, i32 givers, float (&o)[kCount], float (&sums)[2],
                         float (&maxima)[2]) const {
-        _Pragma("unroll 1") for (i32 giver = range - 1; giver >= range - others; --giver) {
+        _Pragma("unroll 1") for (i32 giver = range - 1; giver >= range - givers; --giver) {
             ptx::wait_acquire_gpu(flag(giver), kWarps);
             u64 src = part(giver);
             const Chunk statistics = ptx::ld_global_16b(src + kPartBytes - kStride);
@@ -74,13 +69,12 @@ struct HopperParts {
   private:
     // Of this warpgroup of this block of a cluster.
     FS_DEVICE u32 place(i32 range) const {
-        const u32 rank = kConfig.cluster > 1 ? ptx::cluster_ctarank() : 0;
-        return (static_cast<u32>(range) * kConfig.cluster + rank) * kConfig.n_warpgroups +
-               warpgroup;
+        const u32 rank = kCluster > 1 ? ptx::cluster_ctarank() : 0;
+        return (static_cast<u32>(range) * kCluster + rank) * kWarpgroups + warpgroup;
     }
-    FS_DEVICE u32* flag(i32 range) const { return args.counter + kFirstFlag + place(range); }
+    FS_DEVICE u32* flag(i32 range) const { return counter + kFirstFlag + place(range); }
     FS_DEVICE u64 part(i32 range) const {
-        return reinterpret_cast<u64>(args.counter) + kCounterBytes +
+        return reinterpret_cast<u64>(counter) + kCounterBytes +
                static_cast<u64>(place(range)) * kPartBytes + thread * 16;
     }
 
@@ -93,4 +87,4 @@ struct HopperParts {
     }
 };
 
-}  // namespace flashsmith
+}  // namespace flashsmith::sm90

@@ -1,0 +1,99 @@
+// Which keys a query row sees: the only mask arithmetic in device code.
+//
+//            keys →        span of a q tile: the kv blocks that some row of it sees
+//   row 0  | x x . . |     whole: blocks, from the first on, that every row of it sees all of
+//   row 1  | x x x . |
+//   row 2  | x x x x |     Row i sees the keys up to i + diagonal, and none from k_len on.
+//
+// A sequence (attention/sequence.cuh) says how many keys there are and where the diagonal lies.
+#pragma once
+
+#include "flashsmith/base/types.cuh"
+
+namespace flashsmith {
+
+// kv blocks of a q tile: [first, first + count), of which the first `whole` need no mask.
+struct Span {
+    i32 first;
+    i32 count;
+    i32 whole;
+};
+
+// kCausal: rows do not see keys right of the diagonal. kRagged: the last kv block may end early.
+template <bool kCausal, bool kRagged>
+struct Mask {
+    // Whether anything is ever hidden.
+    static constexpr bool kHides = kCausal || kRagged;
+
+    // Keys, from the first on, that `row` sees; not above 0 where it sees none.
+    template <class Sequence>
+    static FS_DEVICE i32 seen_by(const Sequence& sequence, i32 row) {
+        if constexpr (!kCausal) return sequence.k_len;
+        const i32 seen = row + sequence.diagonal + 1;
+        return seen < sequence.k_len ? seen : sequence.k_len;
+    }
+
+    // The same of the rows before `row_end`.
+    template <class Sequence>
+    static FS_DEVICE i32 seen_before(const Sequence& sequence, i32 row_end) {
+        return kCausal ? min(sequence.k_len, row_end + sequence.diagonal) : sequence.k_len;
+    }
+
+    // What rows first_row .. last_row see, in kv blocks of kBlock keys.
+    template <int kBlock, class Sequence>
+    static FS_DEVICE Span span(const Sequence& sequence, i32 first_row, i32 last_row) {
+        const i32 seen_by_last = seen_by(sequence, last_row);
+        const i32 seen_by_first = seen_by(sequence, first_row);
+        if (kCausal && seen_by_last <= 0) return {0, 0, 0};
+        return {0, (seen_by_last + kBlock - 1) / kBlock,
+                seen_by_first > 0 ? seen_by_first / kBlock : 0};
+    }
+
+    // kv blocks that rows before `row_end` see; at least one, so that rows that see no key are
+    // written too.
+    template <int kBlock, class Sequence>
+    static FS_DEVICE i32 blocks_seen(const Sequence& sequence, i32 row_end) {
+        return (max(seen_before(sequence, row_end), 1) + kBlock - 1) / kBlock;
+    }
+
+    // Whether some row from row + kRows * part on does not see the last key before `key_end`.
+    template <int kRows, class Sequence>
+    static FS_DEVICE bool hides_before(const Sequence& sequence, i32 key_end, i32 row, int part) {
+        bool hidden = false;
+        if constexpr (kRagged) hidden |= key_end > sequence.k_len;
+        if constexpr (kCausal) hidden |= key_end - 1 > row + part * kRows + sequence.diagonal;
+        return hidden;
+    }
+};
+
+// Of the accumulators of mma and wgmma a thread has two rows, 8 apart, and of both these columns,
+// counted from its first:
+//
+//   column       0     1     8     9    16    17  …
+//   row        s[0]  s[1]  s[4]  s[5]  s[8]  s[9] …    half 0
+//   row + 8    s[2]  s[3]  s[6]  s[7]  …               half 1
+
+// Removes columns from `limit` on of one row; of elements kFrom .. kTo - 1.
+template <int kFrom, int kTo, int kCount>
+FS_DEVICE void hide_columns_of_row(float (&s)[kCount], int half, i32 limit) {
+    FS_UNROLL
+    for (int n = kFrom / 4; n < kTo / 4; ++n) {
+        FS_UNROLL
+        for (int e = 0; e < 2; ++e) {
+            float& x = s[4 * n + 2 * half + e];
+            x = n * 8 + e < limit ? x : kNegativeInfinity;
+        }
+    }
+}
+
+// The same for both rows.
+template <int kFrom, int kTo, int kCount>
+FS_DEVICE void hide_columns(float (&s)[kCount], i32 limit_low, i32 limit_high) {
+    FS_UNROLL
+    for (int i = kFrom; i < kTo; ++i) {
+        const int column = (i / 4) * 8 + (i & 1);
+        if (column >= ((i & 2) ? limit_high : limit_low)) s[i] = kNegativeInfinity;
+    }
+}
+
+}  // namespace flashsmith

@@ -1,0 +1,52 @@
+// The forward kernel's configuration and needs as types: what its parts are made of.
+#pragma once
+
+#include "flashsmith/attention/mask.cuh"
+#include "flashsmith/attention/score.cuh"
+#include "flashsmith/attention/sequence.cuh"
+#include "flashsmith/ptx/cache_policy.cuh"
+#include "flashsmith/sm90/lazy_softmax.cuh"
+#include "flashsmith/sm90/output.cuh"
+#include "flashsmith/sm90/products.cuh"
+#include "flashsmith/sm90/shared_plan.cuh"
+#include "flashsmith/sm90/slices.cuh"
+#include "flashsmith/sm90/turns.cuh"
+#include "flashsmith/tile/ring.cuh"
+
+namespace flashsmith::sm90 {
+
+template <Sm90ForwardConfig kConfigArg, Needs kNeedsArg>
+struct ForwardKernel {
+    static constexpr Sm90ForwardConfig kConfig = kConfigArg;
+    static constexpr Needs kNeeds = kNeedsArg;
+    using Args = Sm90ForwardArgs;
+    using Plan = SharedPlan<kConfig>;
+    using Mask = flashsmith::Mask<kNeeds.causal, kNeeds.ragged_k>;
+    using Score = flashsmith::Score<kNeeds>;
+
+    // Sums of rounded P are what O needs, and too coarse for a log-sum-exp.
+    static constexpr bool kMmaSums = kConfig.l_by_mma && !kNeeds.lse;
+    // Only masks leave half a block unseen.
+    static constexpr bool kHalves = kConfig.half_blocks && Mask::kHides;
+    static constexpr int kHalf = kHalves ? kConfig.B_c / 2 : kConfig.B_c;
+    // A causal mask makes tiles unequal, which evens out when CTAs end; for heads narrower than the
+    // kernel ptxas has no registers left. Where tiles are not split, all of them are whole,
+    // whatever the launch asks for.
+    static constexpr bool kSplits = kConfig.split_last && !kNeeds.causal && !kNeeds.narrow_d;
+    // Under a mask, tiles of a head that begin at the same time read the same K and V where blocks
+    // come from the first on; from the diagonal on each would begin with its own.
+    static constexpr Ascending kAscends = kNeeds.causal ? kConfig.ascending : Ascending::kNONE;
+
+    using KRing = OperandRing<kConfig.kv_stages, kConfig.kv_bytes(), kConfig.early_tests>;
+    using VRing = OperandRing<kConfig.kv_stages, kConfig.kv_bytes(), kConfig.early_tests, kMmaSums>;
+    using Products = AttentionProducts<kConfig.dtype, kConfig.B_c, kConfig.d_head, kMmaSums>;
+    using Softmax = LazySoftmax<kConfig.dtype, kConfig.B_c, kConfig.statistics,
+                                kConfig.rescale_threshold, kMmaSums>;
+    using Turns = WarpgroupTurns<kConfig.pingpong, kConfig.n_warpgroups>;
+    using Output = RowsOutput<kConfig.dtype, kConfig.d_head, kConfig.o_panels(),
+                              kConfig.l2_hints ? ptx::kEvictFirst : ptx::kEvictNormal,
+                              kNeeds.ragged_q, kNeeds.narrow_d>;
+    using Exchange = SliceExchange<kConfig.d_head, kConfig.n_warpgroups, kConfig.cluster>;
+};
+
+}  // namespace flashsmith::sm90

@@ -1,0 +1,111 @@
+// Which q tile, or which slice of one, a CTA works on next.
+#pragma once
+
+#include "flashsmith/sm90/kernel.cuh"
+#include "flashsmith/sm90/q_tile.cuh"
+
+namespace flashsmith::sm90 {
+
+// Quotient and rest of numbers that are not negative: unsigned, since the producer has few
+// registers.
+struct Division {
+    i32 quotient, rest;
+
+    FS_DEVICE Division(i32 number, i32 divisor)
+        : quotient(static_cast<i32>(static_cast<u32>(number) / static_cast<u32>(divisor))),
+          rest(number - quotient * divisor) {}
+};
+
+// Tile number `index` of the launch. Full mask: all tiles of a head, then the next head. Causal
+// with sections: for as many heads as L2 holds, the long tiles of all of them, longest first; after
+// the last section the short tiles, which even out when CTAs finish. Those of the first heads
+// come with their sections where reading K and V again would cost more.
+template <class Kernel>
+FS_DEVICE QTile decode_tile(const typename Kernel::Args& args, i32 index, u32 rank) {
+    constexpr Sm90ForwardConfig kConfig = Kernel::kConfig;
+    i32 q_tile, batch_head;
+    if constexpr (Kernel::kNeeds.causal && kConfig.l2_sections) {
+        const bool late = index >= args.early_heads * args.q_tiles;
+        const i32 base = late ? args.early_heads : 0;
+        const i32 heads = late ? args.batch_heads - base : args.early_heads;
+        const i32 long_tiles = args.q_tiles - (late ? args.short_tiles : 0);
+        const i32 number = index - base * args.q_tiles;
+        const i32 n_long = long_tiles * heads;
+        if (number < n_long) {
+            const Division section(number, long_tiles * args.section_heads);
+            const i32 first = section.quotient * args.section_heads;
+            const Division at(section.rest, min(args.section_heads, heads - first));
+            q_tile = args.q_tiles - 1 - at.quotient;
+            batch_head = base + first + at.rest;
+        } else {
+            const Division at(number - n_long, heads);
+            q_tile = args.short_tiles - 1 - at.quotient;
+            batch_head = base + at.rest;
+        }
+    } else {
+        const Division at(index, args.q_tiles);
+        q_tile = at.rest;
+        batch_head = at.quotient;
+    }
+    constexpr i32 kRows = kConfig.tile_q();
+    const i32 row_end = (q_tile + 1) * kConfig.cluster * kRows;
+    const Division head(batch_head, args.heads);
+    return {(q_tile * kConfig.cluster + static_cast<i32>(rank)) * kRows,
+            Kernel::Mask::template blocks_seen<kConfig.B_c>(args, row_end), head.rest,
+            head.quotient};
+}
+
+// kv blocks slice.first .. slice.first + tile.n_blocks - 1 of a q tile.
+struct Segment {
+    QTile tile;
+    Slice slice;
+    bool goes_on;  // in another tile, before the next number is drawn
+};
+
+// The tiles that would not fill a last wave, all equally long, are one row of kv blocks that is cut
+// into ranges of equal length, at most that of a tile. A range that reaches into two tiles takes
+// the second first: who holds a tile's last block ends it, and waits only for ranges before its
+// own, which were drawn earlier, and for the first thing that they did.
+template <class Args>
+struct SplitRange {
+    const Args& args;
+    i32 range, tile_blocks;
+    i32 begin, end;
+    i32 tile;  // that its end lies in
+
+    FS_DEVICE SplitRange(const Args& args, i32 index, i32 tile_blocks)
+        : args(args),
+          range(index - args.whole_tiles),
+          tile_blocks(tile_blocks),
+          begin(Division(range * args.split_blocks, args.split_ranges).quotient),
+          end(Division((range + 1) * args.split_blocks, args.split_ranges).quotient),
+          tile(Division(end - 1, tile_blocks).quotient) {}
+
+    // Its blocks of tile `at`: the lowest, how many, and who else has some.
+    FS_DEVICE Segment blocks_of(i32 at, QTile whole) const {
+        const i32 low = max(begin - at * tile_blocks, 0);
+        const i32 high = min(end - at * tile_blocks, tile_blocks);
+        whole.n_blocks = high - low;
+        // The range that block 0 of the tile lies in.
+        const i32 opens =
+            Division((at * tile_blocks + 1) * args.split_ranges - 1, args.split_blocks).quotient;
+        return {whole,
+                {low, range, high < tile_blocks ? Slice::kIsGiven : range - opens},
+                begin < at * tile_blocks};
+    }
+};
+
+// What a CTA does next: number `index`, of a range that has two segments first 0, then 1.
+template <class Kernel>
+FS_DEVICE Segment decode_segment(const typename Kernel::Args& args, i32 index, i32 second,
+                                 u32 rank) {
+    if (!Kernel::kSplits || index < args.whole_tiles) {
+        return {decode_tile<Kernel>(args, index, rank), {0, 0, Slice::kWhole}, false};
+    }
+    const SplitRange split(
+        args, index, Kernel::Mask::template blocks_seen<Kernel::kConfig.B_c>(args, args.q_len));
+    const i32 at = split.tile - second;
+    return split.blocks_of(at, decode_tile<Kernel>(args, args.whole_tiles + at, rank));
+}
+
+}  // namespace flashsmith::sm90

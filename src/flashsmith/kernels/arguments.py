@@ -1,0 +1,136 @@
+"""The one parameter of a kernel: a struct that is declared here and written into C++ from it."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from functools import cache
+from typing import Any, ClassVar
+
+from flashsmith.base.fields import Declared
+from flashsmith.problem.attention import FACTS, AttentionProblem
+
+_KIND = "flashsmith.argument"
+# Bytes, alignment and struct format of each C++ type that an argument may have.
+_TYPES = {
+    "TensorMap": (128, 64, "128s"),
+    "TensorArg": (32, 8, "Qqqq"),
+    "float*": (8, 8, "Q"),
+    "u32*": (8, 8, "Q"),
+    "i32": (4, 4, "i"),
+    "float": (4, 4, "f"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorArg:
+    """Where a 4-D tensor lies; strides count elements, the d_head stride is 1."""
+
+    address: int
+    batch_stride: int = 0
+    seq_stride: int = 0
+    head_stride: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TensorMapSpec:
+    """A TMA tensor map in the terms of cuTensorMapEncodeTiled; innermost dimension first."""
+
+    address: int
+    element_bytes: int
+    dims: tuple[int, ...]
+    strides_bytes: tuple[int, ...]  # of dimensions 1 and up
+    box: tuple[int, ...]
+    swizzle_bytes: int = 128  # 0 (none), 32, 64 or 128
+    is_bf16: bool = True
+    l2_promotion_bytes: int = 256
+
+
+Encode = Callable[[TensorMapSpec], bytes]  # how a device writes a tensor map
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """A C++ type, and what the argument means."""
+
+    cpp: str
+    doc: str
+
+
+def argument(cpp: str, doc: str) -> Declared:
+    """A field of a kernel's arguments, of one of the C++ types in `_TYPES`."""
+    return field(metadata={_KIND: _Kind(cpp, doc)})
+
+
+class Arguments:
+    """A frozen dataclass whose fields are arguments, in the order of the C++ struct.
+
+    Behind them come the run-time values of the problem's facts that have an `argument`.
+    """
+
+    __slots__ = ()
+    CPP_TYPE: ClassVar[str]
+    CONSTANTS: ClassVar[Mapping[str, int]] = {}  # that both sides reckon with, by their C++ names
+
+    @classmethod
+    def cpp_struct(cls) -> str:
+        """The C++ struct and its constants, written from the declarations."""
+        kinds = {**_kinds(cls), **_of_facts()}
+        lines = [f"    {kind.cpp} {name};  // {kind.doc}" for name, kind in kinds.items()]
+        name = cls.CPP_TYPE.rpartition("::")[2]
+        size = f'static_assert(sizeof({name}) == {cls.n_bytes()}, "the host packs this size.");'
+        constants = [f"inline constexpr int {n} = {v};" for n, v in cls.CONSTANTS.items()]
+        return "\n".join([f"struct {name} {{", *lines, "};", size, *constants])
+
+    @classmethod
+    def n_bytes(cls) -> int:
+        """sizeof the C++ struct."""
+        return _layout(cls).size
+
+    def pack(self, problem: AttentionProblem, encode: Encode) -> bytes:
+        """The bytes of the C++ struct."""
+        values: list[object] = []
+        for name in _kinds(type(self)):
+            value = getattr(self, name)
+            if isinstance(value, TensorMapSpec):
+                values.append(encode(value))
+            elif isinstance(value, TensorArg):
+                values += (value.address, value.batch_stride, value.seq_stride, value.head_stride)
+            else:
+                values.append(value)
+        values += (getattr(problem, name) or 0 for name in _of_facts())
+        return _layout(type(self)).pack(*values)
+
+
+_kinds_of: dict[type, dict[str, _Kind]] = {}
+_layout_of: dict[type, struct.Struct] = {}
+
+
+def _kinds(cls: type[Any]) -> dict[str, _Kind]:  # Any: a dataclass of arguments
+    if cls not in _kinds_of:
+        _kinds_of[cls] = {f.name: f.metadata[_KIND] for f in fields(cls)}
+    return _kinds_of[cls]
+
+
+@cache
+def _of_facts() -> dict[str, _Kind]:
+    return {n: _Kind(what.argument, what.doc) for n, what in FACTS.items() if what.argument}
+
+
+def _layout(cls: type[Any]) -> struct.Struct:  # Any: as above
+    """The fields as C++ lays them out: each at a multiple of its alignment, the whole too."""
+    if cls not in _layout_of:
+        _layout_of[cls] = _laid_out(cls)
+    return _layout_of[cls]
+
+
+def _laid_out(cls: type[Any]) -> struct.Struct:  # Any: as above
+    at, largest, text = 0, 1, "<"
+    for kind in (*_kinds(cls).values(), *_of_facts().values()):
+        size, alignment, form = _TYPES[kind.cpp]
+        gap = -at % alignment
+        text += f"{gap}x{form}" if gap else form
+        at += gap + size
+        largest = max(largest, alignment)
+    return struct.Struct(text + (f"{-at % largest}x" if at % largest else ""))

@@ -1,0 +1,29 @@
+"""What a forward kernel on mma.sync is told at run time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from flashsmith.kernels.arguments import Arguments, TensorArg, argument
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardArguments(Arguments):
+    """Tensors by address and stride, then the numbers of the problem."""
+
+    CPP_TYPE: ClassVar[str] = "flashsmith::ForwardArgs"
+
+    q: TensorArg = argument("TensorArg", "(batch, q_len, heads, d_head)")
+    k: TensorArg = argument("TensorArg", "(batch, k_len, kv_heads, d_head)")
+    v: TensorArg = argument("TensorArg", "as k")
+    o: TensorArg = argument("TensorArg", "as q")
+    lse: int = argument("float*", "(batch, heads, q_len), contiguous; natural logarithm; or null")
+    batch: int = argument("i32", "sequences")
+    heads: int = argument("i32", "query heads")
+    kv_heads: int = argument("i32", "divides heads")
+    q_len: int = argument("i32", "query rows")
+    k_len: int = argument("i32", "keys")
+    d_head: int = argument("i32", "of the problem; at most the kernel's")
+    diagonal: int = argument("i32", "with causal, row i sees key j when j <= i + diagonal")
+    scale_log2: float = argument("float", "softmax scale times log2(e)")

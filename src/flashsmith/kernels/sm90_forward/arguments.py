@@ -1,0 +1,47 @@
+"""What a forward kernel on wgmma and TMA is told at run time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from flashsmith.kernels.arguments import Arguments, TensorArg, TensorMapSpec, argument
+
+COUNTER_BYTES = 16384  # tiles drawn, CTAs that are done, and a flag for each part of a tile
+FIRST_FLAG = 2  # words before the flags
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardArguments(Arguments):
+    """Tensor maps, then addresses, then the numbers of the problem and of the order of tiles."""
+
+    CPP_TYPE: ClassVar[str] = "flashsmith::Sm90ForwardArgs"
+    CONSTANTS: ClassVar[Mapping[str, int]] = {
+        "kCounterBytes": COUNTER_BYTES,
+        "kFirstFlag": FIRST_FLAG,
+    }
+
+    q: TensorMapSpec = argument("TensorMap", "dimensions d_head, rows, heads, batch")
+    k: TensorMapSpec = argument("TensorMap", "as q")
+    v: TensorMapSpec = argument("TensorMap", "as q")
+    o: TensorMapSpec = argument("TensorMap", "as q")
+    o_direct: TensorArg = argument("TensorArg", "for kernels that store O from registers")
+    lse: int = argument("float*", "(batch, heads, q_len), contiguous; natural logarithm; or null")
+    counter: int = argument("u32*", "tiles drawn, CTAs done, parts given; zero between launches")
+    heads: int = argument("i32", "query heads")
+    kv_group: int = argument("i32", "query heads that share one head of K and V")
+    q_len: int = argument("i32", "query rows")
+    k_len: int = argument("i32", "keys")
+    d_head: int = argument("i32", "of the problem; at most the kernel's")
+    diagonal: int = argument("i32", "with causal, row i sees key j when j <= i + diagonal")
+    scale_log2: float = argument("float", "softmax scale times log2(e)")
+    batch_heads: int = argument("i32", "batch * heads")
+    q_tiles: int = argument("i32", "q tiles of one head, counted in whole clusters")
+    tiles: int = argument("i32", "q_tiles * batch_heads")
+    section_heads: int = argument("i32", "heads whose K and V stay in L2 together")
+    short_tiles: int = argument("i32", "of each head, left to the end to even out when CTAs finish")
+    early_heads: int = argument("i32", "the first ones, whose short tiles are not left to the end")
+    whole_tiles: int = argument("i32", "the first ones; the others may be split along the keys")
+    split_ranges: int = argument("i32", "into so many ranges")
+    split_blocks: int = argument("i32", "that have so many kv blocks together")

@@ -1,0 +1,78 @@
+"""What an operation takes and gives: its tensors by name, with their shapes for a problem."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from flashsmith.problem.attention import AttentionProblem
+
+STATISTICS_BYTES = 4  # of a number a row: float32
+
+
+@dataclass(frozen=True, slots=True)
+class TensorRole:
+    """One tensor of an operation: rows of elements, or one float32 number a row."""
+
+    name: str
+    heads: str  # the fact that says how many: heads or kv_heads
+    rows: str  # q_len or k_len
+    is_output: bool = False
+    is_statistics: bool = False
+
+    def shape(self, problem: AttentionProblem) -> tuple[int, ...]:
+        """The shape in the problem's layout; a number a row is (batch, heads, rows) in each."""
+        heads, rows = getattr(problem, self.heads), getattr(problem, self.rows)
+        if self.is_statistics:
+            return problem.batch, heads, rows
+        if problem.layout == "bshd":
+            return problem.batch, rows, heads, problem.d_head
+        return problem.batch, heads, rows, problem.d_head
+
+    def rows_first(self, problem: AttentionProblem) -> tuple[int, ...]:
+        """The shape indexed (batch, row, head, d), whatever the layout."""
+        heads, rows = getattr(problem, self.heads), getattr(problem, self.rows)
+        if self.is_statistics:
+            return problem.batch, heads, rows
+        return problem.batch, rows, heads, problem.d_head
+
+    def element_bytes(self, problem: AttentionProblem) -> int:
+        """Bytes of one element."""
+        return STATISTICS_BYTES if self.is_statistics else problem.dtype.bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """The tensors of an operation, inputs before outputs."""
+
+    operation: str
+    tensors: tuple[TensorRole, ...]
+
+    def of(self, problem: AttentionProblem) -> tuple[TensorRole, ...]:
+        """The tensors of a call: an output that the problem does not ask for is not one."""
+        return tuple(t for t in self.tensors if t.name != "lse" or problem.lse)
+
+    def inputs(self, problem: AttentionProblem) -> tuple[TensorRole, ...]:
+        """What a call is given."""
+        return tuple(t for t in self.of(problem) if not t.is_output)
+
+    def outputs(self, problem: AttentionProblem) -> tuple[TensorRole, ...]:
+        """What a call writes."""
+        return tuple(t for t in self.of(problem) if t.is_output)
+
+
+FORWARD = Signature(
+    "forward",
+    (
+        TensorRole("q", "heads", "q_len"),
+        TensorRole("k", "kv_heads", "k_len"),
+        TensorRole("v", "kv_heads", "k_len"),
+        TensorRole("o", "heads", "q_len", is_output=True),
+        TensorRole("lse", "heads", "q_len", is_output=True, is_statistics=True),
+    ),
+)
+
+
+def signature_of(problem: AttentionProblem) -> Signature:
+    """The signature of the operation that a problem is of."""
+    del problem  # there is one operation
+    return FORWARD

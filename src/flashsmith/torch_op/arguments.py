@@ -1,0 +1,48 @@
+"""The operators' arguments beside the tensors: the options of a call in torch's schema."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flashsmith.api.options import BACKENDS, CALL_FACTS, CallOptions, checked_fact
+from flashsmith.base.errors import ArgumentError
+from flashsmith.problem.attention import FACTS
+
+# The log-sum-exp is asked for by the operator's name, not by an argument.
+_NAMES = tuple(name for name in CALL_FACTS.values() if name != "lse")
+_TYPES = {bool: "bool", int: "int", float: "float", str: "str"}
+Given = tuple[Any, ...]  # Any: values of the facts in `_NAMES`, then configuration and backend
+
+
+def schema() -> str:
+    """The arguments as torch declares them, written from the facts."""
+    facts = [_argument(name) for name in _NAMES]
+    return ", ".join([*facts, 'str config=""', 'str backend=""'])
+
+
+def _argument(name: str) -> str:
+    what = FACTS[name]
+    optional = "?" if what.absent is None else ""
+    default = f'"{what.absent}"' if isinstance(what.absent, str) else what.absent
+    return f"{_TYPES[what.kind]}{optional} {name}={default}"
+
+
+def given_of(options: CallOptions) -> Given:
+    """The options of a call as the operators take them."""
+    config = options.config or ""
+    text = config if isinstance(config, str) else config.short_form()
+    return (*(options.fact(name) for name in _NAMES), text, options.backend or "")
+
+
+def options_of(given: Given, *, lse: bool) -> CallOptions:
+    """The options that an operator was given; torch leaves trailing defaults away."""
+    defaults = (*(FACTS[name].absent for name in _NAMES), "", "")
+    values = dict(
+        zip((*_NAMES, "config", "backend"), (*given, *defaults[len(given) :]), strict=True)
+    )
+    config, backend = values.pop("config") or None, values.pop("backend") or None
+    if backend not in BACKENDS:
+        raise ArgumentError(f"backend is {backend!r}; it is '', 'cuda' or 'emulator'.")
+    facts = {name: checked_fact(name, FACTS[name], value) for name, value in values.items()}
+    facts["lse"] = lse
+    return CallOptions(tuple(facts[name] for name in CALL_FACTS.values()), config, backend)
