@@ -73,6 +73,18 @@ def test_sums_that_nothing_orders_follow_the_seed(add):
     assert by_seed(add) == found
 
 
+@pytest.mark.parametrize("name", ADDS)
+def test_sums_of_blocks_that_go_on_to_other_places_follow_the_seed(name):
+    """As dQ is added to: block b begins at place b and goes round, a long step apart."""
+    work = "mov.u32 %r7, 0; W{0}: add.u32 %r7, %r7, 1; setp.lt.u32 %p2, %r7, 40; @%p2 bra W{0};"
+    body = "mov.u64 %rd9, %rd1;"
+    for turn in range(BLOCKS):
+        body += f"""add.u32 %r6, %r1, {turn}; rem.u32 %r6, %r6, {BLOCKS};
+            mul.wide.u32 %rd5, %r6, 16; add.s64 %rd1, %rd9, %rd5; {ADDS[name]}"""
+        body += work.format(turn)
+    assert len(by_seed(body)) > 1
+
+
 @pytest.mark.parametrize("late", [False, True], ids=["at once", "late landings"])
 @pytest.mark.parametrize("name", [*ADDS, "atom"])
 def test_sums_ordered_by_flags_have_the_same_bits_under_every_seed(name, late):

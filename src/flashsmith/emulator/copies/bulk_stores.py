@@ -11,6 +11,7 @@ from flashsmith.emulator.checks.async_shadow import Access, Readers, check_read
 from flashsmith.emulator.copies.async_state import Mask, active_lanes, at_lanes
 from flashsmith.emulator.copies.bulk_places import check_smem, global_chunks, transfer_places
 from flashsmith.emulator.copies.mbarrier import Ints
+from flashsmith.emulator.copies.smem_layout import CHUNK_BYTES
 from flashsmith.emulator.copies.transfers import StoreFlight, StoreWait, smem_chunks
 from flashsmith.emulator.machine.values import Value
 
@@ -88,16 +89,20 @@ def start_store(
         flight = StoreFlight(index, place, thread, group, offsets, operation, element)
         groups.flights.append(flight)
         c.flights.append(flight)
-        if c.writes is not None:
-            flight.writes = [
-                c.writes.write(u, int(lane), cells, index, adds=bool(operation))
-                for lane, cells in zip(mine, global_chunks(c, place), strict=True)
-            ]
-        if c.sums is not None:
-            for one, other in zip(block.tolist(), warp.tolist(), strict=True):
-                c.sums.settle_before(one, other, by_copy=True)
         if c.writes is not None or c.sums is not None:
+            _watch(c, u, mine, flight)
             groups.unseen.append(flight)
+
+
+def _watch(c: Chunk, u: Unit, lanes: NDArray[np.intp], flight: StoreFlight) -> None:
+    """Tells those who judge the order in global memory what a flight is about to write."""
+    for lane, cells in zip(lanes.tolist(), global_chunks(c, flight.place), strict=True):
+        if c.writes is not None:
+            adds = bool(flight.operation)
+            flight.writes.append(c.writes.write(u, lane, cells, flight.index, adds=adds))
+        if c.sums is not None:
+            slot, warp = int(u.lane_block[lane]), int(u.lane_warp[lane])
+            c.sums.settle_before(slot, warp, cells, CHUNK_BYTES, by_copy=True)
 
 
 def commit_stores(c: Chunk, u: Unit, m: Mask) -> None:

@@ -77,8 +77,6 @@ class Scheduler:
                 self.chunk.land_some(self.random)
             if self.chunk.ended:
                 self._begin_later_blocks()
-            if self.chunk.sums is not None:
-                self.chunk.sums.settle_some()
         self.chunk.land_all()
         if self.chunk.sums is not None:
             self.chunk.sums.settle_all()

@@ -1,8 +1,9 @@
 """Sums of floats in global memory that nothing orders: their order follows the seed.
 
-A sum of a random schedule is put off until somebody reads its place, until one comes that is
-ordered behind it, or until chance or the end of the launch takes it. What a release and an acquire
-order thus stays in order, and a kernel that counts on an order it has not made gives other bits.
+A sum of a random schedule is put off until somebody reads its place, until one of the same place
+comes that is ordered behind it, or until chance or the end of the launch takes it. What a release
+and an acquire order thus stays in order, and a kernel that counts on an order it has not made gives
+other bits.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
     from flashsmith.emulator.machine.chunk import Chunk
     from flashsmith.emulator.machine.unit import Unit
 
-MOST_PENDING = 512
-CHANCE = 0.1  # that a step of the schedule takes one of those put off
+MOST_PENDING = 256
+CHANCE = 0.5  # that one of those put off is taken when another comes
 
 
 @dataclass(slots=True, eq=False)
@@ -80,13 +81,27 @@ class PendingSums:
         one = Sum(cells[order], values[order], kind, block, slot, warp, NOT_WAITED, low, high)
         self.pending.append(one)
         if len(self.pending) > MOST_PENDING:
-            self._take(self.pending[: MOST_PENDING // 2])
+            self._take_some(MOST_PENDING // 2)
+        elif self.random.random() < CHANCE:
+            self._take_some(1)
         return one
 
-    def settle_before(self, slot: int, warp: int, *, by_copy: bool) -> None:
-        """Adds all that a warp knows to be over: what it adds from here on comes after."""
-        if self.pending:
-            self._take([one for one in self.pending if self._is_known(one, slot, warp, by_copy)])
+    def _take_some(self, count: int) -> None:
+        """Adds some of them, old and young ones alike."""
+        some = self.random.permutation(len(self.pending))[:count]
+        self._take([self.pending[at] for at in some.tolist()])
+
+    def settle_before(
+        self, slot: int, warp: int, cells: NDArray[Any], n_bytes: int, *, by_copy: bool
+    ) -> None:
+        """Adds what a warp knows to be over, at cells that it is about to add to itself."""
+        self._take(
+            [
+                one
+                for one in self._overlapping(cells, n_bytes)
+                if self._is_known(one, slot, warp, by_copy)
+            ]
+        )
 
     def _is_known(self, one: Sum, slot: int, warp: int, by_copy: bool) -> bool:
         chunk = self.chunk
@@ -99,20 +114,21 @@ class PendingSums:
 
     def settle(self, cells: NDArray[Any], n_bytes: int) -> None:
         """Adds all that overlaps with cells somebody reads or writes."""
-        if self.pending and cells.size:
-            low, high = int(cells.min()) * n_bytes, (int(cells.max()) + 1) * n_bytes
-            self._take([one for one in self.pending if one.low < high and low < one.high])
+        self._take(self._overlapping(cells, n_bytes))
 
-    def settle_some(self) -> None:
-        """Adds one of them, by chance."""
-        if self.pending and self.random.random() < CHANCE:
-            self._take([self.pending[int(self.random.integers(len(self.pending)))]])
+    def _overlapping(self, cells: NDArray[Any], n_bytes: int) -> list[Sum]:
+        if not self.pending or not cells.size:
+            return []
+        low, high = int(cells.min()) * n_bytes, (int(cells.max()) + 1) * n_bytes
+        return [one for one in self.pending if one.low < high and low < one.high]
 
     def settle_all(self) -> None:
         """Adds all of them."""
         self._take(list(self.pending))
 
     def _take(self, sums: list[Sum]) -> None:
+        if not sums:
+            return
         for at in self.random.permutation(len(sums)).tolist():
             one = sums[at]
             add_to(self.chunk.memory.u8, one.cells, one.values, one.kind)
@@ -130,7 +146,7 @@ def put_off_lanes(
     for number in np.unique(pair).tolist():
         mine = pair == number
         slot, warp = int(u.block[number]), int(u.warp[number])
-        c.sums.settle_before(slot, warp, by_copy=False)
+        c.sums.settle_before(slot, warp, cells[mine], values.itemsize, by_copy=False)
         kind = values.dtype.str[1:]
         one = c.sums.put_off(slot, warp, cells[mine].reshape(-1), values[mine].reshape(-1), kind)
         one.time = now
