@@ -1,8 +1,9 @@
-"""The truth: attention in float64, straight from the definition, to compare outputs with."""
+"""The truth: attention and its gradients in float64, straight from the definition."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,18 +11,59 @@ from numpy.typing import NDArray
 
 from flashsmith.base.errors import ArgumentError
 from flashsmith.problem.attention import AttentionProblem
-from flashsmith.problem.signature import FORWARD, TensorRole
+from flashsmith.problem.signature import TensorRole, signature_of
 
 F64 = NDArray[np.float64]
+Arrays = Mapping[str, NDArray[Any]]
 
 
-def reference(problem: AttentionProblem, inputs: Mapping[str, NDArray[Any]]) -> dict[str, F64]:
+def reference(problem: AttentionProblem, inputs: Arrays) -> dict[str, F64]:
     """Every output, by name, from numbers (not bits) in the problem's layout.
 
-    `o` has the problem's layout, `lse` (natural logarithm) is (batch, heads, q_len). A row that
-    sees no key has output 0 and LSE -inf.
+    Rows of elements have the problem's layout; `lse` (natural logarithm) is (batch, heads, q_len).
+    A row that sees no key has output 0, LSE -inf and gradient 0. Gradients are those of the exact
+    function: they follow from q, k, v and do, whatever o and lse were given.
     """
-    q, k, v = (_heads_first(problem, role, inputs[role.name]) for role in FORWARD.inputs(problem))
+    roles = {role.name: role for role in signature_of(problem).of(problem)}
+    given = {
+        name: _heads_first(problem, roles[name], array)
+        for name, array in inputs.items()
+        if name in roles and not roles[name].is_statistics
+    }
+    found = _OPERATIONS[problem.operation](problem, given)
+    return {
+        name: array if array.ndim == 3 else _problem_layout(problem, array)
+        for name, array in found.items()
+    }
+
+
+def score(problem: AttentionProblem, products: NDArray[Any]) -> NDArray[Any]:
+    """What the softmax takes, of Q Kᵀ: in whatever precision the products are."""
+    x = products * products.dtype.type(problem.softmax_scale)
+    return np.asarray(x)
+
+
+@dataclass(frozen=True, slots=True)
+class HeadGradients:
+    """What lies between one query head's inputs and its gradients: matrices of q_len x k_len."""
+
+    p: F64  # the softmax
+    ds: F64  # gradient of the scores
+
+
+def head_gradients(
+    problem: AttentionProblem, q: F64, k: F64, v: F64, do: F64, mask: NDArray[np.bool_]
+) -> HeadGradients:
+    """P and dS of one query head; 0 in rows that see no key."""
+    o, lse = _one_head(q, k, v, mask, problem)
+    with np.errstate(invalid="ignore"):  # -inf - -inf, in rows that see no key
+        p = np.where(mask, np.exp(score(problem, q @ k.T) - lse[:, None]), 0.0)
+    ds = p * (do @ v.T - (do * o).sum(axis=1, keepdims=True))
+    return HeadGradients(p, ds)
+
+
+def _forward(problem: AttentionProblem, given: Mapping[str, F64]) -> dict[str, F64]:
+    q, k, v = given["q"], given["k"], given["v"]
     shape = (problem.batch, problem.heads, problem.q_len)
     o: F64 = np.zeros((*shape, problem.d_head))
     lse: F64 = np.full(shape, -np.inf)
@@ -30,13 +72,27 @@ def reference(problem: AttentionProblem, inputs: Mapping[str, NDArray[Any]]) -> 
         for h in range(problem.heads):
             kv = h // problem.group
             o[b, h], lse[b, h] = _one_head(q[b, h], k[b, kv], v[b, kv], mask, problem)
-    return {"o": _problem_layout(problem, o), "lse": lse}
+    return {"o": o, "lse": lse}
 
 
-def score(problem: AttentionProblem, products: NDArray[Any]) -> NDArray[Any]:
-    """What the softmax takes, of Q Kᵀ: in whatever precision the products are."""
-    x = products * products.dtype.type(problem.softmax_scale)
-    return np.asarray(x)
+def _backward(problem: AttentionProblem, given: Mapping[str, F64]) -> dict[str, F64]:
+    q, k, v, do = given["q"], given["k"], given["v"], given["do"]
+    dq, dk, dv = np.zeros_like(q), np.zeros_like(k), np.zeros_like(v)
+    mask, scale = problem.mask.visible(), problem.softmax_scale
+    for b in range(problem.batch):
+        for h in range(problem.heads if problem.k_len else 0):
+            kv = h // problem.group
+            head = head_gradients(problem, q[b, h], k[b, kv], v[b, kv], do[b, h], mask)
+            dq[b, h] = head.ds @ k[b, kv] * scale
+            dk[b, kv] += head.ds.T @ q[b, h] * scale
+            dv[b, kv] += head.p.T @ do[b, h]
+    return {"dq": dq, "dk": dk, "dv": dv}
+
+
+_OPERATIONS: dict[str, Callable[[AttentionProblem, Mapping[str, F64]], dict[str, F64]]] = {
+    "forward": _forward,
+    "backward": _backward,
+}
 
 
 def _one_head(

@@ -69,8 +69,10 @@ def problem_text(problem: AttentionProblem) -> str:
     p = problem
     heads = f"{p.heads}" if p.heads == p.kv_heads else f"{p.heads}:{p.kv_heads}"
     lengths = f"{p.q_len}" if p.q_len == p.k_len else f"{p.q_len} x {p.k_len}"
+    operation = [] if p.operation == _ABSENT["operation"] else [p.operation]
     return ", ".join(
         [
+            *operation,
             f"batch {p.batch}",
             f"heads {heads}",
             f"length {lengths}",
