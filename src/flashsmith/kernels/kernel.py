@@ -25,7 +25,7 @@ class KernelConfig(Knobs):
     __slots__ = ()
     HEADER: ClassVar[str]  # what the generated unit includes
     PRELUDE: ClassVar[tuple[str, ...]]  # headers that the generated structs need
-    CPP_ENTRY: ClassVar[str]  # the device function that is the kernel's body
+    CPP_ENTRY: ClassVar[str]  # the device function that is the kernel's body; empty: several are
     ARGUMENTS: ClassVar[type[Arguments]]  # of the kernel's one parameter
     HOST_HEADER: ClassVar[str] = ""  # of cuda/host: how a C program starts it; empty: it cannot
     OPERATION: ClassVar[str] = "forward"  # of problem/signature.py: what its plans compute
