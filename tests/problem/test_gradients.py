@@ -44,6 +44,25 @@ def test_gradients_are_the_slopes_of_the_forward_pass(lengths, mask, layout):
         assert (found[f"d{name}"] * along).sum() == pytest.approx(slope, rel=1e-6, abs=1e-6)
 
 
+def test_a_gradient_of_the_log_sum_exp_adds_to_that_of_the_scores():
+    problem = replace(PROBLEM, dlse=True)
+    forward = replace(PROBLEM, operation="forward", lse=True)
+    given = numbers(PROBLEM)
+    random = np.random.default_rng(2)
+    given["dlse"] = random.normal(size=(2, 6, 11))
+    found = reference(problem, given)
+    for name in "qk":
+        along = random.normal(size=given[name].shape)
+        ends = [
+            reference(forward, {**given, name: given[name] + step * along})
+            for step in (1e-5, -1e-5)
+        ]
+        slope = sum(
+            ((ends[0][of] - ends[1][of]) * given[f"d{of}"]).sum() / 2e-5 for of in ("o", "lse")
+        )
+        assert (found[f"d{name}"] * along).sum() == pytest.approx(slope, rel=1e-6, abs=1e-6)
+
+
 def test_rows_that_see_no_key_have_gradient_zero_and_add_nothing():
     problem = replace(PROBLEM, causal=True)  # the first four rows see nothing
     given = numbers(problem)
@@ -115,5 +134,7 @@ def test_the_operation_is_written_where_it_is_not_the_forward_pass():
 def test_a_backward_that_is_to_write_the_lse_is_refused():
     with pytest.raises(ArgumentError, match="takes the log-sum-exp and does not write it"):
         replace(PROBLEM, lse=True)
+    with pytest.raises(ArgumentError, match="gradients belong to a backward pass"):
+        replace(PROBLEM, operation="forward", dlse=True)
     with pytest.raises(ArgumentError, match=r"operation is 'sideways'; it is 'forward' .*backward"):
         replace(PROBLEM, operation="sideways")

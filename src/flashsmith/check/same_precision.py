@@ -49,7 +49,7 @@ def _backward(problem: AttentionProblem, inputs: Mapping[str, F32]) -> dict[str,
             kv = head // problem.group
             one = {name: inputs[name][batch, :, head] for name in ("q", "o", "do")}
             one |= {name: inputs[name][batch, :, kv] for name in ("k", "v")}
-            one["lse"] = inputs["lse"][batch, head]
+            one |= {n: inputs[n][batch, head] for n in ("lse", "dlse") if n in inputs}
             dq, dk, dv = _one_head_back(one, mask, problem)
             found["dq"][batch, :, head] = dq
             found["dk"][batch, :, kv] += dk
@@ -66,8 +66,10 @@ def _one_head_back(
     with np.errstate(invalid="ignore", over="ignore"):
         scores = score(problem, _mma(q, k.T))
         p = np.where(mask, np.exp(scores - one["lse"][:, None]), np.float32(0))
-        delta = (do * one["o"]).sum(axis=1, keepdims=True, dtype=np.float32)
-        ds = _round(p * (_mma(do, v.T) - delta), problem.dtype)
+        delta = (do * one["o"]).sum(axis=1, dtype=np.float32)
+        if problem.dlse:
+            delta = delta - one["dlse"]
+        ds = _round(p * (_mma(do, v.T) - delta[:, None]), problem.dtype)
         return ds @ k * scale, ds.T @ q * scale, _round(p, problem.dtype).T @ do
 
 

@@ -48,15 +48,17 @@ def _backward(
     and the gradient is then far smaller than what it is made of. A weight below `SMALLEST` is
     rounded as if it were that. The largest of a row counts.
     """
-    wide = {name: inputs[name].astype(np.float64) for name in ("q", "k", "v", "do")}
+    wide = {name: array.astype(np.float64) for name, array in inputs.items()}
     squares = {name: truth[name] ** 2 for name in ("dq", "dk", "dv")}
     mask, scale = problem.mask.visible(), problem.softmax_scale
     for b in range(problem.batch):
         for h in range(problem.heads if problem.k_len else 0):
             kv = h // problem.group
-            q, do = wide["q"][b, :, h], wide["do"][b, :, h]
-            k, v = wide["k"][b, :, kv], wide["v"][b, :, kv]
-            head = head_gradients(problem, q, k, v, do, mask)
+            one = {name: wide[name][b, :, h] for name in ("q", "do")}
+            one |= {name: wide[name][b, :, kv] for name in ("k", "v")}
+            one |= {name: wide[name][b, h] for name in ("dlse",) if name in wide}
+            q, k, v, do = (one[name] for name in ("q", "k", "v", "do"))
+            head = head_gradients(problem, one, mask)
             least = np.where(mask, SMALLEST[problem.dtype], 0.0)
             p2, ds2 = (np.maximum(np.abs(x), least) ** 2 for x in (head.p, head.ds))
             from_o = ((do * (head.p @ v)) ** 2).sum(axis=1, keepdims=True)  # of delta

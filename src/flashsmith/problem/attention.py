@@ -81,6 +81,7 @@ class AttentionProblem:
         choices=OPERATIONS,
         absent="forward",
     )
+    dlse: bool = fact(bool, "backward: a gradient of the log-sum-exp is given too", absent=False)
 
     def __post_init__(self) -> None:
         for name, what in FACTS.items():
@@ -97,13 +98,19 @@ class AttentionProblem:
                 "lse is True and operation is 'backward', which takes the log-sum-exp and does not "
                 "write it; leave lse out."
             )
+        if self.operation != "backward" and self.dlse:
+            raise ArgumentError(
+                f"dlse is True and operation is {self.operation!r}; gradients belong to a backward "
+                f"pass; leave dlse out."
+            )
 
     def __repr__(self) -> str:
-        """Every fact by name; the operation where it is not the forward pass.
+        """Every fact by name; those of the backward pass where they hold.
 
         Inputs of cases are drawn by this text: those of the forward pass stay as they were.
         """
-        shown = [name for name in FACTS if name != "operation" or self.operation != "forward"]
+        hidden = [n for n in ("operation", "dlse") if getattr(self, n) == FACTS[n].absent]
+        shown = [name for name in FACTS if name not in hidden]
         values = (f"{name}={getattr(self, name)!r}" for name in shown)
         return f"{type(self).__name__}({', '.join(values)})"
 

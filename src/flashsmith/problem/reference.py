@@ -22,13 +22,13 @@ def reference(problem: AttentionProblem, inputs: Arrays) -> dict[str, F64]:
 
     Rows of elements have the problem's layout; `lse` (natural logarithm) is (batch, heads, q_len).
     A row that sees no key has output 0, LSE -inf and gradient 0. Gradients are those of the exact
-    function: they follow from q, k, v and do, whatever o and lse were given.
+    function: they follow from q, k, v, do and dlse, whatever o and lse were given.
     """
     roles = {role.name: role for role in signature_of(problem).of(problem)}
     given = {
         name: _heads_first(problem, roles[name], array)
         for name, array in inputs.items()
-        if name in roles and not roles[name].is_statistics
+        if name in roles
     }
     found = _OPERATIONS[problem.operation](problem, given)
     return {
@@ -52,14 +52,17 @@ class HeadGradients:
 
 
 def head_gradients(
-    problem: AttentionProblem, q: F64, k: F64, v: F64, do: F64, mask: NDArray[np.bool_]
+    problem: AttentionProblem, one: Mapping[str, F64], mask: NDArray[np.bool_]
 ) -> HeadGradients:
-    """P and dS of one query head; 0 in rows that see no key."""
+    """P and dS of one query head, from its tensors by name; 0 in rows that see no key."""
+    q, k, v, do = one["q"], one["k"], one["v"], one["do"]
     o, lse = _one_head(q, k, v, mask, problem)
     with np.errstate(invalid="ignore"):  # -inf - -inf, in rows that see no key
         p = np.where(mask, np.exp(score(problem, q @ k.T) - lse[:, None]), 0.0)
-    ds = p * (do @ v.T - (do * o).sum(axis=1, keepdims=True))
-    return HeadGradients(p, ds)
+    delta = (do * o).sum(axis=1)
+    if problem.dlse:
+        delta = delta - one["dlse"]
+    return HeadGradients(p, p * (do @ v.T - delta[:, None]))
 
 
 def _forward(problem: AttentionProblem, given: Mapping[str, F64]) -> dict[str, F64]:
@@ -76,16 +79,16 @@ def _forward(problem: AttentionProblem, given: Mapping[str, F64]) -> dict[str, F
 
 
 def _backward(problem: AttentionProblem, given: Mapping[str, F64]) -> dict[str, F64]:
-    q, k, v, do = given["q"], given["k"], given["v"], given["do"]
-    dq, dk, dv = np.zeros_like(q), np.zeros_like(k), np.zeros_like(v)
+    dq, dk, dv = (np.zeros_like(given[name]) for name in "qkv")
     mask, scale = problem.mask.visible(), problem.softmax_scale
     for b in range(problem.batch):
         for h in range(problem.heads if problem.k_len else 0):
             kv = h // problem.group
-            head = head_gradients(problem, q[b, h], k[b, kv], v[b, kv], do[b, h], mask)
-            dq[b, h] = head.ds @ k[b, kv] * scale
-            dk[b, kv] += head.ds.T @ q[b, h] * scale
-            dv[b, kv] += head.p.T @ do[b, h]
+            one = {n: array[b, kv if n in ("k", "v") else h] for n, array in given.items()}
+            head = head_gradients(problem, one, mask)
+            dq[b, h] = head.ds @ one["k"] * scale
+            dk[b, kv] += head.ds.T @ one["q"] * scale
+            dv[b, kv] += head.p.T @ one["do"]
     return {"dq": dq, "dk": dk, "dv": dv}
 
 
@@ -111,7 +114,7 @@ def _one_head(
 
 
 def _heads_first(problem: AttentionProblem, role: TensorRole, array: NDArray[Any]) -> F64:
-    """The array as float64 of shape (batch, heads, length, d_head)."""
+    """The array as float64 of shape (batch, heads, length, d_head), or without the last."""
     wanted = role.shape(problem)
     if array.shape != wanted:
         raise ArgumentError(
@@ -119,7 +122,8 @@ def _heads_first(problem: AttentionProblem, role: TensorRole, array: NDArray[Any
             f"change one of them."
         )
     numbers = np.asarray(array, dtype=np.float64)
-    return numbers.transpose(0, 2, 1, 3) if problem.layout == "bshd" else numbers
+    is_by_row = problem.layout == "bshd" and not role.is_statistics
+    return numbers.transpose(0, 2, 1, 3) if is_by_row else numbers
 
 
 def _problem_layout(problem: AttentionProblem, o: F64) -> F64:

@@ -83,6 +83,7 @@ BACKWARD = Signature(
         TensorRole("o", "heads", "q_len"),
         TensorRole("lse", "heads", "q_len", is_statistics=True),
         TensorRole("do", "heads", "q_len"),
+        TensorRole("dlse", "heads", "q_len", is_statistics=True, asked_by="dlse"),
         TensorRole("dq", "heads", "q_len", is_output=True),
         TensorRole("dk", "kv_heads", "k_len", is_output=True),
         TensorRole("dv", "kv_heads", "k_len", is_output=True),

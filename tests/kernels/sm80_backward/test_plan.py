@@ -53,7 +53,10 @@ def test_every_tensor_of_the_signature_reaches_the_kernels():
     for name in ("q", "k", "v", "o", "dq", "dk", "dv"):
         assert getattr(args, name) == call[name]
     assert args.d_o == call["do"]
-    assert (args.lse, args.statistics, args.padded_rows) == (call["lse"].address, 4096, 384)
+    assert (args.lse, args.dlse) == (call["lse"].address, call["dlse"].address)
+    assert (args.statistics, args.padded_rows) == (4096, 384)
+    del call["dlse"]
+    assert plan(CONFIG, PROBLEM, sm_count=1)[0].arguments(call).dlse == 0
 
 
 def test_more_tiles_than_a_launch_takes_are_refused():

@@ -25,6 +25,7 @@ class BackwardArguments(Arguments):
     dk: TensorArg = argument("TensorArg", "as k")
     dv: TensorArg = argument("TensorArg", "as k")
     lse: int = argument("float*", "(batch, heads, q_len), contiguous; natural logarithm")
+    dlse: int = argument("float*", "as lse: the gradient of it; or null")
     statistics: int = argument("float*", "scratch: (batch, heads, padded_rows) pairs of numbers")
     batch: int = argument("i32", "sequences")
     heads: int = argument("i32", "query heads")

@@ -35,6 +35,7 @@ class BackwardLaunch(Launch):
             dk=call["dk"],
             dv=call["dv"],
             lse=call["lse"].address,
+            dlse=call["dlse"].address if "dlse" in call else 0,
             statistics=call[SCRATCH].address,
             batch=problem.batch,
             heads=problem.heads,

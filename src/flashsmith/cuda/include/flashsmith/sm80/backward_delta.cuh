@@ -1,6 +1,6 @@
 // What the backward kernels need to know of every query row: 8 bytes in scratch memory.
 //
-//   shift = -log2(e) LSE (P = 2^(c s + shift)),  delta = sum of dO ∘ O
+//   shift = -log2(e) LSE (P = 2^(c s + shift)),  delta = sum of dO ∘ O - dLSE
 //
 // Rows are padded to a multiple of kRowPadding a head, with shift -inf and delta 0: rows that a
 // tile has beyond the sequence then have P = 0 and dS = 0.
@@ -52,7 +52,9 @@ FS_DEVICE void backward_delta(const BackwardArgs& args) {
     if (chunk != 0) return;
     float shift = kNegativeInfinity;
     if (exists) {
-        const float lse = ptx::ld_global_f32(args.lse + static_cast<i64>(head) * args.q_len + row);
+        const i64 at = static_cast<i64>(head) * args.q_len + row;
+        const float lse = ptx::ld_global_f32(args.lse + at);
+        if (args.dlse != nullptr) sum = ptx::sub_rn(sum, ptx::ld_global_f32(args.dlse + at));
         if (lse != kNegativeInfinity) shift = ptx::mul_rn(lse, -kLog2E);
     }
     const i64 at = static_cast<i64>(head) * args.padded_rows + row;
