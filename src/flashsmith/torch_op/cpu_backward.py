@@ -39,7 +39,7 @@ def backward(
         found, _ = attend_bits(host_device("emulator"), problem, bits, options)
         made = [torch.from_numpy(found[name]).view(q.dtype) for name in ("dq", "dk", "dv")]
     else:
-        require_cpu_options(options)
+        require_cpu_options(problem, options)
         made = _by_products(problem, tensors)
     dq, dk, dv = (empty_output(x).copy_(y) for x, y in zip((q, k, v), made, strict=True))
     return dq, dk, dv

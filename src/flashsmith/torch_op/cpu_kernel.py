@@ -14,8 +14,9 @@ from flashsmith.api.launches import host_device
 from flashsmith.api.notices import say_once
 from flashsmith.api.options import CallOptions
 from flashsmith.api.problems import problem_of, require_out_fits
-from flashsmith.base.errors import ArgumentError
+from flashsmith.base.errors import ArgumentError, Unsupported
 from flashsmith.problem.attention import AttentionProblem
+from flashsmith.problem.needs import changed_scores
 from flashsmith.torch_op.arguments import options_of
 from flashsmith.torch_op.tensor_view import refuse_gradients, tensor_view
 from flashsmith.tuner.choose.choice import Choice
@@ -66,7 +67,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, options: CallOptions) -> tuple[Tens
     problem = problem_of(views, options)
     if options.backend == "emulator":
         return _emulate(q, k, v, problem, options)
-    require_cpu_options(options)
+    require_cpu_options(problem, options)
     say_once(
         "torch on the CPU",
         "flashsmith was given torch tensors on the CPU and calls torch's own attention; "
@@ -75,7 +76,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, options: CallOptions) -> tuple[Tens
     return _torch_attention(q, k, v, problem)
 
 
-def require_cpu_options(options: CallOptions) -> None:
+def require_cpu_options(problem: AttentionProblem, options: CallOptions) -> None:
     """Raises for options that have no meaning where torch's own operators compute."""
     if options.backend == "cuda":
         raise ArgumentError(
@@ -85,6 +86,11 @@ def require_cpu_options(options: CallOptions) -> None:
         raise ArgumentError(
             "config is given and q is on the CPU, where torch's own attention runs; pass "
             "backend='emulator' or move q, k and v to a GPU."
+        )
+    for name in changed_scores(problem):
+        raise Unsupported(
+            f"{name} is given and q is on the CPU, where torch's own attention runs, which cannot "
+            f"compute it; pass backend='emulator' or move q, k and v to a GPU."
         )
 
 

@@ -35,5 +35,4 @@ class BackwardArguments(Arguments):
     d_head: int = argument("i32", "of the problem; at most the kernel's")
     padded_rows: int = argument("i32", f"q_len, rounded up to a multiple of {ROW_PADDING}")
     diagonal: int = argument("i32", "with causal, row i sees key j when j <= i + diagonal")
-    scale: float = argument("float", "softmax scale")
     scale_log2: float = argument("float", "softmax scale times log2(e)")

@@ -11,8 +11,8 @@ from flashsmith.kernels.launch import SCRATCH, Call, Launch, LaunchGeometry, Pla
 from flashsmith.kernels.sm80_backward.arguments import ROW_PADDING, BackwardArguments
 from flashsmith.kernels.sm80_backward.config import Sm80BackwardConfig
 from flashsmith.kernels.sm80_backward.parts import STATISTICS_BYTES
-from flashsmith.problem.attention import FACTS, AttentionProblem
-from flashsmith.problem.needs import Needs, needs_of
+from flashsmith.problem.attention import AttentionProblem
+from flashsmith.problem.needs import Needs, changed_scores, needs_of
 
 MAX_GRID = 2**31 - 1  # CTAs along x, on every architecture
 LOG2_E = math.log2(math.e)
@@ -45,7 +45,6 @@ class BackwardLaunch(Launch):
             d_head=problem.d_head,
             padded_rows=padded_rows(problem),
             diagonal=problem.mask.diagonal,
-            scale=problem.softmax_scale,
             scale_log2=problem.softmax_scale * LOG2_E,
         )
 
@@ -96,11 +95,7 @@ def _geometry(part: KernelConfig, ctas: int) -> LaunchGeometry:
 
 def _require_gradients(config: Sm80BackwardConfig, problem: AttentionProblem) -> None:
     """Raises for what the forward kernels can do and these cannot, by name."""
-    changed = [
-        name
-        for name, what in FACTS.items()
-        if what.changes_scores and getattr(problem, name) != what.absent
-    ]
+    changed = changed_scores(problem)
     if problem.mask.left is not None:
         changed.append("a left edge of the mask")
     if changed:

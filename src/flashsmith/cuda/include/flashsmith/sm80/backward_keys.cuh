@@ -33,6 +33,7 @@ struct KeysKernel {
     static constexpr int kStages = kConfig.stages();
 
     using Mask = flashsmith::Mask<kNeeds.causal, kNeeds.ragged_k>;
+    using Score = flashsmith::Score<kNeeds>;
     using KeyTile = SmemTile<kBc, kConfig.d_head, true>;
     using QueryTile = SmemTile<kBr, kConfig.d_head, true>;
     using Scores = Accumulator<kRowTiles, kStep / 8>;
@@ -55,7 +56,6 @@ struct KeysKernel {
         static_assert(kConfig.gradient_registers() <= 128,
                       "the gradients of a warp must fit 128 registers.");
         static_assert(kBytes == kConfig.smem_bytes(), "the plan must have the size of the launch.");
-        static_assert(!Score<kNeeds>::kChanges, "there is no gradient of a score that changes.");
         return true;
     }
 };
@@ -123,7 +123,7 @@ class KeyBlock {
         const RowsPosition at{batch_, kv_head_, first_key_, sequence().k_len};
         if constexpr (Kernel::kDK) {
             store_gradient<Tile, Kernel::kDType, Kernel::kKeyChecks>(
-                dk_, args_.scale, smem_ + Kernel::kK, args_.dk, at, args_.d_head);
+                dk_, Kernel::Score::slope(args_), smem_ + Kernel::kK, args_.dk, at, args_.d_head);
         }
         if constexpr (Kernel::kDV) {
             store_gradient<Tile, Kernel::kDType, Kernel::kKeyChecks>(
@@ -253,7 +253,8 @@ class KeyBlock {
             for (int i = 0; i < Kernel::kRowTiles; ++i) {
                 FS_UNROLL
                 for (int e = 0; e < 4; ++e) {
-                    s.at[i][n][e] = weight_of(s.at[i][n][e], args_.scale_log2, rows[e % 2]);
+                    s.at[i][n][e] =
+                        weight_of(s.at[i][n][e], Kernel::Score::factor(args_), rows[e % 2]);
                 }
             }
         }

@@ -72,15 +72,15 @@ FS_DEVICE void add_product(Accumulator<kRowTiles, kColTiles>& acc,
     }
 }
 
-// What the forward pass says of a query row, and what its gradient does: with c = scale * log2(e),
+// What the forward pass says of a query row, and what its gradient does: with c the score's factor,
 // P = 2^(c s + shift) and dS = P (dP - delta). A row that saw no key has shift -inf, and P 0.
 struct RowStatistics {
     float shift;
     float delta;
 };
 
-FS_DEVICE float weight_of(float s, float scale_log2, const RowStatistics& row) {
-    return ptx::ex2(ptx::fma_rn(s, scale_log2, row.shift));
+FS_DEVICE float weight_of(float s, float factor, const RowStatistics& row) {
+    return ptx::ex2(ptx::fma_rn(s, factor, row.shift));
 }
 
 FS_DEVICE float score_gradient(float p, float dp, const RowStatistics& row) {

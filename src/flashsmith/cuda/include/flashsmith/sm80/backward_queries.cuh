@@ -28,6 +28,7 @@ struct QueriesKernel {
     static constexpr int kStages = kConfig.stages();
 
     using Mask = flashsmith::Mask<kNeeds.causal, kNeeds.ragged_k>;
+    using Score = flashsmith::Score<kNeeds>;
     using QueryTile = SmemTile<kBr, kConfig.d_head, true>;
     using KeyTile = SmemTile<kBc, kConfig.d_head, true>;
     using Scores = Accumulator<kRowTiles, kStep / 8>;
@@ -48,7 +49,6 @@ struct QueriesKernel {
         static_assert(kConfig.gradient_registers() <= 128,
                       "the gradient of a warp must fit 128 registers.");
         static_assert(kBytes == kConfig.smem_bytes(), "the plan must have the size of the launch.");
-        static_assert(!Score<kNeeds>::kChanges, "there is no gradient of a score that changes.");
         return true;
     }
 };
@@ -104,7 +104,7 @@ class QueryTileGradient {
     FS_DEVICE void end() {
         const RowsPosition at{batch_, head_, first_row_, sequence().q_len};
         store_gradient<typename Kernel::QueryTile, Kernel::kDType, Kernel::kQueryChecks>(
-            dq_, args_.scale, smem_ + Kernel::kQ, args_.dq, at, args_.d_head);
+            dq_, Kernel::Score::slope(args_), smem_ + Kernel::kQ, args_.dq, at, args_.d_head);
     }
 
   private:
@@ -195,7 +195,7 @@ class QueryTileGradient {
                 FS_UNROLL
                 for (int e = 0; e < 4; ++e) {
                     const RowStatistics& row = rows_[i][e / 2];
-                    const float p = weight_of(s.at[i][n][e], args_.scale_log2, row);
+                    const float p = weight_of(s.at[i][n][e], Kernel::Score::factor(args_), row);
                     dp.at[i][n][e] = score_gradient(p, dp.at[i][n][e], row);
                 }
             }
