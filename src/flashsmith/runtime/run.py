@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -96,19 +97,36 @@ def prepare(
         return Prepared(device, problem, (), 0)
     arch = get_arch(device.arch)
     config.require_buildable(arch)
-    steps = []
-    for launch in plan(config, problem, sm_count=device.sm_count):
-        # A new shape mostly runs a kernel that another shape has loaded: no look at the disk then.
-        key = (launch.config, launch.needs, compile_with)
-        kernel: CompiledKernel | None = device.kernels.get(key)
-        if kernel is None:
-            kernel = compile_with(launch.config, launch.needs, device.arch)
-            require_fits(launch.config.short_form(), kernel, launch.geometry, arch)
-            device.kernels[key] = kernel
-        steps.append(Step(launch, kernel, device.prepare(kernel, launch.geometry)))
+    launches = plan(config, problem, sm_count=device.sm_count)
+    # A new shape mostly runs kernels that another shape has loaded: no look at the disk then.
+    keys = [(launch.config, launch.needs, compile_with) for launch in launches]
+    new = [n for n, key in enumerate(keys) if key not in device.kernels]
+    made = _side_by_side([launches[n] for n in new], device.arch, compile_with)
+    for n, kernel in zip(new, made, strict=True):
+        require_fits(launches[n].config.short_form(), kernel, launches[n].geometry, arch)
+        device.kernels[keys[n]] = kernel
+    kernels = [device.kernels[key] for key in keys]
+    steps = [
+        Step(launch, kernel, device.prepare(kernel, launch.geometry))
+        for launch, kernel in zip(launches, kernels, strict=True)
+    ]
     workspace_bytes = max((step.launch.workspace_bytes for step in steps), default=0)
     scratch = scratch_bytes(tuple(step.launch for step in steps))
     return Prepared(device, problem, tuple(steps), workspace_bytes, scratch)
+
+
+def _side_by_side(
+    launches: Sequence[Launch], arch: str, compile_with: Compile
+) -> list[CompiledKernel]:
+    """The kernels of launches; several at once, because NVRTC takes a second or two for each."""
+
+    def one(launch: Launch) -> CompiledKernel:
+        return compile_with(launch.config, launch.needs, arch)
+
+    if len(launches) < 2:
+        return [one(launch) for launch in launches]
+    with ThreadPoolExecutor(len(launches)) as pool:
+        return list(pool.map(one, launches))
 
 
 def run_arrays(
