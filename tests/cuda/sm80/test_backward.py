@@ -4,6 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from flashsmith.base.dtypes import DType, from_bits, to_bits
 from flashsmith.check.cases import LARGE_LOGITS, Case, full_cases, inputs_of, quick_cases
@@ -30,6 +32,7 @@ SMALL = parse_config("bwd(BF16, 64): dkv_64_32_4+dq_64_32_4")
 BUFFERED = parse_config("bwd(FP16, 64): dkv_64_64_4+dq_64_64_4+dkv_buffer+dq_buffer")
 APART = parse_config("bwd(BF16, 64): dkv_64_32_4+dq_64_32_4+dkv_buffer+apart")
 CONFIGS = [SMALL, BUFFERED, APART]
+_EMULATOR = EmulatedDevice()
 
 
 def problem(config, q_len, k_len, **more):
@@ -87,6 +90,23 @@ def test_any_group_is_summed_up(device, heads, kv_heads):
 def test_a_narrower_head_is_run_without_a_copy(device, d_head):
     narrow = problem(SMALL, 70, 100, causal=True, d_head=d_head)
     require_right(device, SMALL, "narrow", narrow, placement="padded")
+
+
+@settings(max_examples=12, deadline=None, derandomize=True)
+@given(
+    lengths=st.tuples(st.integers(1, 100), st.integers(1, 140)),
+    heads=st.sampled_from([(1, 1), (3, 3), (4, 2), (5, 1)]),
+    diagonal=st.one_of(st.none(), st.integers(-60, 60)),
+    width=st.sampled_from([8, 24, 56, 64]),
+    placement=st.sampled_from(["contiguous", "padded", "transposed"]),
+    config=st.sampled_from(CONFIGS),
+)
+def test_any_problem_is_right(lengths, heads, diagonal, width, placement, config):
+    mask = {} if diagonal is None else {"causal": True, "diagonal": diagonal}
+    drawn = problem(
+        config, *lengths, heads=heads[0], kv_heads=heads[1], d_head=width, dlse=True, **mask
+    )
+    require_right(_EMULATOR, config, "drawn", drawn, placement=placement)
 
 
 def test_large_logits_neither_overflow_nor_cancel_to_nan(device):
