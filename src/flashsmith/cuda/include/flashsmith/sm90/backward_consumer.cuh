@@ -32,6 +32,7 @@ struct BackwardConsumer {
     static constexpr Needs kNeeds = Kernel::kNeeds;
     static constexpr int kRows = kConfig.q_tile_rows();
     static constexpr int kKeys = kConfig.keys();
+    static constexpr u32 kPanelBytes = kKeys * kPanelRowBytes;  // of K, and of dS
     static constexpr int kHalves = kRows / 64;  // of a q tile: P and dS are packed by halves
     using Plan = typename Kernel::Plan;
     using Args = typename Kernel::Args;
@@ -116,14 +117,15 @@ struct BackwardConsumer {
         return Products::by_rows({matrix + warpgroup * kWarpgroupRows * kPanelRowBytes});
     }
 
-    // Columns (d_head 128) or rows (d_head 64) of dQ, by warpgroup.
-    FS_DEVICE void issue_dq(Piece& to, int from) const {
-        constexpr u32 kPanelBytes = kKeys * kPanelRowBytes;
-        const u32 ds_panel = kHalves == 2 ? warpgroup * kPanelBytes : 0;
+    // Columns (d_head 128) or rows (d_head 64) of dQ, by warpgroup. `ds` is a panel of a q tile's.
+    FS_DEVICE void issue_dq(Piece& to, u32 ds) const {
         const u32 k_panel = kHalves == 2 ? 0 : warpgroup * kPanelBytes;
-        Products::issue_dq(to,
-                           Products::by_rows({Plan::kDs + from * kConfig.ds_bytes() + ds_panel}),
-                           Products::by_rows({Plan::kK + k_panel}));
+        Products::issue_dq(to, Products::by_rows({ds}), Products::by_rows({Plan::kK + k_panel}));
+    }
+
+    FS_DEVICE u32 ds_panel(int stage) const {
+        return Plan::kDs + stage * kConfig.ds_bytes() +
+               (kHalves == 2 ? warpgroup * kPanelBytes : 0);
     }
 
     FS_DEVICE void issue_dv(const Operand& p, int half) {
@@ -243,10 +245,8 @@ struct BackwardConsumer {
             const SmemAddr to = Plan::dq(warpgroup) + (warp * 4096 + lane * 16);
             FS_UNROLL
             for (int r = 0; r < 8; ++r) {
-                Chunk c;
-                FS_UNROLL
-                for (int e = 0; e < 4; ++e) c.word[e] = __builtin_bit_cast(u32, dq[4 * r + e]);
-                ptx::st_shared_16b(to + r * 512, c);
+                ptx::st_shared_f32x4(to + r * 512, dq[4 * r], dq[4 * r + 1], dq[4 * r + 2],
+                                     dq[4 * r + 3]);
             }
         } else {
             const u64 to = dq_address() + lane * 16;
@@ -340,7 +340,9 @@ struct BackwardConsumer {
         Piece dq;
         ptx::mbarrier_wait(Plan::ds_full(before), before_parity);  // of both warpgroups
         ptx::wgmma_fence();
-        issue_dq(dq, before);  // in a block's first step of whatever is there, and dropped
+        // In a block's first step there is none: a product of K, which nobody writes, is dropped. A
+        // branch around it would make ptxas wait for products one by one.
+        issue_dq(dq, has_dq ? ds_panel(before) : Plan::kK);
         ptx::wgmma_commit();
         if constexpr (kConfig.late_fences) publish_ds();
         ptx::wgmma_wait<1>();  // dV and dK are complete: Q and dO have been read
@@ -424,7 +426,7 @@ struct BackwardConsumer {
         Piece last;
         ptx::mbarrier_wait(Plan::ds_full(now), now_parity);  // of both warpgroups
         ptx::wgmma_fence();
-        issue_dq(last, now);
+        issue_dq(last, ds_panel(now));
         ptx::wgmma_commit();
         store(args.dk, dk, Kernel::Score::slope(args));
         release_tile();
