@@ -91,6 +91,12 @@ class Scheduler:
 
     def _next(self) -> Unit | None:
         self._converge()
+        # All waits that are over end first: who stands at a barrier asks where the others are.
+        for unit in self.units:
+            if unit.wait is not None and unit.wait.ready().all():
+                wait, unit.wait = unit.wait, None
+                wait.finish(unit)
+        self._align()
         ready = [u for u in self.units if self._may_run(u)]
         if not ready:
             return None
@@ -120,10 +126,7 @@ class Scheduler:
 
     def _may_run(self, unit: Unit) -> bool:
         if unit.wait is not None:
-            if not unit.wait.ready().all():
-                return False
-            wait, unit.wait = unit.wait, None
-            wait.finish(unit)
+            return False
         return unit.mask is None or unit.pc not in self.meeting_points or self._together(unit)
 
     def _together(self, unit: Unit) -> bool:
@@ -148,6 +151,30 @@ class Scheduler:
         self.units = [u for u in self.units if all(u is not s for s in same)]
         self.units.append(merged)
         return merged
+
+    def _align(self) -> None:
+        """Parts of a warp that stand at one barrier are apart from other warps' parts.
+
+        Else one of them could go on alone: it finds the other there, which has to wait because
+        another warp's lanes in it have not all come.
+        """
+        for unit in [u for u in self.units if self._stands_at_barrier(u)]:
+            if not any(u is unit for u in self.units):
+                continue
+            mine = unit.block * 64 + unit.warp
+            for other in list(self.units):
+                if other is unit or other.pc != unit.pc or not self._stands_at_barrier(other):
+                    continue
+                shared = np.isin(other.block * 64 + other.warp, mine)
+                if shared.any() and not shared.all():
+                    self.units = [u for u in self.units if u is not other]
+                    for some in (shared, ~shared):
+                        part = split_pairs(other, np.flatnonzero(some), self.chunk.live[other.pc])
+                        part.yielded = other.yielded
+                        self.units.append(part)
+
+    def _stands_at_barrier(self, unit: Unit) -> bool:
+        return unit.mask is not None and unit.wait is None and unit.pc in self.meeting_points
 
     def _converge(self) -> None:
         """Lanes that wait for the rest of their warp are joined by those that have arrived."""
