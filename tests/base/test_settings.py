@@ -25,7 +25,7 @@ def test_the_cache_limit_is_in_megabytes(monkeypatch):
     assert settings.cache_limit_bytes() == 3 << 20
 
 
-@pytest.mark.parametrize("text", ["0", "-1", "lots", "1.5"])
+@pytest.mark.parametrize("text", ["0", "-1", "lots", "1.5", "9" * 5000])
 def test_a_limit_that_is_no_number_of_megabytes_is_refused(monkeypatch, text):
     monkeypatch.setenv("FLASHSMITH_CACHE_LIMIT_MB", text)
     with pytest.raises(ArgumentError, match="FLASHSMITH_CACHE_LIMIT_MB is"):

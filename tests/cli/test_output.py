@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import time
 
 import pytest
 
@@ -185,3 +186,10 @@ def test_a_short_form_is_the_same_in_csv(capsys):
     show([{"config": text} for text in LADDER], csv=True)
     read = list(csv.reader(io.StringIO(capsys.readouterr().out)))[1:]
     assert [row[0] for row in read] == LADDER
+
+
+def test_a_long_text_is_not_read_again_and_again():
+    rows = [{"reason": "a" * 8_000 + "(" + "," * 8_000}] * 2
+    began = time.process_time()
+    table_lines(rows, ["reason"], width=80)
+    assert time.process_time() - began < 1.0  # a pattern that tries again takes ten times as long

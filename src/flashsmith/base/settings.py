@@ -6,6 +6,8 @@ import os
 from pathlib import Path
 
 from flashsmith.base.errors import ArgumentError
+from flashsmith.base.plain_text import shortened
+from flashsmith.base.whole_number import whole_number
 
 KERNELS = "KERNELS"
 CACHE_DIR = "FLASHSMITH_CACHE_DIR"
@@ -35,9 +37,12 @@ def cache_dir() -> Path:
 def cache_limit_bytes() -> int:
     """How large the kernel cache may grow: `FLASHSMITH_CACHE_LIMIT_MB`, else 2 GB."""
     text = os.environ.get(CACHE_LIMIT_MB, "2048")
-    if not (text.isascii() and text.isdecimal()) or int(text) == 0:
-        raise ArgumentError(f"{CACHE_LIMIT_MB} is {text!r}; it is a number of megabytes above 0.")
-    return int(text) << 20
+    megabytes = whole_number(text)
+    if not megabytes:
+        raise ArgumentError(
+            f"{CACHE_LIMIT_MB} is {shortened(text)!r}; it is a number of megabytes above 0."
+        )
+    return megabytes << 20
 
 
 def bundle_path() -> Path | None:

@@ -12,6 +12,8 @@ from flashsmith import arch as arches
 from flashsmith.base import settings
 from flashsmith.base.dtypes import DType
 from flashsmith.base.errors import ArgumentError
+from flashsmith.base.plain_text import shortened
+from flashsmith.base.whole_number import whole_number
 from flashsmith.cli.declared import Facts
 from flashsmith.kernels import KernelConfig, resolve_key
 from flashsmith.kernels.sets import named_sets
@@ -117,6 +119,11 @@ DeviceOption = Annotated[
 
 def configs_of(key: str | None, default: str) -> list[KernelConfig]:
     """The configurations of KEY, else of KERNELS, else of the verb's default."""
+    if key is not None and not key.strip():
+        raise ArgumentError(
+            f"KEY is an empty text; it is a set such as {default or 'tune'}, a short form or "
+            f"@file; name one, or leave it out."
+        )
     return resolve_key(key or settings.kernels_key() or default)
 
 
@@ -188,12 +195,12 @@ def problems_of(
 
 def numbers_of(option: str, text: str) -> list[int]:
     """The positive numbers of a list such as `1024,4096`."""
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isascii() and part.isdecimal() and int(part) > 0 for part in parts):
+    numbers = [whole_number(part.strip()) for part in text.split(",")]
+    if not all(numbers):
         raise ArgumentError(
-            f"{option} is {text!r}; it is a list of numbers above 0, such as 1024,4096."
+            f"{option} is {shortened(text)!r}; it is a list of numbers above 0, such as 1024,4096."
         )
-    return [int(part) for part in parts]
+    return [number for number in numbers if number]
 
 
 def dtype_of(text: str) -> DType:
