@@ -6,11 +6,12 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from pathlib import Path
 
 from flashsmith.arch import Arch
 from flashsmith.base.errors import Unsupported
+from flashsmith.base.threads import dropping_threads
 from flashsmith.compile.ahead_of_time import nvcc
 from flashsmith.compile.ahead_of_time.registry import (
     REGISTERED_NEEDS,
@@ -70,11 +71,9 @@ def _compile(
         nvcc.compile_object(compiler, source, place, subject=subject, include=include, arches=names)
         return place
 
-    with ThreadPoolExecutor(workers or available_cores()) as pool:
+    with dropping_threads(workers or available_cores()) as pool:
         futures = [pool.submit(one, *item) for item in work]
         for done, future in enumerate(as_completed(futures), start=1):
-            if future.exception() is not None:
-                pool.shutdown(wait=False, cancel_futures=True)
             future.result()
             if progress is not None:
                 progress(done, len(work))
