@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -134,3 +135,12 @@ def test_listing_configurations_as_json_draws_no_table():
     modules = set(ran.stderr.split())
     assert "flashsmith.cli.verbs.configs" in modules
     assert not modules & {"torch", "cuda", "rich.table", "flashsmith.cli.verbs.env"}
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a disk that is always full")
+def test_a_full_disk_behind_the_output_is_said_and_is_exit_code_2():
+    for arguments in ("configs all --csv", "env"):
+        script = f"{sys.executable} -m flashsmith {arguments} > /dev/full"
+        ran = subprocess.run(["bash", "-c", script], capture_output=True, text=True)
+        assert ran.returncode == 2
+        assert ran.stderr == "flashsmith: the disk is full; make room and do it again.\n"

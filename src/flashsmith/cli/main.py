@@ -16,7 +16,8 @@ from typer.core import TyperGroup
 from flashsmith import __version__
 from flashsmith.base.errors import ArgumentError, FlashsmithError, Interrupted
 from flashsmith.base.plain_text import plain
-from flashsmith.cli.pipes import let_readers_leave
+from flashsmith.base.whole_file import disk_error, is_disk_full
+from flashsmith.cli.pipes import drop_output, let_readers_leave
 
 USAGE_ERROR = 2
 _PATIENCE_S = 0.5  # after Ctrl-C, for what ends by itself
@@ -127,7 +128,10 @@ def main() -> NoReturn:
     """Runs the command line; an error of the user is one line on stderr and exit code 2."""
     let_readers_leave()
     try:
-        app(prog_name="flashsmith")
+        try:
+            app(prog_name="flashsmith")
+        finally:
+            sys.stdout.flush()  # here, where a full disk can still be said
     except Interrupted as error:
         typer.echo(f"\nflashsmith: {error}.", err=True)
         _leave_at_once(INTERRUPTED)
@@ -135,8 +139,10 @@ def main() -> NoReturn:
         typer.echo(f"flashsmith: {_lines(error)}", err=True)
         sys.exit(USAGE_ERROR)
     except OSError as error:
-        if error.filename is None:  # not about a file that the user named: a bug is shown whole
-            raise
-        typer.echo(f"flashsmith: {error.filename}: {error.strerror}; check the path.", err=True)
+        if error.filename is None and not is_disk_full(error):
+            raise  # not about a file that the user named: a bug is shown whole
+        where = f"{error.filename}: " if error.filename is not None else ""
+        typer.echo(f"flashsmith: {where}{disk_error(error)}.", err=True)
+        drop_output()
         sys.exit(USAGE_ERROR)
     sys.exit(0)

@@ -12,6 +12,7 @@ from pathlib import Path
 from flashsmith.arch import Arch
 from flashsmith.base.errors import Unsupported
 from flashsmith.base.threads import dropping_threads
+from flashsmith.base.whole_file import written_whole
 from flashsmith.compile.ahead_of_time import nvcc
 from flashsmith.compile.ahead_of_time.registry import (
     REGISTERED_NEEDS,
@@ -42,8 +43,10 @@ def build_library(
         written = write_registry(configs, Path(scratch) / "registry")
         objects = _compile(compiler, written, targets, workers, progress)
         nvcc.link_library(compiler, objects, Path(scratch) / place.name)
-        shutil.copyfile(written.folder / "flashsmith.h", folder / "flashsmith.h")
-        shutil.copyfile(Path(scratch) / place.name, place)
+        for name in ("flashsmith.h", place.name):
+            made = (written.folder if name == "flashsmith.h" else Path(scratch)) / name
+            with written_whole(folder / name) as beside:
+                shutil.copyfile(made, beside)
     return Built(
         path=place,
         n_configs=len(written.units),
