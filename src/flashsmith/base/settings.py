@@ -20,6 +20,7 @@ BUNDLE = "FLASHSMITH_BUNDLE"
 DEVICE = "FLASHSMITH_DEVICE"
 RESULTS = "FLASHSMITH_RESULTS"
 COMMIT = "FLASHSMITH_COMMIT"
+CHECK = "FLASHSMITH_CHECK"
 VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
 
 _log = logging.getLogger("flashsmith.settings")
@@ -71,6 +72,14 @@ def device_name() -> str | None:
     if given not in (None, "", "cuda", "emulator"):
         raise ArgumentError(f"{DEVICE} is {given!r}; it is 'cuda' or 'emulator'.")
     return given or None
+
+
+def checks_calls() -> bool:
+    """Whether `FLASHSMITH_CHECK` asks to look into q and k before every call."""
+    given = os.environ.get(CHECK, "")
+    if given not in ("", "0", "1"):
+        raise ArgumentError(f"{CHECK} is {shortened(given)!r}; it is 0 or 1.")
+    return given == "1"
 
 
 def results_path() -> Path:
