@@ -1,8 +1,8 @@
 """The results file: nothing is lost, nothing is kept twice, and foreign lines are checked."""
 
 import json
-import signal
 import shutil
+import signal
 import sqlite3
 import subprocess
 import sys
