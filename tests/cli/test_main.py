@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from flashsmith import __version__
-from flashsmith.cli.main import VERBS
+from flashsmith.cli.main import OLD_NAMES, VERBS
 
 DIGITS = "9" * 5000
 
@@ -33,9 +33,16 @@ def test_help_names_every_verb_without_importing_one():
     assert all(verb in text for verb in VERBS)
 
 
+@pytest.mark.parametrize(("old", "verb"), OLD_NAMES.items())
+def test_a_verb_answers_to_its_old_name(old, verb):
+    told = [flashsmith(*name.split(), "--help").stdout for name in (verb, old)]
+    assert told[0].startswith(f"Usage: flashsmith {verb} ")
+    assert told[0].splitlines()[1:] == told[1].splitlines()[1:]
+
+
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_verb_has_help(verb):
-    ran = flashsmith(verb, "--help")
+    ran = flashsmith(*verb.split(), "--help")
     assert ran.returncode == 0, ran.stderr
     # Once in the usage line, and once in an example.
     assert " ".join(ran.stdout.split()).count(f"flashsmith {verb} ") >= 2

@@ -4,14 +4,17 @@
 // as they use the same. A block only has to see that no exponential becomes too large:
 //   MAX   the row's maximum, by shuffles
 //   VOTE  the maximum of a thread's part; only if a row outgrew m by 2^threshold does the warp
-//         shuffle, take the new maximum and rescale O
+//         shuffle, and that row takes its new maximum and rescales O
 //   BITS  as VOTE, but the patterns of the numbers are compared as integers: positive numbers keep
 //         their order, and one instruction takes three of them. Where m is below -2^threshold's
 //         exponent a negative maximum would matter, and the exact way is taken
 //   SUM   no maximum: exponentials are positive, so a thread's sum bounds every one of them. If a
-//         sum is above 2^threshold the block is done again with its maximum. A tile starts with
-//         m = 0, and its first block is also done again if a sum is below 2^-threshold. Where the
-//         sums are left to the tensor cores, the largest pattern of P takes their place
+//         sum is above 2^threshold the block is done again with the row's maximum. A tile starts
+//         with m = 0, and its first block is also done again if a sum is below 2^-threshold. Where
+//         the sums are left to the tensor cores, the largest pattern of P takes their place
+//
+// The warp votes on whether the rare code runs; inside it a row that did not outgrow its own m
+// keeps it, with the factor 1. What a row adds up therefore depends on no other row.
 #pragma once
 
 #include "flashsmith/ptx/convert.cuh"
@@ -39,7 +42,7 @@ struct LazySoftmax {
 
     using P = u32[kBc / 4];
 
-    float m[2];           // row maximum times scale, log2
+    float m[2];           // row maximum times factor, log2
     float l[2];           // this thread's part of the row's sum
     float correction[2];  // factor that O still waits for
     bool grown;           // whether O has to be rescaled; the same in the whole warp
@@ -53,9 +56,9 @@ struct LazySoftmax {
 
     // Sees to it that m is near enough to this block's maximum; sets grown and correction.
     template <int kCount>
-    FS_DEVICE void update_maximum(const float (&s)[kCount], float scale) {
+    FS_DEVICE void update_maximum(const float (&s)[kCount], float factor) {
         if constexpr (kStatistics == Statistics::kBITS) {
-            grown = outgrew_bits(s, scale);
+            grown = outgrew_bits(s, factor);
             if (!grown) return;
         }
         float low, high;
@@ -63,28 +66,30 @@ struct LazySoftmax {
         if constexpr (kStatistics == Statistics::kMAX) {
             over_quad(low, high);
             if constexpr (kLazy) {
-                grown = outgrew(low, high, scale);
+                grown = outgrew(low, high, factor);
                 if (!grown) return;
             }
             grown = true;
         } else {
             if constexpr (kStatistics != Statistics::kBITS) {
-                grown = outgrew(low, high, scale);
+                grown = outgrew(low, high, factor);
                 if (!grown) return;
             }
             over_quad(low, high);
         }
-        take_maximum(low, high, scale);
+        const bool outgrown[2] = {!kLazy || ptx::fma_rn(low, factor, -m[0]) > kThreshold,
+                                  !kLazy || ptx::fma_rn(high, factor, -m[1]) > kThreshold};
+        take_maximum(outgrown, low, high, factor);
     }
 
-    // s becomes 2^(s scale - m), and l its sum.
+    // s becomes 2^(s factor - m), and l its sum.
     template <int kCount>
-    FS_DEVICE void exponentials(float (&s)[kCount], float scale) {
+    FS_DEVICE void exponentials(float (&s)[kCount], float factor) {
         FS_UNROLL
         for (int i = 0; i < kCount; i += 4) {
             FS_UNROLL
             for (int j = 0; j < 4; ++j) {
-                s[i + j] = ptx::ex2(ptx::fma_rn(s[i + j], scale, j < 2 ? -m[0] : -m[1]));
+                s[i + j] = ptx::ex2(ptx::fma_rn(s[i + j], factor, j < 2 ? -m[0] : -m[1]));
             }
             l[0] += s[i] + s[i + 1];
             l[1] += s[i + 2] + s[i + 3];
@@ -100,25 +105,32 @@ struct LazySoftmax {
     // The whole step with SUM: s stays as it is, because a block may have to be done again. A
     // masked first block is not tried: lanes that see none of it have no sum.
     template <int kCount>
-    FS_DEVICE void exponentials_checked(P& p, const float (&s)[kCount], float scale, bool first,
+    FS_DEVICE void exponentials_checked(P& p, const float (&s)[kCount], float factor, bool first,
                                         bool masked) {
         float sum[2];
+        bool outgrown[2] = {true, true};
         grown = first && masked;
         if (!grown) {
-            packed_exponentials(p, sum, s, scale);
+            packed_exponentials(p, sum, s, factor);
             if constexpr (kMmaSums) {
-                grown = ptx::vote_any(!patterns_fit(p, first));
+                patterns_outgrew(outgrown, p, first);
             } else {
-                grown = ptx::vote_any(!fits(sum[0], first) || !fits(sum[1], first));
+                outgrown[0] = !fits(sum[0], first);
+                outgrown[1] = !fits(sum[1], first);
             }
+            grown = ptx::vote_any(outgrown[0] || outgrown[1]);
         }
         if (grown) {
-            if (first) m[0] = m[1] = kNoMaximum;
             float low, high;
             over_thread(low, high, s);
             over_quad(low, high);
-            take_maximum(low, high, scale);
-            packed_exponentials(p, sum, s, scale);
+            FS_UNROLL
+            for (int i = 0; i < 2; ++i) {
+                outgrown[i] = ptx::any_of_quad(outgrown[i]);
+                if (first && outgrown[i]) m[i] = kNoMaximum;
+            }
+            take_maximum(outgrown, low, high, factor);
+            packed_exponentials(p, sum, s, factor);
         }
         if constexpr (!kMmaSums) {
             l[0] += sum[0];
@@ -156,8 +168,7 @@ struct LazySoftmax {
 
     // Patterns of numbers that are not negative have the order of the numbers: a pair of them is
     // compared at once. Words 0 and 2 of four belong to the lower row, 1 and 3 to the upper.
-    static FS_DEVICE bool patterns_fit(const P& p, bool first) {
-        bool fit = true;
+    static FS_DEVICE void patterns_outgrew(bool (&outgrown)[2], const P& p, bool first) {
         FS_UNROLL
         for (int row = 0; row < 2; ++row) {
             u32 most = p[row];
@@ -168,9 +179,8 @@ struct LazySoftmax {
             }
             const i32 largest =
                 max(static_cast<i32>(most) >> 16, static_cast<i32>(most << 16) >> 16);
-            fit &= largest <= kMostPattern && (!first || largest >= kLeastPattern);
+            outgrown[row] = largest > kMostPattern || (first && largest < kLeastPattern);
         }
-        return fit;
     }
 
     template <int kCount>
@@ -188,7 +198,7 @@ struct LazySoftmax {
     // Whether any row outgrew m. Among negative numbers the patterns' order is reversed, so `most`
     // is too low where a row has no positive score; with m >= -threshold such a row has not grown.
     template <int kCount>
-    FS_DEVICE bool outgrew_bits(const float (&s)[kCount], float scale) const {
+    FS_DEVICE bool outgrew_bits(const float (&s)[kCount], float factor) const {
         i32 most[2] = {ptx::bits(s[0]), ptx::bits(s[2])};
         most[0] = max(most[0], ptx::bits(s[1]));
         most[1] = max(most[1], ptx::bits(s[3]));
@@ -202,7 +212,7 @@ struct LazySoftmax {
         bool any = false;
         FS_UNROLL
         for (int j = 0; j < 2; ++j) {
-            any |= ptx::fma_rn(ptx::number(most[j]), scale, -m[j]) > kThreshold;
+            any |= ptx::fma_rn(ptx::number(most[j]), factor, -m[j]) > kThreshold;
             any |= m[j] < -kThreshold;
         }
         return ptx::vote_any(any);
@@ -215,32 +225,33 @@ struct LazySoftmax {
         high = ptx::max(high, ptx::shfl_bfly(high, 2));
     }
 
-    FS_DEVICE bool outgrew(float low, float high, float scale) const {
-        return ptx::vote_any(ptx::fma_rn(low, scale, -m[0]) > kThreshold ||
-                             ptx::fma_rn(high, scale, -m[1]) > kThreshold);
+    FS_DEVICE bool outgrew(float low, float high, float factor) const {
+        return ptx::vote_any(ptx::fma_rn(low, factor, -m[0]) > kThreshold ||
+                             ptx::fma_rn(high, factor, -m[1]) > kThreshold);
     }
 
-    FS_DEVICE void take_maximum(float low, float high, float scale) {
-        const float next[2] = {ptx::max(ptx::mul_rn(low, scale), m[0]),
-                               ptx::max(ptx::mul_rn(high, scale), m[1])};
+    // Rows that outgrew m go on with the block's maximum.
+    FS_DEVICE void take_maximum(const bool (&outgrown)[2], float low, float high, float factor) {
+        const float most[2] = {ptx::mul_rn(low, factor), ptx::mul_rn(high, factor)};
         FS_UNROLL
         for (int i = 0; i < 2; ++i) {
-            correction[i] = ptx::ex2(m[i] - next[i]);
-            m[i] = next[i];
+            const float next = outgrown[i] ? ptx::max(most[i], m[i]) : m[i];
+            correction[i] = ptx::ex2(m[i] - next);
+            m[i] = next;
             l[i] *= correction[i];
         }
     }
 
     template <int kCount>
     FS_DEVICE void packed_exponentials(P& p, float (&sum)[2], const float (&s)[kCount],
-                                       float scale) const {
+                                       float factor) const {
         sum[0] = sum[1] = 0.f;
         FS_UNROLL
         for (int i = 0; i < kCount; i += 4) {
             float e[4];
             FS_UNROLL
             for (int j = 0; j < 4; ++j) {
-                e[j] = ptx::ex2(ptx::fma_rn(s[i + j], scale, j < 2 ? -m[0] : -m[1]));
+                e[j] = ptx::ex2(ptx::fma_rn(s[i + j], factor, j < 2 ? -m[0] : -m[1]));
             }
             if constexpr (!kMmaSums) {
                 sum[0] += e[0] + e[1];
