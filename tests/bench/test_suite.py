@@ -47,7 +47,10 @@ def test_models_have_grouped_heads():
         (f"{SHAPE}length=9\nmask='band'", "mask is 'band'; it is full or causal"),
         (f"{SHAPE}length={10**400}\nmask='full'", r"mine\.toml: q_len is an integer of 1,329 bits"),
         (f"{SHAPE}length={'9' * 5000}\nmask='full'", "is no TOML file: Exceeds the limit"),
-        (f"{SHAPE}length=2.5\nmask='full'", r"mine\.toml: q_len is 2\.5; it is an integer from 0"),
+        (
+            f"{SHAPE}length=2.5\nmask='full'",
+            r"mine\.toml: q_len is 2\.5; it is an integer of at least 0",
+        ),
         (f"{SHAPE}length=9\nmask=['full']", "has a field of a wrong type"),
         (f"x = {'[' * 10_000}", "is no TOML file of ours: it is nested too deeply"),
         ("grid = 'x'", "tokens, width, x missing or unknown"),

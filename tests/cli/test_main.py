@@ -86,6 +86,7 @@ def test_help_keeps_the_lines_of_examples_and_asks_no_value_of_a_flag():
         (("bench", "--suite", "nosuch.toml"), "nosuch.toml does not exist"),
         (("compile", ""), "KEY is an empty text; it is a set such as tune, a short form or @file"),
         (("predict", ""), "KEY is an empty text"),
+        (("tune", ""), "KEY is an empty text"),
         (("configs", "a" * 40_000), "…' has 40,000 letters; what names a configuration or a set"),
         (("configs", "--why", "a" * 40_000), "has 40,000 letters; what names a configuration"),
         (("configs", f"64,{DIGITS[:3000]}"), "9…' is not of the form 'B_r,B_c'; there are"),

@@ -110,8 +110,10 @@ class Fact:
             return f"{name} is {_shown(value)}; it is {self.wanted()}."
         if isinstance(value, float) and not math.isfinite(value):
             return f"{name} is {value:g}; it is {self.wanted()}."
-        if self.least is not None and isinstance(value, int) and not self.least <= value <= MOST:
+        if self.least is not None and isinstance(value, int | float) and value < self.least:
             return f"{name} is {_shown(value)}; it is {self.wanted()}."
+        if self.least is not None and isinstance(value, int) and value > MOST:
+            return f"{name} is {_shown(value)}; kernels count in 32 bits, up to {MOST:,}."
         if self.kind is float and isinstance(value, int | float) and not value > 0:
             shown = _shown(value) if isinstance(value, int) else f"{value:g}"
             return f"{name} is {shown}; it is {self.wanted()}."
@@ -144,7 +146,7 @@ class Fact:
         if self.kind is float:
             return f"a finite number above 0{or_none}"
         if self.kind is int:
-            bound = "" if self.least is None else f" from {self.least:g} to {MOST:,}"
+            bound = "" if self.least is None else f" of at least {self.least:g}"
             return f"an integer{bound}{or_none}"
         return " or ".join(f"{self.kind.__name__}.{member.name}" for member in self.kind)
 

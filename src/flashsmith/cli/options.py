@@ -44,10 +44,21 @@ def _one_form(context: typer.Context, value: bool) -> bool:
     return value
 
 
+def _not_empty(value: str | None) -> str | None:
+    # An empty text is mostly a variable that is not set: what it asks for is not the default.
+    if value is not None and not value.strip():
+        raise ArgumentError(
+            "KEY is an empty text; it is a set such as tune, a short form or @file; name one, or "
+            "leave it out."
+        )
+    return value
+
+
 KeyArgument = Annotated[
     str | None,
     typer.Argument(
         metavar="[KEY]",
+        callback=_not_empty,
         help=f"A set ({', '.join(named_sets())}, or B_r,B_c; joined by +), a short form, or "
         "@file of short forms. Without it: the environment variable KERNELS, else tune (run: "
         "smoke; profile: prog; generate and build: all).",
@@ -119,11 +130,6 @@ DeviceOption = Annotated[
 
 def configs_of(key: str | None, default: str) -> list[KernelConfig]:
     """The configurations of KEY, else of KERNELS, else of the verb's default."""
-    if key is not None and not key.strip():
-        raise ArgumentError(
-            f"KEY is an empty text; it is a set such as {default or 'tune'}, a short form or "
-            f"@file; name one, or leave it out."
-        )
     return resolve_key(key or settings.kernels_key() or default)
 
 
