@@ -193,3 +193,11 @@ def test_a_long_text_is_not_read_again_and_again():
     began = time.process_time()
     table_lines(rows, ["reason"], width=80)
     assert time.process_time() - began < 1.0  # a pattern that tries again takes ten times as long
+
+
+def test_no_text_of_a_table_steers_the_terminal():
+    rows = [{"gpu": "\x1b[31mred", "n": n, "reason": f"\x1b]0;{n}"} for n in range(3)]
+    for width in (20, 80, 160):
+        lines = table_lines(rows, list(rows[0]), width=width, title="a\x1b[2J title\nof two lines")
+        assert "\x1b" not in "\n".join(lines)
+        assert lines[:2] == ["a\\x1b[2J title", "of two lines"]

@@ -84,7 +84,7 @@ def table_lines(
     shown = len(rows) if every else min(len(rows), MOST_ROWS)
     layouts = [_cut_to(shown, layout) for layout in _layouts(rows, names, prose)]
     layout = _chosen(layouts, width)
-    heads = (*title.splitlines(), *layout.facts)
+    heads = (*map(plain, title.splitlines()), *layout.facts)
     head = [line for text in heads for line in _wrapped(text, width)]
     head += [""] if head else []
     if not layout.columns:
