@@ -7,6 +7,7 @@ import pytest
 
 from flashsmith import flash_attention
 from flashsmith.api.scores import MOST
+from flashsmith.base import settings
 from flashsmith.base.dtypes import DType, from_bits, to_bits
 from flashsmith.base.errors import ArgumentError
 from flashsmith.kernels import get_kernel_configs
@@ -36,31 +37,43 @@ def test_scores_up_to_the_limit_are_right(config, largest):
     np.testing.assert_allclose(found[0, :, 0].astype(np.float32), expected, rtol=2e-3, atol=2e-3)
 
 
+@pytest.fixture
+def check(monkeypatch):
+    """Sets FLASHSMITH_CHECK, which a process reads once."""
+
+    def set_to(value):
+        monkeypatch.setenv("FLASHSMITH_CHECK", value)
+        settings.checks_calls.cache_clear()
+
+    yield set_to
+    settings.checks_calls.cache_clear()
+
+
 def arrays(size=1.0):
     rng = np.random.default_rng(1)
     return [(size * rng.normal(size=(1, 9, 1, 64))).astype(np.float16) for _ in range(3)]
 
 
-def test_a_call_that_is_checked_refuses_scores_beyond_the_limit(monkeypatch):
-    monkeypatch.setenv("FLASHSMITH_CHECK", "1")
+def test_a_call_that_is_checked_refuses_scores_beyond_the_limit(check):
+    check("1")
     with pytest.raises(ArgumentError, match=r"scores may reach 8e\+09 .* right up to 1e\+08"):
         flash_attention(*arrays(), scale=1e8, backend="emulator")
     out = flash_attention(*arrays(), scale=1e5, backend="emulator")
     assert np.isfinite(out.astype(np.float32)).all()
 
 
-def test_torch_tensors_are_looked_into_too(monkeypatch):
+def test_torch_tensors_are_looked_into_too(check):
     torch = pytest.importorskip("torch")
-    monkeypatch.setenv("FLASHSMITH_CHECK", "1")
+    check("1")
     tensors = [torch.from_numpy(x) for x in arrays(1000.0)]
     with pytest.raises(ArgumentError, match="scores may reach"):
         flash_attention(*tensors, scale=1e3)
 
 
-def test_a_call_that_is_not_checked_looks_at_nothing(monkeypatch):
-    monkeypatch.setenv("FLASHSMITH_CHECK", "0")
+def test_a_call_that_is_not_checked_looks_at_nothing(check):
+    check("0")
     flash_attention(*arrays(), scale=1e8, backend="emulator")  # whatever comes out
-    monkeypatch.setenv("FLASHSMITH_CHECK", "yes")
+    check("yes")
     with pytest.raises(ArgumentError, match="FLASHSMITH_CHECK is 'yes'; it is 0 or 1"):
         flash_attention(*arrays(), backend="emulator")
 

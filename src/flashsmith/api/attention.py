@@ -7,7 +7,7 @@ from typing import Any
 from flashsmith.api import gpu_call, host_call
 from flashsmith.api.arrays import library_of, origin
 from flashsmith.api.arrays.library import Array
-from flashsmith.api.options import CallOptions, checked_flag, checked_options
+from flashsmith.api.options import LSE, CallOptions, checked_flag, checked_options
 from flashsmith.api.scores import require_small_scores
 from flashsmith.base import settings
 from flashsmith.kernels.kernel import KernelConfig
@@ -47,7 +47,8 @@ def flash_attention(
         backend=backend,
         **facts,
     )
-    return attend(q, k, v, options, out=out, explain=checked_flag("explain", explain))
+    explain = explain is not False and checked_flag("explain", explain)
+    return attend(q, k, v, options, out=out, explain=explain)
 
 
 def attend(
@@ -64,5 +65,8 @@ def attend(
         library = library_of(q, k, v, out)
         where = host_call if library.view("q", q).device == "cpu" else gpu_call
         o, lse, choice = where.attend(library, (q, k, v), out, options)
-    results = [o] + ([lse] if options.fact("lse") else []) + ([choice] if explain else [])
-    return results[0] if len(results) == 1 else tuple(results)
+    wants_lse = options.facts[LSE]
+    if not (wants_lse or explain):
+        return o
+    results = [o] + ([lse] if wants_lse else []) + ([choice] if explain else [])
+    return tuple(results)

@@ -74,8 +74,9 @@ def device_name() -> str | None:
     return given or None
 
 
+@functools.cache  # asked by every call: a look into the environment would be 2 % of a warm one
 def checks_calls() -> bool:
-    """Whether `FLASHSMITH_CHECK` asks to look into q and k before every call."""
+    """Whether `FLASHSMITH_CHECK` asks, at the first call, to look into q and k before each."""
     given = os.environ.get(CHECK, "")
     if given not in ("", "0", "1"):
         raise ArgumentError(f"{CHECK} is {shortened(given)!r}; it is 0 or 1.")

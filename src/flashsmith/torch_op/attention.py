@@ -6,7 +6,7 @@ from torch import Tensor
 
 from flashsmith.api.arrays.library import Array
 from flashsmith.api.launches import gpu_device, host_device, launch_for
-from flashsmith.api.options import CallOptions
+from flashsmith.api.options import LSE, CallOptions
 from flashsmith.api.problems import problem_of
 from flashsmith.torch_op import operator
 from flashsmith.torch_op.arguments import given_of
@@ -22,7 +22,7 @@ def attend(
     """Output, log-sum-exp (or None), and the choice if it is to be explained."""
     q, k, v = arrays
     require_tensors(q, k, v, out)
-    given, wants_lse = given_of(options), options.fact("lse")
+    given, wants_lse = given_of(options), options.facts[LSE]
     lse = None
     if out is not None:
         lse = empty_lse(q, options.fact("layout")) if wants_lse else None
