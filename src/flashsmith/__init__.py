@@ -17,6 +17,7 @@ from flashsmith.kernels import (
 if TYPE_CHECKING:
     from flashsmith.api.attention import flash_attention
     from flashsmith.api.dropins import flash_attn_func, scaled_dot_product_attention
+    from flashsmith.api.gradients import flash_attention_backward
     from flashsmith.api.notices import FlashsmithWarning
     from flashsmith.problem.attention import AttentionProblem
     from flashsmith.tuner.choose.choice import Choice, choose
@@ -34,6 +35,7 @@ _LAZY = {
     "Tuned": "flashsmith.tuner.run.tune",
     "choose": "flashsmith.tuner.choose.choice",
     "flash_attention": "flashsmith.api.attention",
+    "flash_attention_backward": "flashsmith.api.gradients",
     "flash_attn_func": "flashsmith.api.dropins",
     "scaled_dot_product_attention": "flashsmith.api.dropins",
     "tune": "flashsmith.tuner.run.tune",
@@ -49,6 +51,7 @@ __all__ = [
     "Tuned",
     "choose",
     "flash_attention",
+    "flash_attention_backward",
     "flash_attn_func",
     "get_autotuning_kernel_configs",
     "get_kernel_configs",

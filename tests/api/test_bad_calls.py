@@ -278,17 +278,17 @@ BAD_CALLS = {
         "out cannot be written in place: its last dimension is not contiguous; pass a contiguous "
         "one.",
     ),
-    "a gradient": (
-        lambda: torch_call(tensor().requires_grad_()),
+    "out and a gradient": (
+        lambda: torch_call(tensor().requires_grad_(), out=tensor()),
         Unsupported,
-        "q requires a gradient and flashsmith has no backward pass yet; call it under "
-        "torch.no_grad(), or use torch's scaled_dot_product_attention to train.",
+        "out is given and q requires a gradient, which autograd cannot follow into it; leave out "
+        "away, or call under torch.no_grad().",
     ),
     "a gradient at the operator": (
         lambda: torch.ops.flashsmith.forward(tensor(), tensor().requires_grad_(), tensor()),
         Unsupported,
-        "k requires a gradient and flashsmith has no backward pass yet; call it under "
-        "torch.no_grad(), or use torch's scaled_dot_product_attention to train.",
+        "k requires a gradient and this operator keeps no log-sum-exp for it; call "
+        "flash_attention or torch.ops.flashsmith.forward_lse, or use torch.no_grad().",
     ),
     "a sparse tensor": (
         lambda: torch_call(tensor().to_sparse()),

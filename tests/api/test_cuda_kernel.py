@@ -23,7 +23,7 @@ def gpu(monkeypatch):
     """One GPU, on which tensors of the CPU are said to lie."""
     gpus = plug_in(monkeypatch, "NVIDIA H200")
     monkeypatch.setattr(cuda_kernel, "gpu_device", lambda view, backend: default_device("cuda"))
-    monkeypatch.setattr(cuda_kernel, "_current_stream", lambda ordinal: 0)
+    monkeypatch.setattr(cuda_kernel, "current_stream", lambda ordinal: 0)
     monkeypatch.setattr(launches, "KEPT_LAUNCHES", {})
     monkeypatch.setattr(cuda_kernel, "KEPT_LAUNCHES", launches.KEPT_LAUNCHES)
     return gpus

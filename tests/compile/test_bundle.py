@@ -10,7 +10,10 @@ from dataclasses import asdict
 import pytest
 
 from flashsmith import arch as arches
+from flashsmith.base.dtypes import DType
 from flashsmith.base.errors import CompilerMissing, DamagedFile, StorageError, Unsupported
+from flashsmith.check.cases import Case
+from flashsmith.check.verdict import check_case
 from flashsmith.compile.ahead_of_time import bundle as bundle_module
 from flashsmith.compile.ahead_of_time.build import build_bundle
 from flashsmith.compile.ahead_of_time.bundle import open_bundle, read_bundle, write_bundle
@@ -19,8 +22,11 @@ from flashsmith.compile.cache.kernel_cache import KernelCache
 from flashsmith.compile.compiler import compile_kernel
 from flashsmith.compile.nvrtc import program as nvrtc
 from flashsmith.compile.unit import UnitOptions
+from flashsmith.kernels.parse import parse_config
 from flashsmith.kernels.rules import Refusal
+from flashsmith.problem.attention import AttentionProblem
 from flashsmith.problem.needs import Needs
+from flashsmith.runtime.devices import open_device
 
 SM_86 = arches.get("sm_86")
 PLAIN = Needs()
@@ -263,3 +269,14 @@ def test_a_bundle_for_gpus_alone_is_smaller_and_has_no_ptx(built, small, tmp_pat
     read = read_bundle(tmp_path / "b").kernel(small, PLAIN, "sm_86")
     assert (read.cubin, read.ptx) == (kernel.cubin, "")
     assert sizes[False] < 0.6 * sizes[True]
+
+
+def test_a_bundle_holds_every_kernel_of_a_plan(cache, tmp_path, monkeypatch):
+    config = parse_config("bwd(FP16, 64): dkv_64_32_4+dq_64_32_4")
+    path = tmp_path / "backward.fsb"
+    build_bundle([config], [arches.get("sm_90a")], path, cache=cache)
+    monkeypatch.setenv("FLASHSMITH_BUNDLE", str(path))
+    monkeypatch.setenv("FLASHSMITH_NVRTC", "/nowhere")
+    problem = AttentionProblem(1, 3, 1, 33, 70, 64, DType.FP16, operation="backward")
+    verdict = check_case(open_device("emulator"), config, Case("bundled", problem))
+    assert verdict.ok, verdict

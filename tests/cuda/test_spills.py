@@ -42,3 +42,30 @@ def test_these_kernels_spill_nothing(short_form, arch):
 @pytest.mark.parametrize("short_form", FEW_SPILLS)
 def test_a_warp_of_32_rows_stores_and_loads_at_most_64_bytes(short_form, arch):
     assert spill_bytes(short_form, arch) <= 64
+
+
+BACKWARD = [
+    "bwd_dkv(BF16, 64, 128, 64, 8): buffer",
+    "bwd_dq(BF16, 64, 128, 64, 8): buffer",
+    "bwd_dkv(BF16, 128, 64, 32, 4): buffer",
+    "bwd_dq(BF16, 128, 128, 64, 8): buffer",
+    "bwd_dkv(BF16, 256, 128, 32, 8): of_DK",
+    "bwd_dkv(BF16, 256, 128, 32, 8): of_DV",
+    "bwd_dq(BF16, 256, 128, 32, 8)",
+]
+# 64 rows of scores beside 128 registers of gradients, or 32 rows a warp.
+BACKWARD_FEW = [
+    "bwd_dkv(BF16, 128, 128, 64, 8): buffer",
+    "bwd_dkv(BF16, 64, 128, 64, 4): buffer",
+    "bwd_dq(BF16, 64, 128, 64, 4): buffer",
+]
+
+
+@pytest.mark.parametrize("short_form", BACKWARD)
+def test_backward_kernels_with_16_rows_a_warp_spill_nothing(short_form):
+    assert spill_bytes(short_form, "sm_80") == 0
+
+
+@pytest.mark.parametrize("short_form", BACKWARD_FEW)
+def test_fuller_backward_kernels_store_and_load_at_most_64_bytes(short_form):
+    assert spill_bytes(short_form, "sm_80") <= 64

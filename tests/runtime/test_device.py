@@ -100,6 +100,16 @@ def test_a_workspace_is_zero_at_first_and_shared_by_launches_of_a_stream(device)
     assert not device.download(larger, 4096).any()
 
 
+def test_scratch_is_kept_apart_from_the_workspace(device):
+    address, workspace = device.scratch(4096), device.workspace(64)
+    device.upload(address, np.full(4096, 0xFF, np.uint8))
+    assert device.scratch(64) == address
+    assert not device.download(workspace, 64).any()
+    larger = device.scratch(1 << 16)
+    device.upload(larger, np.full(1 << 16, 0xFF, np.uint8))
+    assert not device.download(workspace, 64).any()
+
+
 def test_the_stream_that_every_thread_has_of_its_own_has_a_workspace_a_thread(monkeypatch):
     gpu = CudaDevice.__new__(CudaDevice)  # no driver is needed for the book-keeping
     gpu._lock, gpu._workspaces = threading.Lock(), {}

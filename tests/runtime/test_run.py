@@ -1,5 +1,6 @@
-"""Forward on a device: layouts, empty problems, what is refused, and what a warm call skips."""
+"""A plan on a device: layouts, empty problems, what is refused, and what a warm call skips."""
 
+import threading
 from dataclasses import replace
 
 import numpy as np
@@ -13,6 +14,7 @@ from flashsmith.kernels import parse_config
 from flashsmith.kernels.arguments import TensorArg
 from flashsmith.kernels.launch import LaunchGeometry
 from flashsmith.kernels.plans import plan
+from flashsmith.measure.timed_configs import random_inputs
 from flashsmith.problem.attention import AttentionProblem
 from flashsmith.problem.reference import reference
 from flashsmith.problem.signature import FORWARD
@@ -180,3 +182,40 @@ def test_what_does_not_fit_a_block_says_need_limit_and_what_to_lower(
 def test_a_kernel_that_fits_passes(kernel):
     geometry = plan(CONFIG, PROBLEM, sm_count=4)[0].geometry
     require_fits(CONFIG.short_form(), kernel, geometry, arch.get("sm_90a"))
+
+
+BACKWARD = parse_config("bwd(BF16, 64): dkv_64_32_4+dq_64_32_4")
+
+
+def test_the_kernels_of_a_plan_are_compiled_side_by_side(device):
+    """Each waits for the others to have begun: one after the other, they would never end."""
+    problem = AttentionProblem(1, 2, 1, 33, 40, 64, DType.BF16, operation="backward")
+    together = threading.Barrier(3, timeout=60)
+    names = []
+
+    def waiting(config, needs, arch):
+        together.wait()
+        names.append(config.NAME)
+        return compile_kernel(config, needs, arch)
+
+    prepared = prepare(device, BACKWARD, problem, compile_with=waiting)
+    assert [step.launch.config.NAME for step in prepared.steps] == [
+        "sm80_backward_delta",
+        "sm80_backward_dkv",
+        "sm80_backward_dq",
+    ]
+    assert sorted(names) == [step.launch.config.NAME for step in prepared.steps]
+    again = prepare(device, BACKWARD, replace(problem, q_len=34), compile_with=waiting)
+    assert len(names) == 3
+    assert again.scratch_bytes == 2 * 128 * 8
+
+
+def test_inputs_for_timing_a_backward_have_weights_that_add_up_to_about_one():
+    problem = AttentionProblem(1, 2, 1, 200, 300, 64, DType.BF16, causal=True, operation="backward")
+    given = random_inputs(problem)
+    q, k = (from_bits(given[name], DType.BF16) for name in "qk")
+    scores = np.einsum("bqhd,bkd->bhqk", q, k[:, :, 0]) / 8
+    lse = given["lse"].view(np.float32)
+    sums = np.where(problem.mask.visible(), np.exp(scores - lse[..., None]), 0).sum(-1)
+    assert lse.shape == (1, 2, 200)
+    assert np.median(sums) == pytest.approx(1, abs=0.2)

@@ -31,7 +31,7 @@ def flash_attn_func(
     """flash-attn's `flash_attn_func`: (batch, sequence, heads, d_head), causal bottom-right.
 
     With `return_attn_probs`, (out, lse, None): the probabilities exist only for dropout.
-    The forward pass gives the same bits every time, so `deterministic` changes nothing.
+    Both passes give the same bits every time, so `deterministic` changes nothing.
     """
     causal = checked_flag("causal", causal)
     checked_flag("deterministic", deterministic)

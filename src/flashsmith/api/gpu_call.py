@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import cast
 
-from flashsmith.api.array_view import ArrayView
+from flashsmith.api.array_view import ArrayView, compact
 from flashsmith.api.arrays.library import Array, ArrayLibrary, GpuArrays
 from flashsmith.api.launches import call_of, gpu_device, launch_for, say_copy
 from flashsmith.api.options import CallOptions
-from flashsmith.api.problems import problem_of, require_out_fits
+from flashsmith.api.problems import gradient_problem_of, problem_of, require_out_fits
+from flashsmith.kernels.launch import SCRATCH
 from flashsmith.tuner.choose.choice import Choice
 
 
@@ -38,9 +40,36 @@ def attend(
     return out, lse, launch.choice
 
 
+def differentiate(
+    library: ArrayLibrary, arrays: Mapping[str, Array], options: CallOptions
+) -> tuple[list[Array], Choice]:
+    """dq, dk and dv, and the choice, for arrays of `library` on a GPU."""
+    gpu = cast(GpuArrays, library)
+    views = {name: gpu.view(name, array) for name, array in arrays.items()}
+    problem = gradient_problem_of(views, options)
+    device = gpu_device(views["q"], options.backend)
+    launch = launch_for(device, problem, options, list(views.values()))
+    kept = [_readable(gpu, array, views[name]) for name, array in arrays.items()]
+    made = {
+        f"d{name}": gpu.new(arrays[name], views[name].shape, views[name].dtype) for name in "qkv"
+    }
+    if launch.prepared.scratch_bytes:
+        words = (launch.prepared.scratch_bytes // 4,)
+        made[SCRATCH] = gpu.new(arrays["q"], words, "float32")
+    placed = [view for _, view in kept] + [gpu.view(name, array) for name, array in made.items()]
+    launch.prepared(call_of(placed, problem.layout), gpu.stream(arrays["q"]))
+    if not gpu.orders_by_stream:
+        device.synchronize()
+    return [made[name] for name in ("dq", "dk", "dv")], launch.choice
+
+
 def _readable(gpu: GpuArrays, array: Array, view: ArrayView) -> tuple[Array, ArrayView]:
     """The array, or a contiguous copy (said once) where no kernel can read it where it is."""
-    obstacle = view.obstacle()
+    if len(view.shape) != 4:  # a number a row
+        is_compact = view.strides == compact(view.shape)
+        obstacle = "" if is_compact else "it is not contiguous"
+    else:
+        obstacle = view.obstacle()
     if not obstacle:
         return array, view
     say_copy(view, obstacle)

@@ -13,14 +13,12 @@ from flashsmith.api.array_view import ALIGNED_ELEMENTS, ArrayView
 from flashsmith.api.arrays.library import Array, ArrayLibrary, HostArrays
 from flashsmith.api.launches import host_device, launch_for
 from flashsmith.api.options import CallOptions
-from flashsmith.api.problems import problem_of, require_out_fits
+from flashsmith.api.problems import gradient_problem_of, problem_of, require_out_fits
 from flashsmith.problem.attention import AttentionProblem
 from flashsmith.problem.signature import signature_of
 from flashsmith.runtime.device import Device
 from flashsmith.runtime.tensors import Place, bits_type, contiguous, in_layout, uploaded
 from flashsmith.tuner.choose.choice import Choice
-
-Bits = NDArray[np.uint16]
 
 
 def attend(
@@ -43,8 +41,26 @@ def attend(
     return result, lse, choice
 
 
+def differentiate(
+    library: ArrayLibrary, arrays: Mapping[str, Array], options: CallOptions
+) -> tuple[list[Array], Choice]:
+    """dq, dk and dv, and the choice, for arrays of `library` in the host's memory."""
+    host = cast(HostArrays, library)
+    views = {name: host.view(name, array) for name, array in arrays.items()}
+    problem = gradient_problem_of(views, options)
+    bits: dict[str, NDArray[Any]] = {
+        name: host.float32(array).view(np.uint32) if "lse" in name else host.bits(array)
+        for name, array in arrays.items()
+    }
+    found, choice = attend_bits(host_device(options.backend), problem, bits, options)
+    return [host.from_bits(found[name], arrays["q"]) for name in ("dq", "dk", "dv")], choice
+
+
 def attend_bits(
-    device: Device, problem: AttentionProblem, inputs: Mapping[str, Bits], options: CallOptions
+    device: Device,
+    problem: AttentionProblem,
+    inputs: Mapping[str, NDArray[Any]],
+    options: CallOptions,
 ) -> tuple[dict[str, NDArray[Any]], Choice]:
     """The bits of every output, from bits of the inputs of any strides, in the problem's layout."""
     readable = {name: _compacted(bits) for name, bits in inputs.items()}
@@ -61,7 +77,7 @@ def attend_bits(
 
 
 def _placed(
-    problem: AttentionProblem, inputs: Mapping[str, Bits]
+    problem: AttentionProblem, inputs: Mapping[str, NDArray[Any]]
 ) -> tuple[dict[str, Place], dict[str, NDArray[Any]]]:
     """Every tensor as a buffer of its own: inputs with their gaps, outputs contiguous."""
     places: dict[str, Place] = {}
@@ -79,18 +95,21 @@ def _placed(
             for n, s in zip(shape[:-1], view.strides[:-1], strict=True)
         )
         places[role.name] = in_layout(Place(role.name, 0, shape, strides), problem)
-        buffers[role.name] = as_strided(inputs[role.name], (view.span,), (2,))
+        given = inputs[role.name]
+        buffers[role.name] = as_strided(given, (view.span,), (given.itemsize,))
     return places, buffers
 
 
-def _compacted(bits: Bits) -> Bits:
+def _compacted(bits: NDArray[Any]) -> NDArray[Any]:
     """The array, or a copy where a kernel could not read its span; it is copied up either way."""
+    if bits.ndim != 4:  # a number a row is contiguous
+        return np.ascontiguousarray(bits)
     view = _view("", bits)
     sparse = view.span > 4 * bits.size  # a thin slice of a large array: the gaps would go up too
     return np.ascontiguousarray(bits) if view.obstacle() or sparse else bits
 
 
-def _view(name: str, bits: Bits) -> ArrayView:
+def _view(name: str, bits: NDArray[Any]) -> ArrayView:
     """The strides of an array, at address 0: where it comes to lie is chosen later."""
     strides = tuple(stride // bits.itemsize for stride in bits.strides)
     return ArrayView(name, bits.shape, strides, "", 0, "cpu")

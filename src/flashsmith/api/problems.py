@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from flashsmith.api.array_view import ArrayView
 from flashsmith.api.options import CallOptions
@@ -34,6 +35,33 @@ def problem_of(views: Sequence[ArrayView], options: CallOptions) -> AttentionPro
         dtype=dtype,
         **options.given(),
     )
+
+
+def gradient_problem_of(views: Mapping[str, ArrayView], options: CallOptions) -> AttentionProblem:
+    """The problem of a backward call, from the views of its inputs by the signature's names."""
+    q = views["q"]
+    forward = problem_of([q, views["k"], views["v"]], options.with_fact("lse", False))
+    for name in ("o", "do"):
+        view = views[name]
+        if view.shape != q.shape:
+            raise ArgumentError(f"{name} has shape {view.shape} and q {q.shape}; they are equal.")
+        if view.dtype != q.dtype:
+            raise ArgumentTypeError(
+                f"{name} is {view.dtype} and q is {q.dtype}; convert {name} to the type of q."
+            )
+    wanted = (forward.batch, forward.heads, forward.q_len)
+    for view in (views[name] for name in ("lse", "dlse") if name in views):
+        if view.dtype != "float32":
+            raise ArgumentTypeError(
+                f"{view.name} is {view.dtype}; it is float32, as the log-sum-exp of "
+                f"flash_attention(return_lse=True)."
+            )
+        if view.shape != wanted:
+            raise ArgumentError(
+                f"{view.name} has shape {view.shape}; it is {wanted}: (batch, heads, queries)."
+            )
+    _require_one_device(q, *(view for name, view in views.items() if name != "q"))
+    return replace(forward, operation="backward", dlse="dlse" in views)
 
 
 def require_out_fits(out: ArrayView, inputs: Sequence[ArrayView]) -> None:
@@ -72,8 +100,8 @@ def _common_dtype(q: ArrayView, k: ArrayView, v: ArrayView) -> DType:
     return dtype
 
 
-def _require_one_device(q: ArrayView, k: ArrayView, v: ArrayView) -> None:
-    for view in (k, v):
+def _require_one_device(q: ArrayView, *others: ArrayView) -> None:
+    for view in others:
         if view.device != q.device:
             raise ArgumentError(
                 f"q is on {q.device} and {view.name} on {view.device}; put them on one device."

@@ -5,14 +5,16 @@ from __future__ import annotations
 import zlib
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from flashsmith.base.dtypes import to_bits
+from flashsmith.base.dtypes import from_bits, to_bits
+from flashsmith.check.same_precision import same_precision
 from flashsmith.kernels.kernel import KernelConfig
 from flashsmith.problem.attention import AttentionProblem
-from flashsmith.problem.signature import signature_of
+from flashsmith.problem.signature import FORWARD, signature_of
 
 LARGE_LOGITS = 30.0  # rows whose softmax is nearly one-hot, and scores far beyond exp's range
 GQA_RATIO = 8
@@ -34,23 +36,41 @@ class Case:
         return zlib.crc32(f"{self.name} {self.problem}".encode())
 
 
-Inputs = dict[str, NDArray[np.uint16]]
+Inputs = dict[str, NDArray[Any]]
 
 
 @cache
 def inputs_of(case: Case) -> Inputs:
-    """The inputs as 16-bit patterns, indexed (batch, row, head, d) whatever the layout."""
+    """The inputs as bits, indexed (batch, row, head, d) whatever the layout.
+
+    What a forward pass gives is made of the others by one.
+    """
     problem = case.problem
     random = np.random.default_rng(case.seed)
+    results = {role.name for role in FORWARD.tensors if role.is_output}
     made = {}
     for role in signature_of(problem).inputs(problem):
         name, shape = role.name, role.rows_first(problem)
+        if name in results:
+            continue
         values = random.standard_normal(shape, np.float32) * (case.gain if name == "q" else 1.0)
         if case.nan and name != "k":
             values[-1, -1, -1, -1] = np.nan
-        made[name] = to_bits(values, problem.dtype)
-        made[name].setflags(write=False)
+        is_float32 = role.is_statistics
+        made[name] = values.view(np.uint32) if is_float32 else to_bits(values, problem.dtype)
+    if results & {role.name for role in signature_of(problem).inputs(problem)}:
+        made |= _results_of(problem, made)
+    for array in made.values():
+        array.setflags(write=False)
     return made
+
+
+def _results_of(problem: AttentionProblem, made: Inputs) -> Inputs:
+    """O and LSE of the forward pass, as bits."""
+    forward = replace(problem, operation=FORWARD.operation, lse=True, dlse=False)
+    given = {name: from_bits(made[name], problem.dtype) for name in "qkv"}
+    found = same_precision(forward, given)
+    return {"o": to_bits(found["o"], problem.dtype), "lse": found["lse"].view(np.uint32)}
 
 
 def quick_cases(config: KernelConfig) -> tuple[Case, ...]:
@@ -79,7 +99,7 @@ def full_cases(config: KernelConfig) -> tuple[Case, ...]:
     odd = replace(even, batch=2, q_len=3 * rows + 5, k_len=5 * keys + 7)
     causal = replace(odd, causal=True, q_len=3 * block + 13, k_len=3 * block + 13)
     return (
-        Case("even", replace(even, lse=False)),
+        Case("even", replace(even, lse=False, dlse=False)),
         Case("odd lengths", odd, placement="padded"),
         Case("large logits", odd, gain=LARGE_LOGITS),
         Case("one query", replace(odd, q_len=1)),
@@ -103,5 +123,7 @@ def _problem(config: KernelConfig, *, heads: int, q_len: int, k_len: int) -> Att
         k_len=k_len,
         d_head=config.d_head,
         dtype=config.dtype,
-        lse=True,
+        operation=config.OPERATION,
+        lse=FORWARD.operation == config.OPERATION,
+        dlse=FORWARD.operation != config.OPERATION,
     )

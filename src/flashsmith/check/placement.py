@@ -10,9 +10,10 @@ from numpy.typing import NDArray
 
 from flashsmith.base.errors import ArgumentError
 from flashsmith.check.cases import Case
+from flashsmith.kernels.launch import SCRATCH
 from flashsmith.problem.attention import AttentionProblem
 from flashsmith.problem.signature import TensorRole, signature_of
-from flashsmith.runtime.tensors import Place, bits_type, contiguous, poison_of
+from flashsmith.runtime.tensors import STATISTICS_POISON, Place, bits_type, contiguous, poison_of
 
 MARGIN = 128  # elements before and behind the tensors of a buffer
 PLACEMENTS = ("contiguous", "padded", "transposed", "packed")
@@ -47,6 +48,18 @@ def fill_buffers(
     return buffers
 
 
+def scratch_place(n_bytes: int) -> Place:
+    """Memory of a call that is no tensor, in 32-bit words."""
+    return Place(SCRATCH, MARGIN, (n_bytes // 4,), ())
+
+
+def scratch_buffer(place: Place) -> NDArray[Any]:
+    """Scratch as it is before the launches: NaN, between canaries."""
+    buffer = np.full(place.end + MARGIN, STATISTICS_POISON ^ _CANARY_XOR, np.uint32)
+    place.view(buffer)[...] = STATISTICS_POISON
+    return buffer
+
+
 def _placed(role: TensorRole, case: Case) -> Place:
     shape = role.rows_first(case.problem)
     if role.is_statistics or case.placement in ("contiguous", "packed"):
@@ -71,7 +84,10 @@ def _transposed(shape: tuple[int, ...]) -> tuple[int, int, int]:
 
 
 def _packed(problem: AttentionProblem) -> dict[str, Place]:
-    """Q, K and V side by side in the heads of one tensor, as a fused projection writes them."""
+    """Q, K and V side by side in the heads of one tensor, as a fused projection writes them.
+
+    Their gradients likewise, as its own gradient takes them.
+    """
     if problem.q_len != problem.k_len:
         raise ArgumentError("packed tensors need q_len equal to k_len.")
     row = (problem.heads + 2 * problem.kv_heads) * problem.d_head
@@ -79,10 +95,11 @@ def _packed(problem: AttentionProblem) -> dict[str, Place]:
     first = {"q": 0, "k": problem.heads, "v": problem.heads + problem.kv_heads}
     return {
         role.name: Place(
-            "qkv",
-            MARGIN + first[role.name] * problem.d_head,
+            "dqkv" if role.is_output else "qkv",
+            MARGIN + first[role.name.removeprefix("d")] * problem.d_head,
             role.rows_first(problem),
             strides,
         )
-        for role in signature_of(problem).inputs(problem)
+        for role in signature_of(problem).of(problem)
+        if role.name.removeprefix("d") in first
     }

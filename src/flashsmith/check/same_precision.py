@@ -1,13 +1,14 @@
 """How near the truth 16-bit attention can be: the same computation in a kernel's precision.
 
 16-bit inputs, products summed in float32 in steps of 16 along the contraction (tensor cores cut
-their sums off towards zero), softmax in float32, weights and output rounded to 16 bits. A kernel
-may be twice as far from the truth as this, because it sums in another order.
+their sums off towards zero), softmax in float32, weights and output rounded to 16 bits. Gradients
+start from an O of 16 bits and an LSE of 32; the gradient of the scores is rounded to 16 bits before
+its products. A kernel may be twice as far from the truth as this, because it sums in another order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,11 @@ MMA_STEP = 16  # elements of the contraction that one mma sums before it rounds
 
 
 def same_precision(problem: AttentionProblem, inputs: Mapping[str, F32]) -> dict[str, F32]:
-    """Every output by name, o (batch, row, head, d), lse (batch, head, row); inputs as o."""
+    """Every output by name: rows (batch, row, head, d), lse (batch, head, row); inputs likewise."""
+    return _OPERATIONS[problem.operation](problem, inputs)
+
+
+def _forward(problem: AttentionProblem, inputs: Mapping[str, F32]) -> dict[str, F32]:
     q, k, v = inputs["q"], inputs["k"], inputs["v"]
     o = np.zeros(q.shape, np.float32)
     lse = np.full((problem.batch, problem.heads, problem.q_len), -np.inf, np.float32)
@@ -34,6 +39,44 @@ def same_precision(problem: AttentionProblem, inputs: Mapping[str, F32]) -> dict
                 q[batch, :, head], k[batch, :, kv_head], v[batch, :, kv_head], mask, problem
             )
     return {"o": o, "lse": lse}
+
+
+def _backward(problem: AttentionProblem, inputs: Mapping[str, F32]) -> dict[str, F32]:
+    found = {f"d{name}": np.zeros(inputs[name].shape, np.float32) for name in "qkv"}
+    mask = problem.mask.visible()
+    for batch in range(problem.batch):
+        for head in range(problem.heads if problem.k_len else 0):
+            kv = head // problem.group
+            one = {name: inputs[name][batch, :, head] for name in ("q", "o", "do")}
+            one |= {name: inputs[name][batch, :, kv] for name in ("k", "v")}
+            one |= {n: inputs[n][batch, head] for n in ("lse", "dlse") if n in inputs}
+            dq, dk, dv = _one_head_back(one, mask, problem)
+            found["dq"][batch, :, head] = dq
+            found["dk"][batch, :, kv] += dk
+            found["dv"][batch, :, kv] += dv
+    return {name: _round(gradient, problem.dtype) for name, gradient in found.items()}
+
+
+def _one_head_back(
+    one: Mapping[str, F32], mask: NDArray[np.bool_], problem: AttentionProblem
+) -> tuple[F32, F32, F32]:
+    """dQ, dK and dV of one query head, not yet rounded."""
+    q, k, v, do = one["q"], one["k"], one["v"], one["do"]
+    scale = np.float32(problem.softmax_scale)
+    with np.errstate(invalid="ignore", over="ignore"):
+        scores = score(problem, _mma(q, k.T))
+        p = np.where(mask, np.exp(scores - one["lse"][:, None]), np.float32(0))
+        delta = (do * one["o"]).sum(axis=1, dtype=np.float32)
+        if problem.dlse:
+            delta = delta - one["dlse"]
+        ds = _round(p * (_mma(do, v.T) - delta[:, None]), problem.dtype)
+        return ds @ k * scale, ds.T @ q * scale, _round(p, problem.dtype).T @ do
+
+
+_OPERATIONS: dict[str, Callable[[AttentionProblem, Mapping[str, F32]], dict[str, F32]]] = {
+    "forward": _forward,
+    "backward": _backward,
+}
 
 
 def _one_head(

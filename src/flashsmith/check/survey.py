@@ -19,7 +19,7 @@ from flashsmith.check.cases import Case, full_cases, quick_cases
 from flashsmith.check.verdict import Verdict, check_case
 from flashsmith.compile.compiler import CompileJob, available_cores, compile_many
 from flashsmith.kernels.kernel import KernelConfig
-from flashsmith.kernels.plans import needs_of
+from flashsmith.kernels.plans import kernels_of
 from flashsmith.runtime.device import Device
 from flashsmith.runtime.devices import open_device
 
@@ -98,11 +98,11 @@ def compile_jobs(device: Device, work: Sequence[tuple[KernelConfig, Case]]) -> l
     jobs: dict[CompileJob, None] = {}
     for config, case in work:
         try:
-            needs = needs_of(config, case.problem)
+            kernels = kernels_of(config, case.problem)
         except FlashsmithError:  # said when it is checked
             continue
         if config.runs_on(device.arch):
-            jobs[CompileJob(config, needs, device.arch)] = None
+            jobs |= {CompileJob(own, needs, device.arch): None for own, needs in kernels}
     return list(jobs)
 
 

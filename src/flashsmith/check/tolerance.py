@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flashsmith.base.dtypes import DType, from_bits
+from flashsmith.base.dtypes import DType
 from flashsmith.check.cases import Case, inputs_of
 from flashsmith.check.same_precision import same_precision
-from flashsmith.problem.attention import AttentionProblem
+from flashsmith.check.scales import error_scales
 from flashsmith.problem.reference import reference
 from flashsmith.problem.signature import signature_of
+from flashsmith.runtime.tensors import numbers_of
 
 FACTOR = 2.0  # how many times the same-precision error is allowed
 # Relative error of one rounding to nearest: an output cannot be nearer than its own rounding.
@@ -52,28 +53,22 @@ class Expected:
 def expectation_of(case: Case) -> Mapping[str, Expected]:
     """Truth and tolerance of every output of a case; the same for all configurations."""
     # The layout is how tensors are handed over; the case's are indexed by row.
-    problem = replace(case.problem, layout="bshd", lse=True)
-    inputs = {name: from_bits(bits, problem.dtype) for name, bits in inputs_of(case).items()}
+    problem, given = replace(case.problem, layout="bshd"), inputs_of(case)
+    roles = signature_of(problem).inputs(problem)
+    inputs = {role.name: numbers_of(role, given[role.name], problem) for role in roles}
     truth, near = reference(problem, inputs), same_precision(problem, inputs)
+    scales = error_scales(problem, inputs, truth)
     found = {}
-    for role in signature_of(problem).outputs(problem):
+    for role in (role for role in signature_of(problem).tensors if role.is_output):
         name = role.name
-        scale, roundoff = _row_scale(truth[name]), UNIT_ROUNDOFF[problem.dtype]
-        if role.is_statistics:
-            scale = np.maximum(_lse_scale(problem, inputs), _finite(truth[name]))
-            roundoff = LSE_ROUNDOFF
-        error = _furthest(_errors(near[name], truth[name], scale))[0]
-        found[name] = Expected(truth[name], scale, FACTOR * max(error, roundoff))
+        roundoff = LSE_ROUNDOFF if role.is_statistics else UNIT_ROUNDOFF[problem.dtype]
+        error = _furthest(_errors(near[name], truth[name], scales[name]))[0]
+        found[name] = Expected(truth[name], scales[name], FACTOR * max(error, roundoff))
     return found
 
 
 def distance(name: str, expected: Expected, got: NDArray[np.float32]) -> Distance:
-    """The element of an output that is furthest off.
-
-    Relative to the largest number of its row; a log-sum-exp to the sums its row's scores were made
-    of, or to itself where it is larger: many small scores have a large one, which is rounded as
-    what it is.
-    """
+    """The element of an output that is furthest off, relative to its scale (check/scales.py)."""
     worst, at = _furthest(_errors(got, expected.truth, expected.scale))
     return Distance(name, worst, expected.allowed, _place(name, at, got, expected.truth))
 
@@ -86,36 +81,6 @@ def _errors(
         errors = np.abs(got.astype(np.float64) - truth) / scale
     same = (got == truth) | (np.isnan(got) & np.isnan(truth))
     return np.where(same, 0.0, np.where(np.isnan(errors), np.inf, errors))
-
-
-def _row_scale(o: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The largest number of each row; 0 for a row that sees nothing, which must be exactly 0."""
-    if not o.shape[-1]:
-        return np.ones((*o.shape[:-1], 1))
-    return np.asarray(_finite(o).max(axis=-1, keepdims=True))
-
-
-def _finite(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Magnitudes, 0 for what is not finite."""
-    return np.asarray(np.where(np.isfinite(values), np.abs(values), 0.0))
-
-
-def _lse_scale(
-    problem: AttentionProblem, inputs: Mapping[str, NDArray[np.float32]]
-) -> NDArray[np.float64]:
-    """The largest sum of magnitudes behind a score of each row, and 1 at least.
-
-    A score is a sum whose terms cancel: its rounding errors are as large as the terms, not as what
-    is left of them.
-    """
-    q, k = inputs["q"], inputs["k"]
-    scale = np.ones((problem.batch, problem.heads, problem.q_len))
-    for batch in range(problem.batch):
-        for head in range(problem.heads if problem.k_len else 0):
-            sums = np.abs(q[batch, :, head]) @ np.abs(k[batch, :, head // problem.group]).T
-            largest = np.nan_to_num(sums, nan=0.0).max(axis=1)
-            scale[batch, head] = np.maximum(1.0, problem.softmax_scale * largest)
-    return scale
 
 
 def _furthest(errors: NDArray[np.float64]) -> tuple[float, tuple[int, ...]]:

@@ -9,16 +9,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flashsmith.base.dtypes import from_bits
 from flashsmith.base.errors import EmulationError, LaunchError, Mismatch
 from flashsmith.check.cases import Case, inputs_of
-from flashsmith.check.placement import fill_buffers, places_of
+from flashsmith.check.placement import fill_buffers, places_of, scratch_buffer, scratch_place
 from flashsmith.check.tolerance import Distance, distance, expectation_of, place_text
 from flashsmith.kernels.kernel import KernelConfig
+from flashsmith.kernels.launch import SCRATCH
+from flashsmith.kernels.plans import plan, scratch_bytes
 from flashsmith.problem.signature import TensorRole, signature_of
 from flashsmith.runtime.device import Device
 from flashsmith.runtime.run import prepare, require_aligned
-from flashsmith.runtime.tensors import Place, poison_of, uploaded
+from flashsmith.runtime.tensors import Place, numbers_of, poison_of, uploaded
 
 Buffers = Mapping[str, NDArray[Any]]
 
@@ -49,11 +50,22 @@ def check_case(device: Device, config: KernelConfig, case: Case) -> Verdict:
     """
     places = places_of(case)
     before = fill_buffers(case, places, inputs_of(case))
+    scratch = _scratch_bytes(device, config, case)
+    if scratch:
+        places[SCRATCH] = scratch_place(scratch)
+        before[SCRATCH] = scratch_buffer(places[SCRATCH])
     try:
         after = run_case(device, config, case, places, before)
     except (EmulationError, LaunchError) as error:
         return Verdict(case.name, ok=False, worst=np.inf, reason=str(error), fault=True)
     return judge(case, places, before, after)
+
+
+def _scratch_bytes(device: Device, config: KernelConfig, case: Case) -> int:
+    """Memory that the launches of a case ask for; none where there is nothing to launch."""
+    if case.problem.is_empty or config.refusal() is not None:
+        return 0
+    return scratch_bytes(plan(config, case.problem, sm_count=device.sm_count))
 
 
 def judge(case: Case, places: Mapping[str, Place], before: Buffers, after: Buffers) -> Verdict:
@@ -64,8 +76,7 @@ def judge(case: Case, places: Mapping[str, Place], before: Buffers, after: Buffe
     expected = expectation_of(case)
     distances = []
     for role, bits in _outputs(case, places, after):
-        is_float32 = role.is_statistics
-        numbers = bits.view(np.float32) if is_float32 else from_bits(bits, case.problem.dtype)
+        numbers = numbers_of(role, bits, case.problem)
         distances.append(distance(role.name, expected[role.name], numbers))
     return _verdict(case, distances)
 
@@ -96,10 +107,11 @@ def _damage(
 ) -> tuple[str, str] | None:
     """What was written and must not be, or the reverse, with its place; None if nothing."""
     for name, buffer in before.items():
-        own = np.zeros(buffer.shape, np.bool_)  # the elements the kernel must write
-        for role in signature_of(case.problem).outputs(case.problem):
-            if places[role.name].buffer == name:
-                places[role.name].view(own)[...] = True
+        own = np.zeros(buffer.shape, np.bool_)  # the elements the kernels may write
+        written = [role.name for role in signature_of(case.problem).outputs(case.problem)]
+        for output in (*written, SCRATCH):
+            if output in places and places[output].buffer == name:
+                places[output].view(own)[...] = True
         outside = np.flatnonzero((after[name] != buffer) & ~own)
         if outside.size:
             what = "elements outside the output" if own.any() else "elements of an input"

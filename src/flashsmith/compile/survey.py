@@ -63,8 +63,9 @@ def survey(
     progress: Callable[[int, int], None] | None = None,
     cache: KernelCache | None = None,
 ) -> list[SurveyRow]:
-    """Compiles every configuration for every architecture that it fits."""
-    pairs = [(config, arch) for arch in arches for config in configs]
+    """Compiles the kernels of every configuration for every architecture that they fit."""
+    kernels = dict.fromkeys(kernel for config in configs for kernel in config.kernels())
+    pairs = [(kernel, arch) for arch in arches for kernel in kernels]
     reasons = {pair: why_not(*pair) for pair in pairs}
     fitting = [pair for pair in pairs if not reasons[pair]]
     jobs = [CompileJob(config, needs, arch.name, options) for config, arch in fitting]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from flashsmith.base.errors import Unsupported
 from flashsmith.kernels.kernel import KernelConfig
 from flashsmith.problem.needs import Needs
 
@@ -22,6 +23,11 @@ class UnitOptions:
 
 def unit_source(config: KernelConfig, needs: Needs) -> str:
     """The text NVRTC compiles for `config` computing `needs`; its entry is the kernel's name."""
+    if not config.CPP_ENTRY:
+        parts = ", ".join(f'"{part.short_form()}"' for part in config.kernels())
+        raise Unsupported(
+            f"{config.short_form()}: this is a plan of several kernels; name one of them: {parts}."
+        )
     return (
         f"// {config.short_form()} | {needs.identifier()}\n"
         f"{structs(type(config))}\n"

@@ -3,10 +3,24 @@
 from __future__ import annotations
 
 from flashsmith.kernels.kernel import KernelConfig
+from flashsmith.kernels.sm80_backward.config import Sm80BackwardConfig
+from flashsmith.kernels.sm80_backward.parts import (
+    Sm80DeltaConfig,
+    Sm80KeyGradientsConfig,
+    Sm80QueryGradientsConfig,
+)
 from flashsmith.kernels.sm80_forward.config import FlashForwardKernelConfig
 from flashsmith.kernels.sm90_forward.config import Sm90ForwardConfig
 
+# What computes an operation: a configuration of one of these makes a plan.
 CATALOGUE: tuple[type[KernelConfig], ...] = (
     FlashForwardKernelConfig,
     Sm90ForwardConfig,
+    Sm80BackwardConfig,
+)
+# Single launches of such plans: compiled and profiled under names of their own.
+PARTS: tuple[type[KernelConfig], ...] = (
+    Sm80DeltaConfig,
+    Sm80KeyGradientsConfig,
+    Sm80QueryGradientsConfig,
 )

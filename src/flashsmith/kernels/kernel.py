@@ -25,9 +25,10 @@ class KernelConfig(Knobs):
     __slots__ = ()
     HEADER: ClassVar[str]  # what the generated unit includes
     PRELUDE: ClassVar[tuple[str, ...]]  # headers that the generated structs need
-    CPP_ENTRY: ClassVar[str]  # the device function that is the kernel's body
+    CPP_ENTRY: ClassVar[str]  # the device function that is the kernel's body; empty: several are
     ARGUMENTS: ClassVar[type[Arguments]]  # of the kernel's one parameter
     HOST_HEADER: ClassVar[str] = ""  # of cuda/host: how a C program starts it; empty: it cannot
+    OPERATION: ClassVar[str] = "forward"  # of problem/signature.py: what its plans compute
     BUILD_RULES: ClassVar[tuple[Rule, ...]]  # what no compiler could build
     AUTOTUNE_RULES: ClassVar[tuple[Rule, ...]]  # what is not worth measuring
 
@@ -76,6 +77,10 @@ class KernelConfig(Knobs):
     @abstractmethod
     def plan(self, problem: AttentionProblem, sm_count: int) -> Plan:
         """The launches of this configuration on a problem that it computes."""
+
+    def kernels(self) -> tuple[KernelConfig, ...]:
+        """What is compiled for the launches of a plan, a configuration each: mostly itself."""
+        return (self,)
 
     def kernel_name(self, needs: Needs) -> str:
         """The `extern "C"` name of the kernel: profilers show which configuration ran."""

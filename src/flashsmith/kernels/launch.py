@@ -12,6 +12,7 @@ from flashsmith.problem.attention import AttentionProblem
 from flashsmith.problem.needs import Needs
 
 WORKSPACE = "workspace"  # beside the tensors of the signature: memory that the device keeps
+SCRATCH = "scratch"  # the same: memory of a call, from its caller or else from the device
 Call = Mapping[str, TensorArg]  # where the tensors of a call lie, by the names of its signature
 
 
@@ -35,6 +36,9 @@ class Launch:
     geometry: LaunchGeometry
     # Device memory of the launch, or 0; counters at its start are found zero and left so.
     workspace_bytes: int = 0
+    # Memory in which the launches of a plan hand results to each other, or 0; what it holds before
+    # and after a call means nothing. Launches of one plan say the same.
+    scratch_bytes: int = 0
     # What of this launch decides, beside the configuration, in which order sums are taken.
     sum_order: str = ""
     # Whether tiles are split so that no block waits for the others' last wave.

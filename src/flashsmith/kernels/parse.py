@@ -7,7 +7,7 @@ from functools import lru_cache
 
 from flashsmith.base.errors import ConfigError
 from flashsmith.base.plain_text import shortened
-from flashsmith.kernels.catalogue import CATALOGUE
+from flashsmith.kernels.catalogue import CATALOGUE, PARTS
 from flashsmith.kernels.kernel import KernelConfig
 from flashsmith.kernels.short_form import (
     form_text,
@@ -32,11 +32,11 @@ def parse_config(text: str) -> KernelConfig:
     """
     require_short(text)
     for name in [text.strip(), *_KERNEL_NAME.findall(text)]:
-        for family in CATALOGUE:
+        for family in (*CATALOGUE, *PARTS):
             config = parse_identifier(name, family)
             if config is not None:
                 return config
-    for family in CATALOGUE:
+    for family in (*CATALOGUE, *PARTS):
         config = search_cpp_struct(text, family) or search_short_form(text, family)
         if config is not None:
             return config
@@ -74,5 +74,6 @@ def _nearest_family(text: str) -> type[KernelConfig]:
             f"{text.strip()!r} names no configuration; one is written {forms}; "
             f"`flashsmith configs` shows some."
         )
-    prefixed = [f for f in CATALOGUE if f.PREFIX and text.strip().startswith(f.PREFIX.strip())]
+    every = (*CATALOGUE, *PARTS)
+    prefixed = [f for f in every if f.PREFIX and text.strip().startswith(f.PREFIX.strip())]
     return prefixed[0] if prefixed else CATALOGUE[0]

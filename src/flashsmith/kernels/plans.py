@@ -23,6 +23,19 @@ def needs_of(config: KernelConfig, problem: AttentionProblem) -> Needs:
     return plan(config, problem, sm_count=_ANY_SM_COUNT)[0].needs
 
 
+def kernels_of(
+    config: KernelConfig, problem: AttentionProblem
+) -> tuple[tuple[KernelConfig, Needs], ...]:
+    """What is compiled for the launches of a plan, in their order; raises as `plan`."""
+    launches = plan(config, problem, sm_count=_ANY_SM_COUNT)
+    return tuple((launch.config, launch.needs) for launch in launches)
+
+
+def scratch_bytes(launches: Plan) -> int:
+    """Memory that a call brings along for the launches of its plan to hand results over in."""
+    return max((launch.scratch_bytes for launch in launches), default=0)
+
+
 def sum_order(launches: Plan) -> str:
     """What of a plan decides, beside the configuration, in which order sums are taken."""
     return " ".join(launch.sum_order for launch in launches if launch.sum_order)
@@ -35,6 +48,12 @@ def ends_together(launches: Plan) -> bool:
 
 def require_computable(config: KernelConfig, problem: AttentionProblem) -> None:
     """Raises unless a kernel of `config` can compute `problem`, whichever it is."""
+    if problem.operation != config.OPERATION:
+        raise ArgumentError(
+            f"{config.short_form()}: the problem is a {problem.operation} pass; these kernels "
+            f"compute the {config.OPERATION} pass; give a configuration of {problem.operation} "
+            f"kernels."
+        )
     if problem.dtype is not config.dtype:
         raise ArgumentError(
             f"{config.short_form()}: the problem is {problem.dtype.name}; give tensors of "

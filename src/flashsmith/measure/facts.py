@@ -69,6 +69,7 @@ def small_problem(config: KernelConfig, *, causal: bool = False) -> AttentionPro
         d_head=config.d_head,
         dtype=config.dtype,
         causal=causal,
+        operation=config.OPERATION,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,12 +60,20 @@ def contender_of(
     return Contender(config.short_form(), lambda stream: prepared(call, stream))
 
 
-def random_inputs(problem: AttentionProblem, seed: int = 0) -> dict[str, NDArray[np.uint16]]:
-    """Normal inputs: how much power a tensor core draws depends on what it multiplies."""
+def random_inputs(problem: AttentionProblem, seed: int = 0) -> dict[str, NDArray[Any]]:
+    """Normal inputs: how much power a tensor core draws depends on what it multiplies.
+
+    A log-sum-exp is about that of normal Q and K: weights then have the size that they have.
+    """
     random = np.random.default_rng(seed)
-    inputs = {}
+    inputs: dict[str, NDArray[Any]] = {}
     for role in signature_of(problem).inputs(problem):
         shape = role.shape(problem)
+        if role.is_statistics:
+            seen = np.maximum(problem.mask.visible_counts(), 1).astype(np.float32)
+            numbers = np.broadcast_to(np.log(seen) + np.float32(0.5), shape)
+            inputs[role.name] = np.ascontiguousarray(numbers).view(np.uint32)
+            continue
         numbers = random.standard_normal(min(math.prod(shape), _BLOCK), np.float32)
         inputs[role.name] = np.resize(to_bits(numbers, problem.dtype), shape)
     return inputs

@@ -10,6 +10,10 @@ from flashsmith.base.errors import ArgumentError
 from flashsmith.base.fields import fact, facts_of
 from flashsmith.problem.mask import Mask
 
+OPERATIONS = {
+    "forward": "(O, and LSE where it is asked for, from Q, K and V)",
+    "backward": "(dQ, dK and dV from Q, K, V, O, LSE and dO)",
+}
 LAYOUTS = {
     "bshd": "(batch, sequence, heads, d_head)",
     "bhsd": "(batch, heads, sequence, d_head)",
@@ -18,7 +22,7 @@ LAYOUTS = {
 
 @dataclass(frozen=True, slots=True, order=True)
 class AttentionProblem:
-    """Shapes, mask and scores of O = softmax(scale · Q Kᵀ + mask) V.
+    """Shapes, mask and scores of O = softmax(scale · Q Kᵀ + mask) V, or of its gradients.
 
     A fact is declared here and nowhere else: its text, its check, its bit in the kernel, the
     arguments of the API, of the torch operators and of the command line, and its row in the docs
@@ -71,6 +75,13 @@ class AttentionProblem:
         option="--lse",
         compiled=True,
     )
+    operation: str = fact(
+        str,
+        "what is computed; a configuration says it by what its kernels are",
+        choices=OPERATIONS,
+        absent="forward",
+    )
+    dlse: bool = fact(bool, "backward: a gradient of the log-sum-exp is given too", absent=False)
 
     def __post_init__(self) -> None:
         for name, what in FACTS.items():
@@ -82,6 +93,26 @@ class AttentionProblem:
                 f"heads is {self.heads} and kv_heads is {self.kv_heads}; the query heads must be a "
                 f"multiple of the key heads."
             )
+        if self.operation == "backward" and self.lse:
+            raise ArgumentError(
+                "lse is True and operation is 'backward', which takes the log-sum-exp and does not "
+                "write it; leave lse out."
+            )
+        if self.operation != "backward" and self.dlse:
+            raise ArgumentError(
+                f"dlse is True and operation is {self.operation!r}; gradients belong to a backward "
+                f"pass; leave dlse out."
+            )
+
+    def __repr__(self) -> str:
+        """Every fact by name; those of the backward pass where they hold.
+
+        Inputs of cases are drawn by this text: those of the forward pass stay as they were.
+        """
+        hidden = [n for n in ("operation", "dlse") if getattr(self, n) == FACTS[n].absent]
+        shown = [name for name in FACTS if name not in hidden]
+        values = (f"{name}={getattr(self, name)!r}" for name in shown)
+        return f"{type(self).__name__}({', '.join(values)})"
 
     @property
     def softmax_scale(self) -> float:

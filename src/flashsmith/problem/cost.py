@@ -1,10 +1,11 @@
 """What a problem costs, in one convention: operations of the products, bytes that must move.
 
-Forward FLOPs are 4 · batch · heads · area · d_head, where area is the part of the score matrix that
-the mask leaves: q_len · k_len without a mask, half of that for causal self-attention, in general
-the area under the diagonal as a line (single elements on the diagonal count half). Exponentials,
-maxima and sums are not counted. Bytes are the least traffic with DRAM: Q, K and V read once, O (and
-LSE, 4 bytes a row) written once.
+FLOPs are 2 · products · batch · heads · area · d_head: two products forward, five backward (what is
+computed again counts once). Area is the part of the score matrix that the mask leaves:
+q_len · k_len without a mask, half of that for causal self-attention, in general the area under the
+diagonal as a line (single elements on the diagonal count half). Exponentials, maxima and sums are
+not counted. Bytes are the least traffic with DRAM: every input read once, every output written once
+(LSE: 4 bytes a row).
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def cost_of(problem: AttentionProblem) -> Cost:
     """The cost of one call."""
     p, signature = problem, signature_of(problem)
     return Cost(
-        flops=4.0 * p.batch * p.heads * p.mask.area * p.d_head,
+        flops=2.0 * signature.products * p.batch * p.heads * p.mask.area * p.d_head,
         read_bytes=sum(_bytes(tensor, p) for tensor in signature.inputs(p)),
         written_bytes=sum(_bytes(tensor, p) for tensor in signature.outputs(p)),
     )

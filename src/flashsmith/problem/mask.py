@@ -70,6 +70,13 @@ class Mask:
         """How many (row, key) pairs the mask leaves."""
         return sum(max(self._end(i) - self._first(i), 0) for i in range(self.q_len))
 
+    def visible_counts(self) -> NDArray[np.int64]:
+        """How many keys each row sees, of shape (q_len,)."""
+        import numpy as np
+
+        counts = (max(self._end(i) - self._first(i), 0) for i in range(self.q_len))
+        return np.fromiter(counts, np.int64, self.q_len)
+
     def visible(self) -> NDArray[np.bool_]:
         """Which keys each row sees, of shape (q_len, k_len)."""
         import numpy as np

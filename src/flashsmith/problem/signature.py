@@ -18,6 +18,7 @@ class TensorRole:
     rows: str  # q_len or k_len
     is_output: bool = False
     is_statistics: bool = False
+    asked_by: str = ""  # the fact that makes it part of a call; empty: it always is
 
     def shape(self, problem: AttentionProblem) -> tuple[int, ...]:
         """The shape in the problem's layout; a number a row is (batch, heads, rows) in each."""
@@ -45,11 +46,12 @@ class Signature:
     """The tensors of an operation, inputs before outputs."""
 
     operation: str
+    products: int  # of matrices as large as Q Kᵀ that the operation is made of
     tensors: tuple[TensorRole, ...]
 
     def of(self, problem: AttentionProblem) -> tuple[TensorRole, ...]:
-        """The tensors of a call: an output that the problem does not ask for is not one."""
-        return tuple(t for t in self.tensors if t.name != "lse" or problem.lse)
+        """The tensors of a call: one that the problem does not ask for is not among them."""
+        return tuple(t for t in self.tensors if not t.asked_by or getattr(problem, t.asked_by))
 
     def inputs(self, problem: AttentionProblem) -> tuple[TensorRole, ...]:
         """What a call is given."""
@@ -62,17 +64,34 @@ class Signature:
 
 FORWARD = Signature(
     "forward",
+    2,  # Q Kᵀ, P V
     (
         TensorRole("q", "heads", "q_len"),
         TensorRole("k", "kv_heads", "k_len"),
         TensorRole("v", "kv_heads", "k_len"),
         TensorRole("o", "heads", "q_len", is_output=True),
-        TensorRole("lse", "heads", "q_len", is_output=True, is_statistics=True),
+        TensorRole("lse", "heads", "q_len", is_output=True, is_statistics=True, asked_by="lse"),
     ),
 )
+BACKWARD = Signature(
+    "backward",
+    5,  # Q Kᵀ, dO Vᵀ, dS K, dSᵀ Q, Pᵀ dO
+    (
+        TensorRole("q", "heads", "q_len"),
+        TensorRole("k", "kv_heads", "k_len"),
+        TensorRole("v", "kv_heads", "k_len"),
+        TensorRole("o", "heads", "q_len"),
+        TensorRole("lse", "heads", "q_len", is_statistics=True),
+        TensorRole("do", "heads", "q_len"),
+        TensorRole("dlse", "heads", "q_len", is_statistics=True, asked_by="dlse"),
+        TensorRole("dq", "heads", "q_len", is_output=True),
+        TensorRole("dk", "kv_heads", "k_len", is_output=True),
+        TensorRole("dv", "kv_heads", "k_len", is_output=True),
+    ),
+)
+SIGNATURES = {signature.operation: signature for signature in (FORWARD, BACKWARD)}
 
 
 def signature_of(problem: AttentionProblem) -> Signature:
     """The signature of the operation that a problem is of."""
-    del problem  # there is one operation
-    return FORWARD
+    return SIGNATURES[problem.operation]

@@ -13,8 +13,8 @@ from flashsmith.problem.attention import FACTS, AttentionProblem
 Flat = dict[str, Any]  # Any: JSON
 
 _ABSENT = {name: what.absent for name, what in FACTS.items() if what.is_optional}
-# In the text of the mask, or without a say in what is computed and how long it takes.
-_NOT_NAMED = ("causal", "diagonal", "scale", "layout", "lse")
+# In the text elsewhere, or without a say in what is computed and how long it takes.
+_NOT_NAMED = ("causal", "diagonal", "scale", "layout", "lse", "operation", "dlse")
 _NEEDED = [name for name in FACTS if name not in _ABSENT]
 
 
@@ -71,8 +71,10 @@ def problem_text(problem: AttentionProblem) -> str:
     p = problem
     heads = f"{p.heads}" if p.heads == p.kv_heads else f"{p.heads}:{p.kv_heads}"
     lengths = f"{p.q_len}" if p.q_len == p.k_len else f"{p.q_len} x {p.k_len}"
+    operation = [] if p.operation == _ABSENT["operation"] else [p.operation]
     return ", ".join(
         [
+            *operation,
             f"batch {p.batch}",
             f"heads {heads}",
             f"length {lengths}",

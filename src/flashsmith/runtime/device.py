@@ -81,6 +81,9 @@ class Device(Protocol):
         zero behind them.
         """
 
+    def scratch(self, n_bytes: int, stream: int = 0) -> int:
+        """Memory for the launches of one call on `stream`; it holds anything, before and after."""
+
     def tensor_map(self, spec: TensorMapSpec) -> bytes:
         """The 128 bytes that a kernel takes as a tensor map on this device."""
 

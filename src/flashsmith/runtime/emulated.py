@@ -53,6 +53,7 @@ class EmulatedDevice:
         self._last_report: LaunchReport | None = None
         self._programs: dict[tuple[str, str], Program] = {}
         self._workspace = (0, 0)  # address, bytes
+        self._scratch = (0, 0)
         self._kernels: dict[Hashable, CompiledKernel] = {}
         # Threads may share the device as they may share a GPU: one operation at a time.
         self._lock = threading.RLock()
@@ -149,6 +150,16 @@ class EmulatedDevice:
                 self.upload(address, np.zeros(n_bytes, np.uint8))
                 self._workspace = (address, n_bytes)
             return address
+
+    def scratch(self, n_bytes: int, stream: int = 0) -> int:
+        """Memory for the launches of one call; it holds anything, before and after."""
+        with self._lock:
+            address, size = self._scratch
+            if size < n_bytes:
+                if size:
+                    self.memory.free(address)
+                self._scratch = (self.allocate(n_bytes), n_bytes)
+            return self._scratch[0]
 
     def tensor_map(self, spec: TensorMapSpec) -> bytes:
         """The 128 bytes that an emulated kernel takes as a tensor map."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,8 +16,8 @@ from flashsmith.compile.artefact import CompiledKernel
 from flashsmith.compile.compiler import compile_kernel
 from flashsmith.kernels.arguments import TensorArg
 from flashsmith.kernels.kernel import KernelConfig
-from flashsmith.kernels.launch import WORKSPACE, Call, Launch
-from flashsmith.kernels.plans import plan
+from flashsmith.kernels.launch import SCRATCH, WORKSPACE, Call, Launch
+from flashsmith.kernels.plans import plan, scratch_bytes
 from flashsmith.problem.attention import AttentionProblem
 from flashsmith.problem.needs import Needs
 from flashsmith.problem.signature import signature_of
@@ -51,6 +52,7 @@ class Prepared:
     problem: AttentionProblem
     steps: tuple[Step, ...]
     workspace_bytes: int
+    scratch_bytes: int = 0  # that a call brings along as `SCRATCH`; the device's, where it does not
     _params: dict[tuple[Hashable, int], Params] = field(
         default_factory=dict, compare=False, repr=False
     )
@@ -64,6 +66,9 @@ class Prepared:
         if not self.steps:
             fill_empty(self.device, self.problem, call, stream)
             return
+        if self.scratch_bytes and SCRATCH not in call:
+            kept = TensorArg(self.device.scratch(self.scratch_bytes, stream))
+            call = {**call, SCRATCH: kept}
         # Strides count: the same memory may be looked at in another way.
         if not self.start_again(tuple(call.values()), stream):
             self.start_first(tuple(call.values()), call, stream)
@@ -110,18 +115,36 @@ def prepare(
         return Prepared(device, problem, (), 0)
     arch = get_arch(device.arch)
     config.require_buildable(arch)
-    steps = []
-    for launch in plan(config, problem, sm_count=device.sm_count):
-        # A new shape mostly runs a kernel that another shape has loaded: no look at the disk then.
-        key = (launch.config, launch.needs, compile_with)
-        kernel: CompiledKernel | None = device.kernels.get(key)
-        if kernel is None:
-            kernel = compile_with(launch.config, launch.needs, device.arch)
-            require_fits(config.short_form(), kernel, launch.geometry, arch)
-            device.kernels[key] = kernel
-        steps.append(Step(launch, kernel, device.prepare(kernel, launch.geometry)))
+    launches = plan(config, problem, sm_count=device.sm_count)
+    # A new shape mostly runs kernels that another shape has loaded: no look at the disk then.
+    keys = [(launch.config, launch.needs, compile_with) for launch in launches]
+    new = [n for n, key in enumerate(keys) if key not in device.kernels]
+    made = _side_by_side([launches[n] for n in new], device.arch, compile_with)
+    for n, kernel in zip(new, made, strict=True):
+        require_fits(launches[n].config.short_form(), kernel, launches[n].geometry, arch)
+        device.kernels[keys[n]] = kernel
+    kernels = [device.kernels[key] for key in keys]
+    steps = [
+        Step(launch, kernel, device.prepare(kernel, launch.geometry))
+        for launch, kernel in zip(launches, kernels, strict=True)
+    ]
     workspace_bytes = max((step.launch.workspace_bytes for step in steps), default=0)
-    return Prepared(device, problem, tuple(steps), workspace_bytes)
+    scratch = scratch_bytes(tuple(step.launch for step in steps))
+    return Prepared(device, problem, tuple(steps), workspace_bytes, scratch)
+
+
+def _side_by_side(
+    launches: Sequence[Launch], arch: str, compile_with: Compile
+) -> list[CompiledKernel]:
+    """The kernels of launches; several at once, because NVRTC takes a second or two for each."""
+
+    def one(launch: Launch) -> CompiledKernel:
+        return compile_with(launch.config, launch.needs, arch)
+
+    if len(launches) < 2:
+        return [one(launch) for launch in launches]
+    with ThreadPoolExecutor(len(launches)) as pool:
+        return list(pool.map(one, launches))
 
 
 def run_arrays(
@@ -163,20 +186,22 @@ def require_aligned(problem: AttentionProblem, call: Call) -> None:
 
 
 def fill_empty(device: Device, problem: AttentionProblem, call: Call, stream: int) -> None:
-    """Writes what no kernel is needed for: with no key, O is 0 and the LSE is -inf."""
-    words = problem.d_head * problem.dtype.bytes // 4
-    o = call["o"]
-    for batch in range(problem.batch):
-        for head in range(problem.heads):
-            offset = batch * o.batch_stride + head * o.head_stride
-            device.fill(
-                o.address + offset * problem.dtype.bytes,
-                0,
-                words,
-                rows=problem.q_len,
-                pitch_bytes=o.seq_stride * problem.dtype.bytes,
-                stream=stream,
-            )
-    if problem.lse:
-        rows = math.prod((problem.batch, problem.heads, problem.q_len))
-        device.fill(call["lse"].address, MINUS_INFINITY, rows, stream=stream)
+    """Writes what no kernel is needed for: with no key or no query, outputs are 0, an LSE -inf."""
+    for role in signature_of(problem).outputs(problem):
+        shape, at = role.rows_first(problem), call[role.name]
+        if role.is_statistics:
+            device.fill(at.address, MINUS_INFINITY, math.prod(shape), stream=stream)
+            continue
+        n_bytes = role.element_bytes(problem)
+        batches, rows, heads, d_head = shape
+        for batch in range(batches):
+            for head in range(heads):
+                offset = batch * at.batch_stride + head * at.head_stride
+                device.fill(
+                    at.address + offset * n_bytes,
+                    0,
+                    d_head * n_bytes // 4,
+                    rows=rows,
+                    pitch_bytes=at.seq_stride * n_bytes,
+                    stream=stream,
+                )

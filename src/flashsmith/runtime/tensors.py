@@ -11,7 +11,7 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
-from flashsmith.base.dtypes import DType
+from flashsmith.base.dtypes import DType, from_bits
 from flashsmith.kernels.arguments import TensorArg
 from flashsmith.kernels.launch import Call
 from flashsmith.problem.attention import AttentionProblem
@@ -31,6 +31,15 @@ def poison_of(role: TensorRole, problem: AttentionProblem) -> int:
 def bits_type(role: TensorRole) -> type[np.unsignedinteger[Any]]:
     """The unsigned integers that hold a tensor's bits."""
     return np.uint32 if role.is_statistics else np.uint16
+
+
+def numbers_of(
+    role: TensorRole, bits: NDArray[Any], problem: AttentionProblem
+) -> NDArray[np.float32]:
+    """The numbers that a tensor's bits stand for."""
+    if role.is_statistics:
+        return np.ascontiguousarray(bits).view(np.float32)
+    return from_bits(bits, problem.dtype)
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,12 @@ def given_of(options: CallOptions) -> Given:
     return (*facts[:LSE], *facts[LSE + 1 :], text, options.backend or "")
 
 
+def without_config(given: Given) -> Given:
+    """The same without the configuration: it names kernels of the other pass."""
+    place = len(_NAMES)
+    return (*given[:place], "", *given[place + 1 :]) if len(given) > place else given
+
+
 def options_of(given: Given, *, lse: bool) -> CallOptions:
     """The options that an operator was given; torch leaves trailing defaults away."""
     defaults = (*(FACTS[name].absent for name in _NAMES), "", "")

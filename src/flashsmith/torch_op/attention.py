@@ -10,9 +10,15 @@ from flashsmith.api.options import LSE, CallOptions
 from flashsmith.api.problems import problem_of
 from flashsmith.torch_op import operator
 from flashsmith.torch_op.arguments import given_of
+from flashsmith.torch_op.autograd import (
+    Attention,
+    is_transformed,
+    refuse_tangents,
+    wants_gradient,
+)
 from flashsmith.torch_op.cpu_kernel import TORCH_RUNS
 from flashsmith.torch_op.fake_kernel import empty_lse
-from flashsmith.torch_op.tensor_view import require_tensors, tensor_view
+from flashsmith.torch_op.tensor_view import refuse_out, require_tensors, tensor_view
 from flashsmith.tuner.choose.choice import Choice
 
 
@@ -22,9 +28,15 @@ def attend(
     """Output, log-sum-exp (or None), and the choice if it is to be explained."""
     q, k, v = arrays
     require_tensors(q, k, v, out)
+    refuse_tangents(q, k, v)
     given, wants_lse = given_of(options), options.facts[LSE]
     lse = None
-    if out is not None:
+    if wants_gradient(q, k, v):  # which needs the log-sum-exp
+        if out is not None:
+            refuse_out(q, k, v)
+        kept = Attention.apply if is_transformed() else operator.forward_lse
+        out, lse = kept(q, k, v, *given)
+    elif out is not None:
         lse = empty_lse(q, options.fact("layout")) if wants_lse else None
         operator.forward_out(q, k, v, out, lse, *given)
     elif wants_lse:

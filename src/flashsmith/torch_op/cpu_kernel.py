@@ -67,6 +67,17 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, options: CallOptions) -> tuple[Tens
     problem = problem_of(views, options)
     if options.backend == "emulator":
         return _emulate(q, k, v, problem, options)
+    require_cpu_options(problem, options)
+    say_once(
+        "torch on the CPU",
+        "flashsmith was given torch tensors on the CPU and calls torch's own attention; "
+        "backend='emulator' runs flashsmith's kernels.",
+    )
+    return _torch_attention(q, k, v, problem)
+
+
+def require_cpu_options(problem: AttentionProblem, options: CallOptions) -> None:
+    """Raises for options that have no meaning where torch's own operators compute."""
     if options.backend == "cuda":
         raise ArgumentError(
             "backend is 'cuda' and q is on the CPU; move q, k and v to the GPU with .cuda()."
@@ -81,12 +92,6 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, options: CallOptions) -> tuple[Tens
             f"{name} is given and q is on the CPU, where torch's own attention runs, which cannot "
             f"compute it; pass backend='emulator' or move q, k and v to a GPU."
         )
-    say_once(
-        "torch on the CPU",
-        "flashsmith was given torch tensors on the CPU and calls torch's own attention; "
-        "backend='emulator' runs flashsmith's kernels.",
-    )
-    return _torch_attention(q, k, v, problem)
 
 
 def _emulate(
@@ -104,7 +109,7 @@ def _torch_attention(
     q: Tensor, k: Tensor, v: Tensor, problem: AttentionProblem
 ) -> tuple[Tensor, Tensor | None]:
     heads_first = [t if problem.layout == "bhsd" else t.transpose(1, 2) for t in (q, k, v)]
-    visible = _visible(problem)
+    visible = visible_keys(problem)
     hq, hk, hv = heads_first
     if problem.k_len == 0:
         out = torch.zeros_like(hq)
@@ -131,7 +136,8 @@ def _like_real(out: Tensor, q: Tensor) -> Tensor:
     return empty_output(q).copy_(out)
 
 
-def _visible(problem: AttentionProblem) -> Tensor | None:
+def visible_keys(problem: AttentionProblem) -> Tensor | None:
+    """Which keys each row sees, or None where all do."""
     return torch.from_numpy(problem.mask.visible()) if problem.mask.hides else None
 
 

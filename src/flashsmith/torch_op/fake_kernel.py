@@ -43,6 +43,21 @@ def forward_out(
     _check(q, k, v, given)
 
 
+def backward(
+    do: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    o: Tensor,
+    lse: Tensor,
+    dlse: Tensor | None = None,
+    *given: Any,  # Any: as above
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients like q, k and v."""
+    _check(q, k, v, given)
+    return empty_output(q), empty_output(k), empty_output(v)
+
+
 def empty_output(q: Tensor) -> Tensor:
     """The output: its dimensions lie in memory in the order of q's, the last one contiguous."""
     out = torch.empty_like(q)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
@@ -11,18 +13,17 @@ from flashsmith.base.errors import ArgumentError, ArgumentTypeError, Unsupported
 
 
 def require_tensors(q: Array, k: Array, v: Array, out: Array) -> None:
-    """Raises unless every argument is a dense tensor that needs no gradient."""
+    """Raises unless every argument is a dense tensor."""
     if not (_is_dense(q) and _is_dense(k) and _is_dense(v) and (out is None or _is_dense(out))):
-        _refuse_others({"q": q, "k": k, "v": v} | ({} if out is None else {"out": out}))
-    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
-        refuse_gradients({"q": q, "k": k, "v": v})
+        require_dense({"q": q, "k": k, "v": v} | ({} if out is None else {"out": out}))
 
 
 def _is_dense(array: object) -> bool:
     return isinstance(array, torch.Tensor) and array.layout is torch.strided and not array.is_nested
 
 
-def _refuse_others(arrays: dict[str, Array]) -> None:
+def require_dense(arrays: Mapping[str, Array]) -> None:
+    """Raises unless all are dense tensors."""
     for name, array in arrays.items():
         if not isinstance(array, torch.Tensor):
             raise ArgumentTypeError(
@@ -40,9 +41,18 @@ def refuse_gradients(arrays: dict[str, Tensor]) -> None:
     for name, tensor in arrays.items():
         if tensor.requires_grad:
             raise Unsupported(
-                f"{name} requires a gradient and flashsmith has no backward pass yet; call it "
-                f"under torch.no_grad(), or use torch's scaled_dot_product_attention to train."
+                f"{name} requires a gradient and this operator keeps no log-sum-exp for it; call "
+                f"flash_attention or torch.ops.flashsmith.forward_lse, or use torch.no_grad()."
             )
+
+
+def refuse_out(q: Tensor, k: Tensor, v: Tensor) -> None:
+    """Raises: autograd cannot follow a call that writes into memory of its caller's."""
+    name = next(n for n, tensor in (("q", q), ("k", k), ("v", v)) if tensor.requires_grad)
+    raise Unsupported(
+        f"out is given and {name} requires a gradient, which autograd cannot follow into it; leave "
+        f"out away, or call under torch.no_grad()."
+    )
 
 
 def tensor_view(name: str, tensor: Tensor) -> ArrayView:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib import import_module
 
 from flashsmith.api.arrays.library import Array, ArrayLibrary
@@ -27,7 +28,12 @@ def origin(array: object) -> str:
 
 def library_of(q: Array, k: Array, v: Array, out: Array = None) -> ArrayLibrary:
     """The library that all arrays of a call come from."""
-    arrays = {"q": q, "k": k, "v": v} | ({} if out is None else {"out": out})
+    return library_of_all({"q": q, "k": k, "v": v} | ({} if out is None else {"out": out}))
+
+
+def library_of_all(arrays: Mapping[str, Array]) -> ArrayLibrary:
+    """The same of arrays by the names of their arguments, of which one is q."""
+    q = arrays["q"]
     for name, array in arrays.items():
         if not origin(array):
             raise ArgumentTypeError(

@@ -52,6 +52,10 @@ class JaxArrays:
 
         return jax.device_put(bits.view(np.asarray(like).dtype), next(iter(like.devices())))
 
+    def float32(self, array: Array) -> NDArray[np.float32]:
+        """The numbers of a float32 array."""
+        return np.asarray(array, np.float32)
+
     def from_float32(self, values: NDArray[np.float32]) -> Array:
         """An array on the CPU."""
         import jax

@@ -31,6 +31,9 @@ class HostArrays(ArrayLibrary, Protocol):
     def from_bits(self, bits: NDArray[np.uint16], like: Array) -> Array:
         """An array of the library with the element type of `like`."""
 
+    def float32(self, array: Array) -> NDArray[np.float32]:
+        """The numbers of a float32 array, such as a log-sum-exp."""
+
     def from_float32(self, values: NDArray[np.float32]) -> Array:
         """The log-sum-exp as an array of the library."""
 

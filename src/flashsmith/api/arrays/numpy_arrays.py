@@ -49,6 +49,10 @@ class NumpyArrays:
         """An array with the element type of `like`."""
         return bits.view(like.dtype)
 
+    def float32(self, array: Array) -> NDArray[np.float32]:
+        """The numbers of a float32 array."""
+        return np.asarray(array, np.float32)
+
     def from_float32(self, values: NDArray[np.float32]) -> Array:
         """The values as they are."""
         return values

@@ -71,7 +71,7 @@ class Request:
             k_len=self.k_len,
             d_head=self.d_head or config.d_head,
             dtype=config.dtype,
-            facts=self.facts,
+            facts={**self.facts, "operation": config.OPERATION},
         )
         return Case("problem", problem)
 

@@ -29,7 +29,8 @@ def build_bundle(
 ) -> Built:
     """Compiles the registered kernels of every configuration that fits, and writes the bundle."""
     started = time.perf_counter()
-    pairs = [(c, a) for a in arches for c in dict.fromkeys(configs) if not why_not(c, a)]
+    every = dict.fromkeys(kernel for config in configs for kernel in config.kernels())
+    pairs = [(c, a) for a in arches for c in every if not why_not(c, a)]
     if not pairs:
         reasons = {why_not(config, arch) for arch in arches for config in configs}
         raise Unsupported(f"no configuration fits: {'; '.join(sorted(reasons))}")

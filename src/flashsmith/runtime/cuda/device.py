@@ -54,9 +54,9 @@ class CudaDevice:
         self._lock = threading.Lock()
         self._functions: dict[tuple[str, str], int] = {}
         self._smem_raised: dict[int, int] = {}
-        # Address and bytes of each stream's, which is a handle and, for some handles, a thread; of
-        # a stream that captures, also of each capture.
-        self._workspaces: dict[tuple[int, int, int], tuple[int, int]] = {}
+        # Address and bytes of each stream's workspace and scratch; a stream is a handle and, for
+        # some handles, a thread; of one that captures, also each capture.
+        self._workspaces: dict[tuple[str, int, int, int], tuple[int, int]] = {}
         self._kernels: dict[Hashable, CompiledKernel] = {}
 
     @property
@@ -173,9 +173,21 @@ class CudaDevice:
         one a capture, because the graph may run at the same time as anything else; it stays for as
         long as the process lives.
         """
+        return self._kept("workspace", n_bytes, stream)
+
+    def scratch(self, n_bytes: int, stream: int = 0) -> int:
+        """Memory for the launches of one call on `stream`; it holds anything, before and after.
+
+        It is kept as a workspace is, in powers of two: lengths that grow step by step take at most
+        as much again. Callers with an allocator of their own bring the memory themselves.
+        """
+        return self._kept("scratch", 1 << max(n_bytes - 1, 1).bit_length(), stream)
+
+    def _kept(self, what: str, n_bytes: int, stream: int) -> int:
         thread = threading.get_ident() if stream == _PER_THREAD else 0
         with self._lock:
-            key = stream, thread, self._capture_of(stream) if self.is_capturing(stream) else 0
+            capture = self._capture_of(stream) if self.is_capturing(stream) else 0
+            key = what, stream, thread, capture
             address, size = self._workspaces.get(key, (0, 0))
             if size < n_bytes:
                 address = self._zeroed(n_bytes)

@@ -100,7 +100,7 @@ def distance(a: AttentionProblem, b: AttentionProblem) -> float:
 
     Layout and scale do not count: they change neither the kernel nor its work.
     """
-    if a.d_head != b.d_head or not a.mask.is_like(b.mask):
+    if a.operation != b.operation or a.d_head != b.d_head or not a.mask.is_like(b.mask):
         return math.inf
     steps = _steps(a, b)
     if max(steps[:2]) > NEAR:

@@ -62,6 +62,24 @@ struct Mask {
         return (max(seen_before(sequence, row_end), 1) + kBlock - 1) / kBlock;
     }
 
+    // q tiles of kTile rows in which some row sees one of the keys first_key .. last_key: [first,
+    // first + count), of which the last `whole` need no mask.
+    template <int kTile, class Sequence>
+    static FS_DEVICE Span tiles_that_see(const Sequence& sequence, i32 first_key, i32 last_key) {
+        const i32 tiles = (sequence.q_len + kTile - 1) / kTile;
+        if constexpr (!kCausal) return {0, tiles, tiles};
+        const i32 sees_first = max(first_key - sequence.diagonal, 0);
+        const i32 sees_all = max(last_key - sequence.diagonal, 0);
+        const i32 first = min(sees_first / kTile, tiles);
+        return {first, tiles - first, tiles - min((sees_all + kTile - 1) / kTile, tiles)};
+    }
+
+    // The first query row that sees `key`.
+    template <class Sequence>
+    static FS_DEVICE i32 first_row_of(const Sequence& sequence, i32 key) {
+        return kCausal ? key - sequence.diagonal : 0;
+    }
+
     // Whether some row from row + kRows * part on does not see the last key before `key_end`.
     template <int kRows, class Sequence>
     static FS_DEVICE bool hides_before(const Sequence& sequence, i32 key_end, i32 row, int part) {
@@ -92,7 +110,20 @@ FS_DEVICE void hide_columns_of_row(float (&s)[kCount], int half, i32 limit) {
     }
 }
 
-// The same for both rows.
+// Removes columns before `limit` of one row: of a product whose columns are queries.
+template <int kCount>
+FS_DEVICE void hide_columns_before(float (&s)[kCount], int half, i32 limit) {
+    FS_UNROLL
+    for (int n = 0; n < kCount / 4; ++n) {
+        FS_UNROLL
+        for (int e = 0; e < 2; ++e) {
+            float& x = s[4 * n + 2 * half + e];
+            x = n * 8 + e < limit ? kNegativeInfinity : x;
+        }
+    }
+}
+
+// Removes columns from a limit on, of both rows.
 template <int kFrom, int kTo, int kCount>
 FS_DEVICE void hide_columns(float (&s)[kCount], i32 limit_low, i32 limit_high) {
     FS_UNROLL

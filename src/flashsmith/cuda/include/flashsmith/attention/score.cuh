@@ -19,6 +19,13 @@ struct Score {
         return kChanges ? kLog2E : args.scale_log2;
     }
 
+    // The slope of a score over its product: what gradients of products are multiplied with.
+    template <class Args>
+    static FS_DEVICE float slope(const Args& args) {
+        static_assert(!kChanges, "scores that change have a slope of their own each.");
+        return args.scale_log2 * kLn2;
+    }
+
     // From an element of Q Kᵀ to the score: one line a fact, as in problem/reference.py.
     template <class Args>
     static FS_DEVICE float of(const Args& args, float product) {

@@ -41,6 +41,26 @@ FS_DEVICE void st_global_f32_if(float* dst, float value, bool valid) {
                  : "memory");
 }
 
+FS_DEVICE float ld_global_f32(const float* src) {
+    float x;
+    asm volatile("ld.global.f32 %0, [%1];" : "=f"(x) : "l"(src) : "memory");
+    return x;
+}
+
+FS_DEVICE void ld_global_f32x2(float& first, float& second, const float* src) {
+    asm volatile("ld.global.v2.f32 {%0, %1}, [%2];"
+                 : "=f"(first), "=f"(second)
+                 : "l"(src)
+                 : "memory");
+}
+
+FS_DEVICE void st_global_f32x2(float* dst, float first, float second) {
+    asm volatile("st.global.v2.f32 [%0], {%1, %2};"
+                 :
+                 : "l"(dst), "f"(first), "f"(second)
+                 : "memory");
+}
+
 FS_DEVICE Chunk ld_shared_16b(SmemAddr src) {
     Chunk c;
     asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"

@@ -1,0 +1,52 @@
+"""flash_attention_backward: the gradients of attention, for whoever writes their own autograd."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flashsmith.api import gpu_call, host_call
+from flashsmith.api.arrays import library_of_all, origin
+from flashsmith.api.arrays.library import Array
+from flashsmith.api.options import checked_flag, checked_options
+from flashsmith.kernels.kernel import KernelConfig
+
+
+def flash_attention_backward(
+    do: Array,
+    q: Array,
+    k: Array,
+    v: Array,
+    o: Array,
+    lse: Array,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+    layout: str = "bshd",
+    dlse: Array = None,
+    config: KernelConfig | str | None = None,
+    backend: str | None = None,
+    explain: bool = False,
+    **facts: object,
+) -> Any:  # Any: a tuple of three arrays, and the choice
+    """(dq, dk, dv) of `flash_attention(q, k, v, ..., return_lse=True)`, whose results were o, lse.
+
+    `do` is the gradient of o, `dlse` that of lse where there is one. The other arguments are those
+    of the forward call; `config` is a configuration of backward kernels or its short form. With
+    fewer heads in k and v than in q, dk and dv are summed over the query heads of a group. The same
+    bits come out every time. With `explain`, a `Choice` is the last item.
+    """
+    options = checked_options(
+        causal=causal, scale=scale, layout=layout, config=config, backend=backend, **facts
+    )
+    checked_flag("explain", explain)
+    arrays = {"q": q, "k": k, "v": v, "o": o, "lse": lse, "do": do}
+    arrays |= {} if dlse is None else {"dlse": dlse}
+    if origin(q) == "torch":
+        from flashsmith.torch_op import gradients as torch_gradients
+
+        found, choice = torch_gradients.differentiate(arrays, options, explain)
+    else:
+        library = library_of_all(arrays)
+        where = host_call if library.view("q", q).device == "cpu" else gpu_call
+        found, choice = where.differentiate(library, arrays, options)
+    return (*found, choice) if explain else tuple(found)

@@ -1,0 +1,303 @@
+// dK and dV: a cta owns a kv block of one KV head and walks the q tiles of every head of its group.
+//
+//   owned, for the whole kernel:  K, V             walked, in one stage or two:  Q, dO, statistics
+//   Sᵀ = K Qᵀ,  dPᵀ = V dOᵀ       Pᵀ = 2^(c Sᵀ + shift),  dSᵀ = Pᵀ ∘ (dPᵀ - delta)
+//   dV += Pᵀ dO,  dK += dSᵀ Q     the sum over a group is that of one accumulator: no second pass
+//
+// Tiles are walked from the last to the first, head after head, whatever runs where: the order of
+// every sum is fixed, and the same bits come out every time.
+#pragma once
+
+#include "flashsmith/attention/mask.cuh"
+#include "flashsmith/attention/score.cuh"
+#include "flashsmith/attention/sequence.cuh"
+#include "flashsmith/ptx/special_register.cuh"
+#include "flashsmith/sm80/backward_products.cuh"
+#include "flashsmith/sm80/backward_tile.cuh"
+
+namespace flashsmith::sm80 {
+
+template <Sm80KeyGradientsConfig kConfig, Needs kNeedsArg>
+struct KeysKernel {
+    static constexpr Needs kNeeds = kNeedsArg;
+    static constexpr DType kDType = kConfig.dtype;
+    static constexpr int kThreads = kConfig.threads();
+    static constexpr int kBr = kConfig.B_r;
+    static constexpr int kBc = kConfig.B_c;
+    static constexpr int kWarpRows = kConfig.rows_per_warp();
+    static constexpr int kRowTiles = kWarpRows / kMatrixSpan;
+    static constexpr int kStep = kConfig.step_rows();
+    static constexpr int kDSpans = kConfig.d_head / kMatrixSpan;
+    static constexpr bool kDK = kConfig.gradients != KeyGradients::kDV;
+    static constexpr bool kDV = kConfig.gradients != KeyGradients::kDK;
+    static constexpr int kStages = kConfig.stages();
+
+    using Mask = flashsmith::Mask<kNeeds.causal, kNeeds.ragged_k>;
+    using Score = flashsmith::Score<kNeeds>;
+    using KeyTile = SmemTile<kBc, kConfig.d_head, true>;
+    using QueryTile = SmemTile<kBr, kConfig.d_head, true>;
+    using Scores = Accumulator<kRowTiles, kStep / 8>;
+    using Gradient = Accumulator<kRowTiles, 2 * kDSpans>;
+
+    // In the order of shared memory.
+    static constexpr int kStatisticsBytes = kBr * static_cast<int>(sizeof(RowStatistics));
+    static constexpr u32 kK = 0;
+    static constexpr u32 kV = kK + KeyTile::kBytes;
+    static constexpr u32 kQ = kV + (kDK ? KeyTile::kBytes : 0);
+    static constexpr u32 kDO = kQ + kStages * QueryTile::kBytes;
+    static constexpr u32 kStatistics = kDO + kStages * QueryTile::kBytes;
+    static constexpr int kBytes = kStatistics + kStages * kStatisticsBytes;
+
+    static constexpr CopyChecks kKeyChecks{kNeeds.ragged_k, kNeeds.narrow_d};
+    static constexpr CopyChecks kQueryChecks{kNeeds.ragged_q, kNeeds.narrow_d};
+
+    static constexpr bool valid() {
+        static_assert(kWarpRows % kMatrixSpan == 0, "a warp must own a multiple of 16 keys.");
+        static_assert(kConfig.gradient_registers() <= 128,
+                      "the gradients of a warp must fit 128 registers.");
+        static_assert(kBytes == kConfig.smem_bytes(), "the plan must have the size of the launch.");
+        return true;
+    }
+};
+
+// The q tile that is copied next, or worked on: the last one of a head first, head after head.
+struct QueryCursor {
+    i32 head;
+    i32 tile;
+
+    FS_DEVICE void advance(const Span& span) {
+        if (--tile < span.first) {
+            tile = span.first + span.count - 1;
+            ++head;
+        }
+    }
+};
+
+template <class Kernel>
+class KeyBlock {
+    static constexpr Needs kNeeds = Kernel::kNeeds;
+    static constexpr int kBr = Kernel::kBr;
+
+  public:
+    FS_DEVICE KeyBlock(const BackwardArgs& args, const OwnedBlock& own, SmemAddr smem)
+        : args_(args),
+          batch_(own.batch),
+          kv_head_(own.head),
+          first_key_(own.block * Kernel::kBc),
+          smem_(smem),
+          warp_row_(threadIdx.x / kWarpLanes * Kernel::kWarpRows) {
+        if constexpr (Kernel::kDK) dk_.clear();
+        if constexpr (Kernel::kDV) dv_.clear();
+    }
+
+    FS_DEVICE void walk() {
+        const i32 last_key = min(first_key_ + Kernel::kBc, sequence().k_len) - 1;
+        const Span span =
+            Kernel::Mask::template tiles_that_see<kBr>(sequence(), first_key_, last_key);
+        const i32 group = args_.heads / args_.kv_heads;
+        const i32 last_tile = span.first + span.count - 1;
+        const i32 tiles = group * span.count;
+        if (tiles <= 0) return;
+        copy_owned();
+        QueryCursor next{static_cast<i32>(kv_head_) * group, last_tile};
+        QueryCursor here = next;
+        if constexpr (Kernel::kStages == 2) copy_walked(next, 0, span);
+        _Pragma("unroll 1") for (i32 done = 0; done < tiles; ++done) {
+            const int stage = Kernel::kStages == 2 ? done & 1 : 0;
+            if constexpr (Kernel::kStages == 1) {
+                if (done > 0) ptx::bar_sync();  // the tile before has been read
+                copy_walked(next, 0, span);
+            }
+            ptx::cp_async_wait<0>();
+            ptx::bar_sync();  // this tile is in, and the other stage has been read
+            if constexpr (Kernel::kStages == 2) {
+                if (done + 1 < tiles) copy_walked(next, stage ^ 1, span);
+            }
+            add_tile(here.tile * kBr, stage, here.tile <= last_tile - span.whole);
+            here.advance(span);
+        }
+    }
+
+    FS_DEVICE void end() {
+        using Tile = typename Kernel::KeyTile;
+        const RowsPosition at{batch_, kv_head_, first_key_, sequence().k_len};
+        if constexpr (Kernel::kDK) {
+            store_gradient<Tile, Kernel::kDType, Kernel::kKeyChecks>(
+                dk_, Kernel::Score::slope(args_), smem_ + Kernel::kK, args_.dk, at, args_.d_head);
+        }
+        if constexpr (Kernel::kDV) {
+            store_gradient<Tile, Kernel::kDType, Kernel::kKeyChecks>(
+                dv_, 1.0f, smem_ + (Kernel::kDK ? Kernel::kV : Kernel::kK), args_.dv, at,
+                args_.d_head);
+        }
+    }
+
+  private:
+    using QueryTile = typename Kernel::QueryTile;
+    using OwnedReader = FragmentReader<typename Kernel::KeyTile, MatrixOrder::kRowsFirst>;
+    using WalkedReader = FragmentReader<QueryTile, MatrixOrder::kColsFirst>;
+    using WalkedTransposed = FragmentReader<QueryTile, MatrixOrder::kRowsFirst>;
+
+    FS_DEVICE const BackwardArgs& sequence() const { return sequence_of(args_, batch_); }
+
+    FS_DEVICE void copy_owned() const {
+        copy_keys(Kernel::kK, args_.k);
+        if constexpr (Kernel::kDK) copy_keys(Kernel::kV, args_.v);
+        if constexpr (Kernel::kStages == 1) ptx::cp_async_commit();
+    }
+    FS_DEVICE void copy_keys(u32 place, const TensorArg& tensor) const {
+        copy_tile<typename Kernel::KeyTile, Kernel::kThreads, Kernel::kKeyChecks>(
+            smem_ + place, tensor, batch_, kv_head_, first_key_, sequence().k_len, args_.d_head);
+    }
+
+    // Starts the copies of a q tile, and moves the cursor to the next one.
+    FS_DEVICE void copy_walked(QueryCursor& cursor, int stage, const Span& span) const {
+        copy_queries(Kernel::kQ + stage * QueryTile::kBytes, args_.q, cursor);
+        copy_queries(Kernel::kDO + stage * QueryTile::kBytes, args_.d_o, cursor);
+        constexpr u32 kChunks = Kernel::kStatisticsBytes / kChunkBytes;
+        if (threadIdx.x < kChunks) {
+            const i64 head = static_cast<i64>(batch_) * args_.heads + cursor.head;
+            const i64 row = head * args_.padded_rows + cursor.tile * kBr;
+            const u32 offset = threadIdx.x * kChunkBytes;
+            ptx::cp_async_16b(
+                smem_ + Kernel::kStatistics + stage * Kernel::kStatisticsBytes + offset,
+                reinterpret_cast<u64>(args_.statistics) + row * sizeof(RowStatistics) + offset);
+        }
+        ptx::cp_async_commit();
+        cursor.advance(span);
+    }
+    FS_DEVICE void copy_queries(u32 place, const TensorArg& tensor,
+                                const QueryCursor& cursor) const {
+        copy_tile<QueryTile, Kernel::kThreads, Kernel::kQueryChecks>(
+            smem_ + place, tensor, batch_, cursor.head, cursor.tile * kBr, sequence().q_len,
+            args_.d_head);
+    }
+
+    // One q tile, in steps of rows whose scores fit the registers.
+    FS_DEVICE void add_tile(i32 first_row, int stage, bool masked) {
+        _Pragma("unroll 1") for (int step = 0; step < kBr; step += Kernel::kStep) {
+            if constexpr (kNeeds.causal) {
+                // No row of this step sees a key of this warp.
+                const i32 last_row = first_row + step + Kernel::kStep - 1;
+                if (masked && Kernel::Mask::first_row_of(sequence(), warp_key()) > last_row) {
+                    continue;
+                }
+            }
+            add_step(first_row + step, stage * kBr + step, masked);
+        }
+    }
+
+    FS_DEVICE i32 warp_key() const { return first_key_ + warp_row_; }
+
+    // Rows from `first_row` on, which lie at row `place` of the stages.
+    FS_DEVICE void add_step(i32 first_row, u32 place, bool masked) {
+        typename Kernel::Scores s;
+        multiply_by_rows<Kernel::kDType, Kernel::kDSpans>(
+            s, OwnedReader(smem_ + Kernel::kK, warp_row_),
+            WalkedReader(smem_ + Kernel::kQ, 0).below(place));
+        if constexpr (kNeeds.causal) {
+            if (masked) hide(s, first_row);
+        }
+        const SmemAddr statistics = smem_ + Kernel::kStatistics + place * sizeof(RowStatistics);
+        [[maybe_unused]] Fragments<Kernel::kRowTiles> p[Kernel::kStep / kMatrixSpan];
+        [[maybe_unused]] Fragments<Kernel::kRowTiles> ds[Kernel::kStep / kMatrixSpan];
+        to_weights(s, statistics);
+        if constexpr (Kernel::kDV) {
+            pack<Kernel::kDType>(p, s);
+            add_product<Kernel::kDType>(dv_, p,
+                                        WalkedTransposed(smem_ + Kernel::kDO, 0).below(place));
+        }
+        if constexpr (Kernel::kDK) {
+            typename Kernel::Scores dp;
+            multiply_by_rows<Kernel::kDType, Kernel::kDSpans>(
+                dp, OwnedReader(smem_ + Kernel::kV, warp_row_),
+                WalkedReader(smem_ + Kernel::kDO, 0).below(place));
+            to_gradients(dp, s, statistics);
+            pack<Kernel::kDType>(ds, dp);
+            add_product<Kernel::kDType>(dk_, ds,
+                                        WalkedTransposed(smem_ + Kernel::kQ, 0).below(place));
+        }
+    }
+
+    // Removes rows that do not see this warp's keys; columns of S are rows of Q.
+    FS_DEVICE void hide(typename Kernel::Scores& s, i32 first_row) const {
+        const i32 lane = threadIdx.x % kWarpLanes;
+        FS_UNROLL
+        for (int i = 0; i < Kernel::kRowTiles; ++i) {
+            FS_UNROLL
+            for (int half = 0; half < 2; ++half) {
+                const i32 key = warp_key() + i * kMatrixSpan + half * 8 + lane / 4;
+                const i32 first = Kernel::Mask::first_row_of(sequence(), key);
+                hide_columns_before(s.row_tile(i), half, first - first_row - lane % 4 * 2);
+            }
+        }
+    }
+
+    // Statistics of the two query rows of column tile `n` that this thread holds.
+    FS_DEVICE static void read_statistics(RowStatistics (&rows)[2], SmemAddr from, int n) {
+        const u32 column = n * 8 + threadIdx.x % 4 * 2;
+        const Chunk held = ptx::ld_shared_16b(from + column * sizeof(RowStatistics));
+        FS_UNROLL
+        for (int e = 0; e < 2; ++e) {
+            rows[e].shift = __builtin_bit_cast(float, held.word[2 * e]);
+            rows[e].delta = __builtin_bit_cast(float, held.word[2 * e + 1]);
+        }
+    }
+
+    FS_DEVICE void to_weights(typename Kernel::Scores& s, SmemAddr statistics) const {
+        FS_UNROLL
+        for (int n = 0; n < Kernel::kStep / 8; ++n) {
+            RowStatistics rows[2];
+            read_statistics(rows, statistics, n);
+            FS_UNROLL
+            for (int i = 0; i < Kernel::kRowTiles; ++i) {
+                FS_UNROLL
+                for (int e = 0; e < 4; ++e) {
+                    s.at[i][n][e] =
+                        weight_of(s.at[i][n][e], Kernel::Score::factor(args_), rows[e % 2]);
+                }
+            }
+        }
+    }
+
+    FS_DEVICE static void to_gradients(typename Kernel::Scores& dp,
+                                       const typename Kernel::Scores& p, SmemAddr statistics) {
+        FS_UNROLL
+        for (int n = 0; n < Kernel::kStep / 8; ++n) {
+            RowStatistics rows[2];
+            read_statistics(rows, statistics, n);
+            FS_UNROLL
+            for (int i = 0; i < Kernel::kRowTiles; ++i) {
+                FS_UNROLL
+                for (int e = 0; e < 4; ++e) {
+                    dp.at[i][n][e] = score_gradient(p.at[i][n][e], dp.at[i][n][e], rows[e % 2]);
+                }
+            }
+        }
+    }
+
+    const BackwardArgs& args_;
+    const u32 batch_;
+    const u32 kv_head_;
+    const i32 first_key_;
+    const SmemAddr smem_;
+    const i32 warp_row_;
+    typename Kernel::Gradient dk_;
+    typename Kernel::Gradient dv_;
+};
+
+template <Sm80KeyGradientsConfig kConfig, Needs kNeeds>
+FS_DEVICE void backward_keys(const BackwardArgs& args) {
+    using Kernel = KeysKernel<kConfig, kNeeds>;
+    static_assert(Kernel::valid());
+    extern __shared__ __align__(1024) unsigned char smem[];
+    const SmemAddr start{static_cast<u32>(__cvta_generic_to_shared(smem))};
+    const u32 blocks = (args.k_len + Kernel::kBc - 1) / Kernel::kBc;
+    const OwnedBlock own =
+        owned_block<kNeeds.causal, false>(ptx::ctaid_x(), blocks, args.kv_heads, args.batch);
+    KeyBlock<Kernel> block(args, own, start);
+    block.walk();
+    block.end();
+}
+
+}  // namespace flashsmith::sm80

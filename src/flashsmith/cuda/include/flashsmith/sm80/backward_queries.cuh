@@ -1,0 +1,229 @@
+// dQ: a cta owns a q tile of one head and walks the kv blocks that it sees.
+//
+//   owned, for the whole kernel:  Q, dO, statistics in registers   walked, in one stage or two:  K,
+//   V S = Q Kᵀ,  dP = dO Vᵀ         P = 2^(c S + shift),  dS = P ∘ (dP - delta) dQ += dS K nobody
+//   else adds to these rows: no atomics, and the same bits
+#pragma once
+
+#include "flashsmith/attention/mask.cuh"
+#include "flashsmith/attention/score.cuh"
+#include "flashsmith/attention/sequence.cuh"
+#include "flashsmith/ptx/special_register.cuh"
+#include "flashsmith/sm80/backward_products.cuh"
+#include "flashsmith/sm80/backward_tile.cuh"
+
+namespace flashsmith::sm80 {
+
+template <Sm80QueryGradientsConfig kConfig, Needs kNeedsArg>
+struct QueriesKernel {
+    static constexpr Needs kNeeds = kNeedsArg;
+    static constexpr DType kDType = kConfig.dtype;
+    static constexpr int kThreads = kConfig.threads();
+    static constexpr int kBr = kConfig.B_r;
+    static constexpr int kBc = kConfig.B_c;
+    static constexpr int kWarpRows = kConfig.rows_per_warp();
+    static constexpr int kRowTiles = kWarpRows / kMatrixSpan;
+    static constexpr int kStep = kConfig.step_rows();
+    static constexpr int kDSpans = kConfig.d_head / kMatrixSpan;
+    static constexpr int kStages = kConfig.stages();
+
+    using Mask = flashsmith::Mask<kNeeds.causal, kNeeds.ragged_k>;
+    using Score = flashsmith::Score<kNeeds>;
+    using QueryTile = SmemTile<kBr, kConfig.d_head, true>;
+    using KeyTile = SmemTile<kBc, kConfig.d_head, true>;
+    using Scores = Accumulator<kRowTiles, kStep / 8>;
+    using Gradient = Accumulator<kRowTiles, 2 * kDSpans>;
+
+    // In the order of shared memory.
+    static constexpr u32 kQ = 0;
+    static constexpr u32 kDO = kQ + QueryTile::kBytes;
+    static constexpr u32 kK = kDO + QueryTile::kBytes;
+    static constexpr u32 kV = kK + kStages * KeyTile::kBytes;
+    static constexpr int kBytes = kV + kStages * KeyTile::kBytes;
+
+    static constexpr CopyChecks kKeyChecks{kNeeds.ragged_k, kNeeds.narrow_d};
+    static constexpr CopyChecks kQueryChecks{kNeeds.ragged_q, kNeeds.narrow_d};
+
+    static constexpr bool valid() {
+        static_assert(kWarpRows % kMatrixSpan == 0, "a warp must own a multiple of 16 rows.");
+        static_assert(kConfig.gradient_registers() <= 128,
+                      "the gradient of a warp must fit 128 registers.");
+        static_assert(kBytes == kConfig.smem_bytes(), "the plan must have the size of the launch.");
+        return true;
+    }
+};
+
+template <class Kernel>
+class QueryTileGradient {
+    static constexpr Needs kNeeds = Kernel::kNeeds;
+    static constexpr int kBc = Kernel::kBc;
+
+  public:
+    FS_DEVICE QueryTileGradient(const BackwardArgs& args, const OwnedBlock& own, SmemAddr smem)
+        : args_(args),
+          batch_(own.batch),
+          head_(own.head),
+          first_row_(own.block * Kernel::kBr),
+          smem_(smem),
+          warp_row_(threadIdx.x / kWarpLanes * Kernel::kWarpRows) {
+        dq_.clear();
+        const i64 head = static_cast<i64>(batch_) * args.heads + head_;
+        const i64 row = head * args.padded_rows + warp_row() + threadIdx.x % kWarpLanes / 4;
+        FS_UNROLL
+        for (int i = 0; i < Kernel::kRowTiles; ++i) {
+            FS_UNROLL
+            for (int half = 0; half < 2; ++half) {
+                RowStatistics& one = rows_[i][half];
+                ptx::ld_global_f32x2(one.shift, one.delta,
+                                     args.statistics + 2 * (row + i * kMatrixSpan + half * 8));
+            }
+        }
+    }
+
+    FS_DEVICE void walk() {
+        const i32 last_row = min(first_row_ + Kernel::kBr, sequence().q_len) - 1;
+        const Span span = Kernel::Mask::template span<kBc>(sequence(), first_row_, last_row);
+        if (span.count <= 0) return;
+        copy_owned();
+        if constexpr (Kernel::kStages == 2) copy_walked(span.count - 1, 0);
+        _Pragma("unroll 1") for (i32 block = span.count - 1; block >= 0; --block) {
+            const int stage = Kernel::kStages == 2 ? (span.count - 1 - block) & 1 : 0;
+            if constexpr (Kernel::kStages == 1) {
+                if (block < span.count - 1) ptx::bar_sync();  // the block before has been read
+                copy_walked(block, 0);
+            }
+            ptx::cp_async_wait<0>();
+            ptx::bar_sync();  // this block is in, and the other stage has been read
+            if constexpr (Kernel::kStages == 2) {
+                if (block > 0) copy_walked(block - 1, stage ^ 1);
+            }
+            add_block(block * kBc, stage, block >= span.whole);
+        }
+    }
+
+    FS_DEVICE void end() {
+        const RowsPosition at{batch_, head_, first_row_, sequence().q_len};
+        store_gradient<typename Kernel::QueryTile, Kernel::kDType, Kernel::kQueryChecks>(
+            dq_, Kernel::Score::slope(args_), smem_ + Kernel::kQ, args_.dq, at, args_.d_head);
+    }
+
+  private:
+    using KeyTile = typename Kernel::KeyTile;
+    using OwnedReader = FragmentReader<typename Kernel::QueryTile, MatrixOrder::kRowsFirst>;
+    using WalkedReader = FragmentReader<KeyTile, MatrixOrder::kColsFirst>;
+    using WalkedTransposed = FragmentReader<KeyTile, MatrixOrder::kRowsFirst>;
+
+    FS_DEVICE const BackwardArgs& sequence() const { return sequence_of(args_, batch_); }
+    FS_DEVICE i32 warp_row() const { return first_row_ + warp_row_; }
+
+    FS_DEVICE void copy_owned() const {
+        copy_queries(Kernel::kQ, args_.q);
+        copy_queries(Kernel::kDO, args_.d_o);
+        if constexpr (Kernel::kStages == 1) ptx::cp_async_commit();
+    }
+    FS_DEVICE void copy_queries(u32 place, const TensorArg& tensor) const {
+        copy_tile<typename Kernel::QueryTile, Kernel::kThreads, Kernel::kQueryChecks>(
+            smem_ + place, tensor, batch_, head_, first_row_, sequence().q_len, args_.d_head);
+    }
+
+    FS_DEVICE void copy_walked(i32 block, int stage) const {
+        copy_keys(Kernel::kK + stage * KeyTile::kBytes, args_.k, block);
+        copy_keys(Kernel::kV + stage * KeyTile::kBytes, args_.v, block);
+        ptx::cp_async_commit();
+    }
+    FS_DEVICE void copy_keys(u32 place, const TensorArg& tensor, i32 block) const {
+        const u32 kv_head = head_ / static_cast<u32>(args_.heads / args_.kv_heads);
+        copy_tile<KeyTile, Kernel::kThreads, Kernel::kKeyChecks>(
+            smem_ + place, tensor, batch_, kv_head, block * kBc, sequence().k_len, args_.d_head);
+    }
+
+    // One kv block, in steps of keys whose scores fit the registers.
+    FS_DEVICE void add_block(i32 first_key, int stage, bool masked) {
+        _Pragma("unroll 1") for (int step = 0; step < kBc; step += Kernel::kStep) {
+            if constexpr (Kernel::Mask::kHides) {
+                // No row of this warp sees a key of this step.
+                const i32 last_row = warp_row() + Kernel::kWarpRows - 1;
+                if (masked && Kernel::Mask::seen_by(sequence(), last_row) <= first_key + step) {
+                    continue;
+                }
+            }
+            add_step(first_key + step, stage * kBc + step, masked);
+        }
+    }
+
+    // Keys from `first_key` on, which lie at row `place` of the stages.
+    FS_DEVICE void add_step(i32 first_key, u32 place, bool masked) {
+        typename Kernel::Scores s;
+        multiply_by_rows<Kernel::kDType, Kernel::kDSpans>(
+            s, OwnedReader(smem_ + Kernel::kQ, warp_row_),
+            WalkedReader(smem_ + Kernel::kK, 0).below(place));
+        if constexpr (Kernel::Mask::kHides) {
+            if (masked) hide(s, first_key);
+        }
+        typename Kernel::Scores dp;
+        multiply_by_rows<Kernel::kDType, Kernel::kDSpans>(
+            dp, OwnedReader(smem_ + Kernel::kDO, warp_row_),
+            WalkedReader(smem_ + Kernel::kV, 0).below(place));
+        to_gradients(dp, s);
+        Fragments<Kernel::kRowTiles> ds[Kernel::kStep / kMatrixSpan];
+        pack<Kernel::kDType>(ds, dp);
+        add_product<Kernel::kDType>(dq_, ds, WalkedTransposed(smem_ + Kernel::kK, 0).below(place));
+    }
+
+    // Removes keys that rows of this warp do not see, and those beyond the sequence.
+    FS_DEVICE void hide(typename Kernel::Scores& s, i32 first_key) const {
+        constexpr int kCount = Kernel::kStep / 2;
+        const i32 lane = threadIdx.x % kWarpLanes;
+        FS_UNROLL
+        for (int i = 0; i < Kernel::kRowTiles; ++i) {
+            FS_UNROLL
+            for (int half = 0; half < 2; ++half) {
+                const i32 row = warp_row() + i * kMatrixSpan + half * 8 + lane / 4;
+                const i32 seen = Kernel::Mask::seen_by(sequence(), row);
+                hide_columns_of_row<0, kCount>(s.row_tile(i), half,
+                                               seen - first_key - lane % 4 * 2);
+            }
+        }
+    }
+
+    FS_DEVICE void to_gradients(typename Kernel::Scores& dp,
+                                const typename Kernel::Scores& s) const {
+        FS_UNROLL
+        for (int i = 0; i < Kernel::kRowTiles; ++i) {
+            FS_UNROLL
+            for (int n = 0; n < Kernel::kStep / 8; ++n) {
+                FS_UNROLL
+                for (int e = 0; e < 4; ++e) {
+                    const RowStatistics& row = rows_[i][e / 2];
+                    const float p = weight_of(s.at[i][n][e], Kernel::Score::factor(args_), row);
+                    dp.at[i][n][e] = score_gradient(p, dp.at[i][n][e], row);
+                }
+            }
+        }
+    }
+
+    const BackwardArgs& args_;
+    const u32 batch_;
+    const u32 head_;
+    const i32 first_row_;
+    const SmemAddr smem_;
+    const i32 warp_row_;
+    RowStatistics rows_[Kernel::kRowTiles][2];
+    typename Kernel::Gradient dq_;
+};
+
+template <Sm80QueryGradientsConfig kConfig, Needs kNeeds>
+FS_DEVICE void backward_queries(const BackwardArgs& args) {
+    using Kernel = QueriesKernel<kConfig, kNeeds>;
+    static_assert(Kernel::valid());
+    extern __shared__ __align__(1024) unsigned char smem[];
+    const SmemAddr start{static_cast<u32>(__cvta_generic_to_shared(smem))};
+    const u32 blocks = (args.q_len + Kernel::kBr - 1) / Kernel::kBr;
+    const OwnedBlock own =
+        owned_block<kNeeds.causal, true>(ptx::ctaid_x(), blocks, args.heads, args.batch);
+    QueryTileGradient<Kernel> tile(args, own, start);
+    tile.walk();
+    tile.end();
+}
+
+}  // namespace flashsmith::sm80

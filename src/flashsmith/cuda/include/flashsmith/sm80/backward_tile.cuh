@@ -1,0 +1,88 @@
+// Parts that both backward kernels use: pairs of tiles that come in by cp.async, gradients that go
+// out through the owned rows' room.
+#pragma once
+
+#include "flashsmith/ptx/barrier.cuh"
+#include "flashsmith/ptx/convert.cuh"
+#include "flashsmith/ptx/math.cuh"
+#include "flashsmith/sm80/gmem_to_smem.cuh"
+#include "flashsmith/tile/fragment.cuh"
+#include "flashsmith/tile/smem_tile.cuh"
+
+namespace flashsmith::sm80 {
+
+// Starts the copy of one tile whose rows begin at `first_row`; rows from `end_row` on are zeros.
+template <class Tile, int kThreads, CopyChecks kChecks>
+FS_DEVICE void copy_tile(SmemAddr room, const TensorArg& tensor, i64 batch, i64 head, i32 first_row,
+                         i32 end_row, i32 d_head) {
+    TileStream<Tile, kThreads> stream(tensor, batch, head,
+                                      static_cast<i64>(first_row) + Tile::kRows);
+    const TileBounds bounds{end_row - first_row, stream.column_exists(d_head)};
+    stream.template copy_async<kChecks>(room, bounds);
+}
+
+// Where a gradient's rows belong.
+struct RowsPosition {
+    i64 batch;
+    i64 head;
+    i32 first_row;
+    i32 end_row;  // of the sequence
+};
+
+// A warp stages its rows in the room of owned rows that it alone has read, then stores them 16
+// bytes a lane.
+template <class Tile, DType kDType, CopyChecks kChecks, int kRowTiles, int kColTiles>
+FS_DEVICE void store_gradient(const Accumulator<kRowTiles, kColTiles>& acc, float factor,
+                              SmemAddr room, const TensorArg& tensor, const RowsPosition& at,
+                              i32 d_head) {
+    constexpr int kWarpRows = kRowTiles * kMatrixSpan;
+    constexpr int kRowsAtOnce = kWarpLanes / Tile::kChunks > 1 ? kWarpLanes / Tile::kChunks : 1;
+    const int lane = threadIdx.x % kWarpLanes;
+    const int warp_row = threadIdx.x / kWarpLanes * kWarpRows;
+    FS_UNROLL
+    for (int i = 0; i < kRowTiles; ++i) {
+        FS_UNROLL
+        for (int n = 0; n < kColTiles; ++n) {
+            FS_UNROLL
+            for (int half = 0; half < 2; ++half) {
+                const int row = warp_row + i * kMatrixSpan + half * 8 + lane / 4;
+                const u32 pair =
+                    ptx::pack2<kDType>(ptx::mul_rn(acc.at[i][n][2 * half], factor),
+                                       ptx::mul_rn(acc.at[i][n][2 * half + 1], factor));
+                ptx::st_shared_b32(room + Tile::offset(row, n) + lane % 4 * 4, pair);
+            }
+        }
+    }
+    ptx::bar_warp_sync();  // the warp's rows are staged
+
+    const int chunk = lane % Tile::kChunks;
+    const bool column = !kChecks.columns || chunk * kChunkElements < d_head;
+    FS_UNROLL
+    for (int done = 0; done < kWarpRows; done += kRowsAtOnce) {
+        const int row = warp_row + done + lane / Tile::kChunks;
+        const Chunk held = ptx::ld_shared_16b(room + Tile::offset(row, chunk));
+        const i64 element = at.batch * tensor.batch_stride + at.head * tensor.head_stride +
+                            (static_cast<i64>(at.first_row) + row) * tensor.seq_stride +
+                            chunk * kChunkElements;
+        const bool exists = !kChecks.rows || at.first_row + row < at.end_row;
+        ptx::st_global_16b_if(tensor.address + element * kElementBytes, held, exists && column);
+    }
+}
+
+// Which block of rows of which head a cta owns. Full: all blocks of a head, then the next head.
+// Causal: block by block over all heads, those with the most work first.
+struct OwnedBlock {
+    u32 batch;
+    u32 head;
+    u32 block;
+};
+
+template <bool kCausal, bool kLastFirst>
+FS_DEVICE OwnedBlock owned_block(u32 cta, u32 blocks, u32 heads, u32 batches) {
+    const u32 all_heads = heads * batches;
+    const u32 turn = kCausal ? cta / all_heads : cta % blocks;
+    const u32 head = kCausal ? cta % all_heads : cta / blocks;
+    return {head / heads, head % heads, kLastFirst ? blocks - 1 - turn : turn};
+}
+
+}  // namespace flashsmith::sm80

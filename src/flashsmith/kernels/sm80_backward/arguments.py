@@ -1,0 +1,38 @@
+"""What the backward kernels on mma.sync are told at run time: one struct for all of a plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from flashsmith.kernels.arguments import Arguments, TensorArg, argument
+
+ROW_PADDING = 128  # query rows of a head in scratch: a multiple of every tile of rows
+
+
+@dataclass(frozen=True, slots=True)
+class BackwardArguments(Arguments):
+    """Tensors by address and stride, then the numbers of the problem."""
+
+    CPP_TYPE: ClassVar[str] = "flashsmith::BackwardArgs"
+
+    q: TensorArg = argument("TensorArg", "(batch, q_len, heads, d_head)")
+    k: TensorArg = argument("TensorArg", "(batch, k_len, kv_heads, d_head)")
+    v: TensorArg = argument("TensorArg", "as k")
+    o: TensorArg = argument("TensorArg", "as q; what the forward pass gave")
+    d_o: TensorArg = argument("TensorArg", "as q; `do` is a word of C++")
+    dq: TensorArg = argument("TensorArg", "as q")
+    dk: TensorArg = argument("TensorArg", "as k")
+    dv: TensorArg = argument("TensorArg", "as k")
+    lse: int = argument("float*", "(batch, heads, q_len), contiguous; natural logarithm")
+    dlse: int = argument("float*", "as lse: the gradient of it; or null")
+    statistics: int = argument("float*", "scratch: (batch, heads, padded_rows) pairs of numbers")
+    batch: int = argument("i32", "sequences")
+    heads: int = argument("i32", "query heads")
+    kv_heads: int = argument("i32", "divides heads")
+    q_len: int = argument("i32", "query rows")
+    k_len: int = argument("i32", "keys")
+    d_head: int = argument("i32", "of the problem; at most the kernel's")
+    padded_rows: int = argument("i32", f"q_len, rounded up to a multiple of {ROW_PADDING}")
+    diagonal: int = argument("i32", "with causal, row i sees key j when j <= i + diagonal")
+    scale_log2: float = argument("float", "softmax scale times log2(e)")

@@ -1,0 +1,255 @@
+"""The three kernels of a backward pass on mma.sync; the whole says how each is configured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import ClassVar
+
+from flashsmith.base.dtypes import DType
+from flashsmith.base.errors import Unsupported
+from flashsmith.base.fields import flag, knob
+from flashsmith.kernels.arguments import Arguments
+from flashsmith.kernels.kernel import KernelConfig
+from flashsmith.kernels.launch import Plan
+from flashsmith.kernels.rules import Rule
+from flashsmith.kernels.sm80_backward.arguments import BackwardArguments
+from flashsmith.problem.attention import AttentionProblem
+
+LANES = 32
+MMA_ROWS = 16  # of the A operand of mma.sync m16n8k16
+CHUNK = 8  # elements of 16 bytes
+STATISTICS_BYTES = 8  # of a query row: shift and delta
+MAX_GRADIENT_REGISTERS = 128  # a thread's part of its gradients: more leaves no room for scores
+WIDTHS = (64, 128, 256)
+ROWS = (32, 64, 128)
+WARPS = (4, 8)
+_BUFFERED = "copies the next tile while this one is multiplied: two stages of shared memory"
+
+
+class KeyGradients(IntEnum):
+    """Which gradients a launch that owns keys computes."""
+
+    BOTH = 0
+    DK = 1
+    DV = 2
+
+
+class BackwardPart(KernelConfig):
+    """One kernel of a backward pass: a launch of its plan, and nothing that runs alone."""
+
+    __slots__ = ()
+    OPERATION: ClassVar[str] = "backward"
+    PRELUDE: ClassVar[tuple[str, ...]] = (
+        "flashsmith/base/dtype.cuh",
+        "flashsmith/base/tensor_arg.cuh",
+    )
+    ARGUMENTS: ClassVar[type[Arguments]] = BackwardArguments
+    BUILD_RULES: ClassVar[tuple[Rule, ...]] = ()
+    AUTOTUNE_RULES: ClassVar[tuple[Rule, ...]] = ()
+
+    @classmethod
+    def runs_on(cls, arch_name: str) -> bool:
+        """mma.sync, ldmatrix and cp.async exist from sm_80 on."""
+        return arch_name.startswith("sm_")
+
+    def plan(self, problem: AttentionProblem, sm_count: int) -> Plan:
+        """A part has none."""
+        raise Unsupported(
+            f"{self.short_form()}: this is one launch of a backward pass; give the configuration "
+            f"of the whole, as `flashsmith configs bwd` lists them."
+        )
+
+
+class Sm80TilePart(BackwardPart):
+    """One that owns rows and walks tiles of the other side."""
+
+    __slots__ = ()
+    n_warps: int
+    buffered: bool
+
+    @property
+    def owned(self) -> int:
+        """Rows that a block keeps for the whole kernel."""
+        raise NotImplementedError
+
+    @property
+    def walked(self) -> int:
+        """Rows of the other side that it takes at a time."""
+        raise NotImplementedError
+
+    @property
+    def gradients_held(self) -> int:
+        """Gradients of the owned rows that are summed up at once."""
+        return 1
+
+    @property
+    def threads(self) -> int:
+        """Threads of one block."""
+        return self.n_warps * LANES
+
+    @property
+    def stages(self) -> int:
+        """Tiles of the other side that shared memory holds."""
+        return 2 if self.buffered else 1
+
+    @property
+    def rows_per_warp(self) -> int:
+        """Owned rows of one warp."""
+        return self.owned // self.n_warps
+
+    @property
+    def gradient_registers(self) -> int:
+        """32-bit registers a thread that gradients take."""
+        return self.gradients_held * self.rows_per_warp * self.d_head // LANES
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Sm80DeltaConfig(BackwardPart):
+    """What the other two need to know of every query row, into scratch memory."""
+
+    NAME: ClassVar[str] = "sm80_backward_delta"
+    PREFIX: ClassVar[str] = "bwd_delta"
+    HEADER: ClassVar[str] = "flashsmith/sm80/backward_delta.cuh"
+    CPP_TYPE: ClassVar[str] = "flashsmith::Sm80DeltaConfig"
+    CPP_METHODS: ClassVar[str] = "flashsmith/sm80/backward_delta_methods.cuh"
+    CPP_ENTRY: ClassVar[str] = "flashsmith::sm80::backward_delta"
+
+    dtype: DType = knob((DType.FP16, DType.BF16), "element type of O and dO")
+    d_head: int = knob(WIDTHS, "head dimension the kernel is built for")
+
+    @property
+    def tile_q(self) -> int:
+        """Rows of one block: a row lies in the lanes that read 16 bytes of it each."""
+        return self.threads * CHUNK // self.d_head
+
+    @property
+    def tile_k(self) -> int:
+        """It looks at no key."""
+        return 1
+
+    @property
+    def threads(self) -> int:
+        """Threads of one block."""
+        return 256
+
+    def smem_bytes(self, elem_size: int = 2) -> int:
+        """None: a row is summed up between lanes."""
+        del elem_size
+        return 0
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Sm80KeyGradientsConfig(Sm80TilePart):
+    """dK and dV of a kv block, summed over the query heads of its group."""
+
+    NAME: ClassVar[str] = "sm80_backward_dkv"
+    PREFIX: ClassVar[str] = "bwd_dkv"
+    HEADER: ClassVar[str] = "flashsmith/sm80/backward_keys.cuh"
+    CPP_TYPE: ClassVar[str] = "flashsmith::Sm80KeyGradientsConfig"
+    CPP_METHODS: ClassVar[str] = "flashsmith/sm80/backward_keys_methods.cuh"
+    CPP_ENTRY: ClassVar[str] = "flashsmith::sm80::backward_keys"
+    BUILD_RULES: ClassVar[tuple[Rule, ...]]
+
+    dtype: DType = knob((DType.FP16, DType.BF16), "element type of all tensors")
+    d_head: int = knob(WIDTHS, "head dimension the kernel is built for")
+    B_c: int = knob(ROWS, "keys that a block owns")
+    B_r: int = knob(ROWS, "query rows that it takes at a time")
+    n_warps: int = knob(WARPS, "warps of a block; each owns B_c / n_warps keys")
+    gradients: KeyGradients = knob(
+        tuple(KeyGradients), "which gradients it computes", "of_{}", absent=KeyGradients.BOTH
+    )
+    buffered: bool = flag("buffer", _BUFFERED)
+
+    @property
+    def tile_q(self) -> int:
+        """Query rows of one step."""
+        return self.B_r
+
+    @property
+    def tile_k(self) -> int:
+        """Keys of one block."""
+        return self.B_c
+
+    @property
+    def owned(self) -> int:
+        """It owns keys."""
+        return self.B_c
+
+    @property
+    def walked(self) -> int:
+        """It walks query rows."""
+        return self.B_r
+
+    @property
+    def gradients_held(self) -> int:
+        """Two, or the one that it is for."""
+        return 2 if self.gradients is KeyGradients.BOTH else 1
+
+    def smem_bytes(self, elem_size: int = 2) -> int:
+        """K stays, V where dP is wanted; Q, dO and statistics of their rows have stages."""
+        keys = (1 if self.gradients is KeyGradients.DV else 2) * self.B_c * self.d_head * elem_size
+        rows = self.B_r * (2 * self.d_head * elem_size + STATISTICS_BYTES)
+        return keys + self.stages * rows
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Sm80QueryGradientsConfig(Sm80TilePart):
+    """dQ of a q tile, summed over the kv blocks that it sees."""
+
+    NAME: ClassVar[str] = "sm80_backward_dq"
+    PREFIX: ClassVar[str] = "bwd_dq"
+    HEADER: ClassVar[str] = "flashsmith/sm80/backward_queries.cuh"
+    CPP_TYPE: ClassVar[str] = "flashsmith::Sm80QueryGradientsConfig"
+    CPP_METHODS: ClassVar[str] = "flashsmith/sm80/backward_queries_methods.cuh"
+    CPP_ENTRY: ClassVar[str] = "flashsmith::sm80::backward_queries"
+    BUILD_RULES: ClassVar[tuple[Rule, ...]]
+
+    dtype: DType = knob((DType.FP16, DType.BF16), "element type of all tensors")
+    d_head: int = knob(WIDTHS, "head dimension the kernel is built for")
+    B_r: int = knob(ROWS, "query rows that a block owns")
+    B_c: int = knob(ROWS, "keys that it takes at a time")
+    n_warps: int = knob(WARPS, "warps of a block; each owns B_r / n_warps rows")
+    buffered: bool = flag("buffer", _BUFFERED)
+
+    @property
+    def tile_q(self) -> int:
+        """Query rows of one block."""
+        return self.B_r
+
+    @property
+    def tile_k(self) -> int:
+        """Keys of one step."""
+        return self.B_c
+
+    @property
+    def owned(self) -> int:
+        """It owns query rows."""
+        return self.B_r
+
+    @property
+    def walked(self) -> int:
+        """It walks keys."""
+        return self.B_c
+
+    def smem_bytes(self, elem_size: int = 2) -> int:
+        """Q and dO stay; K and V have stages."""
+        return 2 * (self.B_r + self.stages * self.B_c) * self.d_head * elem_size
+
+
+TILE_RULES = (
+    Rule(
+        "warp_has_16_rows",
+        lambda c: c.rows_per_warp % MMA_ROWS != 0,
+        "mma.sync works on 16 rows and the owned rows leave fewer to a warp",
+        "use fewer warps or a larger owned tile",
+    ),
+    Rule(
+        "gradients_fit_registers",
+        lambda c: c.gradient_registers > MAX_GRADIENT_REGISTERS,
+        f"a warp's gradients take more than {MAX_GRADIENT_REGISTERS} registers a thread",
+        "use more warps, a smaller owned tile, or dK and dV apart",
+    ),
+)
+Sm80KeyGradientsConfig.BUILD_RULES = TILE_RULES
+Sm80QueryGradientsConfig.BUILD_RULES = TILE_RULES

@@ -1,0 +1,68 @@
+"""The backward operator on a GPU: one look-up by shape, torch's allocator, the plan's launches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flashsmith.api.array_view import compact
+from flashsmith.api.launches import Launch, call_of, gpu_device, kept_launch, launch_for
+from flashsmith.api.problems import gradient_problem_of
+from flashsmith.kernels.launch import SCRATCH
+from flashsmith.torch_op.arguments import Given, options_of
+from flashsmith.torch_op.cuda_kernel import current_stream
+from flashsmith.torch_op.fake_kernel import empty_output
+from flashsmith.torch_op.tensor_view import tensor_view
+
+
+def backward(
+    do: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    o: Tensor,
+    lse: Tensor,
+    dlse: Tensor | None = None,
+    *given: Any,  # Any: as in torch_op/arguments.py
+) -> tuple[Tensor, Tensor, Tensor]:
+    """dq, dk and dv of tensors on a GPU, in torch's current stream."""
+    inputs = {"q": q, "k": k, "v": v, "o": o, "lse": lse, "do": do}
+    inputs |= {} if dlse is None else {"dlse": dlse}
+    launch = _launch_of(inputs, given)
+    made = {"dq": empty_output(q), "dk": empty_output(k), "dv": empty_output(v)}
+    placed = {name: _readable(name, tensor) for name, tensor in inputs.items()} | made
+    n_bytes = launch.prepared.scratch_bytes
+    if n_bytes:  # freed in the order of the stream, as every tensor of torch
+        placed[SCRATCH] = torch.empty(n_bytes, dtype=torch.uint8, device=q.device)
+    views = [tensor_view(name, tensor) for name, tensor in placed.items()]
+    call = call_of(views, launch.prepared.problem.layout)
+    launch.prepared(call, current_stream(q.get_device()))
+    return made["dq"], made["dk"], made["dv"]
+
+
+def _launch_of(inputs: dict[str, Tensor], given: Given) -> Launch:
+    """The launch for tensors of these shapes, strides, types and devices."""
+    facts = ((t.shape, t.stride(), t.dtype, t.get_device()) for t in inputs.values())
+    return kept_launch(("backward", *facts, given), lambda: _make_launch(inputs, given))
+
+
+def _make_launch(inputs: dict[str, Tensor], given: Given) -> Launch:
+    options = options_of(given, lse=False)
+    views = {name: tensor_view(name, tensor) for name, tensor in inputs.items()}
+    problem = gradient_problem_of(views, options)
+    device = gpu_device(views["q"], options.backend)
+    return launch_for(device, problem, options, list(views.values()))
+
+
+def _readable(name: str, tensor: Tensor) -> Tensor:
+    """The tensor, or a contiguous copy where no kernel can read it in place.
+
+    Nothing is said of it: the forward call said it of q, k and v, and autograd made the others.
+    """
+    view = tensor_view(name, tensor)
+    is_readable = (
+        not view.obstacle() if len(view.shape) == 4 else view.strides == compact(view.shape)
+    )
+    return tensor if is_readable else tensor.clone(memory_format=torch.contiguous_format)

@@ -1,0 +1,305 @@
+"""Gradients through every door: arrays, autograd, compiled graphs; what cannot be is refused."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from placed_arrays import NUMPY_TYPES, Placement, place
+from standin_gpus import plug_in
+from torch.utils.checkpoint import checkpoint
+
+import flashsmith
+from flashsmith import flash_attention, flash_attention_backward
+from flashsmith.api import launches
+from flashsmith.base.dtypes import DType
+from flashsmith.base.errors import ArgumentError, ArgumentTypeError, Unsupported
+from flashsmith.check.cases import Case, inputs_of
+from flashsmith.check.tolerance import distance, expectation_of
+from flashsmith.problem.attention import AttentionProblem
+from flashsmith.runtime.devices import default_device
+from flashsmith.torch_op import cuda_backward, fake_kernel
+
+pytestmark = pytest.mark.filterwarnings("ignore::flashsmith.FlashsmithWarning")
+PROBLEM = AttentionProblem(
+    1, 6, 2, 70, 100, 64, DType.BF16, causal=True, operation="backward", layout="bshd"
+)
+CASE = Case("gradients", PROBLEM)
+CONFIG = "bwd(BF16, 64): dkv_64_32_4+dq_64_32_4"
+WHERE = [
+    ("cpu", None),
+    ("cpu", "emulator"),
+    pytest.param("cuda", None, marks=pytest.mark.gpu),
+]
+NAMES = ("do", "q", "k", "v", "o", "lse")
+TORCH_TYPES = {DType.FP16: torch.float16, DType.BF16: torch.bfloat16}
+
+
+def arrays(case=CASE, placement=None, layout="bshd"):
+    """NumPy arrays by name; rows of elements in `layout`."""
+    given = inputs_of(case)
+    dtype = NUMPY_TYPES[case.problem.dtype]
+    made = {
+        name: place(bits, placement or Placement(), layout).bits().view(dtype)
+        for name, bits in given.items()
+        if name != "lse"
+    }
+    return {**made, "lse": given["lse"].view(np.float32)}
+
+
+def tensors(case=CASE, where="cpu", **more):
+    kind = TORCH_TYPES[case.problem.dtype]
+    made = {}
+    for name, array in arrays(case, **more).items():
+        if name == "lse":
+            made[name] = torch.from_numpy(array.copy()).to(where)
+        else:
+            made[name] = torch.from_numpy(array.view(np.int16)).to(where).view(kind)
+    return made
+
+
+def require_right(case, found, layout="bshd"):
+    expected = expectation_of(case)
+    for name, got in zip(("dq", "dk", "dv"), found, strict=True):
+        numbers = np.asarray(got.float() if isinstance(got, torch.Tensor) else got, np.float32)
+        rows = numbers if layout == "bshd" else numbers.transpose(0, 2, 1, 3)
+        near = distance(name, expected[name], rows)
+        assert near.ok, near
+
+
+def leaves(given):
+    return [given[name].detach().clone().requires_grad_() for name in "qkv"]
+
+
+@pytest.mark.parametrize("layout", ["bshd", "bhsd"])
+@pytest.mark.parametrize(
+    "placement", [Placement(), Placement("bhsd", row_gap=8), Placement("bsdh")]
+)
+def test_numpy_arrays_of_any_strides_get_their_gradients(layout, placement):
+    given = arrays(placement=placement, layout=layout)
+    found = flash_attention_backward(
+        *(given[name] for name in NAMES), causal=True, layout=layout, backend="emulator"
+    )
+    assert all(x.dtype == given["q"].dtype for x in found)
+    require_right(CASE, found, layout)
+
+
+def test_a_configuration_is_used_and_explained():
+    given = arrays()
+    *found, choice = flash_attention_backward(
+        *(given[name] for name in NAMES),
+        causal=True,
+        config=CONFIG,
+        backend="emulator",
+        explain=True,
+    )
+    assert choice.config.short_form() == CONFIG
+    require_right(CASE, found)
+
+
+@pytest.mark.parametrize(("where", "backend"), WHERE)
+@pytest.mark.parametrize("layout", ["bshd", "bhsd"])
+def test_autograd_gets_gradients_that_are_as_near_the_truth_as_they_can_be(where, backend, layout):
+    given = tensors(where=where, layout=layout)
+    q, k, v = leaves(given)
+    out = flash_attention(q, k, v, causal=True, layout=layout, backend=backend)
+    out.backward(given["do"])
+    require_right(CASE, [x.grad.cpu() for x in (q, k, v)], layout)
+    for x in (q, k, v):
+        assert x.grad.stride() == x.stride()
+
+
+@pytest.mark.parametrize("dtype", DType)
+def test_gradients_are_no_further_off_than_those_of_torchs_math(dtype):
+    """Against float64, and torch's own attention in the same element type."""
+    case = Case("sdpa", replace(PROBLEM, dtype=dtype, causal=False, q_len=65, k_len=65))
+    given = tensors(case, layout="bhsd")
+    own, theirs, exact = leaves(given), leaves(given), []
+    flash_attention(*own, layout="bhsd", backend="emulator").backward(given["do"])
+    call = torch.nn.functional.scaled_dot_product_attention
+    call(*theirs, enable_gqa=True).backward(given["do"])
+    exact = [x.detach().double().requires_grad_() for x in theirs]
+    call(*exact, enable_gqa=True).backward(given["do"].double())
+    for a, b, truth in zip(own, theirs, exact, strict=True):
+        errors = [(x.grad.double() - truth.grad).norm() for x in (a, b)]
+        assert errors[0] <= 2 * errors[1]
+
+
+def test_the_operator_gives_autograd_the_bits_of_the_plain_call():
+    given = tensors()
+    q, k, v = leaves(given)
+    out, lse = flash_attention(q, k, v, causal=True, backend="emulator", return_lse=True)
+    out.backward(given["do"])
+    plain = flash_attention_backward(
+        given["do"], q, k, v, out.detach(), lse.detach(), causal=True, backend="emulator"
+    )
+    assert all(torch.equal(x.grad, y) for x, y in zip((q, k, v), plain, strict=True))
+
+
+@pytest.mark.parametrize("wanted", ["q", "k", "v"])
+def test_one_tensor_alone_may_want_its_gradient(wanted):
+    given = tensors()
+    inputs = {name: given[name].clone().requires_grad_(name == wanted) for name in "qkv"}
+    flash_attention(*inputs.values(), causal=True).sum().backward()  # a gradient of stride 0
+    assert [name for name, x in inputs.items() if x.grad is not None] == [wanted]
+    assert inputs[wanted].grad.isfinite().all()
+
+
+def test_scaled_dot_product_attention_and_flash_attn_func_have_gradients_too():
+    given = tensors()
+    q, k, v = leaves(given)
+    flashsmith.flash_attn_func(q, k, v, causal=True).backward(given["do"])
+    require_right(CASE, [x.grad for x in (q, k, v)])
+    rows = [x.detach().transpose(1, 2).requires_grad_() for x in (q, k, v)]
+    out = flashsmith.scaled_dot_product_attention(*rows, enable_gqa=True)
+    out.backward(given["do"].transpose(1, 2))
+    again = [x.detach().requires_grad_() for x in rows]
+    theirs = torch.nn.functional.scaled_dot_product_attention(*again, enable_gqa=True)
+    theirs.backward(given["do"].transpose(1, 2))
+    for x, y in zip(rows, again, strict=True):
+        assert (x.grad - y.grad).float().norm() <= 0.01 * y.grad.float().norm()
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_compiled_step_has_the_same_gradients(dynamic):
+    torch._dynamo.reset()
+    given = tensors()
+
+    def step(q, k, v):
+        return flash_attention(q, k, v, causal=True) * 2
+
+    compiled = torch.compile(step, fullgraph=True, backend="aot_eager", dynamic=dynamic)
+    found = []
+    for call in (step, compiled):
+        q, k, v = leaves(given)
+        call(q, k, v).backward(given["do"])
+        found.append([x.grad for x in (q, k, v)])
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+def test_activation_checkpointing_gives_the_same_gradients():
+    given = tensors()
+
+    def attend(*inputs):
+        return flash_attention(*inputs, causal=True)
+
+    found = []
+    for call in (attend, lambda *x: checkpoint(attend, *x, use_reentrant=False)):
+        q, k, v = leaves(given)
+        call(q, k, v).backward(given["do"])
+        found.append([x.grad for x in (q, k, v)])
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+def test_vjp_of_torch_func_is_the_gradient():
+    given = tensors()
+    q, k, v = leaves(given)
+    flash_attention(q, k, v, causal=True).backward(given["do"])
+    plain = [given[name] for name in "qkv"]
+    _, pull = torch.func.vjp(lambda *x: flash_attention(*x, causal=True), *plain)
+    assert all(torch.equal(x.grad, y) for x, y in zip((q, k, v), pull(given["do"]), strict=True))
+
+
+def test_the_operators_pass_torchs_own_checks():
+    given = tensors()
+    inputs = [given[name] for name in NAMES]
+    torch.library.opcheck(torch.ops.flashsmith.backward.default, (*inputs, given["lse"], True))
+    torch.library.opcheck(torch.ops.flashsmith.forward_lse.default, (*leaves(given), True))
+
+
+def test_a_forward_configuration_is_not_handed_to_the_backward_pass():
+    given = tensors()
+    q, k, v = leaves(given)
+    short = "(BF16, 64, 64, 32, 4): async+swizzled+load_2_2_2_tiles"
+    out = flash_attention(q, k, v, causal=True, backend="emulator", config=short)
+    out.backward(given["do"])
+    require_right(CASE, [x.grad for x in (q, k, v)])
+
+
+@pytest.mark.parametrize("backend", [None, "emulator"])
+def test_a_gradient_of_the_log_sum_exp_counts(backend):
+    given = tensors()
+    own, theirs = leaves(given), [x.double() for x in leaves(given)]
+    out, lse = flash_attention(*own, causal=True, return_lse=True, backend=backend)
+    weights = torch.linspace(-1, 2, lse.numel()).reshape(lse.shape)
+    found = torch.autograd.grad((lse * weights).sum() + (out * given["do"]).sum(), own)
+    leaf = [x.detach().requires_grad_() for x in theirs]
+    q, k, v = (x.transpose(1, 2) for x in leaf)
+    scores = q @ k.repeat_interleave(3, 1).transpose(-1, -2) / 8
+    scores = scores.masked_fill(~torch.ones(70, 100, dtype=torch.bool).tril(30), -torch.inf)
+    wide = scores.softmax(-1) @ v.repeat_interleave(3, 1)
+    loss = (scores.logsumexp(-1) * weights).sum() + (wide * given["do"].transpose(1, 2)).sum()
+    for got, want in zip(found, torch.autograd.grad(loss, leaf), strict=True):
+        assert (got.double() - want).norm() <= 4e-3 * want.norm()
+    alone = torch.autograd.grad(
+        flash_attention(*own, causal=True, return_lse=True, backend=backend)[1].sum(), own[:2]
+    )
+    assert all(x.isfinite().all() and x.any() for x in alone)
+
+
+def tangent():
+    q = tensors()["q"][..., :6, :]
+    torch.func.jvp(lambda x: flash_attention(x, x, x), (q,), (q,))
+
+
+def second():
+    given = tensors()
+    q, k, v = leaves(given)
+    (gradient,) = torch.autograd.grad(flash_attention(q, k, v).sum(), q, create_graph=True)
+    gradient.sum().backward()
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (tangent, "q carries a tangent .*reverse-mode gradients only"),
+        (second, "a gradient of a gradient was asked for; flashsmith differentiates once"),
+    ],
+)
+def test_what_has_no_gradient_is_refused_by_name(call, says):
+    with pytest.raises(Unsupported, match=says):
+        call()
+
+
+@pytest.mark.parametrize(
+    ("changed", "error", "says"),
+    [
+        ({"o": lambda x: x[:, :-1]}, ArgumentError, r"o has shape .* and q .*; they are equal"),
+        ({"do": lambda x: x.astype(np.float32)}, ArgumentTypeError, "do is float32 and q is bfl"),
+        (
+            {"lse": lambda x: x.astype(np.float64)},
+            ArgumentTypeError,
+            "lse is float64; it is float",
+        ),
+        ({"lse": lambda x: x.transpose(0, 2, 1)}, ArgumentError, r"lse has shape .*heads, queries"),
+        ({"q": lambda x: x[..., :4]}, ArgumentError, "q has d_head 4 and k has 64"),
+    ],
+)
+def test_bad_inputs_of_a_backward_call_are_named(changed, error, says):
+    given = arrays()
+    given |= {name: change(given[name]) for name, change in changed.items()}
+    with pytest.raises(error, match=says):
+        flash_attention_backward(*(given[name] for name in NAMES), backend="emulator")
+
+
+def test_on_a_gpu_three_kernels_start_and_the_gradients_are_those_that_tracing_promises(
+    monkeypatch,
+):
+    gpus = plug_in(monkeypatch, "NVIDIA H200")
+    monkeypatch.setattr(cuda_backward, "gpu_device", lambda view, backend: default_device("cuda"))
+    monkeypatch.setattr(cuda_backward, "current_stream", lambda ordinal: 0)
+    monkeypatch.setattr(launches, "KEPT_LAUNCHES", {})
+    given = tensors()
+    inputs = [given[name] for name in NAMES]
+    for _ in range(2):
+        made = cuda_backward.backward(*inputs, None, True, None, None, "bshd", CONFIG)
+    promised = fake_kernel.backward(*inputs, None, True, None, None, "bshd", CONFIG)
+    assert [x.shape for x in made] == [x.shape for x in promised]
+    assert [x.stride() for x in made] == [x.stride() for x in promised]
+    names = [started.kernel for started in gpus.started]
+    assert [name.partition("_BF16")[0] for name in names[:3]] == [
+        "flashsmith_sm80_backward_delta",
+        "flashsmith_sm80_backward_dkv",
+        "flashsmith_sm80_backward_dq",
+    ]
+    assert names[3:] == names[:3]
