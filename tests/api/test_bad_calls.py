@@ -163,6 +163,12 @@ BAD_CALLS = {
         ArgumentError,
         "scale is 0; it is a finite number above 0 or None (negate or scale q instead).",
     ),
+    "a scale that no float holds": (
+        lambda: call(scale=10**400),
+        ValueError,
+        "scale is an integer of 1,329 bits; kernels take it as float32, from 1.175e-38 to "
+        "3.403e+38; negate or scale q instead.",
+    ),
     "scale NaN": (
         lambda: call(scale=float("nan")),
         ArgumentError,

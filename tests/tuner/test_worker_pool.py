@@ -35,6 +35,31 @@ def test_a_death_is_a_reply_and_the_next_job_runs(worker, do, says):
     assert isinstance(worker.ask({"do": "work"}, 60), Answer)
 
 
+def test_ctrl_c_in_the_terminal_is_no_death_of_a_worker(worker):
+    assert isinstance(worker.ask({"do": "ctrl-c"}, 60), Answer)
+
+
+def test_a_worker_that_was_closed_starts_no_child(worker):
+    worker.close()
+    assert isinstance(worker.ask({"do": "work"}, 60), Died)
+    assert worker._process is None
+
+
+def test_a_pool_that_is_left_early_drops_its_jobs_and_ends_its_workers():
+    replies = []
+
+    def leave(number, reply):
+        replies.append(number)
+        raise KeyboardInterrupt
+
+    pool = WorkerPool(2, "answering:evaluate", [HERE] * 2)
+    jobs = [{"do": "work"}, *[{"do": "hang"}] * 5]
+    with pytest.raises(KeyboardInterrupt), pool:
+        pool.run(jobs, 1000, leave)
+    assert replies == [0]
+    assert all(worker._process is None for worker in pool._workers)
+
+
 def test_the_end_of_one_child_is_not_taken_for_the_next_ones(worker, monkeypatch):
     late = []
     monkeypatch.setattr(threading.Thread, "start", lambda reader: late.append(reader))

@@ -8,6 +8,8 @@ from flashsmith.api import gpu_call, host_call
 from flashsmith.api.arrays import library_of, origin
 from flashsmith.api.arrays.library import Array
 from flashsmith.api.options import LSE, CallOptions, checked_flag, checked_options
+from flashsmith.api.scores import require_small_scores
+from flashsmith.base import settings
 from flashsmith.kernels.kernel import KernelConfig
 
 
@@ -53,6 +55,8 @@ def attend(
     q: Array, k: Array, v: Array, options: CallOptions, *, out: Array = None, explain: bool = False
 ) -> Any:  # Any: an array, or a tuple of it, its log-sum-exp and the choice
     """The same with checked options."""
+    if settings.checks_calls():
+        require_small_scores(q, k, options)
     if origin(q) == "torch":
         from flashsmith.torch_op import attention as torch_attention
 

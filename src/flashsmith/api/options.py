@@ -105,8 +105,8 @@ def _plain(kind: type, value: object) -> object:
     if kind is float and isinstance(value, Real) and not isinstance(value, bool):
         try:
             return float(value)
-        except OverflowError as error:
-            raise ArgumentError("a number is beyond the largest that float holds.") from error
+        except OverflowError:
+            return value  # refused by name, with the range that there is
     return value
 
 

@@ -5,18 +5,23 @@ from __future__ import annotations
 import difflib
 import importlib
 import inspect
+import os
 import sys
+import threading
 from typing import Any, NoReturn
 
 import typer
 from typer.core import TyperGroup
 
 from flashsmith import __version__
-from flashsmith.base.errors import ArgumentError, FlashsmithError
+from flashsmith.base.errors import ArgumentError, FlashsmithError, Interrupted
 from flashsmith.base.plain_text import plain
-from flashsmith.cli.pipes import let_readers_leave
+from flashsmith.base.whole_file import disk_error, is_disk_full
+from flashsmith.cli.pipes import drop_output, let_readers_leave
 
 USAGE_ERROR = 2
+_PATIENCE_S = 0.5  # after Ctrl-C, for what ends by itself
+INTERRUPTED = 130  # as shells have it: 128 and the number of the signal
 
 
 # Each with its line in the help; what it runs is the function `command` of the module of its name
@@ -92,6 +97,12 @@ class _Verbs(TyperGroup):
             )
         return super().resolve_command(ctx, args)
 
+    def invoke(self, ctx: Any) -> Any:  # Any: as above
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as error:
+            raise Interrupted("interrupted; what was finished is kept") from error
+
     def format_commands(self, ctx: Any, formatter: Any) -> None:  # Any: as above
         with formatter.section("Verbs"):
             formatter.write_dl(list(VERBS.items()))
@@ -127,17 +138,34 @@ def _lines(error: FlashsmithError) -> str:
     return "\n".join(map(plain, str(error).splitlines()))
 
 
+def _leave_at_once(code: int) -> NoReturn:
+    """Ends the process; threads that are inside the compiler are not waited for to their end."""
+    sys.stdout.flush()
+    end = threading.Timer(_PATIENCE_S, os._exit, (code,))
+    end.daemon = True
+    end.start()
+    sys.exit(code)
+
+
 def main() -> NoReturn:
     """Runs the command line; an error of the user is one line on stderr and exit code 2."""
     let_readers_leave()
     try:
-        app(prog_name="flashsmith")
+        try:
+            app(prog_name="flashsmith")
+        finally:
+            sys.stdout.flush()  # here, where a full disk can still be said
+    except Interrupted as error:
+        typer.echo(f"\nflashsmith: {error}.", err=True)
+        _leave_at_once(INTERRUPTED)
     except FlashsmithError as error:
         typer.echo(f"flashsmith: {_lines(error)}", err=True)
         sys.exit(USAGE_ERROR)
     except OSError as error:
-        if error.filename is None:  # not about a file that the user named: a bug is shown whole
-            raise
-        typer.echo(f"flashsmith: {error.filename}: {error.strerror}; check the path.", err=True)
+        if error.filename is None and not is_disk_full(error):
+            raise  # not about a file that the user named: a bug is shown whole
+        where = f"{error.filename}: " if error.filename is not None else ""
+        typer.echo(f"flashsmith: {where}{disk_error(error)}.", err=True)
+        drop_output()
         sys.exit(USAGE_ERROR)
     sys.exit(0)

@@ -8,9 +8,11 @@ from pathlib import Path
 
 from flashsmith.base import settings
 from flashsmith.base.errors import ArgumentError, ArgumentTypeError, ConfigError
+from flashsmith.base.plain_text import shortened
+from flashsmith.base.whole_number import whole_number
 from flashsmith.kernels.catalogue import CATALOGUE
 from flashsmith.kernels.kernel import KernelConfig
-from flashsmith.kernels.parse import looks_like_config, parse_config
+from flashsmith.kernels.parse import looks_like_config, parse_config, require_short
 from flashsmith.kernels.sm80_forward.config import FlashForwardKernelConfig
 from flashsmith.kernels.sm80_forward.sets import (
     get_autotuning_kernel_configs,
@@ -33,6 +35,7 @@ def get_kernel_configs(kernels_key: str = "") -> list[KernelConfig]:
     """
     if not isinstance(kernels_key, str):
         raise ArgumentTypeError(f"kernels_key is {kernels_key!r}; it is a text such as 'tune'.")
+    require_short(kernels_key)
     key = kernels_key or settings.kernels_key()
     sets = named_sets()
     if key in sets:
@@ -49,6 +52,7 @@ def resolve_key(key: str) -> list[KernelConfig]:
 
     Sets may be joined, as in `tune+hopper`; what is in several is taken once.
     """
+    require_short(key)
     if key.startswith("@"):
         return _from_file(Path(key[1:]))
     if looks_like_config(key):
@@ -62,9 +66,11 @@ def _with_blocks(key: str) -> list[FlashForwardKernelConfig]:
     tune = get_autotuning_kernel_configs()
     blocks = sorted({(config.B_r, config.B_c) for config in tune})
     listed = " ".join(f"{b_r},{b_c}" for b_r, b_c in blocks)
-    if len(parts) != 2 or not all(part.isdecimal() for part in parts):
-        raise ConfigError(f"{key!r} is not of the form {_BLOCKS!r}; there are {listed}; name one.")
-    wanted = (int(parts[0]), int(parts[1]))
+    wanted = tuple(map(whole_number, parts))
+    if len(parts) != 2 or None in wanted:
+        raise ConfigError(
+            f"{shortened(key)!r} is not of the form {_BLOCKS!r}; there are {listed}; name one."
+        )
     if wanted not in blocks:
         raise ConfigError(
             f"{key!r} is no block size of the tuning set; there are {listed}; name one."
@@ -78,7 +84,7 @@ def _unknown(key: str, valid: list[str]) -> ConfigError:
         return ConfigError(f"no key is given and KERNELS is not set; keys are {listed}; give one.")
     near = difflib.get_close_matches(key, valid, n=1, cutoff=0.4)
     hint = f"did you mean {near[0]!r}?" if near else "give one of these."
-    return ConfigError(f"{key!r} is no set of configurations; keys are {listed}; {hint}")
+    return ConfigError(f"{shortened(key)!r} is no set of configurations; keys are {listed}; {hint}")
 
 
 def _from_file(path: Path) -> list[KernelConfig]:

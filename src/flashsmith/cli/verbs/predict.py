@@ -133,7 +133,7 @@ def _existing(paths: list[Path]) -> list[Path]:
 
 def _times_of(data: ReportData, key: str | None) -> Times:
     """Every time of a known configuration, the best-measured one where there are several."""
-    wanted = set(options.configs_of(key, "")) if key else None
+    wanted = set(options.configs_of(key, "")) if key is not None else None
     times: Times = {}
     for gpu, problem, name, median_us in _measured(data):
         config = parse_config(name)

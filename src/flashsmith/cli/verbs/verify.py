@@ -21,7 +21,7 @@ COLUMNS = (
     *("seconds", "where", "reason"),
 )
 CasesOption = Annotated[
-    str, typer.Option("--cases", help="quick (2 a configuration) or full (12).")
+    str, typer.Option("--cases", help="quick (3 a configuration) or full (12).")
 ]
 WorkersOption = Annotated[
     int | None, typer.Option("--workers", min=1, help="Processes at a time; else one a core.")
