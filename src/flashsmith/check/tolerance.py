@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashsmith.base.dtypes import DType, from_bits
-from flashsmith.check.cases import Case, inputs_of
+from flashsmith.check.cases import Case, Inputs, inputs_of
 from flashsmith.check.same_precision import same_precision
 from flashsmith.problem.attention import AttentionProblem
 from flashsmith.problem.reference import reference
@@ -51,9 +51,14 @@ class Expected:
 @lru_cache(maxsize=256)
 def expectation_of(case: Case) -> Mapping[str, Expected]:
     """Truth and tolerance of every output of a case; the same for all configurations."""
-    # The layout is how tensors are handed over; the case's are indexed by row.
-    problem = replace(case.problem, layout="bshd", lse=True)
-    inputs = {name: from_bits(bits, problem.dtype) for name, bits in inputs_of(case).items()}
+    return expectation(case.problem, inputs_of(case))
+
+
+def expectation(problem: AttentionProblem, bits: Inputs) -> Mapping[str, Expected]:
+    """Truth and tolerance of every output for these inputs, (batch, row, head, d) as of a case."""
+    # The layout is how tensors are handed over; these are indexed by row.
+    problem = replace(problem, layout="bshd", lse=True)
+    inputs = {name: from_bits(given, problem.dtype) for name, given in bits.items()}
     truth, near = reference(problem, inputs), same_precision(problem, inputs)
     found = {}
     for role in signature_of(problem).outputs(problem):
