@@ -1,9 +1,11 @@
 """The command line itself: verbs, versions, errors without tracebacks, nothing heavy imported."""
 
+import re
 import subprocess
 import sys
 
 import pytest
+import typer
 
 from flashsmith import __version__
 from flashsmith.cli.main import VERBS
@@ -122,3 +124,29 @@ def test_listing_configurations_as_json_draws_no_table():
     modules = set(ran.stderr.split())
     assert "flashsmith.cli.verbs.configs" in modules
     assert not modules & {"torch", "cuda", "rich.table", "flashsmith.cli.verbs.env"}
+
+
+def verb_commands():
+    from flashsmith.cli.main import app
+
+    group = typer.main.get_command(app)
+    return {verb: group.get_command(None, verb) for verb in VERBS}
+
+
+def test_the_help_of_key_states_the_verbs_own_default_and_no_others():
+    found = {}
+    for verb, command in verb_commands().items():
+        for parameter in command.params:
+            if parameter.name == "key" and parameter.param_type_name == "argument":
+                found[verb] = re.search(r"KERNELS, else (\S+)\.$", parameter.help)
+    stated = {verb: match[1] for verb, match in found.items() if match}
+    assert set(stated) >= {"configs", "compile", "tune", "run", "verify", "build", "generate"}
+    assert stated["run"] == "smoke"
+    assert stated["generate"] == stated["build"] == "all"
+    assert stated["profile"] == "prog"
+    assert stated["configs"] == stated["compile"] == stated["verify"] == "tune"
+
+
+def test_options_may_be_spelt_with_underscores():
+    ran = flashsmith("predict", "smoke", "--seq_lens", "0", "--d_heads", "128")
+    assert (ran.returncode, "--seq-lens is '0'" in ran.stderr) == (2, True)

@@ -28,6 +28,7 @@ from flashsmith.tuner.run.candidates import competes
 from flashsmith.tuner.run.counting import Place, Places, sm_count_of
 from flashsmith.tuner.store.outcome import Timed
 
+DEFAULT_KEY = "tune"  # the set without KEY and KERNELS
 AgainstOption = Annotated[
     list[Path] | None,
     typer.Option(
@@ -88,7 +89,7 @@ def command(
         show(rows, json=json, csv=csv, every=every, title=title)
         _say_verdict(rows)
         return
-    configs = options.configs_of(key, "tune")
+    configs = options.configs_of(key, DEFAULT_KEY)
     problems = options.problems_of(
         seq_lens=seq_lens,
         d_heads=d_heads,
