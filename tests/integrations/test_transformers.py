@@ -68,7 +68,7 @@ def test_the_scale_of_the_model_is_used():
 @pytest.mark.parametrize(
     ("argument", "value", "says"),
     [
-        ("attention_mask", torch.ones(2, 1, 70, 70), "the model made a mask of shape"),
+        ("attention_mask", torch.ones(2, 1, 70, 70), "mask of shape .* the caller passed whole"),
         ("dropout", 0.1, "attention dropout is 0.1"),
         ("softcap", 30.0, "softcap is given; flashsmith does not do capping of scores"),
         ("s_aux", torch.ones(6), "s_aux is given; flashsmith does not do attention sinks"),
@@ -82,6 +82,15 @@ def test_what_would_change_the_result_is_refused_by_name(argument, value, says):
     with pytest.raises(Unsupported, match=says) as caught:
         integration.attention_forward(torch.nn.Module(), *tensors(), **arguments)
     assert str(caught.value).endswith('use attn_implementation="sdpa".')
+
+
+def test_a_float32_model_is_told_how_to_be_loaded():
+    q, k, v = (x.float() for x in tensors())
+    with pytest.raises(TypeError, match=r"the model is float32; .* dtype=torch\.bfloat16"):
+        integration.attention_forward(torch.nn.Module(), q, k, v, None)
+    with torch.autocast("cpu", torch.bfloat16):
+        out, _ = integration.attention_forward(torch.nn.Module(), q, k, v, None)
+    assert out.dtype is torch.bfloat16
 
 
 def models(device):

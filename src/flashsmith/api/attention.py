@@ -8,6 +8,7 @@ from flashsmith.api import gpu_call, host_call
 from flashsmith.api.arrays import library_of, origin
 from flashsmith.api.arrays.library import Array
 from flashsmith.api.options import CallOptions, checked_flag, checked_options
+from flashsmith.api.padding import columns_to_add, narrowed, require_no_out, scaled_by, widened
 from flashsmith.kernels.kernel import KernelConfig
 
 
@@ -52,6 +53,9 @@ def attend(
     q: Array, k: Array, v: Array, options: CallOptions, *, out: Array = None, explain: bool = False
 ) -> Any:  # Any: an array, or a tuple of it, its log-sum-exp and the choice
     """The same with checked options."""
+    columns = columns_to_add(q, k, v)
+    if columns:
+        return _attend_padded(q, k, v, options, columns, out=out, explain=explain)
     if origin(q) == "torch":
         from flashsmith.torch_op import attention as torch_attention
 
@@ -62,3 +66,23 @@ def attend(
         o, lse, choice = where.attend(library, (q, k, v), out, options)
     results = [o] + ([lse] if options.fact("lse") else []) + ([choice] if explain else [])
     return results[0] if len(results) == 1 else tuple(results)
+
+
+def _attend_padded(
+    q: Array,
+    k: Array,
+    v: Array,
+    options: CallOptions,
+    columns: int,
+    *,
+    out: Array,
+    explain: bool,
+) -> Any:  # Any: as above
+    """The same with zeros behind d_head: they add nothing to scores, and are cut off the output."""
+    width = q.shape[-1]
+    require_no_out(out, width)
+    wide = [widened(array, columns) for array in (q, k, v)]
+    found = attend(wide[0], wide[1], wide[2], scaled_by(width, options), explain=explain)
+    if not isinstance(found, tuple):
+        return narrowed(found, width)
+    return narrowed(found[0], width), *found[1:]

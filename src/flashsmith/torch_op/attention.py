@@ -10,9 +10,9 @@ from flashsmith.api.options import CallOptions
 from flashsmith.api.problems import problem_of
 from flashsmith.torch_op import operator
 from flashsmith.torch_op.arguments import given_of
-from flashsmith.torch_op.cpu_kernel import TORCH_RUNS
+from flashsmith.torch_op.cpu_kernel import TORCH_RUNS, is_emulated
 from flashsmith.torch_op.fake_kernel import empty_lse
-from flashsmith.torch_op.tensor_view import require_tensors, tensor_view
+from flashsmith.torch_op.tensor_view import autocast, require_tensors, tensor_view
 from flashsmith.tuner.choose.choice import Choice
 
 
@@ -22,6 +22,7 @@ def attend(
     """Output, log-sum-exp (or None), and the choice if it is to be explained."""
     q, k, v = arrays
     require_tensors(q, k, v, out)
+    q, k, v = autocast(q), autocast(k), autocast(v)
     given, wants_lse = given_of(options), options.fact("lse")
     lse = None
     if out is not None:
@@ -37,7 +38,7 @@ def attend(
 def _choice(q: Tensor, k: Tensor, v: Tensor, options: CallOptions) -> Choice:
     """The choice that the operator made: it is kept with the launch."""
     views = [tensor_view(name, tensor) for name, tensor in zip("qkv", (q, k, v), strict=True)]
-    if q.device.type == "cpu" and options.backend != "emulator":
+    if q.device.type == "cpu" and not is_emulated(options):
         return TORCH_RUNS
     on_cpu = q.device.type == "cpu"
     device = host_device("emulator") if on_cpu else gpu_device(views[0], options.backend)

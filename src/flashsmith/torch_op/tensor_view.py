@@ -18,6 +18,16 @@ def require_tensors(q: Array, k: Array, v: Array, out: Array) -> None:
         refuse_gradients({"q": q, "k": k, "v": v})
 
 
+def autocast(tensor: Tensor) -> Tensor:
+    """The tensor as torch's own attention sees it: inside autocast, in its element type."""
+    kind = tensor.device.type
+    if kind not in ("cpu", "cuda") or not torch.is_autocast_enabled(kind):
+        return tensor
+    if tensor.dtype is torch.float64:  # left alone by torch, too
+        return tensor
+    return tensor.to(torch.get_autocast_dtype(kind)) if tensor.is_floating_point() else tensor
+
+
 def _is_dense(array: object) -> bool:
     return isinstance(array, torch.Tensor) and array.layout is torch.strided and not array.is_nested
 
