@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from flashsmith.api.notices import FlashsmithWarning
     from flashsmith.problem.attention import AttentionProblem
     from flashsmith.tuner.choose.choice import Choice, choose
+    from flashsmith.tuner.run.machines import Machines
+    from flashsmith.tuner.run.tune import Tuned, tune
 
 __version__ = "0.1.0"
 
@@ -29,10 +31,13 @@ _LAZY = {
     "AttentionProblem": "flashsmith.problem.attention",
     "Choice": "flashsmith.tuner.choose.choice",
     "FlashsmithWarning": "flashsmith.api.notices",
+    "Machines": "flashsmith.tuner.run.machines",
+    "Tuned": "flashsmith.tuner.run.tune",
     "choose": "flashsmith.tuner.choose.choice",
     "flash_attention": "flashsmith.api.attention",
     "flash_attn_func": "flashsmith.api.dropins",
     "scaled_dot_product_attention": "flashsmith.api.dropins",
+    "tune": "flashsmith.tuner.run.tune",
 }
 
 __all__ = [
@@ -41,6 +46,8 @@ __all__ = [
     "DType",
     "FlashForwardKernelConfig",
     "FlashsmithWarning",
+    "Machines",
+    "Tuned",
     "choose",
     "flash_attention",
     "flash_attn_func",
@@ -51,6 +58,7 @@ __all__ = [
     "parse_kernel_name_into_config",
     "scaled_dot_product_attention",
     "should_autotune_config",
+    "tune",
 ]
 
 

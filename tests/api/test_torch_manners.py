@@ -128,7 +128,7 @@ def test_what_is_refused_under_torch_compile_is_said_first(call, fullgraph):
     torch._dynamo.reset()
     compiled = torch.compile(call, backend="aot_eager", fullgraph=fullgraph)
     q = torch.zeros(1, 8, 2, 64)
-    with pytest.raises(ArgumentTypeError, match="^q is float32; the kernels take float16"):
+    with pytest.raises(ArgumentTypeError, match=r"^q is float32; the kernels take float16"):
         compiled(q, q, q)
-    with pytest.raises(ArgumentError, match="^q has 3 dimensions"):
+    with pytest.raises(ArgumentError, match=r"^q has 3 dimensions"):
         compiled(q[0].half(), q[0].half(), q[0].half())

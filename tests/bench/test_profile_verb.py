@@ -1,4 +1,4 @@
-"""`flashsmith profile`: the original's line, its columns, its join with records, its refusals."""
+"""`flashsmith bench profile`: the original's line, its columns, join with records, refusals."""
 
 import csv
 import io
@@ -112,7 +112,7 @@ def test_a_machine_without_a_gpu_is_told_what_else_counts(monkeypatch):
     monkeypatch.setattr(verb, "has_cuda", lambda: False)
     ran = run("prog")
     assert isinstance(ran.exception, DeviceMissing)
-    assert "flashsmith progression --device emulator" in str(ran.exception)
+    assert "flashsmith bench ladder --device emulator" in str(ran.exception)
 
 
 def test_a_width_that_the_set_lacks_is_refused_before_anything_runs():

@@ -33,7 +33,7 @@ def timed(monkeypatch):
 
     monkeypatch.setattr(progression, "_time", time_all)
     monkeypatch.setattr(
-        progression, "counted", lambda configs, arch, causal: dict.fromkeys(configs, FACTS)
+        progression, "counted", lambda configs, arch, **more: dict.fromkeys(configs, FACTS)
     )
     monkeypatch.setattr(progression, "default_device", lambda name: EmulatedDevice("sm_90a"))
     monkeypatch.setattr(progression, "default_device_name", lambda: "cuda")

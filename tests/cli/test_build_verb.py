@@ -1,4 +1,4 @@
-"""`flashsmith generate` and `flashsmith build`: files, sizes and refusals."""
+"""`flashsmith build registry` and `flashsmith build`: files, sizes and refusals."""
 
 import json
 import shutil

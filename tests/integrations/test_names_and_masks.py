@@ -3,6 +3,7 @@
 import re
 import sys
 from types import ModuleType, SimpleNamespace
+from typing import ClassVar
 
 import pytest
 import torch
@@ -48,11 +49,11 @@ class Interface(dict):
 
 
 class Attention(Interface):
-    known: dict = {}
+    known: ClassVar[dict] = {}
 
 
 class Masks(Interface):
-    known: dict = {}
+    known: ClassVar[dict] = {}
 
 
 @pytest.fixture

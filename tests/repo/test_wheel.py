@@ -123,7 +123,7 @@ def test_a_wheel_with_its_kernels_needs_no_compiler_for_shipped_choices(tmp_path
         shutil.copytree(ROOT / name, tree / name, ignore=unwanted)
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copyfile(ROOT / name, tree / name)
-    table = tree / "src/flashsmith/tuner/shipped/nvidia_h200.jsonl"
+    table = tree / "src/flashsmith/shipped/nvidia_h200.jsonl"
     line = json.loads(table.read_text().splitlines()[0])
     line["config"] = "(BF16, 64, 64, 32, 4): async+load_2_2_2_tiles"
     line["problem"] |= {"d_head": 64, "causal": True, "q_len": 128, "k_len": 128}

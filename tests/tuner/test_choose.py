@@ -110,6 +110,31 @@ def test_the_users_measurements_come_before_the_shipped():
     assert chosen(PROBLEM, shipped).source == "shipped measurement"
 
 
+def test_a_measurement_that_never_met_the_shipped_winner_does_not_replace_it():
+    shipped = table(measured(FAST, 10.0), label="shipped measurement")
+    mine = replace(table(measured(SLOW, 20.0)), must_know=shipped)
+    choice = chosen(PROBLEM, mine, shipped)
+    assert choice.config == parse_config(FAST)
+    assert (choice.rejected[0].what, choice.rejected[0].reason) == (
+        SLOW,
+        "measured on this machine, but not beside the winner of the shipped measurements; "
+        "`flashsmith tune` races both",
+    )
+    # Where it was in the race and lost, this machine's own winner is the choice.
+    raced = replace(
+        table(measured(SLOW, 20.0), measured(FAST, 21.0, gate=False)), must_know=shipped
+    )
+    assert chosen(PROBLEM, raced, shipped).config == parse_config(SLOW)
+    # In another element type it is the same winner.
+    half = replace(PROBLEM, dtype=DType.FP16)
+    assert chosen(half, raced, shipped).config == parse_config(SLOW.replace("BF16", "FP16"))
+
+
+def test_what_is_measured_or_imported_here_must_know_the_shipped_winner():
+    mine, imported, shipped = known_measurements(GPU)
+    assert mine.must_know == imported.must_know == shipped
+
+
 def test_a_neighbours_measurement_is_taken_and_said():
     choice = chosen(replace(PROBLEM, q_len=3000, k_len=3000), table(measured(FAST, 10.0)))
     assert choice.config == parse_config(FAST)

@@ -36,6 +36,9 @@ class Races:
     void: str = ""
     asked: list[str] = field(default_factory=list)
 
+    def is_over(self):
+        return False
+
     def race(self, racers, protocol, rounds):
         if protocol == self.void:
             return {}

@@ -6,7 +6,7 @@ from planted_faults import CONFIGS, FAULTS
 
 from flashsmith.base.dtypes import DType
 from flashsmith.problem.attention import AttentionProblem
-from flashsmith.tuner.run.candidates import compiled_candidates
+from flashsmith.tuner.run.candidates import compiled_candidates, pairs_of
 from flashsmith.tuner.run.ranking import tune_problem
 from flashsmith.tuner.run.target import target_here
 from flashsmith.tuner.run.tuner import Tuner
@@ -25,7 +25,7 @@ def target(device):
 
 
 def run(target, path, configs, evaluator="planted:evaluate", model=None):
-    candidates = compiled_candidates(configs, [PROBLEM], target)
+    candidates = compiled_candidates(pairs_of(configs, [PROBLEM]), target)
     workers = 1 if target.can_time else 2
     with ResultStore(path) as store, WorkerPool(workers, evaluator, [HERE] * workers) as pool:
         tuner = Tuner(target, store, pool, job_seconds=HANG_SECONDS[target.device])

@@ -13,14 +13,15 @@ from flashsmith.base import settings
 from flashsmith.base.errors import ArgumentError
 from flashsmith.check.cases import full_cases
 from flashsmith.cli.main import app
-from flashsmith.cli.verbs.tune import seconds_of
 from flashsmith.cli.verbs.tune_report import rows_of, say_end, title_of, write_table
-from flashsmith.cli.verbs.tune_steps import Found
 from flashsmith.compile.ahead_of_time.bundle import open_bundle
 from flashsmith.compile.compiler import compile_kernel
 from flashsmith.compile.nvrtc.library import find_nvrtc
 from flashsmith.kernels.plans import needs_of
 from flashsmith.tuner.run import candidates
+from flashsmith.tuner.run.machines import local_pool
+from flashsmith.tuner.run.target import target_here
+from flashsmith.tuner.run.tune import Tuned, seconds_of
 from flashsmith.tuner.run.tuner import Tuner
 from flashsmith.tuner.store.database import ResultStore
 from flashsmith.tuner.store.exchange import choosable_table, read_lines
@@ -52,7 +53,7 @@ def test_a_budget_is_a_time(text, seconds):
 
 
 def test_a_budget_without_a_unit_is_refused():
-    with pytest.raises(ArgumentError, match="--budget is '90'; it is a time above 0, such as 90s"):
+    with pytest.raises(ArgumentError, match="budget is '90'; it is a time above 0, such as 90s"):
         seconds_of("90")
 
 
@@ -65,12 +66,12 @@ def test_what_is_about_times_is_refused_without_a_gpu(option, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--executor", "dask"], "--executor is 'dask'; it is local or ray"),
-        (["--address", "auto"], "--address is given without a cluster"),
-        (["--gpu-type", "H200"], "--gpu-type is given without a cluster"),
+        (["--executor", "dask"], "executor is 'dask'; it is local or ray"),
+        (["--address", "auto"], "address is given without a cluster"),
+        (["--gpu-type", "H200"], "gpu_type is given without a cluster"),
         (["--search", "random"], "--search is 'random'; it is exhaustive or optuna"),
         (["--trials", "9"], "--trials is 9 with an exhaustive search"),
-        (["--device", "cuda", "--arch", "sm_80"], "--arch is 'sm_80' on a machine with a GPU"),
+        (["--device", "cuda", "--arch", "sm_80"], "arch is 'sm_80' on a machine with a GPU"),
     ],
 )
 def test_options_that_contradict_each_other_are_refused(arguments, says, tmp_path):
@@ -79,9 +80,6 @@ def test_options_that_contradict_each_other_are_refused(arguments, says, tmp_pat
 
 
 def test_as_many_workers_as_asked_for_verify(tmp_path):
-    from flashsmith.cli.verbs.tune_place import local_pool
-    from flashsmith.tuner.run.target import target_here
-
     with local_pool(target_here("emulator"), 3) as pool:
         assert len(pool._workers) == 3
 
@@ -119,10 +117,11 @@ def test_without_a_gpu_rows_are_in_predicted_order(tmp_path, monkeypatch):
 
 def test_with_a_gpu_rows_are_in_measured_order(tuned):
     _, results = tuned
-    rows = rows_of({CANDIDATES[0].problem: results}, TARGET, {})
+    found = Tuned({CANDIDATES[0].problem: results}, {}, 3, 0, TARGET)
+    rows = rows_of(found)
     assert rows[0]["winner"]
     assert "predicted_place" not in rows[0]
-    assert title_of(TARGET, {}) == "measured on a GPU of tests"
+    assert title_of(found) == "measured on a GPU of tests"
 
 
 def test_a_winner_without_a_valid_last_race_is_said_to_be_one(tuned, tmp_path, capsys):
@@ -130,14 +129,14 @@ def test_a_winner_without_a_valid_last_race_is_said_to_be_one(tuned, tmp_path, c
     screened = replace(winner.measurement.key, protocol="screen")
     unraced = replace(winner, measurement=replace(winner.measurement, key=screened))
     for first, said in ((winner, False), (unraced, True)):
-        say_end(Found({CANDIDATES[0].problem: [first, *others]}, {}, 3, 0), tmp_path, 1.0)
+        say_end(Tuned({CANDIDATES[0].problem: [first, *others]}, {}, 3, 0, TARGET), tmp_path, 1.0)
         assert ("its last race was void" in capsys.readouterr().err) is said
 
 
 def test_the_last_lines_name_the_first_three_and_the_file(tuned, tmp_path, capsys):
     _, results = tuned
     problem = CANDIDATES[0].problem
-    say_end(Found({problem: results}, {}, 3, 0), tmp_path, 1.0, "open x.html")
+    say_end(Tuned({problem: results}, {}, 3, 0, TARGET), tmp_path, 1.0, "open x.html")
     *_, first, second, third, again, last = capsys.readouterr().err.splitlines()
     assert first.startswith("  1. ")
     assert first.endswith(f" µs  {results[0].candidate.config.short_form()}")
@@ -150,7 +149,7 @@ def test_the_last_lines_name_the_first_three_and_the_file(tuned, tmp_path, capsy
 def test_of_many_problems_the_last_lines_name_the_winners(tuned, tmp_path, capsys):
     _, results = tuned
     many = {replace(CANDIDATES[0].problem, batch=n): results for n in range(1, 13)}
-    say_end(Found(many, {}, 3, 0), tmp_path, 1.0)
+    say_end(Tuned(many, {}, 3, 0, TARGET), tmp_path, 1.0)
     told = capsys.readouterr().err
     assert told.count("  1. ") == 10
     assert "  2. " not in told
@@ -160,9 +159,10 @@ def test_of_many_problems_the_last_lines_name_the_winners(tuned, tmp_path, capsy
 def test_a_run_in_which_nothing_is_right_is_a_failed_one(tuned):
     _, (winner, *others) = tuned
     wrong = replace(winner, measurement=replace(winner.measurement, outcome=Wrong("far off")))
-    assert Found({CANDIDATES[0].problem: [wrong]}, {}, 0, 0).is_all_wrong
-    assert not Found({CANDIDATES[0].problem: [wrong, winner, *others]}, {}, 0, 0).is_all_wrong
-    assert not Found({}, {}, 0, 0).is_all_wrong
+    assert Tuned({CANDIDATES[0].problem: [wrong]}, {}, 0, 0, TARGET).is_all_wrong
+    some = {CANDIDATES[0].problem: [wrong, winner, *others]}
+    assert not Tuned(some, {}, 0, 0, TARGET).is_all_wrong
+    assert not Tuned({}, {}, 0, 0, TARGET).is_all_wrong
 
 
 def test_the_gates_kernels_are_compiled_side_by_side(monkeypatch):

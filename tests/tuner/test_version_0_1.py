@@ -156,7 +156,11 @@ def test_an_imported_row_comes_after_ones_own_and_before_shipped_ones(
 ):
     monkeypatch.setenv("FLASHSMITH_RESULTS", str(tmp_path / "r.sqlite"))
     mine = replace(read(LINE), is_imported=imported)
+    shipped = choose(mine.key.problem, "sm_90a", gpu="NVIDIA H200")
+    assert shipped.source == "shipped measurement"
+    beside = replace(mine.key, config=shipped.config.short_form())
     with ResultStore(tmp_path / "r.sqlite") as store:
         store.add(mine)
+        store.add(replace(mine, key=beside, gate=False))
     choice = choose(mine.key.problem, "sm_90a", gpu="NVIDIA H200")
     assert choice.source == label

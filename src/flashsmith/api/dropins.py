@@ -101,14 +101,13 @@ def scaled_dot_product_attention(
 
 
 def _is_causal_bias(attn_mask: object) -> bool:
-    """Whether it is what torch's causal_lower_right or causal_upper_left made; torch may be absent."""
+    """Whether torch's causal_lower_right or causal_upper_left made it; torch may be absent."""
     kind = type(attn_mask)
     return kind.__name__ == "CausalBias" and kind.__module__.startswith("torch.")
 
 
-def _diagonal_of(
-    bias: Any, query: Array, key: Array, is_causal: bool
-) -> int | None:  # Any: torch's
+# Any: a class of torch, which may be absent.
+def _diagonal_of(bias: Any, query: Array, key: Array, is_causal: bool) -> int | None:
     """The diagonal that a mask object of torch means: None is bottom-right, 0 top-left."""
     if is_causal:
         raise ArgumentError("attn_mask and is_causal are both given; drop one of them.")

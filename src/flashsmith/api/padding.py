@@ -17,7 +17,7 @@ def columns_to_add(*arrays: Array) -> int:
 
     Shapes that cannot be used anyway are left to the checks that name what is wrong with them.
     """
-    shapes = [getattr(array, "shape", ()) for array in arrays]
+    shapes: list[tuple[int, ...]] = [getattr(array, "shape", ()) for array in arrays]
     widths = {shape[-1] for shape in shapes if len(shape) == 4}
     if len(widths) != 1 or any(len(shape) != 4 for shape in shapes):
         return 0
@@ -26,7 +26,7 @@ def columns_to_add(*arrays: Array) -> int:
 
 
 def scaled_by(width: int, options: CallOptions) -> CallOptions:
-    """The options with the scale that they mean at a d_head of `width`: more columns are to come."""
+    """The options with the scale of a d_head of `width`, said: columns are to be added."""
     if options.fact("scale") is not None:
         return options
     return options.with_fact("scale", float(width) ** -0.5)

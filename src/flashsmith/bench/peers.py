@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
+import importlib.util
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from flashsmith.base.errors import ArgumentError
 from flashsmith.measure.cuda_graph import Timer
 from flashsmith.measure.interleaved import Contender
 from flashsmith.problem.attention import AttentionProblem
@@ -24,10 +28,11 @@ MakeCall = Callable[[AttentionProblem, Tensor, Tensor, Tensor], Call]
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A name that tables show, and how to make a call for a problem."""
+    """A name that tables show, how to make a call for a problem, and what records say of it."""
 
     name: str
     make: MakeCall
+    about: Mapping[str, str] = field(default_factory=dict)
 
 
 def _sdpa(backend_name: str) -> MakeCall:
@@ -88,6 +93,35 @@ PEERS = (
     Peer("flash-attn 3", _module("flash_attn_interface")),
     Peer("flash-attn 4", _module("flash_attn.cute")),
 )
+
+
+def peer_of_file(text: str) -> Peer:
+    """The contender of `FILE.py:NAME`, a function of that file that takes problem, q, k and v.
+
+    It returns what is timed: a call without arguments. Records get its name, the file's
+    `__version__` if it states one, and the hash of the file.
+    """
+    path_text, colon, name = text.rpartition(":")
+    path = Path(path_text)
+    if not colon or not name.isidentifier() or not path.is_file():
+        raise ArgumentError(
+            f"--peer is {text!r}; it is FILE.py:NAME, a function of a file that takes (problem, q, "
+            f"k, v) and returns the call to time; check the path and the name."
+        )
+    spec = importlib.util.spec_from_file_location(f"flashsmith_peer_{path.stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    make = getattr(module, name, None)
+    if not callable(make):
+        raise ArgumentError(f"--peer is {text!r}; {path} has no function {name!r}; name one.")
+    about = {
+        "peer_file": path.name,
+        "peer_sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
+        "peer_version": str(getattr(module, "__version__", "")),
+    }
+    return Peer(name, make, about)
 
 
 def find_peers(names: list[str]) -> list[Peer]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -86,15 +86,21 @@ def _arg(tensor: Any) -> TensorArg:  # Any: a torch tensor
     return TensorArg(tensor.data_ptr(), batch, seq, head)
 
 
-def records(found: Versus, environment: Environment, suite: str) -> list[Record]:
+def records(
+    found: Versus, environment: Environment, suite: str, peers: Sequence[Peer] = ()
+) -> list[Record]:
     """A record for every contender; the matrix product counts its own operations."""
+    about = {peer.name: peer.about for peer in peers}
     flops = cost_of(found.shape.problem).flops
     made = records_of(found.comparison, found.shape.problem, environment, suite=suite, flops=flops)
-    return [_stated(record, found) for record in made]
+    return [_stated(record, found, about) for record in made]
 
 
-def _stated(record: Record, found: Versus) -> Record:
+def _stated(record: Record, found: Versus, about: Mapping[str, Mapping[str, str]]) -> Record:
     """The record with what only the comparison knows: the product's rate, our configuration."""
+    stated = about.get(str(record.what["name"]))
+    if stated:
+        return replace(record, what={**record.what, **stated})
     if record.what["name"] == GEMM:
         return replace(record, result={**record.result, "tflops": found.gemm_tflops()})
     if record.what["name"] == OURS and found.choice.config is not None:

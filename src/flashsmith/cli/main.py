@@ -19,24 +19,42 @@ from flashsmith.cli.pipes import let_readers_leave
 USAGE_ERROR = 2
 
 
-# Each is the function `command` of the module of its name in cli/verbs; its line in the help.
+# Each with its line in the help; what it runs is the function `command` of the module of its name
+# in cli/verbs, unless DOORS says otherwise.
 VERBS: dict[str, str] = {
     "configs": "Show a set of configurations, or why one is out.",
     "env": "Say what is installed here, and what is missing for what.",
     "compile": "Compile a set: registers, spills, blocks per SM.",
     "tune": "Find the best configuration for each problem.",
-    "predict": "Order configurations without a GPU.",
+    "tune predict": "Order configurations without a GPU.",
     "bench": "Time our choices against peers, side by side.",
-    "progression": "Show what each optimisation brings.",
-    "profile": "Read a set's counters with Nsight Compute.",
+    "bench ladder": "Show what each optimisation brings.",
+    "bench profile": "Read a set's counters with Nsight Compute.",
     "report": "Write a page of charts from records.",
     "results": "Look at, compare and exchange measurements.",
     "run": "Run configurations on a problem: check, time, count.",
     "verify": "Check every configuration of a set.",
     "cache": "Look at the kernel cache, or clean it.",
     "inspect": "Count a kernel's instructions; compare two.",
-    "generate": "Write a set's static registry as C++ files.",
     "build": "Build a set ahead of time: C library or bundle.",
+    "build library": "Build a set as a C library.",
+    "build bundle": "Build a set as a bundle that needs no compiler.",
+    "build registry": "Write a set's static registry as C++ files.",
+}
+DOORS: dict[str, tuple[str, str]] = {
+    "tune predict": ("predict", "command"),
+    "bench ladder": ("progression", "command"),
+    "bench profile": ("profile", "command"),
+    "build library": ("build", "library"),
+    "build bundle": ("build", "bundle"),
+    "build registry": ("generate", "command"),
+}
+# Names that verbs had once; they still answer.
+OLD_NAMES: dict[str, str] = {
+    "predict": "tune predict",
+    "progression": "bench ladder",
+    "profile": "bench profile",
+    "generate": "build registry",
 }
 
 
@@ -47,22 +65,27 @@ class _Verbs(TyperGroup):
         return list(VERBS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:  # Any: nor its command type
-        if cmd_name not in VERBS:
+        verb = OLD_NAMES.get(cmd_name, cmd_name)
+        if verb not in VERBS:
             return None
         single = typer.Typer(
             add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
         )
-        module = importlib.import_module(f"flashsmith.cli.verbs.{cmd_name}")
-        function = module.command
+        file, name = DOORS.get(verb, (verb, "command"))
+        module = importlib.import_module(f"flashsmith.cli.verbs.{file}")
+        function = getattr(module, name)
         # \b: examples stand on lines of their own, as they were written.
         text = inspect.cleandoc(function.__doc__ or "").replace("\n\n", "\n\n\b\n")
         single.command(cmd_name, help=text, no_args_is_help=False)(function)
         command = typer.main.get_command(single)
-        _state_default_key(command, getattr(module, "DEFAULT_KEY", "tune"))
+        _state_default_key(command, getattr(module, "DEFAULT_KEY", ""))
         return command
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:  # Any: as above
-        if args[0] not in VERBS and not args[0].startswith("-"):
+        if " ".join(args[:2]) in VERBS and args[0] in VERBS and len(args) > 1:
+            verb = " ".join(args[:2])
+            return verb, self.get_command(ctx, verb), args[2:]
+        if args[0] not in VERBS and args[0] not in OLD_NAMES and not args[0].startswith("-"):
             near = difflib.get_close_matches(args[0], VERBS, n=1)
             if near:
                 raise ArgumentError(f"unknown verb {args[0]!r}; did you mean {near[0]!r}?")

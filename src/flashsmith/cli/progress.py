@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Protocol
 
 
@@ -16,10 +16,31 @@ class Progress(Protocol):
 
 
 @contextmanager
+def progress_steps() -> Iterator[Callable[[str, int, int, str], None]]:
+    """Gives a function that moves a bar, told which step of the work it stands for."""
+    with ExitStack() as open_bar:
+        current = ""
+        move: Progress = _nobody_watches
+
+        def moved(step: str, done: int, total: int, text: str) -> None:
+            nonlocal current, move
+            if step != current:
+                open_bar.close()
+                current, move = step, open_bar.enter_context(progress_bar(step))
+            move(done, total, text)
+
+        yield moved
+
+
+def _nobody_watches(done: int, total: int, text: str = "") -> None:
+    pass
+
+
+@contextmanager
 def progress_bar(title: str) -> Iterator[Progress]:
     """Gives a function that moves the bar."""
     if not sys.stderr.isatty():
-        yield lambda done, total, text="": None
+        yield _nobody_watches
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn

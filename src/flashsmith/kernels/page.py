@@ -8,6 +8,7 @@ from flashsmith.kernels.kernel import KernelConfig
 from flashsmith.kernels.rules import Rule
 from flashsmith.kernels.sets import named_sets
 from flashsmith.kernels.short_form import form_text
+from flashsmith.problem.attention import FACTS
 
 _HEAD = """\
 # Configurations
@@ -21,8 +22,28 @@ compiled; one that an *autotune* rule refuses can be built and is not worth meas
 
 def configuration_page() -> str:
     """The whole page as Markdown."""
-    parts = [_HEAD, *(_family_section(family) for family in CATALOGUE), _sets_section()]
+    parts = [
+        _HEAD,
+        _facts_section(),
+        *(_family_section(family) for family in CATALOGUE),
+        _sets_section(),
+    ]
     return "\n\n".join(parts)
+
+
+def _facts_section() -> str:
+    lines = [
+        "## What a problem is",
+        "",
+        "| fact | values | without it | in a call | on the command line | meaning |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, what in FACTS.items():
+        absent = f"`{what.absent}`" if what.is_optional else "always given"
+        call = f"`{what.call}=`" if what.call else "the tensors say it"
+        option = f"`{what.option}`" if what.option else ""
+        lines.append(f"| `{name}` | {what.wanted()} | {absent} | {call} | {option} | {what.doc} |")
+    return "\n".join(lines)
 
 
 def _family_section(family: type[KernelConfig]) -> str:

@@ -48,9 +48,11 @@ class Needs:
         """Whether a kernel with these computes a problem that needs `needed`.
 
         It does where it has all of them: predicates are then always true, a diagonal right of the
-        last key masks nothing, and a null address takes no log-sum-exp.
+        last key masks nothing, and a null address takes no log-sum-exp. What changes scores must
+        be the same: a kernel that changes them computes nothing else.
         """
-        return set(needed.names) <= set(self.names)
+        more = set(self.names) - set(needed.names)
+        return set(needed.names) <= set(self.names) and not more & set(_SCORES)
 
     def to_cpp(self) -> str:
         """The C++ literal, with designated initialisers."""
@@ -62,7 +64,9 @@ class Needs:
         """The C++ struct, written from the declarations."""
         lines = [f"    bool {name} = required<bool>();  // {doc}" for name, doc in NEEDS.items()]
         changed = " || ".join(_SCORES) or "false"
-        covered = " && ".join(f"{name} >= needed.{name}" for name in NEEDS)
+        covered = " && ".join(
+            f"{name} {'==' if name in _SCORES else '>='} needed.{name}" for name in NEEDS
+        )
         none = ", ".join("false" for _ in NEEDS)
         methods = [
             f"    constexpr bool changes_scores() const {{ return {changed}; }}",
@@ -70,6 +74,11 @@ class Needs:
             f"    static constexpr Needs none() {{ return {{{none}}}; }}",
         ]
         return "\n".join(["struct Needs {", *lines, "", *methods, "};"])
+
+
+def changed_scores(problem: AttentionProblem) -> list[str]:
+    """The facts of a problem that change its scores."""
+    return [name for name in _SCORES if getattr(problem, name) != FACTS[name].absent]
 
 
 def needs_of(problem: AttentionProblem, *, tile_q: int, tile_k: int, d_head: int) -> Needs:

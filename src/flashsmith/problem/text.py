@@ -13,6 +13,8 @@ MOST = 2**31 - 1  # of every size: kernels count in 32 bits
 Flat = dict[str, Any]  # Any: JSON
 
 _ABSENT = {name: what.absent for name, what in FACTS.items() if what.is_optional}
+# In the text of the mask, or without a say in what is computed and how long it takes.
+_NOT_NAMED = ("causal", "diagonal", "scale", "layout", "lse")
 _NEEDED = [name for name in FACTS if name not in _ABSENT]
 
 
@@ -76,9 +78,20 @@ def problem_text(problem: AttentionProblem) -> str:
             f"length {lengths}",
             f"d {p.d_head}",
             mask_text(p),
+            *_other_facts(p),
             p.dtype.name,
         ]
     )
+
+
+def _other_facts(problem: AttentionProblem) -> list[str]:
+    """What the problem has beside shape and mask, by the names of the facts."""
+    found = {name: getattr(problem, name) for name in _ABSENT if name not in _NOT_NAMED}
+    return [
+        name if value is True else f"{name} {value}"
+        for name, value in found.items()
+        if value != _ABSENT[name]
+    ]
 
 
 def mask_text(problem: AttentionProblem) -> str:

@@ -26,14 +26,16 @@ def left_out(data: ReportData) -> list[str]:
     if not any(contender(r) != OURS for r in data.records):
         gaps.append("Peers were not measured: `flashsmith bench -o FILE`.")
     if not any(r.what["suite"] == LADDER for r in data.records):
-        gaps.append("Steps of a ladder were not measured: `flashsmith progression -o FILE`.")
+        gaps.append("Steps of a ladder were not measured: `flashsmith bench ladder -o FILE`.")
     if not data.counted:
-        gaps.append("Counters were not taken: `flashsmith profile -o FILE`.")
+        gaps.append("Counters were not taken: `flashsmith bench profile -o FILE`.")
     has_times = any(isinstance(m.outcome, Timed) for m in data.measurements)
     if not data.measurements:
         gaps.append("Nothing was tuned: `flashsmith tune`.")
     elif not has_times:
         gaps.append("Nothing was timed: there was no GPU.")
     if not data.places and (has_times or not data.measurements):
-        gaps.append("No predicted order stands beside the times: `flashsmith predict -o FILE`.")
+        gaps.append(
+            "No predicted order stands beside the times: `flashsmith tune predict -o FILE`."
+        )
     return gaps

@@ -15,8 +15,9 @@ from flashsmith.api.notices import say_once
 from flashsmith.api.options import CallOptions
 from flashsmith.api.problems import problem_of, require_out_fits
 from flashsmith.base import settings
-from flashsmith.base.errors import ArgumentError
+from flashsmith.base.errors import ArgumentError, Unsupported
 from flashsmith.problem.attention import AttentionProblem
+from flashsmith.problem.needs import changed_scores
 from flashsmith.torch_op.arguments import options_of
 from flashsmith.torch_op.tensor_view import refuse_gradients, tensor_view
 from flashsmith.tuner.choose.choice import Choice
@@ -75,6 +76,11 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, options: CallOptions) -> tuple[Tens
         raise ArgumentError(
             "config is given and q is on the CPU, where torch's own attention runs; pass "
             "backend='emulator' or move q, k and v to a GPU."
+        )
+    for name in changed_scores(problem):
+        raise Unsupported(
+            f"{name} is given and q is on the CPU, where torch's own attention runs, which cannot "
+            f"compute it; pass backend='emulator' or move q, k and v to a GPU."
         )
     say_once(
         "torch on the CPU",

@@ -64,8 +64,8 @@ def empty_lse(q: Tensor, layout: str) -> Tensor:
 def _check(q: Tensor, k: Tensor, v: Tensor, given: Given) -> None:
     """Refuses for meta tensors what would be refused at run time, as far as sizes are known.
 
-    What torch.compile traces is refused when it runs, in the same call: an error while tracing would
-    reach the caller at the end of a page about tracing.
+    What torch.compile traces is refused when it runs, in the same call: an error while tracing
+    would reach the caller at the end of a page about tracing.
     """
     named = {"q": q, "k": k, "v": v}
     if any(isinstance(tensor, FakeTensor) for tensor in named.values()):

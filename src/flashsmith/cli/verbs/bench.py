@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,6 +17,7 @@ from flashsmith.problem.cost import cost_of
 from flashsmith.runtime.devices import default_device, has_cuda
 
 if TYPE_CHECKING:
+    from flashsmith.bench.peers import Peer
     from flashsmith.bench.versus import Versus
     from flashsmith.measure.interleaved import Regime
 
@@ -24,6 +26,14 @@ SuiteOption = Annotated[
 ]
 PeersOption = Annotated[
     str, typer.Option("--peers", help="Only peers whose name contains one of these, as in cudnn.")
+]
+PeerOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--peer",
+        metavar="FILE.py:NAME",
+        help="A contender of your own: NAME(problem, q, k, v) returns the call; repeatable.",
+    ),
 ]
 OnlyLensOption = Annotated[
     str | None, typer.Option("--seq-lens", help="Only the suite's shapes of these lengths.")
@@ -34,6 +44,7 @@ def command(
     suite: SuiteOption = "quick",
     seq_lens: OnlyLensOption = None,
     peers: PeersOption = "",
+    peer: PeerOption = None,
     dtype: options.DTypeOption = "bf16",
     rounds: options.RoundsOption = None,
     sustained: options.SustainedOption = False,
@@ -44,45 +55,63 @@ def command(
 ) -> None:
     """Time flashsmith's choices against its peers, side by side in one process.
 
-    Example: flashsmith bench --suite quick --peers cudnn -o records.jsonl
+    Examples: flashsmith bench --suite quick --peers cudnn -o records.jsonl;
+    flashsmith bench --suite paper --peer ../fa3/peer.py:flash_attention_3
     """
     chosen = read_suite(suite, options.dtype_of(dtype))
     if seq_lens is not None:
         chosen = of_lengths(chosen, options.numbers_of("--seq-lens", seq_lens))
-    rows = _run(chosen, peers, rounds=rounds or options.ROUNDS, sustained=sustained, output=output)
+    wanted = Wanted(peers, peer or [], rounds or options.ROUNDS, sustained, output)
+    rows = _run(chosen, wanted)
     show(rows, json=json, csv=csv, every=every, title=f"{chosen.name}: {chosen.about}")
 
 
-def _run(
-    suite: Suite, names: str, *, rounds: int, sustained: bool, output: Path | None
-) -> list[Row]:
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Whom to race, how often, and where records go."""
+
+    names: str
+    files: list[str]
+    rounds: int
+    sustained: bool
+    output: Path | None
+
+    def peers(self) -> list[Peer]:
+        """The peers of files, then those that are known; a file alone is raced alone."""
+        from flashsmith.bench.peers import find_peers, peer_of_file
+
+        given = [name.strip() for name in self.names.split(",") if name.strip()]
+        known = find_peers(given) if given or not self.files else []
+        if given and not known:
+            listed = ", ".join(peer.name for peer in find_peers([]))
+            raise ArgumentError(f"--peers is {self.names!r}; peers are {listed}; name one of them.")
+        return [*map(peer_of_file, self.files), *known]
+
+
+def _run(suite: Suite, wanted: Wanted) -> list[Row]:
     if not has_cuda():
         raise DeviceMissing(
             f"bench times kernels and needs a GPU with its driver; none was found here. Shipped "
             f"records are shown by `flashsmith report`; suites are {', '.join(suite_names())}."
         )
-    from flashsmith.bench.peers import find_peers
     from flashsmith.bench.versus import records, versus
     from flashsmith.compile.nvrtc.library import find_nvrtc
     from flashsmith.measure.environment import environment_of, timed_device
     from flashsmith.measure.record import append_records
 
     device = timed_device(default_device("cuda"))
-    wanted = find_peers([name.strip() for name in names.split(",") if name.strip()])
-    if not wanted:
-        known = ", ".join(peer.name for peer in find_peers([]))
-        raise ArgumentError(f"--peers is {names!r}; peers are {known}; name one of them.")
+    peers = wanted.peers()
     environment = environment_of(device, compiler=find_nvrtc().compiler)
-    regime: Regime = "sustained" if sustained else "burst"
+    regime: Regime = "sustained" if wanted.sustained else "burst"
     rows: list[Row] = []
     with progress_bar(f"benchmark {suite.name}") as progress:
         for number, shape in enumerate(suite.shapes, start=1):
-            found = versus(device, shape, wanted, rounds=rounds, regime=regime)
+            found = versus(device, shape, peers, rounds=wanted.rounds, regime=regime)
             rows += _rows(found)
-            if output is not None:
-                append_records(output, records(found, environment, suite.name))
+            if wanted.output is not None:
+                append_records(wanted.output, records(found, environment, suite.name, peers))
             progress(number, len(suite.shapes))
-    _say(rows, output)
+    _say(rows, wanted.output)
     return rows
 
 

@@ -32,6 +32,14 @@ ShippedOption = Annotated[
 ]
 
 
+LibraryFolderOption = Annotated[
+    Path, typer.Option("-o", "--output", metavar="DIR", help="Where the library goes.")
+]
+BundleFileOption = Annotated[
+    Path, typer.Option("-o", "--output", metavar="FILE", help="The bundle's file.")
+]
+
+
 def command(
     key: options.KeyArgument = None,
     arch: ArchesOption = "sm_90a",
@@ -77,6 +85,36 @@ def command(
     for reason in (reason for built in made for reason in built.left_out):
         note(f"left out: {reason}")
     show([_row(built) for built in made], json=json, csv=csv)
+
+
+def library(
+    output: LibraryFolderOption,
+    key: options.KeyArgument = None,
+    arch: ArchesOption = "sm_90a",
+    workers: WorkersOption = None,
+    json: options.JsonOption = False,
+    csv: options.CsvOption = False,
+) -> None:
+    """Build a set as a C library: libflashsmith.so, and flashsmith.h to use it through.
+
+    Example: flashsmith build library all --arch sm_80,sm_90a -o build/library
+    """
+    command(key, arch, library=output, workers=workers, json=json, csv=csv)
+
+
+def bundle(
+    output: BundleFileOption,
+    key: options.KeyArgument = None,
+    arch: ArchesOption = "sm_90a",
+    workers: WorkersOption = None,
+    json: options.JsonOption = False,
+    csv: options.CsvOption = False,
+) -> None:
+    """Build a set as one file of compiled kernels, loaded where FLASHSMITH_BUNDLE names it.
+
+    Example: flashsmith build bundle all --arch sm_80,sm_90a -o kernels.bundle
+    """
+    command(key, arch, bundle=output, workers=workers, json=json, csv=csv)
 
 
 def _row(built: Built) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""`flashsmith generate`: the static registry of a set as C++ files."""
+"""`flashsmith build registry`: the static registry of a set as C++ files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FolderOption = Annotated[
 def command(output: FolderOption, key: options.KeyArgument = None) -> None:
     """Write flash_kernels.cuh, one unit a configuration, and the host file around them.
 
-    Example: flashsmith generate all -o build/registry
+    Example: flashsmith build registry all -o build/registry
     """
     written = write_registry(options.configs_of(key, DEFAULT_KEY), output)
     count = len(written.units)

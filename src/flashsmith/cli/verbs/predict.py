@@ -1,4 +1,4 @@
-"""`flashsmith predict`: the order in which `tune` measures, and how good it is on records."""
+"""`flashsmith tune predict`: the order in which `tune` measures, and how good it is on records."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from typing import Annotated
 import typer
 
 from flashsmith.arch import get as get_arch
+from flashsmith.base import settings
 from flashsmith.base.errors import ArgumentError
 from flashsmith.cli import options
 from flashsmith.cli.declared import FACT_OPTIONS, Facts, takes_facts
 from flashsmith.cli.output import Row, note, show
-from flashsmith.cli.places import counted_places, none_fits
+from flashsmith.cli.progress import progress_bar
 from flashsmith.kernels import KernelConfig, parse_config
 from flashsmith.kernels.parse import looks_like_config
 from flashsmith.measure.environment import commit_of_checkout
@@ -24,11 +25,12 @@ from flashsmith.problem.attention import AttentionProblem
 from flashsmith.problem.text import problem_fields, problem_text
 from flashsmith.report.sources import LIMIT, OVER_FIRST, PLACE, ReportData, gather
 from flashsmith.tuner.run import predict
-from flashsmith.tuner.run.candidates import competes
-from flashsmith.tuner.run.counting import Place, Places, sm_count_of
+from flashsmith.tuner.run.candidates import Pair, default_configs, pairs_of
+from flashsmith.tuner.run.counting import Place, Places, counted_places, sm_count_of
+from flashsmith.tuner.run.tune import none_fits
 from flashsmith.tuner.store.outcome import Timed
 
-DEFAULT_KEY = "tune"  # the set without KEY and KERNELS
+DEFAULT_KEY = "all that can win on --arch"  # without KEY and KERNELS
 AgainstOption = Annotated[
     list[Path] | None,
     typer.Option(
@@ -78,7 +80,7 @@ def command(
 ) -> None:
     """Order configurations without running them on a GPU, or judge that order by records.
 
-    Examples: flashsmith predict 64,32 --seq-lens 4096; flashsmith predict --against
+    Examples: flashsmith tune predict 64,32 --seq-lens 4096; flashsmith tune predict --against
     benchmarks/results/h200/tune.jsonl
     """
     arch_name = get_arch(arch).name
@@ -89,7 +91,8 @@ def command(
         show(rows, json=json, csv=csv, every=every, title=title)
         _say_verdict(rows)
         return
-    configs = options.configs_of(key, DEFAULT_KEY)
+    given = key or settings.kernels_key()
+    configs = options.configs_of(given, "") if given else default_configs(arch_name)
     problems = options.problems_of(
         seq_lens=seq_lens,
         d_heads=d_heads,
@@ -100,10 +103,10 @@ def command(
         facts=facts,
         dtype=dtype,
     )
-    pairs = [(c, p) for p in problems for c in configs if competes(c, p, configs)]
+    pairs = pairs_of(configs, problems)
     if not pairs:
         raise none_fits(configs, problems[0])
-    places = counted_places(pairs, arch_name, sm_count_of("", arch_name))
+    places = _counted(pairs, arch_name, sm_count_of("", arch_name))
     _append(output, places, "", arch_name)
     rows = [
         {
@@ -166,7 +169,7 @@ def _qualities(times: Times, arch: str, output: Path | None) -> list[Row]:
     for gpu, sm_count in sm_counts.items():
         mine = {problem: found for (name, problem), found in times.items() if name == gpu}
         pairs = [(config, problem) for problem, found in mine.items() for config in found]
-        places = counted_places(pairs, arch, sm_count)
+        places = _counted(pairs, arch, sm_count)
         _append(output, places, gpu, arch)
         for problem, found in mine.items():
             known = [config for config in found if (config, problem) in places]
@@ -184,6 +187,11 @@ def _qualities(times: Times, arch: str, output: Path | None) -> list[Row]:
                 }
             )
     return rows
+
+
+def _counted(pairs: list[Pair], arch: str, sm_count: int) -> Places:
+    with progress_bar("counting events") as progress:
+        return counted_places(pairs, arch, sm_count, progress=progress)
 
 
 def _append(path: Path | None, places: Places, gpu: str, arch: str) -> None:
@@ -215,8 +223,7 @@ def _rounded(place: Place) -> float | None:
 def _say_verdict(rows: list[Row]) -> None:
     worst = max(float(str(row["top_5_regret"])) for row in rows)
     mean = sum(float(str(row["rank_correlation"])) for row in rows) / len(rows)
-    used = "orders the work of `tune`" if predict.IS_USED else "is not used by `tune`"
     note(
         f"{len(rows)} problems: worst top-5 regret {worst:.1%} (allowed "
-        f"{predict.ALLOWED_REGRET:.0%}), mean rank correlation {mean:.2f}; the prediction {used}."
+        f"{predict.ALLOWED_REGRET:.0%}), mean rank correlation {mean:.2f}."
     )

@@ -1,4 +1,4 @@
-"""`flashsmith profile`: counters of a set of kernels, read by Nsight Compute in a child process."""
+"""`flashsmith bench profile`: counters of a set of kernels, read by Nsight Compute in a child."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def command(
 ) -> None:
     """Read duration, cycles, registers, L2 hit rate and more of each kernel with Nsight Compute.
 
-    Example: KERNELS=tune flashsmith profile --seq-lens 1024,4096 --d-heads 128 --runs 1 --csv
+    Example: KERNELS=tune flashsmith bench profile --seq-lens 1024,4096 --d-heads 128 --runs 1 --csv
     """
     configs = options.configs_of(key, DEFAULT_KEY)
     problems = _problems(configs, seq_lens, d_heads, batch, heads, kv_heads, facts)
@@ -86,7 +86,7 @@ def command(
     if not has_cuda():
         raise DeviceMissing(
             "profile reads a GPU's counters, and no GPU with its driver was found here; the "
-            "emulator's counters are shown by `flashsmith progression --device emulator`."
+            "emulator's counters are shown by `flashsmith bench ladder --device emulator`."
         )
     find_ncu()
     found = _profile(job, output)

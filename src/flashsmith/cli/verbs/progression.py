@@ -1,4 +1,4 @@
-"""`flashsmith progression`: what each step of the ladder, or one knob, brings on this GPU."""
+"""`flashsmith bench ladder`: what each step of the ladder, or one knob, brings on this GPU."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from flashsmith.bench.ladder import KNOB, LADDER, Step, ablation, steps_of
 from flashsmith.cli import options
 from flashsmith.cli.declared import Facts, takes_facts
 from flashsmith.cli.output import Row, note, show
-from flashsmith.cli.places import counted
+from flashsmith.cli.progress import progress_bar
 from flashsmith.kernels import KernelConfig, get_kernel_configs, parse_config
 from flashsmith.kernels.parse import looks_like_config
 from flashsmith.kernels.sets import named_sets
@@ -26,6 +26,7 @@ from flashsmith.problem.attention import AttentionProblem
 from flashsmith.problem.cost import cost_of
 from flashsmith.problem.text import problem_text
 from flashsmith.runtime.devices import default_device, default_device_name
+from flashsmith.tuner.run.counting import counted
 
 LadderArgument = Annotated[
     str | None,
@@ -67,7 +68,7 @@ def command(
 ) -> None:
     """Time the ladder step by step, each against the one before, with reasons in counters.
 
-    Examples: flashsmith progression; flashsmith progression --knob eager_load_blocks
+    Examples: flashsmith bench ladder; flashsmith bench ladder --knob eager_load_blocks
     --seq-lens 1024,4096,16384
     """
     configs = _configs(ladder, knob)
@@ -77,7 +78,9 @@ def command(
     if not can_time:
         options.refuse_given(context, ABOUT_TIMES, "without a GPU, and nothing is timed here")
         note(f"No GPU is used: resources for {arch_name} and the emulator's counters, no times.")
-    known = counted(configs, arch_name, causal=bool(facts.get("causal")))
+    with progress_bar("counting events") as progress:
+        causal = bool(facts.get("causal"))
+        known = counted(configs, arch_name, causal=causal, progress=progress)
     # One that does not compile has no facts: asked here, the compiler's error is shown.
     figures = [
         known.get(c) or facts_of(c, arch_name, causal=bool(facts.get("causal"))) for c in configs

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypedDict
 
 import typer
 
@@ -14,23 +13,17 @@ from flashsmith.base import settings
 from flashsmith.base.errors import ArgumentError
 from flashsmith.cli import options
 from flashsmith.cli.declared import Facts, takes_facts
-from flashsmith.cli.output import show
-from flashsmith.cli.verbs.tune_place import (
-    AddressOption,
-    ExecutorOption,
-    GpuTypeOption,
-    WorkersOption,
-    place,
-)
+from flashsmith.cli.output import note, show
+from flashsmith.cli.progress import progress_steps
 from flashsmith.cli.verbs.tune_report import rows_of, say_end, title_of, write_charts, write_table
-from flashsmith.cli.verbs.tune_steps import Wish, carry_out
-from flashsmith.kernels import KernelConfig, parse_config
-from flashsmith.tuner.run.target import Target
+from flashsmith.tuner.run.machines import Machines
+from flashsmith.tuner.run.tune import seconds_of, tune
 from flashsmith.tuner.store.database import ResultStore
 
+DEFAULT_KEY = "all that can win on this GPU"  # without KEY and KERNELS
 BudgetOption = Annotated[
     str | None,
-    typer.Option("--budget", help="Time to spend, as in 90s or 2m; compiling is never cut short."),
+    typer.Option("--budget", help="Time to spend, as in 90s or 2m, compiling included."),
 ]
 SameBitsOption = Annotated[
     str | None,
@@ -61,9 +54,34 @@ TrialsOption = Annotated[
     int | None,
     typer.Option("--trials", min=1, help="With --search optuna: configurations of a problem."),
 ]
+ExecutorOption = Annotated[
+    str,
+    typer.Option(
+        "--executor", help="local: a worker for each GPU here; ray: the machines of a cluster."
+    ),
+]
+AddressOption = Annotated[
+    str | None, typer.Option("--address", help="With --executor ray: the cluster's address.")
+]
+WorkersOption = Annotated[
+    int | None,
+    typer.Option("--workers", min=1, help="Workers; else one a GPU, or one a core without."),
+]
+GpuTypeOption = Annotated[
+    str | None, typer.Option("--gpu-type", help="With --executor ray: only GPUs of this type.")
+]
+
+
+class Limits(TypedDict):
+    """What bounds a run."""
+
+    budget: float | None
+    same_bits_as: str | None
+    trials: int | None
+
+
 SEARCHES = ("exhaustive", "optuna")
 DEFAULT_TRIALS = 200
-_UNITS = {"s": 1, "m": 60, "h": 3600}
 
 
 @takes_facts
@@ -102,7 +120,6 @@ def command(
     flashsmith tune --search optuna --trials 200; flashsmith tune --executor ray --address auto
     """
     began = time.time()
-    configs = options.configs_of(key, "tune")
     problems = options.problems_of(
         seq_lens=seq_lens,
         d_heads=d_heads,
@@ -113,28 +130,21 @@ def command(
         facts=facts,
         dtype=dtype,
     )
-    model = parse_config(same_bits_as) if same_bits_as else None
-    deadline = began + seconds_of(budget) if budget else None
-    wish = Wish(_with_model(configs, model), problems, deadline, model, _trials(search, trials))
+    seconds = seconds_of(budget, "--budget") if budget else None
+    searched = _trials(search, trials)
+    machines = Machines(device, arch, executor, address, workers, gpu_type)
+    _require_times(machines, {"--export": export, "--bundle": bundle, "--search": searched})
     path = store or settings.results_path()
-    where = place(device, arch, executor, address=address, workers=workers, gpu_type=gpu_type)
-    with where as (target, pool), ResultStore(path) as opened:
-        _require_times(target, {"--export": export, "--bundle": bundle, "--search": wish.trials})
-        found = carry_out(wish, target, opened, pool)
-        rows, title = rows_of(found.results, target, found.places), title_of(target, found.places)
-        show(rows, json=json, csv=csv, every=every, title=title)
-        if export or bundle:
-            write_table(opened, target.gpu, export, bundle)
-    say_end(found, path, began, page=write_charts(found.results, output, found.places))
+    wanted = key or settings.kernels_key() or None
+    limits: Limits = {"budget": seconds, "same_bits_as": same_bits_as, "trials": searched}
+    with progress_steps() as steps:
+        found = tune(problems, wanted, machines=machines, store=path, on_progress=steps, **limits)
+    show(rows_of(found), json=json, csv=csv, every=every, title=title_of(found))
+    if export or bundle:
+        with ResultStore(path) as opened:
+            write_table(opened, found.target.gpu, export, bundle)
+    say_end(found, path, began, page=write_charts(found, output))
     raise typer.Exit(1 if found.is_all_wrong else 0)
-
-
-def seconds_of(text: str) -> float:
-    """The seconds of a time such as `90s`, `2m` or `1h`."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", text.strip())
-    if not found or float(found[1]) == 0:
-        raise ArgumentError(f"--budget is {text!r}; it is a time above 0, such as 90s, 2m or 1h.")
-    return float(found[1]) * _UNITS[found[2]]
 
 
 def _trials(search: str, trials: int | None) -> int | None:
@@ -149,14 +159,13 @@ def _trials(search: str, trials: int | None) -> int | None:
     return None if search == "exhaustive" else trials or DEFAULT_TRIALS
 
 
-def _require_times(target: Target, given: Mapping[str, object]) -> None:
+def _require_times(machines: Machines, given: Mapping[str, object]) -> None:
+    if machines.can_time:
+        return
+    note("No GPU is used: kernels are compiled and verified in the emulator; nothing is timed.")
     for option, value in given.items():
-        if value and not target.can_time:
+        if value:
             raise ArgumentError(
                 f"{option} is given without a GPU; it is about times, and nothing is timed here; "
                 f"run it on a GPU, or drop it."
             )
-
-
-def _with_model(configs: list[KernelConfig], model: KernelConfig | None) -> list[KernelConfig]:
-    return configs if model is None or model in configs else [model, *configs]

@@ -5,13 +5,12 @@ from __future__ import annotations
 import shlex
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from flashsmith.base.errors import Unsupported
 from flashsmith.cli.output import Row, note
 from flashsmith.cli.table import MOST_ROWS
-from flashsmith.cli.verbs.tune_steps import Found
 from flashsmith.problem.attention import AttentionProblem
 from flashsmith.problem.cost import cost_of
 from flashsmith.problem.text import problem_text
@@ -19,19 +18,20 @@ from flashsmith.tuner.run.candidates import artefact_facts
 from flashsmith.tuner.run.counting import Places
 from flashsmith.tuner.run.ranking import LAST, Result, bits_of
 from flashsmith.tuner.run.target import Target
+from flashsmith.tuner.run.tune import Tuned
 from flashsmith.tuner.store import exchange
 from flashsmith.tuner.store.database import ResultStore
 from flashsmith.tuner.store.outcome import Timed, Verified, reason_of
 
-Results = Mapping[AttentionProblem, list[Result]]
 FIRST = 3  # of a problem that the last lines name
 UNRACED = " (its last race was void or failed: chosen by the times of the step before)"
 
 
-def rows_of(results: Results, target: Target, places: Places) -> list[Row]:
+def rows_of(found: Tuned) -> list[Row]:
     """A row a candidate: as ranked by times, or, where nothing is timed, as predicted."""
     rows: list[Row] = []
-    for group in results.values():
+    target, places = found.target, found.places
+    for group in found.results.values():
         if target.can_time:
             rows += [_row(result, target) for result in group]
             continue
@@ -51,15 +51,16 @@ def _in_order(group: Sequence[Result], places: Places) -> list[Result]:
     return sorted(group, key=lambda result: _place(result, places) or len(group) + 1)
 
 
-def title_of(target: Target, places: Places) -> str:
+def title_of(found: Tuned) -> str:
     """What the table is."""
+    target = found.target
     if target.can_time:
         return f"measured on {target.gpu}"
-    order = "in predicted order, nothing timed" if places else "nothing timed"
+    order = "in predicted order, nothing timed" if found.places else "nothing timed"
     return f"verified for {target.arch} in {target.gpu}; {order}"
 
 
-def say_end(found: Found, path: Path, began: float, page: str = "") -> None:
+def say_end(found: Tuned, path: Path, began: float, page: str = "") -> None:
     """What was done, the first of each problem, the line that does it again, and the files."""
     everything = [result for group in found.results.values() for result in group]
     sound = sum(isinstance(r.measurement.outcome, Timed | Verified) for r in everything)
@@ -108,13 +109,13 @@ def _time_text(result: Result, first: Result) -> str:
     return f"{mine.median_us / best.median_us - 1:+.1%}  "
 
 
-def write_charts(results: Results, path: Path, places: Places) -> str:
+def write_charts(tuned: Tuned, path: Path) -> str:
     """Writes the page of charts, where the library for it is installed; says what it wrote."""
     from flashsmith.report.page import write_page
     from flashsmith.report.sources import ReportData
 
-    found = tuple(result.measurement for group in results.values() for result in group)
-    named = {(config.short_form(), problem): place for (config, problem), place in places.items()}
+    found = tuple(result.measurement for group in tuned.results.values() for result in group)
+    named = {(config.short_form(), p): place for (config, p), place in tuned.places.items()}
     again = f"flashsmith {shlex.join(sys.argv[1:])}"
     try:
         write_page(ReportData((), found, "this run", named), path, reproduce=again)

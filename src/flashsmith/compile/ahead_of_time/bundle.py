@@ -162,7 +162,7 @@ def read_bundle(path: Path) -> Bundle:
         return Bundle(path, listed)
     except FileNotFoundError as error:
         raise DamagedFile(
-            f"{path} is no file; a bundle is made by `flashsmith build --bundle`; check the path."
+            f"{path} is no file; a bundle is made by `flashsmith build bundle`; check the path."
         ) from error
     except _DAMAGE as error:
         raise _damaged(path, error) from error
@@ -220,7 +220,7 @@ _DAMAGE = (
 def _damaged(path: Path, error: Exception) -> DamagedFile:
     return DamagedFile(
         f"{path} is no whole bundle ({error}); it is one file written by `flashsmith build "
-        f"--bundle`; build it anew."
+        f"bundle`; build it anew."
     )
 
 

@@ -72,7 +72,7 @@ def registry_configs(configs: Sequence[KernelConfig]) -> list[KernelConfig]:
         if not config.HOST_HEADER:
             raise Unsupported(
                 f"{config.short_form()}: a C library cannot start {config.NAME} "
-                f"kernels; put it into a bundle (flashsmith build --bundle)."
+                f"kernels; put it into a bundle (flashsmith build bundle)."
             )
     if len({config.CPP_TYPE for config in configs}) > 1:
         raise Unsupported(
@@ -96,7 +96,7 @@ def flash_kernels_header(configs: Sequence[KernelConfig]) -> str:
     )
     return f"""\
 // The kernels of {len(configs)} configurations, found by configuration. Written by
-// `flashsmith generate`: change the set and generate again, do not edit.
+// `flashsmith build registry`: change the set and generate again, do not edit.
 #pragma once
 
 #include <map>

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from flashsmith.kernels.arguments import TensorArg, TensorMapSpec
@@ -21,6 +20,7 @@ from flashsmith.kernels.sm90_forward.config import (
     Scheduler,
     Sm90ForwardConfig,
 )
+from flashsmith.kernels.sm90_forward.tile_order import UNORDERED, TileOrder, tile_order
 from flashsmith.problem.attention import AttentionProblem
 from flashsmith.problem.needs import Needs, needs_of
 from flashsmith.problem.signature import FORWARD, TensorRole
@@ -33,17 +33,8 @@ MAX_STRIDE_BYTES = 1 << 40  # of a tensor map: cuTensorMapEncodeTiled
 
 
 @dataclass(frozen=True, slots=True)
-class TileOrder:
-    """In which order a causal launch draws its tiles; see decode_tile in sm90/tiles.cuh."""
-
-    section_heads: int  # heads whose K and V stay in L2 together
-    short_tiles: int  # of each head, kept for the end to even out when blocks finish
-    early_heads: int = 0  # the first ones, whose short tiles come with their sections all the same
-
-
-@dataclass(frozen=True, slots=True)
 class SplitTiles:
-    """Which tiles of a launch are cut along the keys; see SplitRange in sm90/tiles.cuh."""
+    """Which tiles of a launch are cut along the keys; see SplitRange in sm90/slices.cuh."""
 
     whole_tiles: int  # that come first
     ranges: int = 0  # of equal length, that the others are cut into
@@ -59,7 +50,7 @@ class SplitTiles:
 class ForwardLaunch(Launch):
     """One launch of the kernel."""
 
-    order: TileOrder = TileOrder(1, 0)
+    order: TileOrder = UNORDERED
     split: SplitTiles = SplitTiles(0)
 
     @property
@@ -176,7 +167,7 @@ def plan_forward(
             workspace_bytes=_workspace_bytes(own, split),
             sum_order=_sum_order(own, needs, split, drawn_at_once),
             ends_together=split.ranges > 0,
-            order=order or tile_order(own, problem, sm_count),
+            order=order or tile_order(own, problem, _q_tiles(own, problem), sm_count),
             split=split,
         ),
     )
@@ -226,81 +217,6 @@ def split_tiles(
 
 
 def part_bytes(config: Sm90ForwardConfig) -> int:
-    """A block's part of a tile in float32 with its row sums and maxima, as sm90/parts.cuh."""
+    """A block's part of a tile in float32 with its row sums and maxima, as sm90/slices.cuh."""
     words = config.d_head // 2 + 4
     return 4 * words * WARPGROUP_THREADS * config.n_warpgroups
-
-
-def tile_order(config: Sm90ForwardConfig, problem: AttentionProblem, sm_count: int) -> TileOrder:
-    """Sections and short tiles as measured best (H200, 2026-11, S 512 to 16k, d 64 to 256)."""
-    batch_heads = problem.batch * problem.heads
-    kv_bytes = 2 * problem.k_len * problem.d_head * problem.dtype.bytes
-    head_bytes = max(kv_bytes * problem.kv_heads // problem.heads, 1)
-    q_tiles = _q_tiles(config, problem)
-    usual = math.sqrt(sm_count * q_tiles / batch_heads)
-    order_of = _drawn_late if config.late_draw and problem.k_len > 512 else _drawn_early
-    section_megabytes, short_tiles, late_megabytes = order_of(problem, usual)
-    # Drawn early, tiles of two sections are under way at any time: one need not fill the SMs.
-    least_tiles = 0.9 * sm_count / config.cluster if config.late_draw else 0
-    heads = 1
-    while 2 * heads <= batch_heads and (
-        2 * heads * head_bytes <= section_megabytes << 20 or heads * q_tiles < least_tiles
-    ):
-        heads *= 2
-    late_heads = min((late_megabytes << 20) // head_bytes, batch_heads) or batch_heads
-    return TileOrder(
-        section_heads=heads,
-        short_tiles=min(short_tiles, q_tiles - 1),
-        early_heads=batch_heads - late_heads,
-    )
-
-
-def _is_middle(problem: AttentionProblem) -> bool:
-    return 64 < problem.d_head <= 128
-
-
-def _drawn_late(problem: AttentionProblem, usual: float) -> tuple[int, int, int]:
-    """As `_drawn_early`: half as many short tiles even out as much, and K and V are read once.
-
-    At d 128 half of the section saved 0.1 to 0.6 % from 4k on.
-    """
-    if not _is_middle(problem):
-        return 16, round(usual / 2), 0
-    if problem.k_len <= 2048:
-        return 16, 0 if problem.k_len <= 1024 else round(usual / 2), 0
-    return 8, round(usual / 3), 0
-
-
-def _drawn_early(problem: AttentionProblem, usual: float) -> tuple[int, int, int]:
-    """Megabytes of a section, short tiles of a head for the end, and megabytes of such heads.
-
-    0 megabytes of such heads are all heads. `usual` short tiles of every head take all SMs together
-    half as long as the longest tile takes one.
-    """
-    return _section_megabytes(problem), _short_tiles(problem, usual), _late_megabytes(problem)
-
-
-def _short_tiles(problem: AttentionProblem, usual: float) -> int:
-    """At d 128 one more or less cost 0.6 to 3 % up to 2,048 keys."""
-    if _is_middle(problem) and problem.k_len <= 2048:
-        return max(math.floor(usual) - 1, 0)
-    return math.ceil(usual)
-
-
-def _late_megabytes(problem: AttentionProblem) -> int:
-    """Reading K and V of all heads again costs 0.3 to 3 % of a short launch.
-
-    In a long one, short tiles of fewer heads even out less, which cost up to 4 %.
-    """
-    if problem.k_len > 1024 or _is_middle(problem):
-        return 0
-    return 64 if problem.d_head > 128 and problem.k_len > 512 else 32
-
-
-def _section_megabytes(problem: AttentionProblem) -> int:
-    """Small where tiles are short and Q and O pass through L2 as well."""
-    if problem.d_head <= 64 and problem.k_len <= 512:
-        return 8
-    if problem.d_head <= 128:  # twice as much cost 2 % at 1k and 8k, 1 % at 4k and 16k
-        return 16 if problem.k_len <= 4096 else 32
-    return 16 if problem.k_len <= 512 else 32  # half cost 1 % at 2k, twice 0.6 % at 16k

@@ -24,10 +24,11 @@ from flashsmith.problem.attention import AttentionProblem
 from flashsmith.problem.text import problem_text
 from flashsmith.tuner.choose.launched import launched_area
 from flashsmith.tuner.choose.measured import (
-    Candidate,
+    MeasuredConfig,
     MeasuredTable,
     distance,
     known_measurements,
+    shipped_table,
     states_a_floor,
 )
 
@@ -89,6 +90,15 @@ def choose(
     return _ruled_choice(question, passed)
 
 
+def shipped_winners(problem: AttentionProblem, arch: str, gpu: str) -> list[KernelConfig]:
+    """What the shipped measurements would choose for a problem, and the runners-up."""
+    question, table = _Question(problem, get_arch(arch), gpu, _NOTHING), shipped_table(gpu)
+    choice = _measured_choice(question, table, [])
+    near = _nearest(question, table)[1]
+    found = [config for config, _ in (_usable(question, item) for item in near) if config]
+    return [*([choice.config] if choice and choice.config else []), *found]
+
+
 @dataclass(frozen=True, slots=True)
 class _Question:
     """What a configuration is wanted for."""
@@ -114,12 +124,11 @@ def _measured_choice(
     question: _Question, table: MeasuredTable, passed: list[Rejected]
 ) -> Choice | None:
     """The fastest configuration of the nearest measured problem, or None."""
-    measured = table.of_gpu(question.gpu)
-    near = [(distance(question.problem, item.problem), item) for item in measured]
-    least = min((d for d, _ in near), default=math.inf)
-    if least == math.inf:
+    least, ranked = _nearest(question, table)
+    unknown = _unknown_winner(question, table, ranked)
+    if unknown is not None:
+        passed.append(Rejected(ranked[0].config, f"{table.label}, but not beside {unknown}"))
         return None
-    ranked = sorted((item for d, item in near if d == least), key=lambda item: item.median_us)
     for place, item in enumerate(ranked):
         config, obstacle = _usable(question, item)
         if config is None:
@@ -132,7 +141,7 @@ def _measured_choice(
         where = "this shape"
         if least > 0:
             where = f"the nearest shape measured, {problem_text(item.problem)}"
-            better = _better_filled(question, table, measured, (config, item))
+            better = _better_filled(question, table, (config, item))
             if better is not None:
                 return replace(better, rejected=(*passed, *better.rejected, *slower))
         reason = f"{table.label}: {item.median_us:.1f} µs on {where}, {question.gpu}"
@@ -140,17 +149,40 @@ def _measured_choice(
     return None
 
 
+def _nearest(question: _Question, table: MeasuredTable) -> tuple[float, list[MeasuredConfig]]:
+    """How far the nearest measured problem is, and what was measured there, the fastest first."""
+    near = [(distance(question.problem, m.problem), m) for m in table.of_gpu(question.gpu)]
+    least = min((d for d, _ in near), default=math.inf)
+    found = [m for d, m in near if d == least < math.inf]
+    return least, sorted(found, key=lambda item: item.median_us)
+
+
+def _unknown_winner(
+    question: _Question, table: MeasuredTable, ranked: Sequence[MeasuredConfig]
+) -> str | None:
+    """The winner that a table must have timed to be believed, if it has not; else None."""
+    if table.must_know is None or not ranked:
+        return None
+    rival = _measured_choice(question, table.must_know, [])
+    if rival is None or rival.config is None:
+        return None
+    for text in table.timed(question.gpu, ranked[0].problem):
+        config, _ = _usable(question, replace(ranked[0], config=text))
+        if config == rival.config:
+            return None
+    return f"the winner of the {table.must_know.label}s; `flashsmith tune` races both"
+
+
 def _better_filled(
     question: _Question,
     table: MeasuredTable,
-    measured: Sequence[Candidate],
-    winner: tuple[KernelConfig, Candidate],
+    winner: tuple[KernelConfig, MeasuredConfig],
 ) -> Choice | None:
     """What should be faster here than a neighbour's winner, whose tiles or waves fit less well."""
     config, item = winner
     expected_us = _expected_us(question, config, item)
-    best: tuple[float, KernelConfig, Candidate] | None = None
-    for other in measured:
+    best: tuple[float, KernelConfig, MeasuredConfig] | None = None
+    for other in table.of_gpu(question.gpu):
         if other.config == item.config or not states_a_floor(question.problem, other.problem):
             continue
         rival, _ = _usable(question, other)
@@ -173,7 +205,7 @@ def _better_filled(
     return Choice(rival, table.label, reason, (Rejected(item.config, loser),))
 
 
-def _expected_us(question: _Question, config: KernelConfig, item: Candidate) -> float:
+def _expected_us(question: _Question, config: KernelConfig, item: MeasuredConfig) -> float:
     """The time on the question's problem if a launched element costs what it did when measured."""
     here = launched_area(config, question.problem, item.blocks_at_once)
     measured = replace(item.problem, dtype=question.problem.dtype)
@@ -181,7 +213,7 @@ def _expected_us(question: _Question, config: KernelConfig, item: Candidate) -> 
     return item.median_us * here / max(there, 1)
 
 
-def _usable(question: _Question, item: Candidate) -> tuple[KernelConfig | None, str]:
+def _usable(question: _Question, item: MeasuredConfig) -> tuple[KernelConfig | None, str]:
     """The measured configuration in the problem's element type, or why it is none."""
     try:
         config = parse_config(item.config)

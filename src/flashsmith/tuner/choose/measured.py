@@ -15,7 +15,7 @@ from flashsmith.problem.attention import AttentionProblem
 from flashsmith.tuner.store.measurement import Measurement
 from flashsmith.tuner.store.outcome import Timed
 
-SHIPPED_FOLDER = Path(__file__).parents[1] / "shipped"  # one file of JSON lines a GPU
+SHIPPED_FOLDER = Path(__file__).parents[2] / "shipped"  # one file of JSON lines a GPU
 NEAR = 1.0  # powers of two that each length of a neighbour may be off
 FLOOR_NEAR = 2.0  # the same for what may take the place of a neighbour's winner
 OTHER_DTYPE = 0.01  # a tie-break: FP16 and BF16 kernels take the same time
@@ -24,7 +24,7 @@ _log = logging.getLogger("flashsmith.choose")
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class MeasuredConfig:
     """What one configuration took on one problem."""
 
     problem: AttentionProblem
@@ -39,15 +39,26 @@ class MeasuredTable:
 
     label: str
     read: Callable[[], Sequence[Measurement]]
+    must_know: MeasuredTable | None = None  # whose winner it must have timed to be believed
 
-    def of_gpu(self, gpu: str) -> Sequence[Candidate]:
+    def of_gpu(self, gpu: str) -> Sequence[MeasuredConfig]:
         """Everything choosable that was measured on a GPU of that name."""
         return [
-            Candidate(
+            MeasuredConfig(
                 item.key.problem, item.key.config, item.outcome.median_us, _blocks_at_once(item)
             )
             for item in self.read()
             if item.gate and item.key.gpu == gpu and isinstance(item.outcome, Timed)
+        ]
+
+    def timed(self, gpu: str, problem: AttentionProblem) -> Sequence[str]:
+        """The short forms of all that was timed on a problem, chosen or not."""
+        return [
+            item.key.config
+            for item in self.read()
+            if item.key.problem == problem
+            and item.key.gpu == gpu
+            and isinstance(item.outcome, Timed)
         ]
 
 
@@ -58,14 +69,21 @@ def _blocks_at_once(item: Measurement) -> int:
 
 def known_measurements(gpu: str) -> tuple[MeasuredTable, ...]:
     """What to ask about a GPU, in order: measured here, imported from others, shipped."""
-    results = settings.results_path()
-    slug = "".join(c if c.isalnum() else "_" for c in gpu.lower())
-    shipped = SHIPPED_FOLDER / f"{slug}.jsonl"
+    results, shipped = settings.results_path(), shipped_table(gpu)
     return (
-        MeasuredTable("measured on this machine", lambda: _of_origin(results, imported=False)),
-        MeasuredTable("imported measurement", lambda: _of_origin(results, imported=True)),
-        MeasuredTable("shipped measurement", lambda: _read(shipped)),
+        MeasuredTable(
+            "measured on this machine", lambda: _of_origin(results, imported=False), shipped
+        ),
+        MeasuredTable("imported measurement", lambda: _of_origin(results, imported=True), shipped),
+        shipped,
     )
+
+
+def shipped_table(gpu: str) -> MeasuredTable:
+    """What comes with the package for a GPU; empty for those that none was made for."""
+    slug = "".join(c if c.isalnum() else "_" for c in gpu.lower())
+    path = SHIPPED_FOLDER / f"{slug}.jsonl"
+    return MeasuredTable("shipped measurement", lambda: _read(path))
 
 
 def _of_origin(path: Path, *, imported: bool) -> Sequence[Measurement]:

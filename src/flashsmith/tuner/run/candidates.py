@@ -11,6 +11,7 @@ from flashsmith.base.errors import FlashsmithError
 from flashsmith.check.cases import Case, full_cases, quick_cases
 from flashsmith.compile.artefact import CompiledKernel
 from flashsmith.compile.compiler import CompileJob, compile_many
+from flashsmith.kernels.catalogue import CATALOGUE
 from flashsmith.kernels.kernel import KernelConfig
 from flashsmith.kernels.plans import needs_of, require_computable
 from flashsmith.problem.attention import AttentionProblem
@@ -28,6 +29,10 @@ class Candidate:
     kernel: CompiledKernel | None
     obstacle: Refused | DidNotCompile | None = None
     same_as: KernelConfig | None = None  # an earlier candidate with equal machine code
+
+
+Pair = tuple[KernelConfig, AttentionProblem]
+FirstOfCode = dict[tuple[AttentionProblem, str], KernelConfig]  # by problem and hash of the code
 
 
 def artefact_facts(candidate: Candidate) -> dict[str, object]:
@@ -61,27 +66,39 @@ def competes(
     return config.dtype is problem.dtype and bool(widths) and config.d_head == min(widths)
 
 
+def default_configs(arch_name: str) -> list[KernelConfig]:
+    """What can win on an architecture: the tuning sets of all kernels that run there."""
+    return [
+        config
+        for kernel in reversed(CATALOGUE)  # those of newer GPUs first
+        if kernel.runs_on(arch_name)
+        for config in kernel.autotuning_grid()
+        if config.autotune_refusal() is None
+    ]
+
+
+def pairs_of(configs: Sequence[KernelConfig], problems: Sequence[AttentionProblem]) -> list[Pair]:
+    """Every configuration on every problem that it is meant for."""
+    return [(c, p) for p in problems for c in configs if competes(c, p, configs)]
+
+
 def compiled_candidates(
-    configs: Sequence[KernelConfig],
-    problems: Sequence[AttentionProblem],
+    pairs: Sequence[Pair],
     target: Target,
     *,
+    first: FirstOfCode | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Candidate]:
-    """Every configuration on every problem it is meant for, all kernels compiled."""
+    """The pairs with their kernels, compiled on all cores.
+
+    A run that compiles in parts hands `first` from part to part: equal code is measured once.
+    """
     arch = get_arch(target.arch)
-    pairs = [(c, p) for p in problems for c in configs if competes(c, p, configs)]
-    jobs: dict[tuple[KernelConfig, AttentionProblem], CompileJob | Refused] = {
-        pair: _job(*pair, target, arch) for pair in pairs
-    }
-    own = [job for job in jobs.values() if isinstance(job, CompileJob)]
-    # Workers ask for these one by one; here they are compiled on all cores.
-    sound = [pair for pair, job in jobs.items() if isinstance(job, CompileJob)]
-    checking = [job for pair in sound for job in _checking_jobs(*pair, target)]
-    wanted = list(dict.fromkeys([*own, *checking]))
+    jobs = {pair: _job(*pair, target, arch) for pair in pairs}
+    wanted = list(dict.fromkeys(j for j in jobs.values() if isinstance(j, CompileJob)))
     made = dict(zip(wanted, compile_many(wanted, progress=progress), strict=True))
-    first: dict[tuple[AttentionProblem, str], KernelConfig] = {}
-    return [_candidate(pair, jobs[pair], made, first) for pair in pairs]
+    known = {} if first is None else first
+    return [_candidate(pair, jobs[pair], made, known) for pair in pairs]
 
 
 def _job(
@@ -94,6 +111,13 @@ def _job(
     except FlashsmithError as error:
         return Refused(str(error))
     return CompileJob(config, needs, target.arch)
+
+
+def compile_for_screening(candidates: Sequence[Candidate], target: Target) -> None:
+    """Fills the kernel cache with what checks and fingerprints of candidates will ask for."""
+    sound = [c for c in candidates if c.kernel is not None]
+    wanted = [job for c in sound for job in _checking_jobs(c.config, c.problem, target)]
+    compile_many(list(dict.fromkeys(wanted)))
 
 
 def compile_for_gate(config: KernelConfig, target: Target) -> None:
@@ -123,7 +147,7 @@ def _candidate(
     pair: tuple[KernelConfig, AttentionProblem],
     job: CompileJob | Refused,
     made: dict[CompileJob, CompiledKernel | FlashsmithError],
-    first: dict[tuple[AttentionProblem, str], KernelConfig],
+    first: FirstOfCode,
 ) -> Candidate:
     config, problem = pair
     if isinstance(job, Refused):

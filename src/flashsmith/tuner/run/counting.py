@@ -7,12 +7,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from flashsmith.arch import GPUS, find_gpu
 from flashsmith.arch import get as get_arch
+from flashsmith.compile.compiler import available_cores
 from flashsmith.kernels.kernel import KernelConfig
 from flashsmith.measure.facts import Facts
 from flashsmith.problem.attention import AttentionProblem
-from flashsmith.tuner.run.candidates import Candidate
+from flashsmith.tuner.run.candidates import Pair
 from flashsmith.tuner.run.predict import predicted_cycles, step_cycles
 from flashsmith.tuner.workers.executor import Answer, Executor, Job, Reply
+from flashsmith.tuner.workers.pool import WorkerPool
 
 _AT_ONCE = 10
 
@@ -30,7 +32,7 @@ class Place(int):
         return place
 
 
-Places = dict[tuple[KernelConfig, AttentionProblem], Place]
+Places = dict[Pair, Place]
 COUNT_SECONDS = 60.0  # a small problem takes one; a kernel that hangs in the emulator is left out
 
 
@@ -40,9 +42,13 @@ def count_facts(
     arch: str,
     *,
     causal: bool = False,
+    until: float | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[KernelConfig, Facts]:
-    """The facts of every configuration that compiles; those of one that hangs are left out."""
+    """The facts of every configuration that compiles and is reached before `until`.
+
+    Those of one that hangs are left out.
+    """
     found: dict[KernelConfig, Facts] = {}
     done = 0
 
@@ -54,15 +60,51 @@ def count_facts(
         progress(done, len(configs))
 
     jobs: list[Job] = [
-        {"kind": "count", "config": config.short_form(), "arch": arch, "causal": causal}
+        {
+            "kind": "count",
+            "config": config.short_form(),
+            "arch": arch,
+            "causal": causal,
+            "until": until,
+        }
         for config in configs
     ]
     pool.run(jobs, COUNT_SECONDS, on_reply)
     return found
 
 
+def counted(
+    configs: Sequence[KernelConfig],
+    arch: str,
+    *,
+    causal: bool,
+    until: float | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> dict[KernelConfig, Facts]:
+    """What compiler and emulator say of each configuration, counted on all cores."""
+    workers = max(min(available_cores(), len(configs)), 1)
+    with WorkerPool(workers) as pool:
+        return count_facts(pool, configs, arch, causal=causal, until=until, progress=progress)
+
+
+def counted_places(
+    pairs: Iterable[Pair],
+    arch: str,
+    sm_count: int,
+    *,
+    until: float | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Places:
+    """The predicted place of every configuration on its problem; those that hang have none."""
+    pairs = list(pairs)
+    configs = list(dict.fromkeys(config for config, _ in pairs))
+    causal = all(problem.causal for _, problem in pairs)
+    facts = counted(configs, arch, causal=causal, until=until, progress=progress)
+    return predicted_places(pairs, facts, arch, sm_count)
+
+
 def predicted_places(
-    pairs: Iterable[tuple[KernelConfig, AttentionProblem]],
+    pairs: Iterable[Pair],
     facts: Mapping[KernelConfig, Facts],
     arch: str,
     sm_count: int,
@@ -91,15 +133,15 @@ def sm_count_of(gpu: str, arch: str) -> int:
     return known.sm_count if known else next(g.sm_count for g in GPUS if g.arch_name == arch)
 
 
-def in_predicted_order(candidates: Sequence[Candidate], places: Places) -> list[Candidate]:
-    """The candidates, the best ten of each problem first, then the next ten; unknown ones last.
+def in_predicted_order(pairs: Sequence[Pair], places: Places) -> list[Pair]:
+    """The pairs, the best ten of each problem first, then the next ten; unknown ones last.
 
     A budget that ends early has then seen the promising ones of every problem.
     """
-    problems = list(dict.fromkeys(c.problem for c in candidates))
+    problems = list(dict.fromkeys(problem for _, problem in pairs))
 
-    def rank(candidate: Candidate) -> tuple[int, int, int]:
-        place = places.get((candidate.config, candidate.problem), len(candidates) + 1)
-        return (place - 1) // _AT_ONCE, problems.index(candidate.problem), place
+    def rank(pair: Pair) -> tuple[int, int, int]:
+        place = places.get(pair, len(pairs) + 1)
+        return (place - 1) // _AT_ONCE, problems.index(pair[1]), place
 
-    return sorted(candidates, key=rank)
+    return sorted(pairs, key=rank)

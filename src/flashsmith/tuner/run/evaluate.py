@@ -85,7 +85,7 @@ def evaluate(job: Json) -> Json:
 
 def _screen(job: Json) -> Json:
     """One configuration on one problem: right? which bits? roughly how fast?"""
-    if job.get("until") is not None and time.time() > job["until"]:
+    if _is_late(job):
         return {"skipped": True}
     device, config, problem = _device(job), parse_config(job["config"]), _problem(job)
     outcome = _sound(device, config, problem) or _checked_on(device, config, "quick")
@@ -120,11 +120,17 @@ def _gate(job: Json) -> Json:
 
 
 def _count(job: Json) -> Json:
-    """One configuration's facts, for a prediction; empty if it cannot be compiled."""
+    """One configuration's facts, for a prediction; empty if it cannot be compiled in time."""
+    if _is_late(job):
+        return {}
     try:
         return asdict(facts_of(parse_config(job["config"]), job["arch"], causal=job["causal"]))
     except FlashsmithError:
         return {}
+
+
+def _is_late(job: Json) -> bool:
+    return job["until"] is not None and time.time() > job["until"]
 
 
 def _target(job: Json) -> Json:

@@ -25,10 +25,8 @@ from flashsmith.problem.attention import AttentionProblem
 
 Floats = NDArray[np.float64]
 
-# Whether `tune` measures in the predicted order. It may as long as the top-5 regret on committed
-# measurements (`flashsmith predict --against`) is at most this; tests/tuner/test_predict.py holds
-# the two together.
-IS_USED = True
+# `tune` measures in the predicted order as long as the top-5 regret on committed measurements
+# (`flashsmith tune predict --against`) is at most this; tests/tuner/test_predict.py holds it.
 ALLOWED_REGRET = 0.05
 
 WAIT_CYCLES = 300.0  # of a block of scores: barriers, copies and the softmax chain

@@ -82,7 +82,9 @@ def _raced(tuner: Tuner, sound: list[Result]) -> list[Result]:
         ("race", RACE_ROUNDS, FINALISTS),
         (LAST, FINAL_ROUNDS, FINALISTS),
     ):
-        times = tuner.race([r.candidate for r in front], protocol, rounds)
+        times = (
+            {} if tuner.is_over() else tuner.race([r.candidate for r in front], protocol, rounds)
+        )
         if not times:
             break
         front = sorted((replace(r, measurement=times[r.candidate]) for r in front), key=_speed)

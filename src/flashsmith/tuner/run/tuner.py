@@ -10,7 +10,12 @@ from datetime import UTC, datetime
 from flashsmith.kernels.kernel import KernelConfig
 from flashsmith.problem.attention import AttentionProblem
 from flashsmith.problem.text import problem_fields
-from flashsmith.tuner.run.candidates import Candidate, artefact_facts, compile_for_gate
+from flashsmith.tuner.run.candidates import (
+    Candidate,
+    artefact_facts,
+    compile_for_gate,
+    compile_for_screening,
+)
 from flashsmith.tuner.run.sanitizer import sanitizer_complaint
 from flashsmith.tuner.run.target import Target
 from flashsmith.tuner.store.database import ResultStore
@@ -26,7 +31,7 @@ from flashsmith.tuner.store.outcome import (
 from flashsmith.tuner.workers.executor import Answer, Died, Executor, Job, Late, Reply
 
 JOB_SECONDS = 120.0  # a job still running then is hung: the slowest real one takes seconds
-SCREENING_SHARE = 0.6  # of a budget; the rest is for the races
+SCREENING_SHARE = 0.6  # of a budget; the rest is for the races, where there are any
 
 Progress = Callable[[int, int, str], None]  # done, total, the best so far in words
 
@@ -44,6 +49,13 @@ class Tuner:
     # What another tool holds against a configuration that passed; empty if nothing.
     second_opinion: Callable[[KernelConfig], str] = sanitizer_complaint
     measured_now: int = field(default=0, init=False)
+    _screening_ends_at: float | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        if self.deadline is not None:
+            now = time.time()
+            share = SCREENING_SHARE if self.target.can_time else 1.0
+            self._screening_ends_at = now + share * max(self.deadline - now, 0.0)
 
     def screen(self, candidates: Sequence[Candidate]) -> dict[Candidate, Measurement]:
         """The outcome of every candidate, from the store where it is there; aliases run once."""
@@ -57,6 +69,8 @@ class Tuner:
                 found[candidate] = self._keep(candidate, "screen", candidate.obstacle)
             elif candidate.same_as is None:
                 missing.append(candidate)
+        if self.target.can_time:  # few workers then, which would compile one by one
+            compile_for_screening(missing, self.target)
         self._run_screening(missing, found)
         self._copy_to_aliases(candidates, found)
         return found
@@ -124,7 +138,6 @@ class Tuner:
     ) -> None:
         best: dict[AttentionProblem, float] = {}
         total = len(found) + len(missing)
-        ended_at = self.screening_end()
 
         def on_reply(number: int, reply: Reply) -> None:
             candidate = missing[number]
@@ -138,19 +151,20 @@ class Tuner:
             {
                 "kind": "screen",
                 "config": candidate.config.short_form(),
-                "until": ended_at,
+                "until": self._screening_ends_at,
                 **self._where(candidate.problem),
             }
             for candidate in missing
         ]
         self.pool.run(jobs, self.job_seconds, on_reply)
 
-    def screening_end(self) -> float | None:
-        """When screening must leave the rest of the time to the races, or None."""
-        if self.deadline is None:
-            return None
-        now = time.time()
-        return now + SCREENING_SHARE * max(self.deadline - now, 0.0)
+    def is_screening_over(self) -> bool:
+        """Whether screening must leave the rest of the time to the races."""
+        return self._screening_ends_at is not None and time.time() > self._screening_ends_at
+
+    def is_over(self) -> bool:
+        """Whether all of the time is spent."""
+        return self.deadline is not None and time.time() > self.deadline
 
     def _copy_to_aliases(
         self, candidates: Sequence[Candidate], found: dict[Candidate, Measurement]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 from flashsmith.arch import get as get_arch
@@ -10,7 +9,7 @@ from flashsmith.base.errors import FlashsmithError
 from flashsmith.kernels.kernel import KernelConfig
 from flashsmith.kernels.plans import require_computable
 from flashsmith.problem.attention import AttentionProblem
-from flashsmith.tuner.run.candidates import Candidate, compiled_candidates
+from flashsmith.tuner.run.candidates import Candidate, compiled_candidates, pairs_of
 from flashsmith.tuner.run.optuna_search import search
 from flashsmith.tuner.run.tuner import Tuner
 from flashsmith.tuner.store.measurement import Measurement
@@ -23,11 +22,10 @@ def search_space(
     """Screens `trials` configurations of the families of `start`; what became of each."""
     target = tuner.target
     arch = get_arch(target.arch)
-    ends_at = tuner.screening_end()
     screened: dict[Candidate, Measurement] = {}
 
     def measure(configs: Sequence[KernelConfig]) -> dict[KernelConfig, float | None]:
-        found = tuner.screen(compiled_candidates(configs, [problem], target))
+        found = tuner.screen(compiled_candidates(pairs_of(configs, [problem]), target))
         screened.update(found)
         times = {c.config: _median_us(m) for c, m in found.items()}
         return {config: times.get(config) for config in configs}
@@ -41,7 +39,7 @@ def search_space(
         return True
 
     def is_over() -> bool:
-        return ends_at is not None and time.time() > ends_at
+        return tuner.is_screening_over()
 
     search(start, measure, is_legal, trials=trials, is_over=is_over)
     return screened

@@ -39,6 +39,12 @@ struct Mask {
         return kCausal ? min(sequence.k_len, row_end + sequence.diagonal) : sequence.k_len;
     }
 
+    // Whether `row` sees `key`, which is below k_len.
+    template <class Sequence>
+    static FS_DEVICE bool sees(const Sequence& sequence, i32 row, i32 key) {
+        return key <= row + sequence.diagonal;
+    }
+
     // What rows first_row .. last_row see, in kv blocks of kBlock keys.
     template <int kBlock, class Sequence>
     static FS_DEVICE Span span(const Sequence& sequence, i32 first_row, i32 last_row) {

@@ -125,7 +125,7 @@ class ForwardTile {
     // Whether the last row of this warp sees the first key of a step.
     FS_DEVICE bool sees(int first_key) const {
         const int last_row = tile_.first_row + warp_row_ + Kernel::kWarpRows - 1;
-        return first_key <= last_row + sequence().diagonal;
+        return Mask::sees(sequence(), last_row, first_key);
     }
 
     FS_DEVICE void apply_score(typename Kernel::S& s) const {

@@ -68,14 +68,14 @@ FS_DEVICE void add_row_sums(RowState<Kernel>& rows,
 // P of all spans of a group, all row tiles.
 template <class Kernel, bool kMasked>
 FS_DEVICE void exponentiate_group(Fragments<Kernel::kRowTiles> (&p)[Kernel::kStepSpans],
-                                  RowState<Kernel>& rows, const typename Kernel::S& s,
-                                  float scale_log2, int group) {
+                                  RowState<Kernel>& rows, const typename Kernel::S& s, float factor,
+                                  int group) {
     constexpr int kSpans = Kernel::PVGroups::kGroupSpans;
     FS_UNROLL
     for (int span = group * kSpans; span < (group + 1) * kSpans; ++span) {
         FS_UNROLL
         for (int i = 0; i < Kernel::kRowTiles; ++i) {
-            exponentiate<Kernel, kMasked>(p[span].at[i], rows.sum[i], rows, s, scale_log2, i, span);
+            exponentiate<Kernel, kMasked>(p[span].at[i], rows.sum[i], rows, s, factor, i, span);
         }
     }
 }
@@ -84,13 +84,13 @@ FS_DEVICE void exponentiate_group(Fragments<Kernel::kRowTiles> (&p)[Kernel::kSte
 template <class Kernel, bool kMasked>
 FS_DEVICE void exponentiate_step(Fragments<Kernel::kRowTiles> (&p)[Kernel::kStepSpans],
                                  RowState<Kernel>& rows, const typename Kernel::S& s,
-                                 float scale_log2) {
+                                 float factor) {
     FS_UNROLL
     for (int i = 0; i < Kernel::kRowTiles; ++i) {
         float sum[2] = {};
         FS_UNROLL
         for (int span = 0; span < Kernel::kStepSpans; ++span) {
-            exponentiate<Kernel, kMasked>(p[span].at[i], sum, rows, s, scale_log2, i, span);
+            exponentiate<Kernel, kMasked>(p[span].at[i], sum, rows, s, factor, i, span);
         }
         rows.sum[i][0] = ptx::add_rn(rows.sum[i][0], quad_sum(sum[0]));
         rows.sum[i][1] = ptx::add_rn(rows.sum[i][1], quad_sum(sum[1]));
@@ -101,13 +101,13 @@ FS_DEVICE void exponentiate_step(Fragments<Kernel::kRowTiles> (&p)[Kernel::kStep
 template <class Kernel, bool kMasked>
 FS_DEVICE void begin_softmax(Fragments<Kernel::kRowTiles> (&p)[Kernel::kStepSpans],
                              typename Kernel::O& o, RowState<Kernel>& rows, typename Kernel::S& s,
-                             float scale_log2) {
+                             float factor) {
     if constexpr (Kernel::kOptimizedSoftmax) {
-        rescale_when_outgrown<Kernel, kMasked>(rows, o, s, scale_log2);
-        exponentiate_group<Kernel, kMasked>(p, rows, s, scale_log2, 0);
+        rescale_when_outgrown<Kernel, kMasked>(rows, o, s, factor);
+        exponentiate_group<Kernel, kMasked>(p, rows, s, factor, 0);
     } else {
-        scale_and_rescale<Kernel, kMasked>(rows, o, s, scale_log2);
-        exponentiate_step<Kernel, kMasked>(p, rows, s, scale_log2);
+        scale_and_rescale<Kernel, kMasked>(rows, o, s, factor);
+        exponentiate_step<Kernel, kMasked>(p, rows, s, factor);
     }
 }
 
@@ -117,7 +117,7 @@ template <class Kernel, bool kMasked>
 FS_DEVICE void multiply_pv(typename Kernel::O& o, RowState<Kernel>& rows,
                            Fragments<Kernel::kRowTiles> (&p)[Kernel::kStepSpans],
                            const typename Kernel::S& s, const VReader<Kernel>& v_reader,
-                           float scale_log2) {
+                           float factor) {
     using Groups = typename Kernel::PVGroups;
     VOperands<Kernel> operands[Groups::kStages];
     operands[0].read(v_reader, 0);
@@ -126,7 +126,7 @@ FS_DEVICE void multiply_pv(typename Kernel::O& o, RowState<Kernel>& rows,
         const bool more = group + 1 < Groups::kGroups;
         if (Groups::kStages == 2 && more) operands[(group + 1) % 2].read(v_reader, group + 1);
         if constexpr (Kernel::kOptimizedSoftmax) {
-            if (more) exponentiate_group<Kernel, kMasked>(p, rows, s, scale_log2, group + 1);
+            if (more) exponentiate_group<Kernel, kMasked>(p, rows, s, factor, group + 1);
         }
         if constexpr (Kernel::kSumByMma) add_row_sums<Kernel>(rows, p, group);
         multiply_pv_group<Kernel>(o, p, operands[group % Groups::kStages], group);

@@ -92,7 +92,7 @@ FS_DEVICE void rescale_row(RowState<Kernel>& rows, typename Kernel::O& o, float 
 // seldom after the first block; else nothing changes, and lanes need not tell each other maxima.
 template <class Kernel, bool kMasked>
 FS_DEVICE void rescale_when_outgrown(RowState<Kernel>& rows, typename Kernel::O& o,
-                                     const typename Kernel::S& s, float scale_log2) {
+                                     const typename Kernel::S& s, float factor) {
     float largest[Kernel::kRowTiles][2];
     bool outgrown = false;
     FS_UNROLL
@@ -101,7 +101,7 @@ FS_DEVICE void rescale_when_outgrown(RowState<Kernel>& rows, typename Kernel::O&
         for (int half = 0; half < 2; ++half) {
             largest[i][half] = thread_max<Kernel>(s, i, half);
             outgrown |=
-                ptx::fma_rn(largest[i][half], scale_log2, rows.shift[i][half]) > kRescaleThreshold;
+                ptx::fma_rn(largest[i][half], factor, rows.shift[i][half]) > kRescaleThreshold;
         }
     }
     if (!ptx::vote_any(outgrown)) return;
@@ -109,7 +109,7 @@ FS_DEVICE void rescale_when_outgrown(RowState<Kernel>& rows, typename Kernel::O&
     for (int i = 0; i < Kernel::kRowTiles; ++i) {
         FS_UNROLL
         for (int half = 0; half < 2; ++half) {
-            const float candidate = ptx::mul_rn(-quad_max(largest[i][half]), scale_log2);
+            const float candidate = ptx::mul_rn(-quad_max(largest[i][half]), factor);
             rescale_row<Kernel, kMasked>(rows, o, ptx::min(rows.shift[i][half], candidate), i,
                                          half);
         }
@@ -119,13 +119,13 @@ FS_DEVICE void rescale_when_outgrown(RowState<Kernel>& rows, typename Kernel::O&
 // Plain: scales S, then moves every row to its new maximum in every step.
 template <class Kernel, bool kMasked>
 FS_DEVICE void scale_and_rescale(RowState<Kernel>& rows, typename Kernel::O& o,
-                                 typename Kernel::S& s, float scale_log2) {
+                                 typename Kernel::S& s, float factor) {
     FS_UNROLL
     for (int i = 0; i < Kernel::kRowTiles; ++i) {
         FS_UNROLL
         for (int n = 0; n < 2 * Kernel::kStepSpans; ++n) {
             FS_UNROLL
-            for (int e = 0; e < 4; ++e) s.at[i][n][e] = ptx::mul_rn(s.at[i][n][e], scale_log2);
+            for (int e = 0; e < 4; ++e) s.at[i][n][e] = ptx::mul_rn(s.at[i][n][e], factor);
         }
         FS_UNROLL
         for (int half = 0; half < 2; ++half) {
@@ -140,8 +140,8 @@ FS_DEVICE void scale_and_rescale(RowState<Kernel>& rows, typename Kernel::O& o,
 // two rows unless mma does.
 template <class Kernel, bool kMasked>
 FS_DEVICE void exponentiate(u32 (&p)[4], float (&sum)[RowState<Kernel>::kSums],
-                            const RowState<Kernel>& rows, const typename Kernel::S& s,
-                            float scale_log2, int i, int span) {
+                            const RowState<Kernel>& rows, const typename Kernel::S& s, float factor,
+                            int i, int span) {
     FS_UNROLL
     for (int half = 0; half < 2; ++half) {
         const float shift = finite_shift<kMasked>(rows.shift[i][half]);
@@ -151,7 +151,7 @@ FS_DEVICE void exponentiate(u32 (&p)[4], float (&sum)[RowState<Kernel>::kSums],
             FS_UNROLL
             for (int e = 0; e < 2; ++e) {
                 const float x = s.at[i][2 * span + n][2 * half + e];
-                value[e] = ptx::ex2(Kernel::kOptimizedSoftmax ? ptx::fma_rn(x, scale_log2, shift)
+                value[e] = ptx::ex2(Kernel::kOptimizedSoftmax ? ptx::fma_rn(x, factor, shift)
                                                               : ptx::add_rn(x, shift));
                 if constexpr (!Kernel::kSumByMma) sum[half] = ptx::add_rn(sum[half], value[e]);
             }

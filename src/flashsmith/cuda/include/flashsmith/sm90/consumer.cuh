@@ -63,7 +63,7 @@ struct Consumer {
     Plan smem;
     const int warpgroup, thread, lane;
     const bool is_first_lane;
-    const float scale;
+    const float factor;
 
     typename Kernel::KRing k;
     typename Kernel::VRing v;
@@ -83,7 +83,7 @@ struct Consumer {
           thread(threadIdx.x % kWarpgroupThreads),
           lane(threadIdx.x % kWarpLanes),
           is_first_lane(lane == 0),
-          scale(Kernel::Score::factor(args)),
+          factor(Kernel::Score::factor(args)),
           k(ptx::MatrixDescriptor::of(smem.k(0), kPanelRowBytes), smem.k_full(0)),
           v(ptx::MatrixDescriptor::of(smem.v(0), kVPanelBytes), smem.v_full(0)),
           q(smem.q(0), warpgroup),
@@ -230,10 +230,10 @@ struct Consumer {
         Kernel::Score::apply(args, s);
         const bool masked = hide(s, row, n);
         if constexpr (kConfig.statistics == Statistics::kSUM) {
-            softmax.exponentials_checked(p, s, scale, first, masked);
+            softmax.exponentials_checked(p, s, factor, first, masked);
         } else {
-            softmax.update_maximum(s, scale);
-            softmax.exponentials(s, scale);
+            softmax.update_maximum(s, factor);
+            softmax.exponentials(s, factor);
             softmax.pack(p, s);
         }
     }

@@ -39,7 +39,7 @@ struct LazySoftmax {
 
     using P = u32[kBc / 4];
 
-    float m[2];           // row maximum times scale, log2
+    float m[2];           // row maximum times factor, log2
     float l[2];           // this thread's part of the row's sum
     float correction[2];  // factor that O still waits for
     bool grown;           // whether O has to be rescaled; the same in the whole warp
@@ -53,9 +53,9 @@ struct LazySoftmax {
 
     // Sees to it that m is near enough to this block's maximum; sets grown and correction.
     template <int kCount>
-    FS_DEVICE void update_maximum(const float (&s)[kCount], float scale) {
+    FS_DEVICE void update_maximum(const float (&s)[kCount], float factor) {
         if constexpr (kStatistics == Statistics::kBITS) {
-            grown = outgrew_bits(s, scale);
+            grown = outgrew_bits(s, factor);
             if (!grown) return;
         }
         float low, high;
@@ -63,28 +63,28 @@ struct LazySoftmax {
         if constexpr (kStatistics == Statistics::kMAX) {
             over_quad(low, high);
             if constexpr (kLazy) {
-                grown = outgrew(low, high, scale);
+                grown = outgrew(low, high, factor);
                 if (!grown) return;
             }
             grown = true;
         } else {
             if constexpr (kStatistics != Statistics::kBITS) {
-                grown = outgrew(low, high, scale);
+                grown = outgrew(low, high, factor);
                 if (!grown) return;
             }
             over_quad(low, high);
         }
-        take_maximum(low, high, scale);
+        take_maximum(low, high, factor);
     }
 
-    // s becomes 2^(s scale - m), and l its sum.
+    // s becomes 2^(s factor - m), and l its sum.
     template <int kCount>
-    FS_DEVICE void exponentials(float (&s)[kCount], float scale) {
+    FS_DEVICE void exponentials(float (&s)[kCount], float factor) {
         FS_UNROLL
         for (int i = 0; i < kCount; i += 4) {
             FS_UNROLL
             for (int j = 0; j < 4; ++j) {
-                s[i + j] = ptx::ex2(ptx::fma_rn(s[i + j], scale, j < 2 ? -m[0] : -m[1]));
+                s[i + j] = ptx::ex2(ptx::fma_rn(s[i + j], factor, j < 2 ? -m[0] : -m[1]));
             }
             l[0] += s[i] + s[i + 1];
             l[1] += s[i + 2] + s[i + 3];
@@ -100,12 +100,12 @@ struct LazySoftmax {
     // The whole step with SUM: s stays as it is, because a block may have to be done again. A
     // masked first block is not tried: lanes that see none of it have no sum.
     template <int kCount>
-    FS_DEVICE void exponentials_checked(P& p, const float (&s)[kCount], float scale, bool first,
+    FS_DEVICE void exponentials_checked(P& p, const float (&s)[kCount], float factor, bool first,
                                         bool masked) {
         float sum[2];
         grown = first && masked;
         if (!grown) {
-            packed_exponentials(p, sum, s, scale);
+            packed_exponentials(p, sum, s, factor);
             if constexpr (kMmaSums) {
                 grown = ptx::vote_any(!patterns_fit(p, first));
             } else {
@@ -117,8 +117,8 @@ struct LazySoftmax {
             float low, high;
             over_thread(low, high, s);
             over_quad(low, high);
-            take_maximum(low, high, scale);
-            packed_exponentials(p, sum, s, scale);
+            take_maximum(low, high, factor);
+            packed_exponentials(p, sum, s, factor);
         }
         if constexpr (!kMmaSums) {
             l[0] += sum[0];
@@ -188,7 +188,7 @@ struct LazySoftmax {
     // Whether any row outgrew m. Among negative numbers the patterns' order is reversed, so `most`
     // is too low where a row has no positive score; with m >= -threshold such a row has not grown.
     template <int kCount>
-    FS_DEVICE bool outgrew_bits(const float (&s)[kCount], float scale) const {
+    FS_DEVICE bool outgrew_bits(const float (&s)[kCount], float factor) const {
         i32 most[2] = {ptx::bits(s[0]), ptx::bits(s[2])};
         most[0] = max(most[0], ptx::bits(s[1]));
         most[1] = max(most[1], ptx::bits(s[3]));
@@ -202,7 +202,7 @@ struct LazySoftmax {
         bool any = false;
         FS_UNROLL
         for (int j = 0; j < 2; ++j) {
-            any |= ptx::fma_rn(ptx::number(most[j]), scale, -m[j]) > kThreshold;
+            any |= ptx::fma_rn(ptx::number(most[j]), factor, -m[j]) > kThreshold;
             any |= m[j] < -kThreshold;
         }
         return ptx::vote_any(any);
@@ -215,14 +215,14 @@ struct LazySoftmax {
         high = ptx::max(high, ptx::shfl_bfly(high, 2));
     }
 
-    FS_DEVICE bool outgrew(float low, float high, float scale) const {
-        return ptx::vote_any(ptx::fma_rn(low, scale, -m[0]) > kThreshold ||
-                             ptx::fma_rn(high, scale, -m[1]) > kThreshold);
+    FS_DEVICE bool outgrew(float low, float high, float factor) const {
+        return ptx::vote_any(ptx::fma_rn(low, factor, -m[0]) > kThreshold ||
+                             ptx::fma_rn(high, factor, -m[1]) > kThreshold);
     }
 
-    FS_DEVICE void take_maximum(float low, float high, float scale) {
-        const float next[2] = {ptx::max(ptx::mul_rn(low, scale), m[0]),
-                               ptx::max(ptx::mul_rn(high, scale), m[1])};
+    FS_DEVICE void take_maximum(float low, float high, float factor) {
+        const float next[2] = {ptx::max(ptx::mul_rn(low, factor), m[0]),
+                               ptx::max(ptx::mul_rn(high, factor), m[1])};
         FS_UNROLL
         for (int i = 0; i < 2; ++i) {
             correction[i] = ptx::ex2(m[i] - next[i]);
@@ -233,14 +233,14 @@ struct LazySoftmax {
 
     template <int kCount>
     FS_DEVICE void packed_exponentials(P& p, float (&sum)[2], const float (&s)[kCount],
-                                       float scale) const {
+                                       float factor) const {
         sum[0] = sum[1] = 0.f;
         FS_UNROLL
         for (int i = 0; i < kCount; i += 4) {
             float e[4];
             FS_UNROLL
             for (int j = 0; j < 4; ++j) {
-                e[j] = ptx::ex2(ptx::fma_rn(s[i + j], scale, j < 2 ? -m[0] : -m[1]));
+                e[j] = ptx::ex2(ptx::fma_rn(s[i + j], factor, j < 2 ? -m[0] : -m[1]));
             }
             if constexpr (!kMmaSums) {
                 sum[0] += e[0] + e[1];

@@ -260,13 +260,13 @@ struct OverlappedLoop {
             if constexpr (kGeneral) masked = consumer.hide(s, row, block(n));
             end_pv();
             consumer.k.test();
-            consumer.softmax.exponentials_checked(consumer.p, s, consumer.scale, starts_tile,
+            consumer.softmax.exponentials_checked(consumer.p, s, consumer.factor, starts_tile,
                                                   masked);
         } else {
             if constexpr (kGeneral) consumer.hide(s, row, block(n));
-            consumer.softmax.update_maximum(s, consumer.scale);
+            consumer.softmax.update_maximum(s, consumer.factor);
             consumer.k.test();
-            consumer.softmax.exponentials(s, consumer.scale);
+            consumer.softmax.exponentials(s, consumer.factor);
             end_pv();
             consumer.softmax.pack(consumer.p, s);
         }
