@@ -15,6 +15,7 @@ from flashsmith.emulator.copies.mbarrier import Ints
 from flashsmith.emulator.copies.smem_layout import CHUNK_BYTES, swizzled
 from flashsmith.emulator.copies.tensor_map import TensorMap, box_rows, element_view, row_elements
 from flashsmith.emulator.machine.address_space import GLOBAL_BASE
+from flashsmith.emulator.machine.unit import Wait
 
 if TYPE_CHECKING:
     from flashsmith.emulator.machine.chunk import Chunk
@@ -171,7 +172,7 @@ def _reduce_bf16(target: Any, cells: Ints, values: Any, operation: Any) -> None:
         target[cells[now]] = to_bits(operation(old, numbers[now]), DType.BF16)
 
 
-class StoreWait:
+class StoreWait(Wait):
     """Threads that wait until the bulk stores of their older groups have been read."""
 
     def __init__(

@@ -71,20 +71,26 @@ class Scheduler:
         return self._joined(min(eager, key=lambda u: u.pc), ready)
 
     def _may_run(self, unit: Unit) -> bool:
-        if unit.wait is not None:
-            if not unit.wait.ready().all():
+        wait = unit.wait
+        if wait is not None:
+            epoch = wait.epoch()
+            if epoch == wait.looked >= 0:  # nothing has ended since the last look
                 return False
-            wait, unit.wait = unit.wait, None
+            if not wait.ready().all():
+                wait.looked = epoch
+                return False
+            unit.wait = None
             wait.finish(unit)
         return unit.mask is None or unit.pc not in self.meeting_points or self._together(unit)
 
     def _together(self, unit: Unit) -> bool:
         """Whether all lanes of the unit's warps that have not ended stand at the same place."""
-        mine = unit.block * 64 + unit.warp
+        mine, pc = unit.warps, unit.pc
         return not any(
-            np.isin(mine, other.block * 64 + other.warp).any()
+            (other.pc != pc or other.wait is not None)
+            and other is not unit
+            and not mine.isdisjoint(other.warps)
             for other in self.units
-            if other is not unit and (other.pc != unit.pc or other.wait is not None)
         )
 
     def _joined(self, unit: Unit, ready: list[Unit]) -> Unit:
@@ -106,13 +112,12 @@ class Scheduler:
         for waiting in [u for u in self.units if isinstance(u.wait, Convergence)]:
             if not any(u is waiting for u in self.units):
                 continue
-            pairs = set(zip(waiting.block.tolist(), waiting.warp.tolist(), strict=True))
             same = [
                 u
                 for u in self.units
                 if u.pc == waiting.pc
                 and (u.wait is None or isinstance(u.wait, Convergence))
-                and not pairs.isdisjoint(zip(u.block.tolist(), u.warp.tolist(), strict=True))
+                and not waiting.warps.isdisjoint(u.warps)
             ]
             if len(same) > 1:
                 self._merged(same)
