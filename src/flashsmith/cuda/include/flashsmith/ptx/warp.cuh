@@ -29,4 +29,15 @@ FS_DEVICE bool vote_any(bool value) {
     return any != 0;
 }
 
+// Whether any of the four lanes of a quad, which share a row of an accumulator, says true.
+FS_DEVICE bool any_of_quad(bool value) {
+    u32 lanes;
+    asm volatile(
+        "{\n\t.reg .pred p;\n\tsetp.ne.u32 p, %1, 0;\n\tvote.sync.ballot.b32 %0, p, "
+        "0xffffffff;\n\t}"
+        : "=r"(lanes)
+        : "r"(static_cast<u32>(value)));
+    return (lanes >> (threadIdx.x & 28u) & 15u) != 0;
+}
+
 }  // namespace flashsmith::ptx

@@ -88,8 +88,9 @@ FS_DEVICE void rescale_row(RowState<Kernel>& rows, typename Kernel::O& o, float 
     }
 }
 
-// Optimized: moves all rows of the warp to new shifts when one has outgrown its own, which is
-// seldom after the first block; else nothing changes, and lanes need not tell each other maxima.
+// Optimized: moves a row to a new shift when it has outgrown its own, which is seldom after the
+// first block; else nothing changes, and lanes need not tell each other maxima. The warp votes on
+// whether one has; the others keep their shifts, so that no row depends on another.
 template <class Kernel, bool kMasked>
 FS_DEVICE void rescale_when_outgrown(RowState<Kernel>& rows, typename Kernel::O& o,
                                      const typename Kernel::S& s, float factor) {
@@ -109,9 +110,11 @@ FS_DEVICE void rescale_when_outgrown(RowState<Kernel>& rows, typename Kernel::O&
     for (int i = 0; i < Kernel::kRowTiles; ++i) {
         FS_UNROLL
         for (int half = 0; half < 2; ++half) {
-            const float candidate = ptx::mul_rn(-quad_max(largest[i][half]), factor);
-            rescale_row<Kernel, kMasked>(rows, o, ptx::min(rows.shift[i][half], candidate), i,
-                                         half);
+            const float shift = rows.shift[i][half];
+            const float most = quad_max(largest[i][half]);
+            const bool outgrew = ptx::fma_rn(most, factor, shift) > kRescaleThreshold;
+            const float candidate = outgrew ? ptx::mul_rn(-most, factor) : shift;
+            rescale_row<Kernel, kMasked>(rows, o, ptx::min(shift, candidate), i, half);
         }
     }
 }

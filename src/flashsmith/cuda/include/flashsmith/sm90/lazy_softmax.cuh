@@ -4,14 +4,17 @@
 // as they use the same. A block only has to see that no exponential becomes too large:
 //   MAX   the row's maximum, by shuffles
 //   VOTE  the maximum of a thread's part; only if a row outgrew m by 2^threshold does the warp
-//         shuffle, take the new maximum and rescale O
+//         shuffle, and that row takes its new maximum and rescales O
 //   BITS  as VOTE, but the patterns of the numbers are compared as integers: positive numbers keep
 //         their order, and one instruction takes three of them. Where m is below -2^threshold's
 //         exponent a negative maximum would matter, and the exact way is taken
 //   SUM   no maximum: exponentials are positive, so a thread's sum bounds every one of them. If a
-//         sum is above 2^threshold the block is done again with its maximum. A tile starts with
-//         m = 0, and its first block is also done again if a sum is below 2^-threshold. Where the
-//         sums are left to the tensor cores, the largest pattern of P takes their place
+//         sum is above 2^threshold the block is done again with the row's maximum. A tile starts
+//         with m = 0, and its first block is also done again if a sum is below 2^-threshold. Where
+//         the sums are left to the tensor cores, the largest pattern of P takes their place
+//
+// The warp votes on whether the rare code runs; inside it a row that did not outgrow its own m
+// keeps it, with the factor 1. What a row adds up therefore depends on no other row.
 #pragma once
 
 #include "flashsmith/ptx/convert.cuh"
@@ -74,7 +77,9 @@ struct LazySoftmax {
             }
             over_quad(low, high);
         }
-        take_maximum(low, high, factor);
+        const bool outgrown[2] = {!kLazy || ptx::fma_rn(low, factor, -m[0]) > kThreshold,
+                                  !kLazy || ptx::fma_rn(high, factor, -m[1]) > kThreshold};
+        take_maximum(outgrown, low, high, factor);
     }
 
     // s becomes 2^(s factor - m), and l its sum.
@@ -103,21 +108,28 @@ struct LazySoftmax {
     FS_DEVICE void exponentials_checked(P& p, const float (&s)[kCount], float factor, bool first,
                                         bool masked) {
         float sum[2];
+        bool outgrown[2] = {true, true};
         grown = first && masked;
         if (!grown) {
             packed_exponentials(p, sum, s, factor);
             if constexpr (kMmaSums) {
-                grown = ptx::vote_any(!patterns_fit(p, first));
+                patterns_outgrew(outgrown, p, first);
             } else {
-                grown = ptx::vote_any(!fits(sum[0], first) || !fits(sum[1], first));
+                outgrown[0] = !fits(sum[0], first);
+                outgrown[1] = !fits(sum[1], first);
             }
+            grown = ptx::vote_any(outgrown[0] || outgrown[1]);
         }
         if (grown) {
-            if (first) m[0] = m[1] = kNoMaximum;
             float low, high;
             over_thread(low, high, s);
             over_quad(low, high);
-            take_maximum(low, high, factor);
+            FS_UNROLL
+            for (int i = 0; i < 2; ++i) {
+                outgrown[i] = ptx::any_of_quad(outgrown[i]);
+                if (first && outgrown[i]) m[i] = kNoMaximum;
+            }
+            take_maximum(outgrown, low, high, factor);
             packed_exponentials(p, sum, s, factor);
         }
         if constexpr (!kMmaSums) {
@@ -156,8 +168,7 @@ struct LazySoftmax {
 
     // Patterns of numbers that are not negative have the order of the numbers: a pair of them is
     // compared at once. Words 0 and 2 of four belong to the lower row, 1 and 3 to the upper.
-    static FS_DEVICE bool patterns_fit(const P& p, bool first) {
-        bool fit = true;
+    static FS_DEVICE void patterns_outgrew(bool (&outgrown)[2], const P& p, bool first) {
         FS_UNROLL
         for (int row = 0; row < 2; ++row) {
             u32 most = p[row];
@@ -168,9 +179,8 @@ struct LazySoftmax {
             }
             const i32 largest =
                 max(static_cast<i32>(most) >> 16, static_cast<i32>(most << 16) >> 16);
-            fit &= largest <= kMostPattern && (!first || largest >= kLeastPattern);
+            outgrown[row] = largest > kMostPattern || (first && largest < kLeastPattern);
         }
-        return fit;
     }
 
     template <int kCount>
@@ -220,13 +230,14 @@ struct LazySoftmax {
                              ptx::fma_rn(high, factor, -m[1]) > kThreshold);
     }
 
-    FS_DEVICE void take_maximum(float low, float high, float factor) {
-        const float next[2] = {ptx::max(ptx::mul_rn(low, factor), m[0]),
-                               ptx::max(ptx::mul_rn(high, factor), m[1])};
+    // Rows that outgrew m go on with the block's maximum.
+    FS_DEVICE void take_maximum(const bool (&outgrown)[2], float low, float high, float factor) {
+        const float most[2] = {ptx::mul_rn(low, factor), ptx::mul_rn(high, factor)};
         FS_UNROLL
         for (int i = 0; i < 2; ++i) {
-            correction[i] = ptx::ex2(m[i] - next[i]);
-            m[i] = next[i];
+            const float next = outgrown[i] ? ptx::max(most[i], m[i]) : m[i];
+            correction[i] = ptx::ex2(m[i] - next);
+            m[i] = next;
             l[i] *= correction[i];
         }
     }

@@ -1,0 +1,154 @@
+"""Races kernels of another version of the sources against this one's, side by side on a GPU.
+
+    python tools/race_versions.py OTHER_SRC [--shipped | --problem LEN,D,causal] [CONFIG...] -o FILE
+
+For a change that leaves the arguments of kernels as they are: OTHER_SRC is the folder `src` of the
+other version, whose kernels are compiled by its own package in a child process. The other version
+is the baseline; a ratio above 1 says that this version is faster. Records name the hash of both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+# Runs in the other version's package; older ones call the needs of a kernel its traits.
+CHILD = """
+import base64, json, sys
+from flashsmith.compile.compiler import CompileJob, compile_many
+try:
+    from flashsmith.problem.needs import Needs
+    from flashsmith.kernels import parse_config
+    make = lambda names: Needs(tuple(names))
+except ImportError:
+    from flashsmith.config.traits import ForwardTraits
+    from flashsmith.config.parse import parse_config
+    make = lambda names: ForwardTraits(**dict.fromkeys(names, True))
+wanted = json.load(sys.stdin)
+jobs = [CompileJob(parse_config(c), make(n), a) for c, n, a in wanted]
+for kernel in compile_many(jobs):
+    if isinstance(kernel, Exception):
+        raise kernel
+    print(json.dumps({"name": kernel.name, "cubin": base64.b64encode(kernel.cubin).decode()}))
+"""
+
+
+def other_kernels(src: Path, wanted: list[tuple[str, tuple[str, ...], str]]) -> list[dict]:
+    """Names and cubins as the other version makes them."""
+    cache = f"{os.environ.get('TMPDIR', '/tmp')}/flashsmith-versions"
+    ran = subprocess.run(
+        [sys.executable, "-c", CHILD],
+        input=json.dumps(wanted),
+        env=os.environ | {"PYTHONPATH": str(src), "FLASHSMITH_CACHE_DIR": cache},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    return [json.loads(line) for line in ran.stdout.splitlines()]
+
+
+def pairs_of(arguments) -> list:
+    """What is raced: configurations on problems."""
+    from flashsmith.base.dtypes import DType
+    from flashsmith.kernels import parse_config
+    from flashsmith.problem.attention import AttentionProblem
+    from flashsmith.tuner.choose.measured import shipped_table
+    from flashsmith.tuner.store.outcome import Timed
+
+    if arguments.shipped:
+        rows = [m for m in shipped_table(arguments.gpu).read() if isinstance(m.outcome, Timed)]
+        return [(parse_config(m.key.config), m.key.problem) for m in rows]
+    problems = []
+    for text in arguments.problem:
+        length, d_head, mask = text.split(",")
+        n, d = int(length), int(d_head)
+        heads = 2048 // d
+        problems.append(
+            AttentionProblem(
+                *(max(16384 // n, 1), heads, heads, n, n, d, DType.BF16), causal=mask == "causal"
+            )
+        )
+    return [(parse_config(text), problem) for text in arguments.configs for problem in problems]
+
+
+def main() -> None:
+    """Races, prints a table and the geometric mean, and appends records."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("other", type=Path)
+    parser.add_argument("configs", nargs="*")
+    parser.add_argument("--shipped", action="store_true")
+    parser.add_argument("--problem", action="append", default=[])
+    parser.add_argument("--rounds", type=int, default=21)
+    parser.add_argument("-o", dest="output", type=Path, required=True)
+    arguments = parser.parse_args()
+
+    from flashsmith.compile.compiler import CompileJob, compile_many
+    from flashsmith.compile.nvrtc.library import find_nvrtc
+    from flashsmith.kernels.plans import needs_of
+    from flashsmith.measure.environment import environment_of, timed_device
+    from flashsmith.measure.interleaved import Contender, compare
+    from flashsmith.measure.record import append_records, records_of
+    from flashsmith.measure.statistics import geometric_mean
+    from flashsmith.measure.timed_configs import random_inputs
+    from flashsmith.problem.cost import cost_of
+    from flashsmith.problem.text import problem_text
+    from flashsmith.runtime.devices import default_device
+    from flashsmith.runtime.run import prepare
+    from flashsmith.runtime.tensors import contiguous_tensors, uploaded
+
+    device = timed_device(default_device("cuda"))
+    arguments.gpu = device.name
+    pairs = pairs_of(arguments)
+    jobs = [CompileJob(c, needs_of(c, p), device.arch) for c, p in pairs]
+    mine = compile_many(jobs)
+    wanted = [(j.config.short_form(), j.needs.names, j.arch) for j in jobs]
+    environment = environment_of(device, compiler=find_nvrtc().compiler)
+    ratios = []
+    for (config, problem), kernel, other in zip(
+        pairs, mine, other_kernels(arguments.other, wanted), strict=True
+    ):
+        if isinstance(kernel, Exception):
+            raise kernel
+        theirs = replace(kernel, name=other["name"], cubin=base64.b64decode(other["cubin"]))
+        places, buffers = contiguous_tensors(problem, random_inputs(problem))
+        with uploaded(device, buffers) as held:
+            call = held.call(places)
+            contenders = []
+            for name, made in (("other version", theirs), ("this version", kernel)):
+                prepared = prepare(device, config, problem, compile_with=lambda *_, k=made: k)
+                contenders.append(Contender(name, lambda s, p=prepared, c=call: p(c, s)))
+            run = compare(device, contenders, rounds=arguments.rounds)
+        ratio = run.timed[0].time_us.median / run.timed[1].time_us.median
+        ratios.append(ratio)
+        made = records_of(run, problem, environment, suite="versions", flops=cost_of(problem).flops)
+        codes = {"other version": theirs.code, "this version": kernel.code}
+        append_records(
+            arguments.output,
+            [
+                replace(
+                    r,
+                    what={
+                        **r.what,
+                        "config": config.short_form(),
+                        "code": codes[str(r.what["name"])],
+                    },
+                )
+                for r in made
+            ],
+        )
+        print(
+            f"{ratio:.4f} control {run.control.median:.4f} "
+            f"{'VOID ' if run.is_void else ''}{problem_text(problem)} {config.short_form()}",
+            flush=True,
+        )
+    print(f"geometric mean {geometric_mean(ratios):.4f}, least {min(ratios):.4f}, {len(ratios)}")
+
+
+if __name__ == "__main__":
+    main()
