@@ -12,11 +12,13 @@ from __future__ import annotations
 import argparse
 import base64
 import json
-import os
 import subprocess
 import sys
+import tempfile
 from dataclasses import replace
 from pathlib import Path
+
+from flashsmith.base import settings
 
 # Runs in the other version's package; older ones call the needs of a kernel its traits.
 CHILD = """
@@ -41,15 +43,16 @@ for kernel in compile_many(jobs):
 
 def other_kernels(src: Path, wanted: list[tuple[str, tuple[str, ...], str]]) -> list[dict]:
     """Names and cubins as the other version makes them."""
-    cache = f"{os.environ.get('TMPDIR', '/tmp')}/flashsmith-versions"
-    ran = subprocess.run(
-        [sys.executable, "-c", CHILD],
-        input=json.dumps(wanted),
-        env=os.environ | {"PYTHONPATH": str(src), "FLASHSMITH_CACHE_DIR": cache},
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
+    with tempfile.TemporaryDirectory() as cache:
+        changes = {"PYTHONPATH": str(src), "FLASHSMITH_CACHE_DIR": cache}
+        ran = subprocess.run(
+            [sys.executable, "-c", CHILD],
+            input=json.dumps(wanted),
+            env=settings.child_environment(changes),
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+        )
     return [json.loads(line) for line in ran.stdout.splitlines()]
 
 

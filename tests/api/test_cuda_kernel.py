@@ -24,7 +24,8 @@ def gpu(monkeypatch):
     gpus = plug_in(monkeypatch, "NVIDIA H200")
     monkeypatch.setattr(cuda_kernel, "gpu_device", lambda view, backend: default_device("cuda"))
     monkeypatch.setattr(cuda_kernel, "_current_stream", lambda ordinal: 0)
-    monkeypatch.setattr(launches, "_kept", {})
+    monkeypatch.setattr(launches, "KEPT_LAUNCHES", {})
+    monkeypatch.setattr(cuda_kernel, "KEPT_LAUNCHES", launches.KEPT_LAUNCHES)
     return gpus
 
 

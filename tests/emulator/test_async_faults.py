@@ -6,6 +6,7 @@ import re
 
 import pytest
 from hopper_kernels import AttentionLike, ClusterPair, kernel_ptx
+from lanes import launch, text
 
 from flashsmith.base.errors import EmulationError
 from flashsmith.emulator.options import EmulatorOptions
@@ -75,3 +76,21 @@ def test_without_checks_a_race_is_not_reported():
     kernel = AttentionLike()
     changed = re.sub(r"fence\.proxy\.async[^;]*;", "", kernel_ptx(kernel.name))
     assert kernel.is_right(kernel.run(changed, EmulatorOptions(checks=False)))
+
+
+OVERWRITE = """mov.u32 %r1, %tid.x; setp.ne.u32 %p1, %r1, 0; @%p1 bra end; mov.u32 %r2, tile;
+    ld.param.u64 %rd1, [p0]; st.shared.v4.u32 [%r2], {%r1, %r1, %r1, %r1};
+    fence.proxy.async.shared::cta;
+    cp.async.bulk.global.shared::cta.bulk_group [%rd1], [%r2], 16; cp.async.bulk.commit_group;
+    WAIT st.shared.u32 [%r2+4], %r1; cp.async.bulk.wait_group 0; end:"""
+
+
+@pytest.mark.parametrize("threads", [32, 64])
+def test_a_warp_may_not_overwrite_what_its_own_bulk_store_still_reads(threads):
+    def run(wait: str) -> None:
+        body = OVERWRITE.replace("WAIT", wait)
+        launch(text(body, 1, shared="\t.shared .align 16 .b8 tile[16];"), [], 16, 1, threads)
+
+    run("cp.async.bulk.wait_group.read 0;")
+    with pytest.raises(EmulationError, match=r"still reads in `st\.shared.*bulk store of warp 0"):
+        run("")

@@ -7,6 +7,7 @@ import pytest
 from lanes import launch, run_lanes, text
 
 from flashsmith.base.errors import EmulationError
+from flashsmith.emulator.machine.storage import storage_types
 from flashsmith.emulator.memory import GlobalMemory
 from flashsmith.emulator.program import load
 from flashsmith.emulator.ptx.instruction import Address, Imm, Pair, Reg, Special, Symbol, Vector
@@ -155,6 +156,24 @@ def test_registers_are_typed_by_opcode_in_every_dialect(target):
     x = np.array([1.5, -2.0] * 16, np.float32)
     body = "mul.f32 %r1, %a0, 0f40000000; add.f32 %f1, %r1, %a0; mov.b32 %d, %f1;"
     assert run_lanes(body, x, out=np.float32, target=target).tolist() == (3 * x).tolist()
+
+
+def test_an_address_is_an_integer_whatever_register_holds_it():
+    # sm_100a text keeps addresses and floats in .b32 alike; a sum of floats gives no hint.
+    body = """mov.b32 %r5, tile; st.shared.f32 [%r5], 0f00000000; bar.warp.sync -1;
+        red.shared.add.f32 [%r5], %a0; bar.warp.sync -1; ld.shared.f32 %d, [%r5];"""
+    smem = "\t.shared .align 16 .b8 tile[16];"
+    ones = np.ones(32, np.float32)
+    one = body.replace("st.shared", "setp.eq.u32 %p1, %r50, 0; @%p1 st.shared")
+    assert run_lanes(one, ones, out=np.float32, shared=smem).tolist() == [32.0] * 32
+    floating = one.replace("mov.b32 %r5, tile", "mov.b32 %f9, tile; mov.b32 %r5, %f9")
+    assert run_lanes(floating, ones, out=np.float32, shared=smem).tolist() == [32.0] * 32
+
+
+def test_registers_that_hold_addresses_of_floats_are_kept_as_integers():
+    kernel = parse_kernel(text("red.global.add.f32 [%rd1], %f1;", 1))
+    kinds = dict(zip((r.name for r in kernel.registers), storage_types(kernel), strict=True))
+    assert (kinds["%rd1"], kinds["%f1"]) == ("u64", "f32")
 
 
 def test_operands_print_as_data():

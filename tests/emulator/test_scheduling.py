@@ -5,7 +5,7 @@ import pytest
 from lanes import launch, run_lanes, text
 
 from flashsmith.base.errors import EmulationError
-from flashsmith.emulator.machine import processes
+from flashsmith.emulator.machine import processes, scheduler
 from flashsmith.emulator.machine.barriers import BarrierWait
 from flashsmith.emulator.options import EmulatorOptions
 from flashsmith.emulator.program import load
@@ -107,6 +107,37 @@ def test_spinning_warps_let_the_others_go_on():
     forever = ptx.replace("mov.u32 %r2, 1;", "mov.u32 %r2, 2;")
     with pytest.raises(EmulationError, match="livelock"):
         launch(forever, [], 4, 1, 64, EmulatorOptions(checks=False))
+
+
+@pytest.mark.parametrize("seed", [None, 0])
+@pytest.mark.parametrize(
+    "loop",
+    [
+        "L: bra L;",
+        "L: add.u32 %r1, %r1, 1; and.b32 %r2, %r1, 1; setp.eq.u32 %p1, %r2, 2; @!%p1 bra L;",
+        "L: add.u32 %r1, %r1, %tid.x; setp.lt.u32 %p1, %r1, 9; @%p1 bra L; bra L;",
+        "ld.param.u64 %rd1, [p0]; L:ld.global.u32 %r2, [%rd1]; setp.eq.b32 %p1, %r2, 0;@%p1 bra L;",
+    ],
+)
+def test_a_loop_without_end_is_a_livelock_at_its_line(loop, seed, monkeypatch):
+    monkeypatch.setattr(scheduler, "LIVELOCK_SEGMENTS", 50_000)
+    ptx = text("mov.u32 %r1, 0;\n" + loop, 1)
+    with pytest.raises(EmulationError, match=r"livelock: no warp can go on: .* spins at") as caught:
+        launch(ptx, [], 4, 2, 64, EmulatorOptions(seed=seed))
+    assert caught.value.line == 1 + ptx[: ptx.index("L:")].count("\n")
+
+
+def test_a_warp_that_polls_with_atomics_lets_the_others_go_on():
+    """Warp 0 waits until warp 1, whose code lies behind, opens the lock."""
+    body = """mov.u32 %r1, %tid.x; ld.param.u64 %rd1, [p0]; setp.ge.u32 %p1, %r1, 32; @%p1 bra open;
+        L: atom.global.cas.b32 %r2, [%rd1], 1, 2; setp.eq.u32 %p2, %r2, 0; @%p2 bra L; bra end;
+        open: atom.global.exch.b32 %r3, [%rd1], 1; end:"""
+    for options in (EmulatorOptions(), EmulatorOptions(seed=1)):
+        out, _ = launch(text(body, 1), [], 4, 1, 64, options)
+        assert out[0] == 2
+    shut = text(body.replace("[%rd1], 1; end", "[%rd1], 0; end"), 1)
+    with pytest.raises(EmulationError, match="livelock"):
+        launch(shut, [], 4, 1, 64)
 
 
 def test_several_processes_give_what_one_gives():

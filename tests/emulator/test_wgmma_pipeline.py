@@ -15,6 +15,7 @@ A_WGMMA = (
 )
 FENCE, COMMIT = "wgmma.fence.sync.aligned;", "wgmma.commit_group.sync.aligned;"
 USE = "add.f32 %f5, %f0, %f0;"
+COPY, USE_COPY = "mov.f32 %f9, %f0;", "add.f32 %f5, %f9, %f9;"
 
 
 def wait(groups: int) -> str:
@@ -51,6 +52,20 @@ def test_a_batch_that_is_fenced_committed_and_waited_for_is_right():
          "register of a wgmma in flight"),
         ((FENCE, WGMMA, COMMIT, "mul.f32 %f0, %f4, %f4;", wait(0)),
          "register of a wgmma in flight"),
+        ((FENCE, A_WGMMA, COMMIT, "mov.b32 %r2, %r5;", wait(0)), "register of a wgmma in flight"),
+        ((FENCE, A_WGMMA, COMMIT, "@%p1 mov.b32 %r2, 0;", wait(0)),
+         "register of a wgmma in flight"),
+        ((FENCE, A_WGMMA, COMMIT, "mov.b32 %r2, 0;", wait(0)), "register of a wgmma in flight"),
+        ((FENCE, WGMMA, COMMIT, "mov.f32 %f1, 0f00000000;", wait(0)),
+         "register of a wgmma in flight"),
+        ((FENCE, WGMMA, COMMIT, COPY, wait(0), USE_COPY), "copy of an accumulator in flight"),
+        ((FENCE, WGMMA, COPY, COMMIT, wait(0), USE_COPY), "copy of an accumulator in flight"),
+        ((FENCE, WGMMA, COMMIT, COPY, wait(0), "mov.f32 %f8, %f9;", "neg.f32 %f5, %f8;"),
+         "copy of an accumulator in flight"),
+        ((FENCE, WGMMA, COMMIT, COPY, wait(0), "@%p1 mov.f32 %f9, %f4;", USE_COPY),
+         "copy of an accumulator in flight"),
+        ((FENCE, WGMMA, COMMIT, COPY, wait(0), WGMMA.replace("%f0", "%f9"), COMMIT, wait(0)),
+         "copy of an accumulator in flight"),
     ],
 )  # fmt: skip
 def test_misuse_is_named(body, kind):
@@ -68,6 +83,22 @@ def test_a_wait_for_all_but_one_ends_the_older_group_only():
 
 def test_constants_and_copies_do_not_need_a_fence():
     assert problems(FENCE, "mov.f32 %f0, 0f00000000;", WGMMA, COMMIT, wait(0)) == []
+
+
+def test_a_copy_that_is_made_after_the_wait_or_written_again_is_right():
+    assert problems(FENCE, WGMMA, COMMIT, wait(0), COPY, USE_COPY) == []
+    assert problems(FENCE, WGMMA, COMMIT, COPY, wait(0), "mov.f32 %f9, %f4;", USE_COPY) == []
+    assert problems(FENCE, WGMMA, COMMIT, COPY, wait(0), USE) == []
+
+
+def test_a_copy_may_be_the_accumulator_of_the_next_wgmma_of_a_chain():
+    chained = WGMMA.replace("%f0", "%f9")
+    assert problems(FENCE, WGMMA, COPY, chained, COMMIT, wait(0), USE_COPY) == []
+
+
+def test_a_copy_made_on_one_path_before_the_wait_is_a_fault():
+    body = (FENCE, WGMMA, COMMIT, "@%p1 bra SKIP;", COPY, "SKIP:", wait(0), USE_COPY)
+    assert problems(*body) == ["copy of an accumulator in flight"]
 
 
 def test_what_holds_on_one_path_only_is_still_a_fault():

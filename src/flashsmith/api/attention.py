@@ -7,8 +7,15 @@ from typing import Any
 from flashsmith.api import gpu_call, host_call
 from flashsmith.api.arrays import library_of, origin
 from flashsmith.api.arrays.library import Array
-from flashsmith.api.options import CallOptions, checked_flag, checked_options
-from flashsmith.api.padding import columns_to_add, narrowed, require_no_out, scaled_by, widened
+from flashsmith.api.options import LSE, CallOptions, checked_flag, checked_options
+from flashsmith.api.padding import (
+    columns_to_add,
+    has_odd_width,
+    narrowed,
+    require_no_out,
+    scaled_by,
+    widened,
+)
 from flashsmith.kernels.kernel import KernelConfig
 
 
@@ -46,14 +53,16 @@ def flash_attention(
         backend=backend,
         **facts,
     )
-    return attend(q, k, v, options, out=out, explain=checked_flag("explain", explain))
+    explain = explain is not False and checked_flag("explain", explain)
+    return attend(q, k, v, options, out=out, explain=explain)
 
 
 def attend(
     q: Array, k: Array, v: Array, options: CallOptions, *, out: Array = None, explain: bool = False
 ) -> Any:  # Any: an array, or a tuple of it, its log-sum-exp and the choice
     """The same with checked options."""
-    columns = columns_to_add(q, k, v)
+    # Asked of q alone first: every call passes here.
+    columns = columns_to_add(q, k, v) if has_odd_width(q) else 0
     if columns:
         return _attend_padded(q, k, v, options, columns, out=out, explain=explain)
     if origin(q) == "torch":
@@ -64,8 +73,11 @@ def attend(
         library = library_of(q, k, v, out)
         where = host_call if library.view("q", q).device == "cpu" else gpu_call
         o, lse, choice = where.attend(library, (q, k, v), out, options)
-    results = [o] + ([lse] if options.fact("lse") else []) + ([choice] if explain else [])
-    return results[0] if len(results) == 1 else tuple(results)
+    wants_lse = options.facts[LSE]
+    if not (wants_lse or explain):
+        return o
+    results = [o] + ([lse] if wants_lse else []) + ([choice] if explain else [])
+    return tuple(results)
 
 
 def _attend_padded(

@@ -40,23 +40,23 @@ class Launch:
     prepared: Prepared
 
 
-_kept: dict[Hashable, Launch] = {}
+KEPT_LAUNCHES: dict[Hashable, Launch] = {}
 
 
 @call_in_forked_child
 def _forget() -> None:
     """What was prepared belongs to the parent's devices."""
-    _kept.clear()
+    KEPT_LAUNCHES.clear()
 
 
 def kept_launch(key: Hashable, make: Callable[[], Launch]) -> Launch:
     """The launch of a key; made where it is new. All are forgotten once they become too many."""
-    found = _kept.get(key)
+    found = KEPT_LAUNCHES.get(key)
     if found is None:
         found = make()
-        if len(_kept) >= KEPT:
-            _kept.clear()
-        _kept[key] = found
+        if len(KEPT_LAUNCHES) >= KEPT:
+            KEPT_LAUNCHES.clear()
+        KEPT_LAUNCHES[key] = found
     return found
 
 

@@ -18,6 +18,15 @@ BACKENDS = (None, "cuda", "emulator")
 CALL_FACTS = {what.call: name for name, what in FACTS.items() if what.call}
 _ORDER = {name: place for place, name in enumerate(CALL_FACTS.values())}
 _ABSENT = tuple(FACTS[name].absent for name in _ORDER)
+# Every call passes here, so what can be known beforehand is: the place of each argument.
+_PLACES = {call_name: _ORDER[name] for call_name, name in CALL_FACTS.items()}
+_FACTS = tuple(FACTS[name] for name in _ORDER)
+_KINDS = tuple(what.kind for what in _FACTS)
+# Values that are often given and need no look at the fact.
+_ACCEPTED = tuple(
+    frozenset(v for v in (True, 0, *what.choices) if not what.obstacle("", v)) for what in _FACTS
+)
+_CAUSAL, _DIAGONAL, LSE = (_ORDER[name] for name in ("causal", "diagonal", "lse"))
 
 
 class CallOptions(NamedTuple):
@@ -47,18 +56,29 @@ def checked_options(
     """The options of a call, facts by the API's names; raises where one cannot be used."""
     if backend not in BACKENDS:
         raise ArgumentError(f"backend is {backend!r}; it is None, 'cuda' or 'emulator'.")
-    unknown = [name for name in given if name not in CALL_FACTS]
-    if unknown:
-        near = difflib.get_close_matches(unknown[0], CALL_FACTS, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(CALL_FACTS)}."
-        raise ArgumentTypeError(f"{unknown[0]!r} is not an argument of this call; {hint}")
     values = list(_ABSENT)
     for call_name, value in given.items():
-        name = CALL_FACTS[call_name]
-        values[_ORDER[name]] = checked_fact(call_name, FACTS[name], value)
-    if values[_ORDER["diagonal"]] is not None and not values[_ORDER["causal"]]:
+        place = _PLACES.get(call_name, -1)
+        if place < 0:
+            raise _unknown(call_name)
+        if value is _ABSENT[place]:
+            continue
+        # Equal to one of these in type too: True == 1.
+        if type(value) is _KINDS[place] and value in _ACCEPTED[place]:
+            values[place] = value
+        else:
+            values[place] = checked_fact(call_name, _FACTS[place], value)
+    if values[_DIAGONAL] is not None and not values[_CAUSAL]:
         raise ArgumentError("diagonal is given without causal, whose mask it moves; add causal.")
-    return CallOptions(tuple(values), checked_config(config), backend)
+    if config is not None:
+        config = checked_config(config)
+    return CallOptions(tuple(values), config, backend)
+
+
+def _unknown(call_name: str) -> ArgumentTypeError:
+    near = difflib.get_close_matches(call_name, CALL_FACTS, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(CALL_FACTS)}."
+    return ArgumentTypeError(f"{call_name!r} is not an argument of this call; {hint}")
 
 
 def checked_fact(name: str, what: Fact, value: object) -> Any:  # Any: of the fact's kind
@@ -92,6 +112,8 @@ def _plain(kind: type, value: object) -> object:
 
 def checked_flag(name: str, value: object) -> bool:
     """`value` as a bool; numbers and texts are refused, they are mostly misplaced arguments."""
+    if value is True or value is False:
+        return value
     plain = _plain(bool, value)
     if plain is True or plain is False:
         return plain

@@ -12,6 +12,12 @@ from flashsmith.base.errors import Unsupported
 from flashsmith.kernels.width import D_HEAD_STEP, MAX_D_HEAD
 
 
+def has_odd_width(array: Array) -> bool:
+    """Whether the last dimension is no multiple of what kernels read at once."""
+    shape: tuple[int, ...] = getattr(array, "shape", ())
+    return len(shape) == 4 and shape[3] % D_HEAD_STEP != 0
+
+
 def columns_to_add(*arrays: Array) -> int:
     """How many columns of zeros bring d_head to a multiple of 8; 0 where there is none to add.
 

@@ -3,64 +3,20 @@
 from __future__ import annotations
 
 import mmap
-from bisect import bisect_right
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from flashsmith.base.errors import ArgumentError, EmulationError
-from flashsmith.emulator.machine.address_space import GLOBAL_BASE
+from flashsmith.emulator.machine.address_space import GLOBAL_BASE, PARAM_WINDOW
+from flashsmith.emulator.memory_places import Places
 
-ALIGN = 256
-GUARD_BYTES = 4096  # between two buffers; nothing may touch it
 FIRST_BYTES = 1 << 20
-
-
-def _room(n_bytes: int) -> int:
-    """What a buffer takes of the arena, its guard zone included."""
-    return -(-max(n_bytes, 1) // ALIGN) * ALIGN + GUARD_BYTES
-
-
-@dataclass(frozen=True, slots=True)
-class _Places:
-    """Which parts of the arena are taken; replaced whole, so that an interrupt leaves the old."""
-
-    starts: tuple[int, ...] = ()  # of live buffers, sorted
-    sizes: Mapping[int, int] = field(default_factory=dict)
-    free: tuple[tuple[int, int], ...] = ()  # (start, room) of freed places, sorted
-    end: int = GLOBAL_BASE + GUARD_BYTES
-
-    def with_buffer(self, n_bytes: int) -> tuple[_Places, int]:
-        """The first freed place that is large enough, else the end of the arena, taken."""
-        room, free, end = _room(n_bytes), list(self.free), self.end
-        for number, (start, size) in enumerate(free):
-            if size >= room:
-                free[number : number + 1] = [(start + room, size - room)] if size > room else []
-                break
-        else:
-            start, end = end, end + room
-        at = bisect_right(self.starts, start)
-        starts = (*self.starts[:at], start, *self.starts[at:])
-        return _Places(starts, {**self.sizes, start: n_bytes}, tuple(free), end), start
-
-    def without_buffer(self, address: int) -> _Places:
-        """The same with a buffer given back; neighbouring free places become one."""
-        sizes = dict(self.sizes)
-        freed = (address, _room(sizes.pop(address)))
-        joined: list[tuple[int, int]] = []
-        for start, room in sorted((*self.free, freed)):
-            if joined and sum(joined[-1]) == start:
-                joined[-1] = (joined[-1][0], joined[-1][1] + room)
-            else:
-                joined.append((start, room))
-        end = self.end
-        if joined and sum(joined[-1]) == end:
-            end = joined.pop()[0]
-        starts = tuple(start for start in self.starts if start != address)
-        return _Places(starts, sizes, tuple(joined), end)
+# Between rows or tensors that are to lie far apart: cut to 32 bits, in bytes or in elements of 2
+# or 4 bytes, a multiple of it falls where nothing lies.
+FAR_STRIDE = (1 << 34) + (1 << 14)
 
 
 class _Arena:
@@ -87,7 +43,7 @@ class GlobalMemory:
     """
 
     def __init__(self) -> None:
-        self._places = _Places()
+        self._places = Places()
         self._arena = _Arena(FIRST_BYTES)
 
     @property
@@ -109,67 +65,118 @@ class GlobalMemory:
         if n_bytes < 0:
             raise ArgumentError(f"allocate: {n_bytes} bytes; a size is 0 or more.")
         places, start = self._places.with_buffer(n_bytes)
-        needed = places.end - GLOBAL_BASE
-        if needed > self.u8.size:
-            self._arena = _Arena(2 * needed, self.u8)
-        self._places = places
+        self._take(places)
         offset = start - GLOBAL_BASE
         self.u8[offset : offset + n_bytes] = 0
         return start
 
+    def allocate_sparse(
+        self, n_bytes: int, *, counts: Sequence[int] = (), strides_bytes: Sequence[int] = ()
+    ) -> int:
+        """The address of zeroed runs of `n_bytes`, far from every other buffer.
+
+        `counts` and `strides_bytes` say where they lie: run (i, j) at the address plus i times the
+        first stride plus j times the second. Only the runs take memory, however far apart they
+        are; an access between them is a fault.
+        """
+        offsets = _offsets(n_bytes, tuple(counts), tuple(strides_bytes))
+        places, address = self._places.with_runs(n_bytes, offsets)
+        if places.far_end > PARAM_WINDOW:
+            raise ArgumentError(
+                f"allocate_sparse: the last run would end at {places.far_end:#x}, addresses end "
+                f"at {PARAM_WINDOW:#x}; take smaller strides."
+            )
+        self._take(places)
+        for offset in offsets:
+            self.write(address + offset, np.zeros(n_bytes, np.uint8))
+        return address
+
+    def _take(self, places: Places) -> None:
+        """Makes these the places, in an arena that is large enough."""
+        needed = places.end - GLOBAL_BASE
+        if needed > self.u8.size:
+            self._arena = _Arena(2 * needed, self.u8)
+        self._places = places
+
     def free(self, address: int) -> None:
         """Gives a buffer back; later accesses to it are faults."""
-        if address not in self._places.sizes:
+        if address not in self._places.rooms:
             raise ArgumentError(f"free: no buffer begins at {address:#x}.")
         self._places = self._places.without_buffer(address)
 
     def write(self, address: int, data: NDArray[Any]) -> None:
-        """Copies the bytes of an array into a buffer."""
+        """Copies the bytes of an array into a buffer (of a sparse one: into one run)."""
         raw = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
         offset = self._offset(address, raw.size)
         self.u8[offset : offset + raw.size] = raw
 
     def read(self, address: int, n_bytes: int) -> NDArray[np.uint8]:
-        """A copy of bytes of a buffer."""
+        """A copy of bytes of a buffer (of a sparse one: of one run)."""
         offset = self._offset(address, n_bytes)
         return self.u8[offset : offset + n_bytes].copy()
 
     def _offset(self, address: int, n_bytes: int) -> int:
-        if not self.holds(address, address + n_bytes):
+        run = self._places.below(address)
+        if run is None or address + n_bytes > run.end:
             raise EmulationError(
                 "out of bounds",
                 f"{n_bytes} bytes lie outside {self.nearest(address)}",
                 address=address,
             )
-        return address - GLOBAL_BASE
+        return address - run.shift
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether some buffer does not lie in the arena where its address says."""
+        return self._places.is_sparse
+
+    def offsets(self, addresses: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Where bytes lie in the arena; the addresses lie in live buffers."""
+        places = self._places
+        if not places.is_sparse:
+            return addresses - GLOBAL_BASE
+        starts, _, shifts = places.table
+        return addresses - shifts[np.searchsorted(starts, addresses, side="right") - 1]
 
     def holds(self, first: int, end: int) -> bool:
         """Whether the bytes from `first` up to `end` lie in one live buffer."""
-        place = self._below(first)
-        if place < 0:
-            return False
-        start = self._places.starts[place]
-        return end <= start + self._places.sizes[start]
+        run = self._places.below(first)
+        return run is not None and end <= run.end
 
     def outside(self, addresses: NDArray[np.uint64], n_bytes: int) -> NDArray[np.bool_]:
         """Which accesses of `n_bytes` leave all live buffers."""
-        places = self._places
-        starts = np.array(places.starts, np.uint64)
+        starts, ends, _ = self._places.table
         if not starts.size:
             return np.ones(addresses.shape, np.bool_)
-        ends = np.array([s + places.sizes[s] for s in places.starts], np.uint64)
-        place = np.searchsorted(starts, addresses, side="right").astype(np.int64) - 1
-        beyond = addresses + np.uint64(n_bytes) > ends[np.maximum(place, 0)]
-        return (place < 0) | beyond | (addresses + np.uint64(n_bytes) < addresses)
+        place = np.searchsorted(starts.view(np.uint64), addresses, side="right").astype(np.int64)
+        last = ends.view(np.uint64)[np.maximum(place - 1, 0)]
+        beyond = addresses + np.uint64(n_bytes) > last
+        return (place < 1) | beyond | (addresses + np.uint64(n_bytes) < addresses)
 
     def nearest(self, address: int) -> str:
         """The buffer next below an address, in words for a fault."""
-        place = self._below(address)
-        if place < 0:
+        run = self._places.below(address)
+        if run is None:
             return "every buffer"
-        start = self._places.starts[place]
-        return f"the buffer of {self._places.sizes[start]:,} bytes at {start:#x}"
+        return f"the buffer of {run.n_bytes:,} bytes at {run.start:#x}"
 
-    def _below(self, address: int) -> int:
-        """The number of the last buffer that begins at or below an address, or -1."""
-        return bisect_right(self._places.starts, address) - 1
+
+def _offsets(
+    n_bytes: int, counts: tuple[int, ...], strides_bytes: tuple[int, ...]
+) -> tuple[int, ...]:
+    """The distance of each run from the first, ascending."""
+    if n_bytes < 1 or len(counts) != len(strides_bytes) or any(n < 1 for n in counts):
+        raise ArgumentError(
+            f"allocate_sparse: runs of {n_bytes} bytes, counts {counts}, strides {strides_bytes}; "
+            "runs have a byte or more, and every count of 1 or more has a stride."
+        )
+    offsets = np.zeros(1, np.int64)
+    for count, stride in zip(counts, strides_bytes, strict=True):
+        offsets = (offsets[:, None] + np.arange(count) * stride).reshape(-1)
+    offsets.sort()
+    if offsets[0] < 0 or (np.diff(offsets) < n_bytes).any():
+        raise ArgumentError(
+            f"allocate_sparse: strides {strides_bytes} lay runs of {n_bytes} bytes over each "
+            "other or before the first; they must be apart and ascend."
+        )
+    return tuple(offsets.tolist())

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from flashsmith.emulator.checks.counters import Counters
+from flashsmith.emulator.memory import GlobalMemory
+from flashsmith.emulator.ordering.traits import KernelTraits
+from flashsmith.emulator.ptx.module import Kernel
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +24,30 @@ class EmulatorOptions:
     mma_in_order: bool = False  # sums of mma after mma, as the hardware does; else as is fastest
     processes: int | None = None  # None: one, or as many as pay for a large grid
     chunk_lanes: int = 4096  # lanes that are computed together
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchSetup:
+    """What all blocks of one launch share."""
+
+    kernel: Kernel
+    grid: tuple[int, int, int]
+    threads: int
+    smem_bytes: int  # static and dynamic, without the reserved first KB
+    dynamic_bytes: int
+    params: bytes
+    memory: GlobalMemory
+    symbols: dict[str, Any]  # Any: numpy u64 addresses of module variables
+    local_bytes: int
+    options: EmulatorOptions
+    cluster: int
+    sm_count: int
+    traits: KernelTraits
+
+    @property
+    def blocks(self) -> int:
+        """All blocks of the grid."""
+        return self.grid[0] * self.grid[1] * self.grid[2]
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,19 +9,26 @@ import numpy as np
 
 from flashsmith.base.errors import EmulationError
 from flashsmith.emulator.checks.counters import Counters
-from flashsmith.emulator.checks.launch_checks import check_geometry, param_buffer
+from flashsmith.emulator.checks.launch_checks import (
+    check_geometry,
+    param_buffer,
+    resident_blocks,
+)
 from flashsmith.emulator.checks.wgmma_pipeline import Problem, pipeline_problems
 from flashsmith.emulator.machine.chunk import Chunk
+from flashsmith.emulator.machine.emit import BAD_OPERANDS
 from flashsmith.emulator.machine.opcode import opcode_of
 from flashsmith.emulator.machine.processes import process_count, run_all
 from flashsmith.emulator.machine.scheduler import Scheduler
-from flashsmith.emulator.machine.segments import meeting_points
 from flashsmith.emulator.machine.translate import Translation, translate
 from flashsmith.emulator.memory import GlobalMemory
-from flashsmith.emulator.options import EmulatorOptions, LaunchReport
+from flashsmith.emulator.options import EmulatorOptions, LaunchReport, LaunchSetup
+from flashsmith.emulator.ordering.traits import traits_of
 from flashsmith.emulator.ptx.instruction import Symbol
 from flashsmith.emulator.ptx.module import Kernel
 from flashsmith.emulator.ptx.parse import parse_kernel
+
+SM_COUNT = 132  # of an H200
 
 
 @lru_cache(maxsize=64)
@@ -38,6 +45,7 @@ class Program:
         self.translation = translate(kernel)
         self._fine: Translation | None = None
         self._wgmma_problems: list[Problem] | None = None
+        self.traits = traits_of(kernel)
         self._referenced = {
             symbol.name
             for instruction in kernel.instructions
@@ -56,10 +64,12 @@ class Program:
         cluster: int = 1,
         options: EmulatorOptions | None = None,
         registers: int | None = None,
+        sm_count: int = SM_COUNT,
     ) -> LaunchReport:
         """Runs the kernel on every block of the grid; faults are raised as EmulationError.
 
-        `registers` is what the compiled kernel uses a thread, where that is known.
+        `registers` is what the compiled kernel uses a thread, where that is known. Blocks that can
+        wait for each other run together as far as `sm_count` SMs hold them, the others after.
         """
         options = options or EmulatorOptions()
         started = time.perf_counter()
@@ -68,43 +78,46 @@ class Program:
         check_geometry(
             self.kernel, grid, threads, smem_bytes,
             static_bytes=translation.static_smem_bytes, cluster=cluster, registers=registers,
+            sm_count=sm_count,
         )  # fmt: skip
         if options.checks:
             self._check_wgmma_registers()
-        blocks = grid[0] * grid[1] * grid[2]
-        step = max(1, options.chunk_lanes // (32 * -(-threads // 32)) // cluster) * cluster
         symbols, held = self._module_variables(memory)
-
-        def run(first: int) -> tuple[int, Counters | None]:
-            chunk = Chunk(
-                self.kernel,
-                blocks=np.arange(first, min(first + step, blocks)),
-                grid=grid,
-                threads=threads,
-                smem_bytes=translation.static_smem_bytes + smem_bytes,
-                dynamic_bytes=smem_bytes,
-                params=buffer,
-                memory=memory,
-                symbols=symbols,
-                local_bytes=translation.local_bytes,
-                options=options,
-                cluster=cluster,
-            )
-            return self._run(chunk, options), chunk.counters
-
-        firsts = range(0, blocks, step)
+        setup = LaunchSetup(
+            self.kernel, grid, threads, translation.static_smem_bytes + smem_bytes, smem_bytes,
+            buffer, memory, symbols, translation.local_bytes, options, cluster, sm_count,
+            self.traits,
+        )  # fmt: skip
         try:
             with np.errstate(all="ignore"):
-                processes = process_count(self.kernel, len(firsts), options.processes)
-                results = run_all(run, firsts, processes, at_once=options.processes is not None)
+                results = self._run_all(setup, registers)
         finally:
             for address in held:
                 memory.free(address)
         executed = sum(count for count, _ in results)
         counters = _sum([part for _, part in results if part is not None])
-        return LaunchReport(
-            self.kernel.name, blocks, threads, time.perf_counter() - started, executed, counters
-        )
+        seconds = time.perf_counter() - started
+        return LaunchReport(self.kernel.name, setup.blocks, threads, seconds, executed, counters)
+
+    def _run_all(
+        self, setup: LaunchSetup, registers: int | None
+    ) -> list[tuple[int, Counters | None]]:
+        """Runs every block; blocks that do not communicate in chunks, one after another."""
+        blocks, options = setup.blocks, setup.options
+        step, together = max(1, options.chunk_lanes // (32 * -(-setup.threads // 32))), blocks
+        if self.traits.communicates:  # all are one chunk, and as many as fit begin
+            step, together = blocks, resident_blocks(setup, registers)
+        step, together = (max(1, n // setup.cluster) * setup.cluster for n in (step, together))
+
+        def run(first: int) -> tuple[int, Counters | None]:
+            end = min(first + step, blocks)
+            begin = min(first + together, end)
+            chunk = Chunk(setup, np.arange(first, begin), range(begin, end))
+            return self._run(chunk, options), chunk.counters
+
+        firsts = range(0, blocks, step)
+        processes = process_count(self.kernel, len(firsts), options.processes)
+        return run_all(run, firsts, processes, at_once=options.processes is not None)
 
     def _check_wgmma_registers(self) -> None:
         """Raises the first misuse of registers around wgmma; found once, without running."""
@@ -131,12 +144,14 @@ class Program:
         """Runs the blocks of a chunk to their end; returns how many warp instructions that took."""
         translation = self._translation(options)
         scheduler = Scheduler(
-            chunk, translation.functions, options.seed,
-            meeting_points(translation.segments),
-        )  # fmt: skip
+            chunk, translation.functions, options.seed, translation.segments, translation.registers
+        )
         chunk.live = translation.live
-        units = chunk.first_units(translation.registers, options.seed is not None)
-        scheduler.run(units)
+        chunk.lines = [segment.instructions[0].line for segment in translation.segments]
+        try:
+            scheduler.run()
+        except BAD_OPERANDS as error:
+            raise self._misfit(error, translation) from error
         executed = 0
         for segment, count in zip(translation.segments, scheduler.counts, strict=True):
             executed += count * len(segment.instructions)
@@ -144,6 +159,16 @@ class Program:
                 for instruction in segment.instructions:
                     chunk.counters.instructions[opcode_of(instruction).counts_as] += count
         return executed
+
+    def _misfit(self, error: Exception, translation: Translation) -> EmulationError:
+        """The fault of an instruction whose operands make no sense, at its line."""
+        line, frame = self.kernel.line, error.__traceback__
+        while frame is not None:
+            if frame.tb_frame.f_code.co_filename == f"<{self.kernel.name}>":
+                line = translation.line_of[frame.tb_lineno - 1]
+            frame = frame.tb_next
+        message = f"this instruction cannot run as it stands ({type(error).__name__}: {error})"
+        return EmulationError("bad PTX", message, kernel=self.kernel.name, line=line)
 
     def _module_variables(self, memory: GlobalMemory) -> tuple[dict[str, np.uint64], list[int]]:
         """Addresses of .global and .const variables for one launch."""

@@ -182,6 +182,7 @@ class EmulatedDevice:
                         cluster=geometry.cluster,
                         options=self.options,
                         registers=kernel.resources.registers,
+                        sm_count=self._sm_count,
                     )
                 except BaseException:  # a fault, or an interrupt in the middle of the launch
                     self._forget_workspace()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -51,26 +51,44 @@ class Prepared:
     problem: AttentionProblem
     steps: tuple[Step, ...]
     workspace_bytes: int
-    _params: dict[tuple[int, ...], Params] = field(default_factory=dict, compare=False, repr=False)
+    _params: dict[tuple[Hashable, int], Params] = field(
+        default_factory=dict, compare=False, repr=False
+    )
+    _starts: tuple[Launcher, ...] = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_starts", tuple(step.start for step in self.steps))
 
     def __call__(self, call: Call, stream: int = 0) -> None:
         """Starts the launches on tensors whose strides `require_aligned` accepted."""
         if not self.steps:
             fill_empty(self.device, self.problem, call, stream)
             return
-        self.start(tuple(arg.address for arg in call.values()), stream, lambda: call)
+        # Strides count: the same memory may be looked at in another way.
+        if not self.start_again(tuple(call.values()), stream):
+            self.start_first(tuple(call.values()), call, stream)
 
-    def start(self, addresses: tuple[int, ...], stream: int, call_of: Callable[[], Call]) -> None:
-        """The same for tensors at `addresses`; `call_of` is asked where these are new."""
+    def start_again(self, key: Hashable, stream: int) -> bool:
+        """Starts what was started under `key` before; False if nothing was."""
         workspace = self.workspace_bytes and self.device.workspace(self.workspace_bytes, stream)
-        key = (*addresses, workspace)
-        params = self._params.get(key)
+        params = self._params.get((key, workspace))
         if params is None:
-            if len(self._params) >= KEPT_PARAMS:
-                self._params.clear()
-            params = self._params[key] = self._packed(call_of(), workspace)
-        for step, packed in zip(self.steps, params, strict=True):
-            step.start(packed, stream)
+            return False
+        for start, packed in zip(self._starts, params, strict=False):
+            start(packed, stream)
+        return True
+
+    def start_first(self, key: Hashable, call: Call, stream: int) -> None:
+        """Packs the arguments, keeps them under `key`, and starts.
+
+        A key stands for addresses and strides; a caller whose strides never change may give the
+        addresses alone.
+        """
+        workspace = self.workspace_bytes and self.device.workspace(self.workspace_bytes, stream)
+        if len(self._params) >= KEPT_PARAMS:
+            self._params.clear()
+        self._params[key, workspace] = self._packed(call, workspace)
+        self.start_again(key, stream)
 
     def _packed(self, call: Call, workspace: int) -> Params:
         call = {**call, WORKSPACE: TensorArg(workspace)}

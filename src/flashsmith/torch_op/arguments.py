@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from flashsmith.api.options import BACKENDS, CALL_FACTS, CallOptions, checked_fact
+from flashsmith.api.options import BACKENDS, CALL_FACTS, LSE, CallOptions, checked_fact
 from flashsmith.base.errors import ArgumentError
 from flashsmith.problem.attention import FACTS
 
@@ -31,7 +31,8 @@ def given_of(options: CallOptions) -> Given:
     """The options of a call as the operators take them."""
     config = options.config or ""
     text = config if isinstance(config, str) else config.short_form()
-    return (*(options.fact(name) for name in _NAMES), text, options.backend or "")
+    facts = options.facts
+    return (*facts[:LSE], *facts[LSE + 1 :], text, options.backend or "")
 
 
 def options_of(given: Given, *, lse: bool) -> CallOptions:

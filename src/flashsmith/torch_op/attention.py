@@ -6,13 +6,13 @@ from torch import Tensor
 
 from flashsmith.api.arrays.library import Array
 from flashsmith.api.launches import gpu_device, host_device, launch_for
-from flashsmith.api.options import CallOptions
+from flashsmith.api.options import LSE, CallOptions
 from flashsmith.api.problems import problem_of
 from flashsmith.torch_op import operator
 from flashsmith.torch_op.arguments import given_of
 from flashsmith.torch_op.cpu_kernel import TORCH_RUNS, is_emulated
 from flashsmith.torch_op.fake_kernel import empty_lse
-from flashsmith.torch_op.tensor_view import autocast, require_tensors, tensor_view
+from flashsmith.torch_op.tensor_view import autocast, is_autocast, require_tensors, tensor_view
 from flashsmith.tuner.choose.choice import Choice
 
 
@@ -22,8 +22,9 @@ def attend(
     """Output, log-sum-exp (or None), and the choice if it is to be explained."""
     q, k, v = arrays
     require_tensors(q, k, v, out)
-    q, k, v = autocast(q), autocast(k), autocast(v)
-    given, wants_lse = given_of(options), options.fact("lse")
+    if is_autocast(q):
+        q, k, v = autocast(q), autocast(k), autocast(v)
+    given, wants_lse = given_of(options), options.facts[LSE]
     lse = None
     if out is not None:
         lse = empty_lse(q, options.fact("layout")) if wants_lse else None

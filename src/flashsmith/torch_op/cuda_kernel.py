@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from flashsmith.api.launches import Launch, call_of, gpu_device, kept_launch, launch_for, say_copy
+from flashsmith.api.launches import (
+    KEPT_LAUNCHES,
+    Launch,
+    call_of,
+    gpu_device,
+    kept_launch,
+    launch_for,
+    say_copy,
+)
 from flashsmith.api.problems import problem_of, require_out_fits
 from flashsmith.kernels.launch import Call
 from flashsmith.torch_op.arguments import Given, options_of
@@ -76,8 +84,10 @@ def _launch_of(q: Tensor, k: Tensor, v: Tensor, lse: bool, given: Given) -> _Tor
     )
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
         refuse_gradients({"q": q, "k": k, "v": v})
-    found = kept_launch(key, lambda: _make_launch(q, k, v, lse, given))
-    return cast(_TorchLaunch, found)
+    found = KEPT_LAUNCHES.get(key)
+    if found is None:
+        found = kept_launch(key, lambda: _make_launch(q, k, v, lse, given))
+    return found  # type: ignore[return-value]  # under such a key there is no other kind
 
 
 def _make_launch(q: Tensor, k: Tensor, v: Tensor, lse: bool, given: Given) -> _TorchLaunch:
@@ -107,12 +117,16 @@ def _start(
 ) -> None:
     """Launches into an output that `empty_output` made: its strides follow from those of q."""
     stream = _current_stream(launch.ordinal)
-    addresses = (q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr())
-    if not launch.is_direct or (addresses[0] | addresses[1] | addresses[2]) & _UNALIGNED:
-        _start_on_copies(launch, (q, k, v), out, lse, stream)
+    at: tuple[int, ...] = (q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr())
+    if lse is not None:
+        at = (*at, lse.data_ptr())
+    if launch.is_direct and launch.prepared.start_again(at, stream):
         return
-    at = addresses if lse is None else (*addresses, lse.data_ptr())
-    launch.prepared.start(at, stream, lambda: _call(launch, (q, k, v), out, lse))
+    if not launch.is_direct or (at[0] | at[1] | at[2]) & _UNALIGNED:
+        _start_on_copies(launch, (q, k, v), out, lse, stream)
+    else:
+        # Strides are those of the launch: addresses say the rest.
+        launch.prepared.start_first(at, _call(launch, (q, k, v), out, lse), stream)
 
 
 def _call(

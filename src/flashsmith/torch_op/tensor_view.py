@@ -18,14 +18,18 @@ def require_tensors(q: Array, k: Array, v: Array, out: Array) -> None:
         refuse_gradients({"q": q, "k": k, "v": v})
 
 
+def is_autocast(tensor: Tensor) -> bool:
+    """Whether calls on the tensor's device are cast; others than these two have no autocast."""
+    kind = tensor.device.type
+    return kind in ("cuda", "cpu") and bool(torch.is_autocast_enabled(kind))
+
+
 def autocast(tensor: Tensor) -> Tensor:
     """The tensor as torch's own attention sees it: inside autocast, in its element type."""
-    kind = tensor.device.type
-    if kind not in ("cpu", "cuda") or not torch.is_autocast_enabled(kind):
+    # float64 is left alone by torch, too.
+    if tensor.dtype is torch.float64 or not tensor.is_floating_point():
         return tensor
-    if tensor.dtype is torch.float64:  # left alone by torch, too
-        return tensor
-    return tensor.to(torch.get_autocast_dtype(kind)) if tensor.is_floating_point() else tensor
+    return tensor.to(torch.get_autocast_dtype(tensor.device.type))
 
 
 def _is_dense(array: object) -> bool:

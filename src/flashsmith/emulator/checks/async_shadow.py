@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from flashsmith.emulator.checks.shadow import AGENT_BITS, AGENT_MASK, IN_FLIGHT, NEVER, Shadow
+from flashsmith.emulator.checks.shadow import (
+    AGENT_BITS,
+    AGENT_MASK,
+    BEING_READ,
+    IN_FLIGHT,
+    NEVER,
+    Shadow,
+    still_read_by,
+)
 from flashsmith.emulator.copies.async_state import seen_from
 from flashsmith.emulator.copies.mbarrier import Ints
 from flashsmith.emulator.copies.smem_layout import CHUNK_BYTES
@@ -23,7 +31,6 @@ if TYPE_CHECKING:
     from flashsmith.emulator.machine.unit import Unit
 
 ALWAYS = 1 << 40  # later than any time
-BEING_READ = 0xFFFFFFFF  # read time of what an operation in flight still reads
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +92,8 @@ def _landed_together(access: Access, tags: NDArray[np.uint32]) -> bool:
     """Whether every entry reads what one agent's copies wrote, and its warp knows of them all."""
     agents = tags & np.uint32(AGENT_MASK)
     agent = agents[:, 0].astype(np.int64)
-    if (agents != agents[:, :1]).any() or (agent < access.chunk.warps).any():
+    copies = (agent >= access.chunk.warps) & (agent < access.chunk.fenced_column)
+    if not copies.all() or (agents != agents[:, :1]).any():
         return False
     latest = (tags.max(axis=1) >> np.uint32(AGENT_BITS)).astype(np.int64)
     return bool((latest <= access.known(agent[:, None])[:, 0]).all())
@@ -93,16 +101,32 @@ def _landed_together(access: Access, tags: NDArray[np.uint32]) -> bool:
 
 def check_read(access: Access) -> Ints:
     """Checks what the asynchronous proxy is about to read; returns its places."""
+    places, unwritten = check_operand(access)
+    if unwritten is not None:
+        message = "reads shared memory that nothing has written"
+        at, wide = int(unwritten.argmax()), unwritten.shape[1]
+        access.fault(at, wide, "uninitialised", message, "")
+    return places
+
+
+def check_operand(access: Access) -> tuple[Ints, NDArray[np.bool_] | None]:
+    """As `check_read`, of what may be unwritten: also which grains are, or None for none."""
     chunk = access.chunk
     assert chunk.shadow is not None
     places = access.places
     tags = rows_of(chunk.shadow, chunk.shadow.tags).take(places, axis=0)
     tags = tags.reshape(len(places), -1)
     if _landed_together(access, tags):
-        return places
-    wide = tags.shape[1]
+        return places, None
+    wide, unwritten = tags.shape[1], None
     if int(tags.max(initial=0)) >= IN_FLIGHT:
-        _check_flight(access, tags, wide)
+        unwritten = tags == NEVER
+        tags = np.where(unwritten, np.uint32(0), tags)
+        flying = tags >= IN_FLIGHT
+        if flying.any():
+            message = "reads shared memory that a copy has not reached yet"
+            at = int(flying.argmax())
+            access.fault(at, wide, "in flight", message, "the copy, not waited for")
     agents, times = _split(tags)
     _raise_first(
         access, times > access.known(agents), wide, agents, times,
@@ -116,7 +140,7 @@ def check_read(access: Access) -> Ints:
             access, hidden, wide, agents, times,
             "missing proxy fence", "reads ordinary writes that no fence.proxy.async has published",
         )  # fmt: skip
-    return places
+    return places, unwritten
 
 
 def check_write(access: Access) -> Ints:
@@ -140,7 +164,7 @@ def check_write(access: Access) -> Ints:
     for reader in range(chunk.warps):
         seen = rows_of(chunk.shadow, chunk.shadow.reads[reader]).take(places, axis=0)
         seen = seen.reshape(len(places), -1)
-        late = seen > clocks[:, reader : reader + 1]
+        late = (seen > clocks[:, reader : reader + 1]) | (seen == BEING_READ)
         if late.any():
             _report_reader(access, reader, seen, late, wide)
     return places
@@ -151,22 +175,10 @@ def _report_reader(
 ) -> None:
     at = int(late.argmax())
     time = int(seen.reshape(-1)[at])
-    other = f"read by {access.chunk.party(reader, time)}"
-    message = "overwrites what another reads, and nothing orders the two"
     if time == BEING_READ:
-        other = f"the wgmma or bulk store of warp {reader} that reads it, not waited for"
-        message = "overwrites what an asynchronous operation still reads"
-    access.fault(at, wide, "race", message, other)
-
-
-def _check_flight(access: Access, tags: NDArray[np.uint32], wide: int) -> None:
-    never, flying = tags == NEVER, tags >= IN_FLIGHT
-    if never.any():
-        message = "reads shared memory that nothing has written"
-        access.fault(int(never.argmax()), wide, "uninitialised", message, "")
-    at = int(flying.argmax())
-    message = "reads shared memory that a copy has not reached yet"
-    access.fault(at, wide, "in flight", message, "the copy, not waited for")
+        access.fault(at, wide, *still_read_by(reader))
+    message = "overwrites what another reads, and nothing orders the two"
+    access.fault(at, wide, "race", message, f"read by {access.chunk.party(reader, time)}")
 
 
 def _split(tags: NDArray[np.uint32]) -> tuple[Ints, Ints]:
@@ -196,10 +208,35 @@ class Readers:
         self.chunk = chunk
         self.pending: list[tuple[Ints, Ints, Ints, Ints]] = []  # block, warp, group, places
 
-    def begin(self, block: Ints, warp: Ints, group: Ints, places: Ints) -> None:
-        """Marks places as being read by operations of a group."""
+    def begin(
+        self,
+        block: Ints,
+        warp: Ints,
+        group: Ints,
+        places: Ints,
+        unwritten: NDArray[np.bool_] | None = None,
+    ) -> None:
+        """Marks places as being read by operations of a group.
+
+        What nothing has written is not read: it gives no value that a later write could spoil.
+        """
+        if unwritten is not None and unwritten.any():
+            held = ~np.asarray(unwritten.reshape(*places.shape, -1).all(axis=2))
+            some = np.asarray(held.any(axis=1))
+            first = np.take_along_axis(places, held.argmax(axis=1)[:, None], axis=1)
+            places = np.where(held, places, first)[some]
+            block, warp, group = block[some], warp[some], group[some]
         self.pending.append((block, warp, group, places))
         self._mark(warp, places, BEING_READ)
+
+    def drop(self, slots: NDArray[np.intp]) -> None:
+        """Forgets what blocks in these slots began: they have ended."""
+        kept = []
+        for block, warp, group, places in self.pending:
+            going = ~np.isin(block, slots)
+            if going.any():
+                kept.append((block[going], warp[going], group[going], places[going]))
+        self.pending = kept
 
     def end(self, is_over: Callable[[Ints, Ints, Ints], NDArray[np.bool_]], index: int) -> None:
         """Ends the operations that `is_over(block, warp, group)` names: read, as of now."""

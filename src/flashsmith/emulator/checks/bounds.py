@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashsmith.emulator.checks.shadow import Lanes
-from flashsmith.emulator.machine.address_space import GLOBAL_BASE, SHARED_BASE
+from flashsmith.emulator.machine.address_space import SHARED_BASE
 from flashsmith.emulator.machine.unit import Unit
 
 if TYPE_CHECKING:
@@ -73,9 +73,12 @@ def global_cells(
     c: Chunk, u: Unit, lanes: Lanes, address: NDArray[Any], n_bytes: int, index: int
 ) -> NDArray[np.int64]:
     """Positions in the arena's view of `n_bytes` cells, after the checks."""
-    if c.options.checks:
+    if c.options.checks or c.memory.is_sparse:  # what lies nowhere has no place in the arena
         check_global_bounds(c, u, lanes, address, n_bytes, index)
-    return (address.view(np.int64) - GLOBAL_BASE) >> SHIFT[n_bytes]
+    cells = c.memory.offsets(address.view(np.int64)) >> SHIFT[n_bytes]
+    if c.writes is not None:
+        c.writes.touch(u, lanes, cells, n_bytes, index)
+    return cells
 
 
 def refuse_misaligned(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from flashsmith.arch import Arch
+from flashsmith.arch import Arch, occupancy
 from flashsmith.arch import get as get_arch
 from flashsmith.base.errors import EmulationError, Unsupported
+from flashsmith.emulator.options import LaunchSetup
+from flashsmith.emulator.ptx.instruction import Imm
 from flashsmith.emulator.ptx.module import Kernel
 
 MAX_GRID = (2**31 - 1, 65535, 65535)
@@ -49,6 +51,7 @@ def check_geometry(
     static_bytes: int,
     cluster: int,
     registers: int | None,
+    sm_count: int,
 ) -> None:
     """Raises when a GPU of the kernel's target would refuse the launch."""
     problem = (
@@ -56,6 +59,7 @@ def check_geometry(
         or _thread_problem(kernel, threads)
         or _smem_problem(kernel, smem_bytes, static_bytes)
         or _register_problem(kernel, threads, registers)
+        or ("" if sm_count >= 1 else f"{sm_count} SMs; 1 or more are possible")
     )
     if problem:
         raise EmulationError("bad launch", problem, kernel=kernel.name, line=kernel.line)
@@ -105,3 +109,27 @@ def _register_problem(kernel: Kernel, threads: int, registers: int | None) -> st
             f"{arch.registers_per_block:,} registers"
         )
     return ""
+
+
+def resident_blocks(setup: LaunchSetup, registers: int | None) -> int:
+    """How many blocks of a launch its SMs hold at a time."""
+    kernel = setup.kernel
+    held = occupancy(
+        _arch(kernel),
+        threads=setup.threads,
+        registers=registers or kernel.max_registers,
+        smem_bytes=setup.smem_bytes,
+        barriers=_named_barriers(kernel),
+    )
+    return setup.sm_count * max(held.blocks, 1)
+
+
+def _named_barriers(kernel: Kernel) -> int:
+    """The named barriers a block takes: up to the highest number, all if one is not a constant."""
+    most = 0
+    for i in kernel.instructions:
+        if i.opcode not in ("bar", "barrier") or i.has("warp") or i.has("cluster"):
+            continue
+        ident = i.operands[1 if i.has("result") else 0]
+        most = max(most, ident.value + 1 if isinstance(ident, Imm) else 16)
+    return min(most, 16)

@@ -19,6 +19,7 @@ AGENT_BITS = 6
 AGENT_MASK = (1 << AGENT_BITS) - 1
 NEVER = 0xFFFFFFFF  # tag of a word nobody wrote
 IN_FLIGHT = 0xFFFFFF00  # tag of a word a copy is on its way to; the agent is in the low bits
+BEING_READ = 0xFFFFFFFF  # read time of what an operation in flight still reads
 LATEST = IN_FLIGHT >> AGENT_BITS  # first time that a tag cannot hold
 
 Lanes = NDArray[np.intp] | None  # positions in the unit of the lanes that access, None for all
@@ -33,6 +34,15 @@ def shadow_grain(kernel: Kernel) -> int:
         if i.opcode in ("ld", "st", "atom") and i.type in small and not elsewhere | is_vector:
             return 1
     return 4
+
+
+def still_read_by(warp: int) -> tuple[str, str, str]:
+    """Kind, message and other party of a write over what an operation in flight reads."""
+    return (
+        "race",
+        "overwrites what an asynchronous operation still reads",
+        f"the wgmma or bulk store of warp {warp} that reads it, not waited for",
+    )
 
 
 def _of(lanes: Lanes, values: NDArray[Any]) -> NDArray[Any]:
@@ -54,6 +64,13 @@ class Shadow:
         self.tags = np.full(count, NEVER, np.uint32)
         self.lanes = np.zeros(count, np.uint32)  # lane of the last write
         self.reads = np.zeros((chunk.warps, count), np.uint32)
+
+    def clear(self, slots: NDArray[np.intp]) -> None:
+        """Blocks begin in these slots: nobody has touched their memory."""
+        blocks = len(self.chunk.blocks)
+        self.tags.reshape(blocks, -1)[slots] = NEVER
+        self.lanes.reshape(blocks, -1)[slots] = 0
+        self.reads.reshape(self.chunk.warps, blocks, -1)[:, slots] = 0
 
     # -- accesses -------------------------------------------------------------------------------
 
@@ -90,6 +107,10 @@ class Shadow:
         """Notes that copies have landed: writes of `agents` at `time`."""
         tags = agents.astype(np.uint32) | np.uint32(time << AGENT_BITS)
         self._put(self.tags, offsets, n_bytes, tags)
+
+    def forget(self, offsets: NDArray[np.int64], n_bytes: int) -> None:
+        """What was just stored there means nothing: it counts as never written."""
+        self._put(self.tags, offsets, n_bytes, np.full(len(offsets), NEVER, np.uint32))
 
     # -- storage --------------------------------------------------------------------------------
 
@@ -226,7 +247,8 @@ class Shadow:
         warp = np.repeat(_of(lanes, unit.lane_warp), width)
         writer = self._take(self.lanes, offsets, width * self.grain)
         own = np.repeat(self._lane_numbers(unit, lanes), width)
-        early = (agents == warp) & (times > self.chunk.together[block, warp]) & (writer != own)
+        known = self.chunk.knows_lane(block, warp, own, writer)
+        early = (agents == warp) & (times > known) & (writer != own)
         if early.any():
             at = int(np.flatnonzero(early)[0])
             self._fault(
@@ -257,7 +279,11 @@ class Shadow:
             )
         for agent in range(self.chunk.warps):
             times = self._take(self.reads[agent], offsets, n_bytes)
-            if int(times.max(initial=0)) <= safe:
+            latest = int(times.max(initial=0))
+            if latest == BEING_READ:
+                at = int(times.argmax())
+                self._fault(unit, lanes, offsets, at // width, index, *still_read_by(agent))
+            if latest <= safe:
                 continue
             early = times > self._known(unit, lanes, np.full(times.size, agent), width)
             if early.any():

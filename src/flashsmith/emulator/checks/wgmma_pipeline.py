@@ -4,6 +4,9 @@ A walk over the control flow, no execution: registers cannot be in two states on
 holds on some path is a fault on some path. PTX ISA, "wgmma.fence", "wgmma.wait_group": from the
 first wgmma to the wait for its group nobody else touches its accumulators or writes its A
 registers, and registers that others wrote pass a wgmma.fence before a wgmma takes them.
+
+A plain copy of an accumulator in flight is allowed as another name of it, for the next wgmma of
+the same chain. As a value it is undefined, before the wait and after it.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from flashsmith.emulator.machine.segments import Segment
 from flashsmith.emulator.ptx.instruction import Imm, Instruction, Reg, registers
 
 MAX_GROUPS = 8  # wait_group counts to 7
+STALE = "{} was copied from an accumulator before the wgmma.wait_group that ends its wgmma"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +36,17 @@ class _Flight:
 
     accumulators: int = 0
     sources: int = 0
+    copies: int = 0  # of accumulators, made before the wait
 
     def __or__(self, other: _Flight) -> _Flight:
-        return _Flight(self.accumulators | other.accumulators, self.sources | other.sources)
+        return _Flight(
+            self.accumulators | other.accumulators,
+            self.sources | other.sources,
+            self.copies | other.copies,
+        )
 
     def without(self, mask: int) -> _Flight:
-        return _Flight(self.accumulators & ~mask, self.sources & ~mask)
+        return _Flight(self.accumulators & ~mask, self.sources & ~mask, self.copies & ~mask)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +55,12 @@ class _State:
 
     groups: tuple[_Flight, ...] = (_Flight(),)
     unfenced: int = -1  # accessed by other instructions since the last fence; all, at the start
+    stale: int = 0  # copies of accumulators whose wait came after the copy
 
     def join(self, other: _State) -> _State:
         long, short = sorted((self.groups, other.groups), key=len, reverse=True)
         met = tuple(a | b for a, b in zip(long, short, strict=False)) + long[len(short) :]
-        return _State(met, self.unfenced | other.unfenced)
+        return _State(met, self.unfenced | other.unfenced, self.stale | other.stale)
 
     @property
     def flight(self) -> _Flight:
@@ -106,17 +116,19 @@ def _after(instruction: Instruction, state: _State) -> _State:
     if instruction.opcode == "wgmma":
         return _after_wgmma(instruction, state)
     target = _mask(written(instruction))
-    groups = tuple(group.without(target) for group in state.groups)
+    replaced = target if instruction.guard is None else 0
+    groups = tuple(group.without(replaced) for group in state.groups)
     source = _copied(instruction)
     if source is None:
-        return _State(groups, state.unfenced | target | _mask(read(instruction)))
+        unfenced = state.unfenced | target | _mask(read(instruction))
+        return _State(groups, unfenced, state.stale & ~replaced)
     bit = 1 << source.number if isinstance(source, Reg) else 0
     carried = tuple(
-        replace(new, accumulators=new.accumulators | target) if old.accumulators & bit else new
+        replace(new, copies=new.copies | target) if (old.accumulators | old.copies) & bit else new
         for new, old in zip(groups, state.groups, strict=True)
     )
     unfenced = state.unfenced & ~target | (target if state.unfenced & bit else 0)
-    return _State(carried, unfenced)
+    return _State(carried, unfenced, state.stale & ~target | (target if state.stale & bit else 0))
 
 
 def _after_wgmma(instruction: Instruction, state: _State) -> _State:
@@ -130,14 +142,19 @@ def _after_wgmma(instruction: Instruction, state: _State) -> _State:
         return replace(state, groups=(*kept[:-1], kept[-1] | oldest))
     if instruction.has("wait_group"):
         count = instruction.operands[0]
-        return replace(state, groups=groups[: 1 + (count.value if isinstance(count, Imm) else 0)])
+        pending = 1 + (count.value if isinstance(count, Imm) else 0)
+        stale = state.stale
+        for ended in groups[pending:]:
+            stale |= ended.copies
+        return replace(state, groups=groups[:pending], stale=stale)
     accumulators, sources = _wgmma_registers(instruction)
-    opened = groups[0] | _Flight(accumulators, sources)
-    return replace(state, groups=(opened, *groups[1:]))
+    own = tuple(replace(group, copies=group.copies & ~accumulators) for group in groups)
+    opened = own[0] | _Flight(accumulators, sources)
+    return replace(state, groups=(opened, *own[1:]), stale=state.stale & ~accumulators)
 
 
 def _copied(instruction: Instruction) -> Reg | Imm | None:
-    """What a plain move copies: ptxas gives both names one register, so nothing is touched."""
+    """What a plain move copies: it may give a register another name, and touches nothing then."""
     if instruction.opcode != "mov" or instruction.guard is not None:
         return None
     source = instruction.operands[1]
@@ -152,6 +169,7 @@ def _problems(instruction: Instruction, state: _State) -> list[Problem]:
         if hit is not None:
             found.append(Problem(instruction, kind, message.format(hit.name)))
 
+    flight = state.flight
     if instruction.opcode == "wgmma":
         if not instruction.has("mma_async"):
             return []
@@ -171,23 +189,24 @@ def _problems(instruction: Instruction, state: _State) -> list[Problem]:
         report(
             "accumulator not waited for",
             "A register {} is an accumulator of a wgmma that no wait_group has ended",
-            state.flight.accumulators & sources,
+            (flight.accumulators | flight.copies) & sources,
             taken,
         )
+        report("copy of an accumulator in flight", STALE, state.stale, taken)
         return found
-    if _copied(instruction) is not None:
-        return []
-    flight = state.flight
-    report(
-        "accumulator not waited for",
-        "{} is read, but no wgmma.wait_group has ended the wgmma that computes it",
-        flight.accumulators,
-        read(instruction),
-    )
     report(
         "register of a wgmma in flight",
         "{} is written, but no wgmma.wait_group has ended the wgmma that uses it",
         flight.accumulators | flight.sources,
         written(instruction),
     )
+    if _copied(instruction) is not None:
+        return found
+    report(
+        "accumulator not waited for",
+        "{} is read, but no wgmma.wait_group has ended the wgmma that computes it",
+        flight.accumulators | flight.copies,
+        read(instruction),
+    )
+    report("copy of an accumulator in flight", STALE, state.stale, read(instruction))
     return found

@@ -38,6 +38,14 @@ class AsyncState:
         self.init_time = np.zeros((blocks, 0), np.int64)
         self.init_fence = np.zeros((blocks, 0), np.int64)
         self.lifetimes = Lifetimes(chunk)
+        chunk.on_start.append(self._started)
+
+    def _started(self, slots: Ints) -> None:
+        """Blocks begin in these slots, without a barrier."""
+        for state in (self.arrived, self.ended, self.init_warp, self.init_time, self.init_fence):
+            state[slots] = 0
+        self.barriers.clear(slots)
+        self.lifetimes.clear(slots)
 
     @staticmethod
     def of(chunk: Chunk) -> AsyncState:
@@ -125,14 +133,15 @@ def seen_from(chunk: Chunk, rows: Ints, source: Ints, target: Ints) -> Ints:
     """
     warps, size = chunk.warps, chunk.cluster
     own = rows[:, :warps, None].swapaxes(1, 2)
-    peers = rows[:, chunk.peer_column :].reshape(len(rows), size - 1, warps)
+    peers = rows[:, chunk.peer_column : chunk.flag_column].reshape(len(rows), size - 1, warps)
     ring = np.concatenate([own, peers], axis=1)  # by rank, counted from the source's
     shift = (target - source) % size
     order = (np.arange(size) + shift[:, None]) % size
     turned = np.take_along_axis(ring, order[:, :, None], axis=1)
     out = np.zeros_like(rows)
     out[:, :warps] = turned[:, 0]
-    out[:, chunk.peer_column :] = turned[:, 1:].reshape(len(rows), -1)
+    out[:, chunk.peer_column : chunk.flag_column] = turned[:, 1:].reshape(len(rows), -1)
+    out[:, chunk.flag_column :] = rows[:, chunk.flag_column :]
     return out
 
 
@@ -147,6 +156,12 @@ class Lifetimes:
         self.touched = np.zeros((blocks, chunk.agents), np.int64)  # last access, by peer
         if chunk.cluster > 1:
             chunk.on_exit.append(self._exited)
+
+    def clear(self, slots: Ints) -> None:
+        """Blocks begin in these slots."""
+        self.alive[slots] = self.chunk.threads
+        self.known[slots] = 0
+        self.touched[slots] = 0
 
     def touch(self, block: Ints, source: Ints, warp: Ints) -> None:
         """Warps of `source` blocks reach into other blocks."""
@@ -170,6 +185,7 @@ class Lifetimes:
             "block of a cluster ended too early",
             f"the block has ended, but {message}",
             kernel=self.chunk.kernel.name,
+            line=self.chunk.kernel.instructions[-1].line,
             block=self.chunk.block_index(block),
         )
 

@@ -16,7 +16,7 @@ from flashsmith.emulator.copies.async_state import (
     at_lanes,
     cluster_target,
 )
-from flashsmith.emulator.copies.bulk_places import check_smem, transfer_places
+from flashsmith.emulator.copies.bulk_places import check_smem, global_chunks, transfer_places
 from flashsmith.emulator.copies.mbarrier import Ints
 from flashsmith.emulator.copies.transfers import LoadFlight, smem_chunks
 from flashsmith.emulator.machine.values import Value
@@ -35,6 +35,9 @@ def start_load(
     lanes = active_lanes(u, m)
     for entries, place in transfer_places(c, u, index, lanes, source, size, is_store=False):
         mine = lanes[entries]
+        if c.writes is not None:
+            for lane, cells in zip(mine, global_chunks(c, place), strict=True):
+                c.writes.read(u, int(lane), cells, index)
         block, address = cluster_target(c, u.lane_block[mine], at_lanes(destination, mine))
         owner, at = cluster_target(c, u.lane_block[mine], at_lanes(barrier, mine))
         if multicast is not None:

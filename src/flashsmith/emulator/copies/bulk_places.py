@@ -107,6 +107,16 @@ def _check_global(c: Chunk, u: Unit, index: int, lanes: NDArray[np.intp], place:
         c.fault("out of bounds", message, index, u, lane=int(lanes[entry]), address=at)
 
 
+def global_chunks(c: Chunk, place: Place) -> list[Ints]:
+    """The 16-byte cells of the arena that each transfer touches."""
+    address, exists, _ = place.elements()
+    if not exists.any():
+        return [np.array([], np.int64)] * len(address)
+    offsets = c.memory.offsets(np.where(exists, address, address[exists][:1]))
+    cells = offsets // CHUNK_BYTES
+    return [np.unique(row[there]) for row, there in zip(cells, exists, strict=True)]
+
+
 def check_smem(
     c: Chunk, u: Unit, index: int, lanes: NDArray[np.intp], address: Ints, place: Place
 ) -> None:

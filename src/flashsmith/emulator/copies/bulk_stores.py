@@ -9,8 +9,9 @@ from numpy.typing import NDArray
 
 from flashsmith.emulator.checks.async_shadow import Access, Readers, check_read
 from flashsmith.emulator.copies.async_state import Mask, active_lanes, at_lanes
-from flashsmith.emulator.copies.bulk_places import check_smem, transfer_places
+from flashsmith.emulator.copies.bulk_places import check_smem, global_chunks, transfer_places
 from flashsmith.emulator.copies.mbarrier import Ints
+from flashsmith.emulator.copies.smem_layout import CHUNK_BYTES
 from flashsmith.emulator.copies.transfers import StoreFlight, StoreWait, smem_chunks
 from flashsmith.emulator.machine.values import Value
 
@@ -26,8 +27,10 @@ class BulkGroups:
         self.chunk = c
         self.committed = np.zeros(len(c.blocks) * c.warps * 32, np.int64)
         self.flights: list[StoreFlight] = []
+        self.unseen: list[StoreFlight] = []  # those whose writes their threads do not know yet
         self.readers = Readers(c)
         c.on_exit.append(self._exited)
+        c.on_start.append(self.readers.drop)
 
     @staticmethod
     def of(c: Chunk) -> BulkGroups:
@@ -86,6 +89,20 @@ def start_store(
         flight = StoreFlight(index, place, thread, group, offsets, operation, element)
         groups.flights.append(flight)
         c.flights.append(flight)
+        if c.writes is not None or c.sums is not None:
+            _watch(c, u, mine, flight)
+            groups.unseen.append(flight)
+
+
+def _watch(c: Chunk, u: Unit, lanes: NDArray[np.intp], flight: StoreFlight) -> None:
+    """Tells those who judge the order in global memory what a flight is about to write."""
+    for lane, cells in zip(lanes.tolist(), global_chunks(c, flight.place), strict=True):
+        if c.writes is not None:
+            adds = bool(flight.operation)
+            flight.writes.append(c.writes.write(u, lane, cells, flight.index, adds=adds))
+        if c.sums is not None:
+            slot, warp = int(u.lane_block[lane]), int(u.lane_warp[lane])
+            c.sums.settle_before(slot, warp, cells, CHUNK_BYTES, by_copy=True)
 
 
 def commit_stores(c: Chunk, u: Unit, m: Mask) -> None:
@@ -94,8 +111,23 @@ def commit_stores(c: Chunk, u: Unit, m: Mask) -> None:
     groups.committed[_threads(c, u, active_lanes(u, m))] += 1
 
 
-def wait_for_stores(c: Chunk, u: Unit, m: Mask, count: int, index: int) -> None:
-    """Waits until all but the newest `count` groups of each thread have been read."""
+def _observe(c: Chunk, groups: BulkGroups, ends: Ints, index: int) -> None:
+    """The threads know the writes of groups below `ends` from here on."""
+    now = c.tick(index)
+    kept = []
+    for flight in groups.unseen:
+        over = flight.group < ends[flight.thread]
+        for transfer in np.flatnonzero(over).tolist():
+            flight.observe(transfer, now)
+        if not over.all():
+            kept.append(flight)
+    groups.unseen = kept
+
+
+def wait_for_stores(
+    c: Chunk, u: Unit, m: Mask, count: int, index: int, *, reads_only: bool
+) -> None:
+    """Waits until all but the newest `count` groups of each thread are over, or have been read."""
     groups = BulkGroups.of(c)
     lanes = active_lanes(u, m)
     thread = _threads(c, u, lanes)
@@ -103,10 +135,12 @@ def wait_for_stores(c: Chunk, u: Unit, m: Mask, count: int, index: int) -> None:
     ends[thread] = groups.committed[thread] - count
     position = np.full(len(groups.committed), -1, np.int64)
     position[thread] = lanes // 32
+    if groups.unseen and not reads_only:
+        _observe(c, groups, ends, index)
     waited: list[StoreFlight] = []
     pair_of: dict[int, NDArray[np.int64]] = {}
     for flight in groups.flights:
-        if flight.landed:
+        if flight.landed or (reads_only and flight.raw is not None):
             continue
         mine = flight.group < ends[flight.thread]
         if mine.any():
@@ -119,4 +153,4 @@ def wait_for_stores(c: Chunk, u: Unit, m: Mask, count: int, index: int) -> None:
             index,
         )
     if waited:
-        u.wait = StoreWait(waited, u.pairs, pair_of)
+        u.wait = StoreWait(waited, u.pairs, pair_of, reads_only=reads_only)

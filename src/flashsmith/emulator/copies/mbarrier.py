@@ -53,6 +53,11 @@ class MbarrierTable:
         self.changes += 1
         return column
 
+    def clear(self, blocks: Ints) -> None:
+        """Ends all barriers of some blocks."""
+        for name in _FIELDS:
+            getattr(self, name)[blocks] = 0
+
     def inval(self, block: Ints, address: Ints) -> None:
         """Ends barriers: their bytes are ordinary memory again."""
         self.expected[block, self.find(block, address)] = 0

@@ -14,12 +14,16 @@ from flashsmith.emulator.copies.async_state import AsyncState
 from flashsmith.emulator.copies.mbarrier import Ints
 from flashsmith.emulator.copies.smem_layout import CHUNK_BYTES, swizzled
 from flashsmith.emulator.copies.tensor_map import TensorMap, box_rows, element_view, row_elements
-from flashsmith.emulator.machine.address_space import GLOBAL_BASE
 from flashsmith.emulator.machine.unit import Wait
+from flashsmith.emulator.ordering.async_writes import NOT_WAITED
+from flashsmith.emulator.ordering.sums import reduce_bf16
+from flashsmith.emulator.ordering.traits import FLOATS
 
 if TYPE_CHECKING:
     from flashsmith.emulator.machine.chunk import Chunk
     from flashsmith.emulator.machine.unit import Unit
+    from flashsmith.emulator.ordering.async_writes import Write
+    from flashsmith.emulator.ordering.sums import PendingSums, Sum
 
 # numpy type and operation of the reductions of cp.reduce.async.bulk
 TYPES = {
@@ -90,11 +94,13 @@ class LoadFlight:
     barrier: Ints  # address of the barrier, in the same block
     places: Ints | None  # its rows of the shadow, when checks are on
 
-    def land(self, chunk: Chunk) -> None:
+    def land(self, chunk: Chunk, *, whole: bool) -> bool:
         """The bytes arrive, then the barrier hears of them."""
         address, exists, dtype = self.place.elements()
         source = chunk.memory.u8.view(dtype)
-        cells = np.where(exists, address - GLOBAL_BASE, 0) // dtype.itemsize
+        cells = np.where(exists, chunk.memory.offsets(address), 0) // dtype.itemsize
+        if chunk.sums is not None:
+            chunk.sums.settle(cells[exists], dtype.itemsize)
         values = source.take(cells)
         values[~exists] = 0
         raw = values.view(np.complex128).reshape(self.offsets.shape)
@@ -111,11 +117,15 @@ class LoadFlight:
             chunk.counters.bytes["bulk load"] += self.place.n_bytes * len(self.block)
         sizes = np.full(len(self.block), self.place.n_bytes, np.int64)
         state.barriers.complete_tx(self.block, self.barrier, sizes)
+        return True
 
 
 @dataclass(slots=True)
 class StoreFlight:
-    """Copies or reductions from shared into global memory, in bulk groups of threads."""
+    """Copies or reductions from shared into global memory, in bulk groups of threads.
+
+    They are read first, and reach global memory then.
+    """
 
     index: int
     place: Place
@@ -124,21 +134,39 @@ class StoreFlight:
     offsets: Ints
     operation: str  # "" for a copy
     element_type: str
-    landed: bool = field(default=False)
+    writes: list[Write] = field(default_factory=list)  # a transfer each, where they are watched
+    sums: dict[int, Sum] = field(default_factory=dict)  # those put off, by transfer
+    raw: NDArray[Any] | None = None  # what was read
+    landed: bool = False
+    seen_at: dict[int, int] = field(default_factory=dict)  # when threads had waited, by transfer
 
-    def land(self, chunk: Chunk) -> None:
-        """The bytes are read from shared memory and reach global memory."""
-        raw = chunk.shared_views[CHUNK_BYTES].take(self.offsets // CHUNK_BYTES)
+    def land(self, chunk: Chunk, *, whole: bool) -> bool:
+        """Takes the next step, or all of them; true when the bytes are in global memory."""
+        if self.raw is None:
+            self.raw = chunk.shared_views[CHUNK_BYTES].take(self.offsets // CHUNK_BYTES)
+            if not whole:
+                return False
         if self.operation:
-            self._reduce(chunk, raw)
+            self._reduce(chunk, self.raw)
         else:
             address, exists, dtype = self.place.elements()
-            cells = (address - GLOBAL_BASE) // dtype.itemsize
-            values = np.ascontiguousarray(raw).view(dtype).reshape(cells.shape)
+            cells = chunk.memory.offsets(address) // dtype.itemsize
+            if chunk.sums is not None:
+                chunk.sums.settle(cells[exists], dtype.itemsize)
+            values = np.ascontiguousarray(self.raw).view(dtype).reshape(cells.shape)
             chunk.memory.u8.view(dtype)[cells[exists]] = values[exists]
         if chunk.counters is not None:
             chunk.counters.bytes["bulk store"] += self.place.n_bytes * len(self.thread)
         self.landed = True
+        return True
+
+    def observe(self, transfer: int, now: int) -> None:
+        """The thread of a transfer knows from here on that it is over."""
+        self.seen_at.setdefault(transfer, now)
+        if self.writes:
+            self.writes[transfer].time = min(self.writes[transfer].time, now)
+        if transfer in self.sums:
+            self.sums[transfer].time = min(self.sums[transfer].time, now)
 
     def _reduce(self, chunk: Chunk, raw: NDArray[Any]) -> None:
         address, exists, dtype = self.place.elements()
@@ -147,44 +175,55 @@ class StoreFlight:
         wide = dtype.itemsize // size
         at = (address[:, :, None] + np.arange(0, dtype.itemsize, size)).reshape(len(address), -1)
         alive = np.repeat(exists, wide, axis=1)
-        cells = ((at - GLOBAL_BASE) // size)[alive]
-        values = np.ascontiguousarray(raw).view(f"u{size}").reshape(at.shape)[alive]
-        target = chunk.memory.u8.view(f"u{size}")
-        operation = OPERATIONS[self.operation]
+        cells = chunk.memory.offsets(at) // size
+        values = np.ascontiguousarray(raw).view(f"u{size}").reshape(at.shape)
+        if chunk.sums is not None and self.operation == "add" and self.element_type in FLOATS:
+            self._put_off(chunk, chunk.sums, cells, values, alive, kind)
+            return
+        if chunk.sums is not None:
+            chunk.sums.settle(cells[alive], size)
+        target, operation = chunk.memory.u8.view(f"u{size}"), OPERATIONS[self.operation]
         if kind == "bf16":
-            _reduce_bf16(target, cells, values, operation)
+            reduce_bf16(target, cells[alive], values[alive], operation)
         else:
-            operation.at(target.view(kind), cells, values.view(kind))
+            operation.at(target.view(kind), cells[alive], values[alive].view(kind))
 
-
-def _reduce_bf16(target: Any, cells: Ints, values: Any, operation: Any) -> None:  # Any: arrays
-    from flashsmith.base.dtypes import DType, from_bits, to_bits
-
-    numbers = from_bits(values, DType.BF16)
-    order = np.argsort(cells, kind="stable")  # equal cells one after another
-    repeat = np.zeros(len(cells), np.int64)
-    same = np.flatnonzero(cells[order][1:] == cells[order][:-1]) + 1
-    for position in same:
-        repeat[order[position]] = repeat[order[position - 1]] + 1
-    for turn in range(int(repeat.max(initial=0)) + 1):
-        now = repeat == turn
-        old = from_bits(target[cells[now]], DType.BF16)
-        target[cells[now]] = to_bits(operation(old, numbers[now]), DType.BF16)
+    def _put_off(
+        self,
+        chunk: Chunk,
+        sums: PendingSums,
+        cells: Ints,
+        values: NDArray[Any],
+        alive: NDArray[np.bool_],
+        kind: str,
+    ) -> None:
+        for transfer in np.flatnonzero(alive.any(axis=1)).tolist():
+            slot, warp = divmod(int(self.thread[transfer]) // 32, chunk.warps)
+            there = alive[transfer]
+            one = sums.put_off(slot, warp, cells[transfer][there], values[transfer][there], kind)
+            one.time = self.seen_at.get(transfer, NOT_WAITED)
+            self.sums[transfer] = one
 
 
 class StoreWait(Wait):
-    """Threads that wait until the bulk stores of their older groups have been read."""
+    """Threads that wait until the bulk stores of their older groups are over, or were read."""
 
     def __init__(
-        self, flights: list[StoreFlight], pairs: int, pair_of: dict[int, NDArray[np.int64]]
+        self,
+        flights: list[StoreFlight],
+        pairs: int,
+        pair_of: dict[int, NDArray[np.int64]],
+        *,
+        reads_only: bool,
     ) -> None:
         self.flights, self.pairs, self.pair_of = flights, pairs, pair_of
+        self.reads_only = reads_only
 
     def ready(self) -> NDArray[np.bool_]:
         """Which pairs have no transfer left in flight."""
         out = np.ones(self.pairs, np.bool_)
         for number, flight in enumerate(self.flights):
-            if not flight.landed:
+            if not (flight.landed or (self.reads_only and flight.raw is not None)):
                 out[self.pair_of[number]] = False
         return out
 
@@ -200,4 +239,4 @@ class StoreWait(Wait):
         place = np.full(self.pairs, -1)
         place[pairs] = np.arange(len(pairs))
         kept = {n: place[p][place[p] >= 0] for n, p in self.pair_of.items()}
-        return StoreWait(self.flights, len(pairs), kept)
+        return StoreWait(self.flights, len(pairs), kept, reads_only=self.reads_only)

@@ -17,6 +17,11 @@ from flashsmith.emulator.checks.bounds import (
 )
 from flashsmith.emulator.checks.counting import count_global, count_shared
 from flashsmith.emulator.checks.shadow import Lanes
+from flashsmith.emulator.checks.undefined import (
+    Undefined,
+    require_defined_value,
+    undefined_lanes,
+)
 from flashsmith.emulator.copies.async_state import cluster_target
 from flashsmith.emulator.machine.address_space import (
     LOCAL_WINDOW,
@@ -38,6 +43,8 @@ Mask = NDArray[np.bool_] | None
 
 def load(c: Chunk, u: Unit, m: Mask, space: str, address: Value, n_bytes: int, index: int) -> Value:
     """What lies at the lanes' addresses; 16 bytes come as complex128 (bits, not numbers)."""
+    if isinstance(address, Undefined):
+        require_defined_value(c, u, m, address, index)
     if space == "global" and address.ndim == 0:
         return _load_uniform(c, u, address, n_bytes, index)
     address = u.array(address)
@@ -53,12 +60,20 @@ def store(
     c: Chunk, u: Unit, m: Mask, space: str, address: Value, value: Value, n_bytes: int, index: int
 ) -> None:
     """Writes the lanes' values to their addresses."""
+    if isinstance(address, Undefined):
+        require_defined_value(c, u, m, address, index)
+    undefined = undefined_lanes(value, m)
+    if undefined is not None and space != "shared":
+        require_defined_value(c, u, m, value, index)
     address, value = u.array(address), u.array(value)
     if m is None:
         STORES[space](c, u, None, address, value, n_bytes, index)
     else:
         lanes = np.flatnonzero(m)
         STORES[space](c, u, lanes, address[lanes], value[lanes], n_bytes, index)
+    if undefined is not None and c.shadow is not None:
+        lanes = np.flatnonzero(undefined)
+        c.shadow.forget(shared_offsets(c, u, lanes, address[lanes], n_bytes, index), n_bytes)
 
 
 # -- shared ---------------------------------------------------------------------------------------
@@ -131,18 +146,29 @@ def _store_cluster(
 
 def _load_uniform(c: Chunk, u: Unit, address: Value, n_bytes: int, index: int) -> Value:
     cells = global_cells(c, u, None, np.asarray(address).reshape(1), n_bytes, index)
+    if c.sums is not None:
+        c.sums.settle(cells, n_bytes)
     if c.counters is not None:
         count_global(c, u, None, u.array(address), n_bytes, index, "global load")
     return c.memory.views[n_bytes][int(cells[0])]
 
 
+def take_global(
+    c: Chunk, u: Unit, lanes: Lanes, address: NDArray[Any], n_bytes: int, index: int
+) -> NDArray[Any]:
+    """What lies at the lanes' addresses in global memory."""
+    cells = global_cells(c, u, lanes, address, n_bytes, index)
+    if c.sums is not None:
+        c.sums.settle(cells, n_bytes)
+    return c.memory.views[n_bytes].take(cells)
+
+
 def _load_global(
     c: Chunk, u: Unit, lanes: Lanes, address: NDArray[Any], n_bytes: int, index: int
 ) -> NDArray[Any]:
-    cells = global_cells(c, u, lanes, address, n_bytes, index)
     if c.counters is not None:
         count_global(c, u, lanes, address, n_bytes, index, "global load")
-    return c.memory.views[n_bytes].take(cells)
+    return take_global(c, u, lanes, address, n_bytes, index)
 
 
 def _store_global(
@@ -157,6 +183,10 @@ def _store_global(
     cells = global_cells(c, u, lanes, address, n_bytes, index)
     if c.counters is not None:
         count_global(c, u, lanes, address, n_bytes, index, "global store")
+    if c.writes is not None:
+        c.writes.overwritten(cells, n_bytes)
+    if c.sums is not None:
+        c.sums.settle(cells, n_bytes)
     c.memory.views[n_bytes][cells] = value
 
 

@@ -31,6 +31,12 @@ class Barriers:
         self.votes = np.zeros((*shape, 2), np.int64)  # bar.red: lanes for, lanes in all
         self.result = np.zeros_like(self.votes)  # of the last completion
 
+    def clear(self, slots: NDArray[np.intp]) -> None:
+        """Blocks begin in these slots."""
+        for state in (self.arrived, self.expected, self.generation, self.clock, self.released,
+                      self.votes, self.result):  # fmt: skip
+            state[slots] = 0
+
     def arrive(self, unit: Unit, ident: Value, count: Value, index: int, *, waits: bool) -> None:
         """Counts every warp of the unit as arrived; `waits` makes the unit wait for completion."""
         chunk = self.chunk

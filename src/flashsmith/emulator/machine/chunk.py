@@ -1,7 +1,12 @@
-"""Some blocks of a grid while they run: shared memory, clocks, barriers, copies in flight."""
+"""Some blocks of a grid while they run: shared memory, clocks, barriers, copies in flight.
+
+Blocks stand in slots. Where blocks wait for each other all that fit on the GPU have one, and the
+next of the grid takes the slot of one that has ended.
+"""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
@@ -16,11 +21,13 @@ from flashsmith.emulator.machine.barriers import Barriers
 from flashsmith.emulator.machine.special_registers import TIMERS, special_value
 from flashsmith.emulator.machine.unit import LANES, Unit
 from flashsmith.emulator.machine.values import Value
-from flashsmith.emulator.memory import GlobalMemory
-from flashsmith.emulator.options import EmulatorOptions
-from flashsmith.emulator.ptx.module import Kernel
+from flashsmith.emulator.options import LaunchSetup
+from flashsmith.emulator.ordering.async_writes import AsyncWrites
+from flashsmith.emulator.ordering.clocks import GlobalClocks
+from flashsmith.emulator.ordering.sums import PendingSums
 
 ALWAYS = 1 << 40  # later than any time
+Slots = NDArray[np.intp]
 ASYNC_AGENTS = 40
 POISON = 0xFF  # byte that fills shared memory at the start: NaN in every float type
 
@@ -29,44 +36,28 @@ class Chunk:
     """The state that all units of some blocks share."""
 
     def __init__(
-        self,
-        kernel: Kernel,
-        *,
-        blocks: NDArray[np.int64],  # linear numbers in the grid
-        grid: tuple[int, int, int],
-        threads: int,
-        smem_bytes: int,  # static and dynamic, without the reserved first KB
-        dynamic_bytes: int,
-        params: bytes,
-        memory: GlobalMemory,
-        symbols: dict[str, Any],  # Any: numpy u64 addresses of module variables
-        local_bytes: int,
-        options: EmulatorOptions,
-        cluster: int = 1,
+        self, setup: LaunchSetup, blocks: NDArray[np.int64], later: Sequence[int] = ()
     ) -> None:
-        self.kernel = kernel
+        """`blocks` are numbers in the grid, by slot; `later` ones begin when others have ended."""
         self.blocks = blocks
-        self.grid = grid
-        self.threads = threads
-        self.warps = -(-threads // 32)
-        self.options = options
-        self.memory = memory
-        self.symbols = symbols
-        self.params = np.frombuffer(params + bytes(-len(params) % 16 + 16), np.uint8)
-        self.cluster = cluster
-        self.smem_bytes = smem_bytes
-        self.dynamic_bytes = dynamic_bytes
-        self.limit = SHARED_BASE + smem_bytes  # first shared address that is not there
+        self.later = deque(later)
+        self.ended: list[int] = []  # slots whose block has ended, while others wait for one
+        self.kernel, self.options, self.memory = setup.kernel, setup.options, setup.memory
+        self.grid, self.cluster, self.sm_count = setup.grid, setup.cluster, setup.sm_count
+        self.threads = setup.threads
+        self.warps = -(-setup.threads // 32)
+        self.symbols = setup.symbols
+        self.traits = setup.traits
+        self.params = np.frombuffer(setup.params + bytes(-len(setup.params) % 16 + 16), np.uint8)
+        self.smem_bytes, self.dynamic_bytes = setup.smem_bytes, setup.dynamic_bytes
+        self.limit = SHARED_BASE + setup.smem_bytes  # first shared address that is not there
         self.pitch = -(-self.limit // 128) * 128
         self.smem = np.full(len(blocks) * self.pitch, POISON, np.uint8)
-        self.shared_views: dict[int, NDArray[Any]] = {
-            1: self.smem,
-            2: self.smem.view(np.uint16),
-            4: self.smem.view(np.uint32),
-            8: self.smem.view(np.uint64),
-            16: self.smem.view(np.complex128),
+        kinds = (np.uint8, np.uint16, np.uint32, np.uint64, np.complex128)
+        self.shared_views: dict[int, NDArray[Any]] = {  # by the size of an element in bytes
+            np.dtype(kind).itemsize: self.smem.view(kind) for kind in kinds
         }
-        self.local = np.zeros((len(blocks) * self.warps * 32, local_bytes), np.uint8)
+        self.local = np.zeros((len(blocks) * self.warps * 32, setup.local_bytes), np.uint8)
         self._number_agents()
         self.time = 1
         # known[block, warp, agent]: the agent's events up to this time happened before the warp's
@@ -77,43 +68,60 @@ class Chunk:
         self.together = np.zeros((len(blocks), self.warps), np.int64)
         self.known_version = 0
         self.history: list[int] = [0, 0]  # instruction that each moment belongs to
-        lanes = np.arange(self.warps * 32).reshape(self.warps, 32) < threads
+        lanes = np.arange(self.warps * 32).reshape(self.warps, 32) < setup.threads
+        self.first_alive = lanes  # lanes that are there at the start, by warp
         self.alive = np.tile(lanes, (len(blocks), 1, 1))  # lanes that have not ended
+        self._lane_clocks: NDArray[np.int64] | None = None
         self.barriers = Barriers(self)
-        self.shadow = Shadow(self, shadow_grain(kernel)) if options.checks else None
-        self.counters = Counters() if options.counters else None
-        self.flights: list[Any] = []  # Any: objects with land(chunk) (asynchronous copies)
+        self.shadow = Shadow(self, shadow_grain(setup.kernel)) if setup.options.checks else None
+        self.counters = Counters() if setup.options.counters else None
+        self.flights: list[Any] = []  # Any: objects with land(chunk, whole)
         self.forks: list[Unit] = []
         self.live: Sequence[Sequence[int]] = ()  # registers that live at each segment's start
+        self.lines: Sequence[int] = ()  # of PTX, where each segment begins
         self.on_exit: list[Callable[[Unit], None]] = []  # called with warps that end
+        self.on_start: list[Callable[[Slots], None]] = []  # called with slots that begin anew
         self.state: dict[str, Any] = {}  # Any: state of instruction families, by family
+        self.clocks = GlobalClocks(self) if self.flag_columns else None
+        self.writes = AsyncWrites(self) if self.tracks_writes else None
+        seed = setup.options.seed
+        self.random = np.random.default_rng([seed, 2]) if seed is not None else None
+        self.sums = PendingSums(self, seed) if seed is not None and self.defers_sums else None
 
     def _number_agents(self) -> None:
         """Agents: the warps, then asynchronous ones (one an mbarrier: the copies it counts).
 
-        The columns after them say, warp by warp, which writes the asynchronous proxy sees; the
-        last ones are the warps of the other blocks of the cluster, those of the next rank first.
+        The columns after them say, warp by warp, which writes the asynchronous proxy sees; then
+        come the warps of the other blocks of the cluster, those of the next rank first; the last
+        ones belong to GlobalClocks.
         """
         has_async = any(i.opcode == "mbarrier" for i in self.kernel.instructions)
         self.async_agents = min(ASYNC_AGENTS, 62 - self.warps) if has_async else 1
         self.async_used = 0  # asynchronous agents that have a barrier
         self.fenced_column = self.warps + self.async_agents
         self.peer_column = self.fenced_column + self.warps
-        self.agents = self.peer_column + (self.cluster - 1) * self.warps
+        self.flag_column = self.peer_column + (self.cluster - 1) * self.warps
+        self.tracks_writes = self.options.checks and self.traits.tracks_writes
+        self.defers_sums = self.options.seed is not None and self.traits.adds_floats
+        is_ordered = self.traits.has_flags and (self.tracks_writes or self.defers_sums)
+        self.flag_columns = 2 * len(self.blocks) * self.warps if is_ordered else 0
+        self.agents = self.flag_column + self.flag_columns
 
     # -- units --------------------------------------------------------------------------------
 
-    def first_units(self, registers: int, split_warps: bool) -> list[Unit]:
-        """All warps of all blocks in one unit, or a unit for each warp."""
-        count = len(self.blocks)
+    def first_units(
+        self, registers: int, split_warps: bool, slots: Slots | None = None
+    ) -> list[Unit]:
+        """All warps of the blocks of some slots (of all) in one unit, or a unit for each warp."""
+        slots = np.arange(len(self.blocks)) if slots is None else slots
         tail = self.threads % 32
         groups = (
             [np.array([w]) for w in range(self.warps)] if split_warps else [np.arange(self.warps)]
         )
         units = []
         for group in groups:
-            block = np.repeat(np.arange(count), len(group))
-            warp = np.tile(group, count)
+            block = np.repeat(slots, len(group))
+            warp = np.tile(group, len(slots))
             mask = None
             if tail and (warp == self.warps - 1).any():
                 mask = ((warp * 32)[:, None] + LANES < self.threads).reshape(-1)
@@ -129,6 +137,44 @@ class Chunk:
             self.alive[where] &= ~unit.mask.reshape(-1, 32)
         for action in self.on_exit:
             action(unit)
+        if self.later:
+            slots = np.unique(unit.block)
+            self.ended += slots[~self.alive[slots].any(axis=(1, 2))].tolist()
+
+    def restart(self) -> Slots:
+        """Gives the slots of ended blocks (of whole clusters) to the next blocks of the grid."""
+        whole = [
+            first
+            for first in sorted({slot // self.cluster * self.cluster for slot in self.ended})
+            if set(range(first, first + self.cluster)) <= set(self.ended)
+        ]
+        starting = [slot for first in whole for slot in range(first, first + self.cluster)]
+        starting = starting[: len(self.later)]
+        if not starting:
+            return np.array([], np.intp)
+        self.land_all()  # nothing of the old blocks may land in the new ones
+        self.ended = [slot for slot in self.ended if slot not in starting]
+        slots = np.array(starting, np.intp)
+        self.blocks[slots] = [self.later.popleft() for _ in starting]
+        self._clear(slots)
+        for action in self.on_start:
+            action(slots)
+        return slots
+
+    def _clear(self, slots: Slots) -> None:
+        self.smem.reshape(len(self.blocks), -1)[slots] = POISON
+        self.local.reshape(len(self.blocks), -1)[slots] = 0
+        self.known[slots] = 0
+        own = np.arange(self.warps)
+        self.known[slots[:, None], own, own] = ALWAYS
+        self.together[slots] = 0
+        self.known_version += 1
+        self.alive[slots] = self.first_alive
+        if self._lane_clocks is not None:
+            self._lane_clocks[slots] = 0
+        self.barriers.clear(slots)
+        if self.shadow is not None:
+            self.shadow.clear(slots)
 
     # -- clocks -------------------------------------------------------------------------------
 
@@ -172,6 +218,25 @@ class Chunk:
         self.together[unit.block, unit.warp] = self.time
         self.known_version += 1
 
+    def lane_clocks(self) -> NDArray[np.int64]:
+        """[block, warp, lane, other]: up to when a lane knows another's past, beyond `together`."""
+        if self._lane_clocks is None:
+            self._lane_clocks = np.zeros((*self.alive.shape, 32), np.int64)
+        return self._lane_clocks
+
+    def knows_lane(
+        self,
+        block: NDArray[np.intp],
+        warp: NDArray[np.intp],
+        lane: NDArray[Any],
+        other: NDArray[Any],
+    ) -> NDArray[np.int64]:
+        """Up to when lanes know what another lane of their own warp did."""
+        met: NDArray[np.int64] = self.together[block, warp]
+        if self._lane_clocks is None:
+            return met
+        return np.asarray(np.maximum(met, self._lane_clocks[block, warp, lane, other]))
+
     def safe_time(self, unit: Unit) -> int:
         """Up to here, the events of every agent happened before every pair of the unit."""
         version, value = unit.safe
@@ -206,13 +271,14 @@ class Chunk:
             (flying if late else landing).append(flight)
         self.flights = flying
         for flight in landing:
-            flight.land(self)
+            if not flight.land(self, whole=False):
+                self.flights.append(flight)
 
     def land_all(self) -> None:
         """Lands every copy in flight."""
         landing, self.flights = self.flights, []
         for flight in landing:
-            flight.land(self)
+            flight.land(self, whole=True)
 
     # -- special registers -----------------------------------------------------------------------
 
@@ -225,8 +291,11 @@ class Chunk:
     # -- faults -----------------------------------------------------------------------------------
 
     def block_index(self, block: int) -> tuple[int, int, int]:
-        """blockIdx of a block of this chunk."""
-        linear = int(self.blocks[block])
+        """blockIdx of the block in a slot."""
+        return self.block_index_of(int(self.blocks[block]))
+
+    def block_index_of(self, linear: int) -> tuple[int, int, int]:
+        """blockIdx of a block by its number in the grid."""
         x, y, _ = self.grid
         return (linear % x, linear // x % y, linear // (x * y))
 
@@ -257,22 +326,29 @@ class Chunk:
         )
 
     def deadlock(self, units: list[Unit], kind: str) -> NoReturn:
-        """Raises the report of who waits for what."""
+        """Raises the report of who waits for what, at the line where the first one stands."""
         lines: dict[str, list[str]] = {}
         for unit in units:
+            spins = f"spins at PTX line {self.lines[unit.pc]}, or waits for lanes of its own warp"
             for pair in range(unit.pairs):
-                what = unit.wait.describe(pair) if unit.wait else "spins or waits for other lanes"
+                what = unit.wait.describe(pair) if unit.wait else spins
                 who = f"block {self.block_index(int(unit.block[pair]))} warp {int(unit.warp[pair])}"
                 lines.setdefault(what, []).append(who)
         told = "; ".join(
             f"{', '.join(who[:4])}{f' and {len(who) - 4} more' if len(who) > 4 else ''}: {what}"
             for what, who in lines.items()
         )
+        if self.later:
+            told += (
+                f"; {len(self.later)} blocks from {self.block_index_of(self.later[0])} on have not "
+                f"begun: {len(self.blocks)} fit on {self.sm_count} SMs"
+            )
         first = units[0]
         raise EmulationError(
             kind,
             f"no warp can go on: {told}",
             kernel=self.kernel.name,
+            line=self.lines[first.pc] if first.pc >= 0 else 0,
             block=self.block_index(int(first.block[0])),
             warp=int(first.warp[0]),
         )

@@ -8,22 +8,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashsmith.emulator.machine.unit import Unit, Wait
+from flashsmith.emulator.machine.warp_barrier import ALL_LANES, LANE_BITS
 from flashsmith.emulator.ptx.instruction import Imm, Instruction
 
 if TYPE_CHECKING:
     from flashsmith.emulator.machine.chunk import Chunk
 
-ALL_LANES = 0xFFFFFFFF
-_LANE_BITS = np.uint32(1) << np.arange(32, dtype=np.uint32)
-
 
 def members_of(instruction: Instruction) -> int:
     """The lanes that must execute an instruction together, as a mask; 0 when it asks for none."""
-    if instruction.guard is not None:
-        return 0
+    if instruction.guard is not None or instruction.has("warp"):
+        return 0  # bar.warp.sync waits for the lanes of its mask itself
     if not any(instruction.has(word) for word in ("sync", "aligned", "vote")):
         return 0
-    if not instruction.has("warp") and (instruction.has("aligned") or instruction.opcode == "bar"):
+    if instruction.has("aligned") or instruction.opcode == "bar":
         return ALL_LANES
     members = instruction.operands[-1] if instruction.operands else None
     return members.value & ALL_LANES if isinstance(members, Imm) else 0
@@ -58,7 +56,7 @@ class Convergence(Wait):
         self.index = index
 
     def _missing(self) -> NDArray[np.bool_]:
-        named = (np.uint32(self.members) & _LANE_BITS) != 0
+        named = (np.uint32(self.members) & LANE_BITS) != 0
         missing: NDArray[np.bool_] = self.chunk.alive[self.block, self.warp] & named & ~self.here
         return missing
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from flashsmith.emulator.checks.definedness import defined_by, require_defined
+from flashsmith.emulator.checks.undefined import Undefined, require_defined_value
 from flashsmith.emulator.machine.convergence import is_apart, members_of
 from flashsmith.emulator.machine.matrix_products import PendingProducts
-from flashsmith.emulator.machine.opcode import Unknown, opcode_of
+from flashsmith.emulator.machine.opcode import OPCODES, Unknown, opcode_of
 from flashsmith.emulator.machine.segments import CONTROL, Segment, numbers
 from flashsmith.emulator.machine.values import Value
 from flashsmith.emulator.ptx.instruction import (
@@ -26,8 +27,13 @@ from flashsmith.emulator.ptx.instruction import (
     Symbol,
     registers,
 )
+from flashsmith.emulator.ptx.modifiers import unknown_modifier
 from flashsmith.emulator.ptx.module import Kernel
-from flashsmith.emulator.ptx.parse import SIZES
+from flashsmith.emulator.ptx.types import SIZES
+
+if TYPE_CHECKING:
+    from flashsmith.emulator.machine.chunk import Chunk
+    from flashsmith.emulator.machine.unit import Unit
 
 # The numpy type that holds a value of each PTX type, and its name in generated text.
 NUMPY: dict[str, Any] = {  # Any: numpy scalar classes
@@ -38,6 +44,12 @@ NUMPY: dict[str, Any] = {  # Any: numpy scalar classes
     "b64": np.uint64, "u64": np.uint64, "s64": np.int64, "f64": np.float64,
 }  # fmt: skip
 
+
+# What Python says of operands that are too few, too many or of another kind.
+BAD_OPERANDS = (
+    ArithmeticError, AssertionError, AttributeError, LookupError, NameError, StopIteration,
+    TypeError, ValueError,
+)  # fmt: skip
 
 _NAMES = {
     kind: "B1" if kind == "pred" else f"{np.dtype(t).kind.upper()}{8 * np.dtype(t).itemsize}"
@@ -62,6 +74,7 @@ class Emitter:
         self.namespace["np"] = np
         self.unknown: list[tuple[int, str]] = []
         self.lines: list[str] = []
+        self.line_of: list[int] = []  # line of PTX that each line comes from
         self.segment: Segment | None = None
         self.index = 0
         self.guard: Reg | None = None
@@ -228,7 +241,7 @@ class Emitter:
         if self.guard is None:
             yield "m"
             return
-        mask = self.assign(f"{self.use(both)}(m, {self.guard_text})")
+        mask = self.assign(f"{self.use(active_by)}(c, u, m, {self.guard_text}, {self.index})")
         self.do(f"if {mask} is not False:")
         self._indent += " "
         yield mask
@@ -239,6 +252,7 @@ class Emitter:
     def emit(self, segment: Segment) -> None:
         """Writes the function of one segment: registers in, statements, registers out, next."""
         self.segment = segment
+        self._note_lines(segment.instructions[0])
         self.lines.append(f"def s{segment.number}(u, R, m, c):")
         self._require_convergence(segment)
         self._doubtful = sum(1 << number for number in self.companions)
@@ -261,6 +275,7 @@ class Emitter:
             self.lines.append(f" return {segment.successors[0]}")
         else:
             self._instruction(last, segment.effects[-1][0])
+        self._note_lines(last)
         self.segment = None
 
     def _require_convergence(self, segment: Segment) -> None:
@@ -274,19 +289,30 @@ class Emitter:
             condition = f"m is not None and {self.use(is_apart)}(c, u, m, {together}, {index})"
             self.lines.append(f" if {condition}: return {segment.number}")
 
+    def _note_lines(self, instruction: Instruction) -> None:
+        """All lines since the last note come from this instruction."""
+        self.line_of += [instruction.line] * (len(self.lines) - len(self.line_of))
+
     def _instruction(self, instruction: Instruction, reads: int) -> None:
         self.index = instruction.index
         self.guard = instruction.guard
         if self.companions:
             self._require_written(instruction, reads)
+        word = unknown_modifier(instruction.modifiers)
+        if word is not None and instruction.opcode in OPCODES:
+            self.unknown.append((instruction.line, f"{instruction.full}: there is no .{word}"))
+            return
+        indent = self._indent
         try:
             opcode_of(instruction).translate(self, instruction)
         except Unknown as problem:
             self.unknown.append((instruction.line, f"{instruction.full}: {problem}"))
-        except (IndexError, KeyError, ValueError, StopIteration) as problem:
+        except BAD_OPERANDS as problem:
             self.unknown.append(
                 (instruction.line, f"{instruction.full}: operands not understood ({problem})")
             )
+        self._indent = indent
+        self._note_lines(instruction)
 
 
 def _converted(expression: str, kind: str, have: str) -> str:
@@ -306,6 +332,13 @@ def pick(guard: Value, new: Value, old: Value) -> Value:
     if guard.ndim == 0:
         return new if guard else old
     return new if old is None else np.where(guard, new, old)
+
+
+def active_by(c: Chunk, u: Unit, mask: Value, guard: Value, index: int) -> Value:
+    """As `both`, for what a guard lets out of a thread: it must be defined."""
+    if isinstance(guard, Undefined):
+        require_defined_value(c, u, mask, guard, index)
+    return both(mask, np.asarray(guard) if isinstance(guard, Undefined) else guard)
 
 
 def both(mask: Value, guard: Value) -> Value:

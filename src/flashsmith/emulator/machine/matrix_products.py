@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from flashsmith.emulator.checks.undefined import spreads_in_warp
 from flashsmith.emulator.machine.values import Value
 from flashsmith.emulator.ptx.instruction import Instruction, Operand, Reg, Vector
 
@@ -154,6 +155,7 @@ def _numbers(bits: NDArray[np.uint32], bf16: bool) -> NDArray[np.float32]:
     return _HALF_TO_F32.take(halves)
 
 
+@spreads_in_warp
 def matrix_product(
     pairs: int,
     in_order: bool,

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from flashsmith.emulator.checks.undefined import spreads
 from flashsmith.emulator.machine.values import Value
 
 F32, F64, U16, U32, U64 = np.float32, np.float64, np.uint16, np.uint32, np.uint64
@@ -38,6 +39,7 @@ def fma32(a: Value, b: Value, addend: Value) -> Value:
     return total.astype(F32)
 
 
+@spreads
 def directed32(operation: str, mode: str, *sources: Value) -> Value:
     """add, sub, mul or fma of f32, rounded towards zero (rz), down (rm) or up (rp)."""
     wide = [np.asarray(x).astype(F64) for x in sources]
@@ -68,12 +70,14 @@ def _round_to_odd(product: Value, addend: Value, total: Value) -> Value:
     return np.where(inexact, towards, bits).view(F64)
 
 
+@spreads
 def fma64(a: Value, b: Value, addend: Value) -> Value:
     """f64 fma through extended precision (80 bits where the platform has them)."""
     wide = np.asarray(a).astype(np.longdouble) * b + addend
     return wide.astype(F64)[()]
 
 
+@spreads
 def pair_operation(symbol: str, a: Value, b: Value) -> Value:
     """add, sub, mul of two f32 in 64 bits."""
     x, y = _pair(a), _pair(b)
@@ -81,6 +85,7 @@ def pair_operation(symbol: str, a: Value, b: Value) -> Value:
     return _unpair(out)
 
 
+@spreads
 def pair_fma(a: Value, b: Value, addend: Value) -> Value:
     """fma of two f32 in 64 bits."""
     return _unpair(fma32(_pair(a), _pair(b), _pair(addend)))
@@ -189,6 +194,7 @@ def from_half(bits: Value, bf16: bool) -> Value:
     return bits.view(np.float16).astype(F32)
 
 
+@spreads
 def to_half(x: Value, bf16: bool) -> Value:
     """f32 or f64 rounded once to 16 bits, to nearest even; NaN becomes 0x7FFF."""
     if not bf16:
@@ -214,6 +220,7 @@ def _f32_to_odd(x: Value) -> Value:
     return np.where(inexact, np.where(grows, bits + U32(1), bits - U32(1)), bits).view(F32)
 
 
+@spreads
 def pack_half(high: Value, low: Value, bf16: bool) -> Value:
     """cvt.rn.{f16x2,bf16x2}.f32 d, high, low."""
     if bf16:
@@ -229,6 +236,7 @@ def pack_half(high: Value, low: Value, bf16: bool) -> Value:
     return packed if np.ndim(high) or np.ndim(low) else packed[0]
 
 
+@spreads
 def half_operation(operation: str, bf16: bool, flags: tuple[str, ...], *sources: Value) -> Value:
     """An operation on 16-bit numbers, single (u16) or packed (u32): in f64, rounded once."""
     width = sources[0].dtype

@@ -16,6 +16,7 @@ from typing import Any, Generic, Self, TypeVar
 
 from flashsmith.base.errors import EmulationError, FlashsmithError
 from flashsmith.base.forks import forking_helpers
+from flashsmith.emulator.ordering.traits import blocks_communicate
 from flashsmith.emulator.ptx.module import Kernel
 
 PAYS_SECONDS = 0.5  # work that is worth starting processes for
@@ -34,15 +35,6 @@ def process_count(kernel: Kernel, chunks: int, wanted: int | None) -> int:
         # A fork while other threads run may copy a lock that nobody will open.
         wanted = (os.cpu_count() or 1) if threading.active_count() == 1 else 1
     return max(1, min(wanted, chunks))
-
-
-def blocks_communicate(kernel: Kernel) -> bool:
-    """Whether a block may see what another writes while both run."""
-    return any(
-        (i.opcode in ("atom", "red") and not i.has("shared"))
-        or (i.opcode == "ld" and any(i.has(m) for m in ("acquire", "volatile", "relaxed")))
-        for i in kernel.instructions
-    )
 
 
 def run_all(

@@ -7,8 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from flashsmith.emulator.checks.undefined import Undefined, require_defined_value
 from flashsmith.emulator.machine.convergence import Convergence
-from flashsmith.emulator.machine.segments import EXIT, FORKED
+from flashsmith.emulator.machine.segments import (
+    EXIT,
+    FORKED,
+    Segment,
+    meeting_points,
+    quiet_segments,
+)
 from flashsmith.emulator.machine.unit import Unit, merge
 from flashsmith.emulator.machine.values import Value
 
@@ -17,6 +24,12 @@ if TYPE_CHECKING:
 
 SegmentFunction = Callable[[Unit, list[Value], Value, "Chunk"], int]
 LIVELOCK_ROUNDS = 2000  # rounds in which every unit only spins
+# Segments that a unit runs with no effect on anything but its registers; in random schedules, which
+# take a segment at a time, a tenth.
+LIVELOCK_SEGMENTS = 1_000_000
+APART = 0.2  # chance that blocks of a unit part, in a step of a random schedule
+TURN_SEGMENTS = 20_000  # after which a unit that has not waited lets the others run
+MOST_SEGMENTS = 200_000_000  # of one chunk; a second of emulation runs a few hundred thousand
 
 
 class Scheduler:
@@ -27,18 +40,24 @@ class Scheduler:
         chunk: Chunk,
         functions: list[SegmentFunction],
         seed: int | None,
-        meeting_points: frozenset[int] = frozenset(),
+        segments: list[Segment],
+        registers: int,
     ) -> None:
         self.chunk = chunk
         self.functions = functions
-        self.meeting_points = meeting_points  # parts of a warp wait here for each other
+        self.registers = registers
+        self.meeting_points = meeting_points(segments)  # parts of a warp wait here for each other
+        self.quiet = quiet_segments(segments)
+        self.segments_run = 0
+        self.acted = False  # whether the last step did more than to look
+        self.most_idle = LIVELOCK_SEGMENTS // (1 if seed is None else 10)
         self.random = np.random.default_rng(seed) if seed is not None else None
         self.units: list[Unit] = []
         self.counts = [0] * len(functions)  # warps that ran each segment
 
-    def run(self, units: list[Unit]) -> None:
-        """Runs until every warp has ended; raises on deadlock."""
-        self.units = units
+    def run(self) -> None:
+        """Runs all blocks until every warp has ended; raises on deadlock."""
+        self.units = self.chunk.first_units(self.registers, self.random is not None)
         spins = 0
         while self.units:
             unit = self._next()
@@ -47,13 +66,26 @@ class Scheduler:
                     continue
                 if unit is None:
                     self.chunk.deadlock(self.units, "deadlock")
-            spins = spins + 1 if unit.yielded else 0
+            unit.yielded = self.acted = False
+            self._step(unit)
+            spins = 0 if self.acted else spins + unit.yielded
             if spins > LIVELOCK_ROUNDS * (1 + len(self.units)):
                 self.chunk.deadlock(self.units, "livelock")
-            unit.yielded = False
-            self._step(unit)
+            if unit.idle > self.most_idle or self.segments_run > MOST_SEGMENTS:
+                self.chunk.deadlock([unit], "livelock")
             if self.chunk.flights:
                 self.chunk.land_some(self.random)
+            if self.chunk.ended:
+                self._begin_later_blocks()
+        self.chunk.land_all()
+        if self.chunk.sums is not None:
+            self.chunk.sums.settle_all()
+
+    def _begin_later_blocks(self) -> None:
+        slots = self.chunk.restart()
+        if len(slots):
+            split = self.random is not None
+            self.units += self.chunk.first_units(self.registers, split, slots)
 
     # -- choosing -----------------------------------------------------------------------------
 
@@ -67,8 +99,24 @@ class Scheduler:
             warp = eager[int(self.random.integers(len(eager)))].warp[0]
             # Parts of one warp come together again where they can: the one behind goes first.
             chosen = min((u for u in eager if u.warp[0] == warp), key=lambda u: u.pc)
-            return self._joined(chosen, ready)
+            return self._some_blocks(self._joined(chosen, ready))
         return self._joined(min(eager, key=lambda u: u.pc), ready)
+
+    def _some_blocks(self, unit: Unit) -> Unit:
+        """Now and then a part of the blocks goes on alone, where it matters who is ahead."""
+        assert self.random is not None
+        if not self.chunk.traits.depends_on_pace or self.random.random() > APART:
+            return unit
+        blocks = np.unique(unit.block)
+        ahead = np.isin(unit.block, blocks[self.random.random(len(blocks)) < 0.5])
+        if ahead.all() or not ahead.any():
+            return unit
+        self.units = [u for u in self.units if u is not unit]
+        live = self.chunk.live[unit.pc]
+        parts = [split_pairs(unit, np.flatnonzero(some), live) for some in (ahead, ~ahead)]
+        parts[1].yielded = unit.yielded
+        self.units += parts
+        return parts[0]
 
     def _may_run(self, unit: Unit) -> bool:
         wait = unit.wait
@@ -129,28 +177,39 @@ class Scheduler:
         functions, counts, chunk, alone = self.functions, self.counts, self.chunk, len(self.units)
         pc, registers, mask, pairs = unit.pc, unit.R, unit.mask, unit.pairs
         limit = min((u.pc for u in self.units if u is not unit and u.wait is None), default=1 << 60)
-        once = self.random is not None
+        once, quiet, turns = self.random is not None, self.quiet, 0
         while True:
             counts[pc] += pairs
-            unit.pc = pc
+            unit.pc, was_quiet = pc, quiet[pc]
+            turns += 1
             pc = functions[pc](unit, registers, mask, chunk)
+            if was_quiet and not unit.yielded:
+                unit.idle += 1
+            else:
+                unit.idle = 0
+                self.acted = self.acted or not unit.yielded
             if pc < 0:
                 self._ended(unit, pc)
-                return
+                break
+            meets = mask is not None and pc in self.meeting_points
             if unit.wait is not None:
                 unit.pc = pc
                 if isinstance(unit.wait, Convergence):
                     counts[pc] -= pairs  # the segment runs again once the warp is together
-                    return
+                    break
                 if not unit.wait.ready().all():
                     chunk.count_wait(unit)
-                    return
+                    break
                 wait, unit.wait = unit.wait, None
                 wait.finish(unit)
-            meets = mask is not None and pc in self.meeting_points
+                meets = mask is not None  # the rest of the warp may have been let go with it
             if once or meets or unit.yielded or (alone > 1 and pc >= limit) or chunk.flights:
                 unit.pc = pc
-                return
+                break
+            if turns == TURN_SEGMENTS:
+                unit.pc, unit.yielded = pc, True
+                break
+        self.segments_run += turns
 
     def _ended(self, unit: Unit, pc: int) -> None:
         self.units = [u for u in self.units if u is not unit]
@@ -187,11 +246,13 @@ def split_pairs(unit: Unit, pairs: Any, live: Sequence[int]) -> Unit:  # Any: po
     return unit.select(pairs, None if mask.all() else mask, live)
 
 
-def branch(unit: Unit, condition: Value, taken: int, fall: int, chunk: Chunk) -> int:
+def branch(unit: Unit, condition: Value, taken: int, fall: int, chunk: Chunk, index: int) -> int:
     """The next segment after a conditional branch; divergent lanes become units of their own."""
     if condition.ndim == 0:
         return taken if condition else fall
     mask = unit.mask
+    if isinstance(condition, Undefined):
+        require_defined_value(chunk, unit, mask, condition, index)
     if mask is None:
         if condition.all():
             return taken

@@ -5,13 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from flashsmith.emulator.machine.opcode import Unknown, opcode_of, read, written
+from flashsmith.emulator.machine.opcode import opcode_of, read, written
 from flashsmith.emulator.ptx.instruction import Instruction, Reg, Symbol
 from flashsmith.emulator.ptx.module import Kernel
 
 EXIT = -2  # the next segment of a warp that has ended
 FORKED = -1  # the unit's lanes go on in other units
 CONTROL = frozenset({"bra", "brx", "ret", "exit", "trap"})  # a segment ends with these
+READS_ONLY = frozenset({"ld", "ldu", "ldmatrix"})
+
+
+class BadBranch(Exception):
+    """A branch that leads nowhere."""
+
+    def __init__(self, message: str, line: int) -> None:
+        super().__init__(message)
+        self.line = line
 
 
 @dataclass(slots=True)
@@ -61,8 +70,20 @@ def _starts(kernel: Kernel, fine: bool) -> set[int]:
 
 
 def meeting_points(segments: list[Segment]) -> frozenset[int]:
-    """Segments that begin with a barrier: the lanes of a warp come to it together."""
-    return frozenset(s.number for s in segments if s.instructions[0].opcode in ("bar", "barrier"))
+    """Segments that begin with a barrier of blocks: the lanes of a warp come to it together."""
+    return frozenset(
+        s.number
+        for s in segments
+        if s.instructions[0].opcode in ("bar", "barrier") and not s.instructions[0].has("warp")
+    )
+
+
+def quiet_segments(segments: list[Segment]) -> list[bool]:
+    """Which segments neither write memory nor wait: what they do, only their own warps see."""
+    return [
+        not any(opcode_of(i).touches_memory and i.opcode not in READS_ONLY for i in s.instructions)
+        for s in segments
+    ]
 
 
 def _segment_at(number_of: dict[int, int], position: int) -> int:
@@ -74,15 +95,17 @@ def _connect(segment: Segment, targets: dict[str, int], kernel: Kernel, count: i
     last = segment.instructions[-1]
     segment.targets = targets
     if last.opcode == "bra":
-        label = last.operands[0]
+        label = last.operands[0] if last.operands else None
         if not isinstance(label, Symbol) or label.name not in targets:
-            raise Unknown(f"branch to {label}, which is not a label here")
+            raise BadBranch(f"branch to {label}, which is not a label here", last.line)
         to = targets[label.name]
         segment.successors = (to, fall) if last.guard else (to,)
     elif last.opcode == "brx":
-        table = last.operands[1]
-        name = table.name if isinstance(table, Symbol) else ""
-        segment.successors = tuple(targets[label] for label in kernel.branch_targets.get(name, ()))
+        table = last.operands[1] if len(last.operands) > 1 else None
+        labels = kernel.branch_targets.get(table.name, ()) if isinstance(table, Symbol) else ()
+        if not labels or not set(labels) <= targets.keys():
+            raise BadBranch(f"a table of branches with {labels or 'no labels'}", last.line)
+        segment.successors = tuple(targets[label] for label in labels)
     elif last.opcode in ("ret", "exit", "trap"):
         segment.successors = (fall,) if last.guard else ()
     else:

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from flashsmith.emulator.machine.chunk import Chunk
 
 _U32 = np.uint32
-SMS = 132  # %nsmid: as many as an H200 has; %smid follows from the block number
 TIMERS = frozenset(
     {"%clock", "%clock_hi", "%clock64", "%globaltimer", "%globaltimer_lo", "%globaltimer_hi"}
 )
@@ -43,13 +42,18 @@ def special_value(c: Chunk, u: Unit, name: str) -> Value:
         "laneid": lambda: _lane(u).astype(_U32),
         "warpid": lambda: u.lane_warp.astype(_U32),
         "nwarpid": lambda: _U32(c.warps),
-        "smid": lambda: (c.blocks[u.lane_block] % SMS).astype(_U32),
-        "nsmid": lambda: _U32(SMS),
+        "smid": lambda: _multiprocessor(c, u).astype(_U32),
+        "nsmid": lambda: _U32(c.sm_count),
         "gridid": lambda: _U32(0),
         "dynamic_smem_size": lambda: _U32(c.dynamic_bytes),
         "total_smem_size": lambda: _U32(c.smem_bytes),
     }
     return simple[base]()
+
+
+def _multiprocessor(c: Chunk, u: Unit) -> Value:
+    """By slot where blocks take the place of others, else by number."""
+    return (u.lane_block if c.later or c.ended else c.blocks[u.lane_block]) % c.sm_count
 
 
 def _lane(u: Unit) -> Value:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from flashsmith.emulator.ptx.instruction import Instruction, Operand, registers
+from flashsmith.emulator.ptx.instruction import Address, Instruction, Operand, registers
 from flashsmith.emulator.ptx.module import Kernel
-from flashsmith.emulator.ptx.parse import SIZES
+from flashsmith.emulator.ptx.types import SIZES
 
 _WORD = {1: "u16", 2: "u16", 4: "u32", 8: "u64"}
 _TYPELESS = frozenset({"mov", "ld", "st", "shfl", "selp"})
@@ -45,5 +45,7 @@ def _vote(instruction: Instruction, votes: list[int]) -> None:
 
 
 def _add(operand: Operand, votes: list[int], weight: int) -> None:
+    if isinstance(operand, Address):
+        weight = -1  # the type is that of what lies there
     for reg in registers(operand):
         votes[reg.number] += weight

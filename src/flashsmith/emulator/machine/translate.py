@@ -11,12 +11,14 @@ from flashsmith.emulator import ops
 from flashsmith.emulator.checks.definedness import add_companions
 from flashsmith.emulator.machine.address_space import PARAM_WINDOW, SHARED_BASE
 from flashsmith.emulator.machine.emit import Emitter
-from flashsmith.emulator.machine.opcode import Unknown
-from flashsmith.emulator.machine.segments import Segment, cut, numbers
+from flashsmith.emulator.machine.segments import BadBranch, Segment, cut, numbers
 from flashsmith.emulator.machine.storage import storage_types
 from flashsmith.emulator.ptx.module import Kernel
 
 assert ops.LOADED  # every family has registered its opcodes
+
+# CUDA C++ Programming Guide, "Technical Specifications per Compute Capability"
+MOST_LOCAL_BYTES = 512 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,15 +32,13 @@ class Translation:
     source: str
     static_smem_bytes: int
     local_bytes: int
+    line_of: list[int]  # line of PTX that each line of the source comes from
 
 
 def translate(kernel: Kernel, *, fine: bool = False) -> Translation:
     """Compiles a kernel; raises one EmulationError that lists all that is not emulated."""
     symbols, static, local = _layout(kernel)
-    try:
-        segments = cut(kernel, fine=fine)
-    except Unknown as problem:
-        raise EmulationError("bad PTX", str(problem), kernel=kernel.name) from None
+    segments = _segments(kernel, fine)
     emitter = Emitter(kernel, storage_types(kernel), symbols)
     emitter.companions = add_companions(segments, len(kernel.registers))
     for segment in segments:
@@ -55,7 +55,21 @@ def translate(kernel: Kernel, *, fine: bool = False) -> Translation:
         source,
         static,
         local,
+        emitter.line_of,
     )
+
+
+def _segments(kernel: Kernel, fine: bool) -> list[Segment]:
+    if not kernel.instructions:
+        raise EmulationError(
+            "bad PTX", "the kernel has no instruction", kernel=kernel.name, line=kernel.line
+        )
+    try:
+        return cut(kernel, fine=fine)
+    except BadBranch as problem:
+        raise EmulationError(
+            "bad PTX", str(problem), kernel=kernel.name, line=problem.line
+        ) from None
 
 
 def _refuse_unknown(kernel: Kernel, found: list[tuple[int, str]]) -> None:
@@ -83,6 +97,9 @@ def _layout(kernel: Kernel) -> tuple[dict[str, tuple[str, int]], int, int]:
         local = -(-local // variable.align) * variable.align
         symbols[variable.name] = ("local", local)
         local += variable.n_bytes
+    if local > MOST_LOCAL_BYTES:
+        message = f"{local:,} bytes of local memory a thread; {MOST_LOCAL_BYTES:,} are possible"
+        raise EmulationError("bad PTX", message, kernel=kernel.name, line=kernel.line)
     for variable in (v for v in variables if v.space in ("global", "const")):
         symbols[variable.name] = (variable.space, 0)
     return symbols, shared - SHARED_BASE, -(-local // 16) * 16

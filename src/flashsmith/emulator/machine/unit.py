@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from flashsmith.emulator.checks.undefined import marked, merged_mask
 from flashsmith.emulator.machine.values import Value
 
 LANES = np.arange(32)
@@ -55,7 +56,9 @@ class LaneState(Protocol):
 class Unit:
     """Pairs of block and warp with their registers; arrays in R are never changed in place."""
 
-    __slots__ = ("R", "_cache", "block", "mask", "pc", "safe", "state", "wait", "warp", "yielded")
+    __slots__ = (
+        "R", "_cache", "block", "idle", "mask", "pc", "safe", "state", "wait", "warp", "yielded",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -74,6 +77,7 @@ class Unit:
         self.state: dict[str, LaneState] = {}
         self.safe = (-1, 0)  # Chunk.safe_time and the version of the clocks it was taken from
         self.yielded = False  # asked to let others run first
+        self.idle = 0  # segments since it last changed memory, waited or looked at a flag
         self._cache: dict[str, Any] = {}  # Any: as in cached()
 
     @property
@@ -108,6 +112,12 @@ class Unit:
         value = np.asarray(value)
         return np.full(32 * self.pairs, value) if value.ndim == 0 else value
 
+    def pairs_of(self, mask: NDArray[np.bool_] | None) -> NDArray[np.intp]:
+        """Positions of the pairs that have a lane in `mask`."""
+        if mask is None:
+            return np.arange(self.pairs)
+        return np.flatnonzero(mask.reshape(-1, 32).any(axis=1))
+
     def select(
         self, pairs: NDArray[np.intp], mask: NDArray[np.bool_] | None, live: Sequence[int]
     ) -> Unit:
@@ -124,6 +134,7 @@ class Unit:
         part = Unit(self.block[pairs], self.warp[pairs], mask, registers, self.pc)
         part.state = {key: state.select(lanes, mask) for key, state in self.state.items()}
         part.wait = self.wait.select(pairs) if self.wait is not None else None
+        part.idle = self.idle
         if whole:
             part._cache = self._cache
         return part
@@ -168,6 +179,7 @@ def merge(units: Sequence[Unit], live: Sequence[int]) -> Unit:
         else:
             registers[number] = _merged_register(values, units, places, total)
     merged = Unit(keys // 64, keys % 64, None if active.all() else active, registers, units[0].pc)
+    merged.idle = max(unit.idle for unit in units)
     for key in {key for unit in units for key in unit.state}:
         having = [(u.state[key], p) for u, p in zip(units, places, strict=True) if key in u.state]
         merged.state[key] = having[0][0].joined(having)
@@ -191,6 +203,7 @@ def _merged_register(
     ):
         return first
     out = np.zeros(total, first.dtype)
+    undefined = merged_mask(values, [unit.mask for unit in units], places, total)
     for value, unit, place in zip(values, units, places, strict=True):
         if value is None:
             continue
@@ -198,4 +211,4 @@ def _merged_register(
             out[place] = value
         else:
             out[place[unit.mask]] = value[unit.mask] if value.ndim else value
-    return out
+    return out if undefined is None else marked(out, undefined)

@@ -6,15 +6,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from flashsmith.emulator.checks.bounds import SHIFT, global_cells, shared_offsets
+from flashsmith.emulator.checks.bounds import SHIFT, shared_offsets
 from flashsmith.emulator.checks.counting import count_global, count_shared
 from flashsmith.emulator.copies.copy_groups import Copy, CopyGroups
-from flashsmith.emulator.machine.access import UINT
+from flashsmith.emulator.machine.access import UINT, take_global
 from flashsmith.emulator.machine.emit import Emitter
 from flashsmith.emulator.machine.opcode import Unknown, opcode
 from flashsmith.emulator.machine.unit import Unit
 from flashsmith.emulator.machine.values import Value
 from flashsmith.emulator.ops import bulk_copy
+from flashsmith.emulator.ops.bulk_copy import group_count
 from flashsmith.emulator.ptx.instruction import Imm, Instruction
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def emit_cp(e: Emitter, i: Instruction) -> None:
         with e.active() as mask:
             e.do(f"{e.use(commit)}(u, {mask})")
     elif i.has("wait_group") or i.has("wait_all"):
-        keep = i.operands[0].value if i.operands and isinstance(i.operands[0], Imm) else 0
+        keep = 0 if i.has("wait_all") else group_count(i)
         if i.has("wait_all"):
             e.do(f"{e.use(commit)}(u, m)")
         with e.active() as mask:
@@ -81,8 +82,7 @@ def start_copy(
     if c.shadow is not None:
         c.shadow.begin_flight(u, lanes, offsets, n_bytes, index)
     if real is None:
-        cells = global_cells(c, u, lanes, source, n_bytes, index)
-        data = c.memory.views[n_bytes].take(cells)
+        data = take_global(c, u, lanes, source, n_bytes, index)
         counted, read = lanes, source
     else:
         data, counted, read = _partial(c, u, lanes, source, n_bytes, real, index)
@@ -113,8 +113,7 @@ def _partial(
     some = size > 0
     reading = positions[some]
     if reading.size:
-        cells = global_cells(c, u, reading, source[some], n_bytes, index)
-        data[some] = c.memory.views[n_bytes].take(cells)
+        data[some] = take_global(c, u, reading, source[some], n_bytes, index)
     odd = some & (size < n_bytes)
     if odd.any():
         raw = data.view(np.uint8).reshape(-1, n_bytes)

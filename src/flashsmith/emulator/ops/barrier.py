@@ -6,20 +6,19 @@ from typing import TYPE_CHECKING
 
 from flashsmith.emulator.machine.emit import Emitter
 from flashsmith.emulator.machine.opcode import Unknown, opcode
+from flashsmith.emulator.machine.segments import FORKED
 from flashsmith.emulator.machine.unit import Unit
 from flashsmith.emulator.machine.values import Value
+from flashsmith.emulator.machine.warp_barrier import sync_lanes
+from flashsmith.emulator.ordering.clocks import at_fence
 from flashsmith.emulator.ptx.instruction import Instruction
 
 if TYPE_CHECKING:
     from flashsmith.emulator.machine.chunk import Chunk
 
 
-def _blocks(i: Instruction) -> str:
-    return "before" if i.has("warp") else "both"
-
-
 @opcode("bar", writes=lambda i: (0,) if i.has("result") else (), counts_as="barrier",
-        cuts=_blocks, touches_memory=True)  # fmt: skip
+        cuts="both", touches_memory=True)  # fmt: skip
 def emit_bar(e: Emitter, i: Instruction) -> None:
     """bar.sync a{, b}; bar.arrive a, b; bar.warp.sync mask."""
     emit_barrier(e, i)
@@ -28,8 +27,7 @@ def emit_bar(e: Emitter, i: Instruction) -> None:
 def emit_barrier(e: Emitter, i: Instruction) -> None:
     """The barrier of a block, also under its name `barrier{.cta}`."""
     if i.has("warp"):
-        with e.active():
-            e.do("c.meet(u)")
+        _emit_warp_barrier(e, i)
         return
     if i.has("vote") or i.has("result"):
         _emit_reduction(e, i)
@@ -41,6 +39,17 @@ def emit_barrier(e: Emitter, i: Instruction) -> None:
     count = e.read(i.operands[1], "u32") if len(i.operands) > 1 else "None"
     with e.active() as mask:
         e.do(f"{e.use(arrive)}(c, u, {mask}, {ident}, {count}, {waits}, {e.index})")
+
+
+def _emit_warp_barrier(e: Emitter, i: Instruction) -> None:
+    """A segment of its own: lanes that do different things here become units."""
+    assert e.segment is not None
+    members = e.read(i.operands[0], "u32")
+    with e.active() as mask:
+        e.do(
+            f"if {e.use(sync_lanes)}(c, u, {mask}, {members}, {e.index}, "
+            f"{e.segment.successors[0]}): return {FORKED}"
+        )
 
 
 def _emit_reduction(e: Emitter, i: Instruction) -> None:
@@ -64,6 +73,18 @@ def arrive(
     c.barriers.arrive(u, ident, count, index, waits=waits)
 
 
+def emit_thread_fence(e: Emitter, i: Instruction) -> None:
+    """Memory is in program order here: a fence only says what other blocks may know."""
+    if any(i.has(scope) for scope in ("gpu", "sys", "gl")):
+        acquires, releases = not i.has("release"), not i.has("acquire")
+        with e.active() as mask:
+            e.do(f"{e.use(at_fence)}(c, u, {mask}, {acquires}, {releases})")
+
+
 @opcode("membar", writes=0, counts_as="fence")
 def emit_membar(e: Emitter, i: Instruction) -> None:
-    """Fences: memory operations are done in program order here."""
+    """membar: a fence.sc of its level."""
+    if not i.has("proxy"):
+        emit_thread_fence(e, i)
+    if i.modifiers not in (("cta",), ("gl",), ("sys",), ("proxy", "alias")):
+        raise Unknown("this form of membar")

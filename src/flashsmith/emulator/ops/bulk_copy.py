@@ -19,6 +19,14 @@ def cuts(i: Instruction) -> str:
     return "after" if i.has("wait_group") else ""
 
 
+def group_count(i: Instruction, most: int = 1 << 31) -> int:
+    """How many of the newest groups a wait lets go on."""
+    count = i.operands[0]
+    if not isinstance(count, Imm) or not 0 <= count.value <= most:
+        raise Unknown(f"the count of groups is a constant from 0 to {most}")
+    return count.value
+
+
 def translate(e: Emitter, i: Instruction) -> None:
     """Translates cp.async.bulk and cp.reduce.async.bulk in all their forms."""
     if i.has("prefetch"):
@@ -27,11 +35,12 @@ def translate(e: Emitter, i: Instruction) -> None:
         with e.active() as mask:
             e.do(f"{e.use(commit_stores)}(c, u, {mask})")
     elif i.has("wait_group"):
-        count = i.operands[0]
-        if not isinstance(count, Imm):
-            raise Unknown("a wait of no constant count")
+        count = group_count(i)
         with e.active() as mask:
-            e.do(f"{e.use(wait_for_stores)}(c, u, {mask}, {count.value}, {e.index})")
+            e.do(
+                f"{e.use(wait_for_stores)}(c, u, {mask}, {count}, {e.index}, "
+                f"reads_only={i.has('read')})"
+            )
     elif any(m.startswith("mbarrier::") for m in i.modifiers):
         _load(e, i)
     elif i.has("bulk_group"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,6 +12,8 @@ from flashsmith.emulator.copies.async_state import RANK_SHIFT, AsyncState, Mask
 from flashsmith.emulator.machine.opcode import Unknown, opcode
 from flashsmith.emulator.machine.unit import LANES, Wait
 from flashsmith.emulator.machine.values import Value
+from flashsmith.emulator.ops.barrier import emit_thread_fence
+from flashsmith.emulator.ordering.clocks import at_proxy_fence
 from flashsmith.emulator.ptx.instruction import Imm, Instruction, Pair
 
 if TYPE_CHECKING:
@@ -18,6 +21,18 @@ if TYPE_CHECKING:
     from flashsmith.emulator.machine.emit import Emitter
     from flashsmith.emulator.machine.unit import Unit
 
+# PTX ISA, "membar, fence"
+_PROXY_FENCE = re.compile(
+    r"proxy\.async(\.global|\.shared::cta|\.shared::cluster)?"
+    r"|proxy\.async::generic\.(acquire|release)\.sync_restrict::shared::(cta|cluster)\.cluster"
+)
+_OTHER_PROXY = re.compile(
+    r"proxy\.alias|proxy\.tensormap::generic\.(acquire|release)\.(cta|cluster|gpu|sys)"
+)
+_THREAD_FENCE = re.compile(
+    r"((sc|acq_rel|acquire|release)\.)?(cta|cluster|gpu|sys)"
+    r"|(acquire|release)\.sync_restrict::shared::(cta|cluster)\.cluster"
+)
 REGISTER_FILE = 65536
 MAX_REGISTERS = 256
 
@@ -55,27 +70,36 @@ def _is_leader(u: Unit, leader: NDArray[np.uint32]) -> NDArray[np.bool_]:
 
 @opcode("fence", writes=0, counts_as="fence")
 def fence(e: Emitter, i: Instruction) -> None:
-    """fence.proxy.async and fence.mbarrier_init; memory is in program order without others."""
-    if i.has("mbarrier_init"):
-        e.do(f"{e.use(_fence_inits)}(c, u)")
-    elif i.has("proxy"):
-        if any(m.startswith("async") for m in i.modifiers):
-            e.do(f"{e.use(_fence_proxy)}(c, u)")
-        elif not any(m.startswith(("alias", "tensormap")) for m in i.modifiers):
-            raise Unknown("this proxy")
+    """fence: of threads, of the asynchronous proxy, of mbarrier.init."""
+    form = ".".join(i.modifiers)
+    if form == "mbarrier_init.release.cluster":
+        with e.active() as mask:
+            e.do(f"{e.use(_fence_inits)}(c, u, {mask})")
+    elif _PROXY_FENCE.fullmatch(form):
+        with e.active() as mask:
+            if not i.has("global"):
+                e.do(f"{e.use(_fence_proxy)}(c, u, {mask})")
+            if form in ("proxy.async", "proxy.async.global"):
+                e.do(f"{e.use(at_proxy_fence)}(c, u, {mask})")
+    elif _THREAD_FENCE.fullmatch(form):
+        emit_thread_fence(e, i)
+    elif not _OTHER_PROXY.fullmatch(form):
+        raise Unknown("this form of fence")
 
 
-def _fence_inits(c: Chunk, u: Unit) -> None:
-    AsyncState.of(c).fence_inits(u.block, u.warp)
+def _fence_inits(c: Chunk, u: Unit, m: Mask) -> None:
+    pairs = u.pairs_of(m)
+    AsyncState.of(c).fence_inits(u.block[pairs], u.warp[pairs])
 
 
-def _fence_proxy(c: Chunk, u: Unit) -> None:
+def _fence_proxy(c: Chunk, u: Unit, m: Mask) -> None:
     """What the warp knows of generic writes, copies and wgmma issued from here on know too."""
-    AsyncState.of(c).fence_inits(u.block, u.warp)
-    rows = c.clock_rows(u)
+    _fence_inits(c, u, m)
+    pairs = u.pairs_of(m)
+    block, warp = u.block[pairs], u.warp[pairs]
     fenced = slice(c.fenced_column, c.fenced_column + c.warps)
-    c.known[u.block, u.warp, fenced] = np.maximum(
-        c.known[u.block, u.warp, fenced], rows[:, : c.warps]
+    c.known[block, warp, fenced] = np.maximum(
+        c.known[block, warp, fenced], c.clock_rows(u)[pairs, : c.warps]
     )
 
 
@@ -89,8 +113,14 @@ class RegisterPool:
         # What ptxas gives a kernel at its start: all that fits, but no more than it ever asks for.
         asked = [_count(i) for i in c.kernel.instructions if i.opcode == "setmaxnreg"]
         launch = min(REGISTER_FILE // c.threads // 8 * 8, max(asked, default=MAX_REGISTERS))
+        self.launch = launch
         self.held = np.full((len(c.blocks), c.warps), launch, np.int64)
         self.free = np.zeros(len(c.blocks), np.int64)
+        c.on_start.append(self._started)
+
+    def _started(self, slots: NDArray[np.intp]) -> None:
+        self.held[slots] = self.launch
+        self.free[slots] = 0
 
     @staticmethod
     def of(c: Chunk) -> RegisterPool:

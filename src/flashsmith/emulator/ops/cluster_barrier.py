@@ -34,6 +34,15 @@ class ClusterBarrier:
         self.clock = np.zeros((len(c.blocks), c.known.shape[2]), np.int64)
         self.ended = np.zeros_like(self.clock)
         c.on_exit.append(self._exited)
+        c.on_start.append(self._started)
+
+    def _started(self, slots: NDArray[np.intp]) -> None:
+        clusters = np.unique(slots // self.chunk.cluster)
+        self.round[clusters] = 0
+        self.missing[clusters] = self.alive[clusters] = self.chunk.cluster * self.chunk.warps
+        self.arrived_in[slots] = -1
+        self.has_arrived[slots] = False
+        self.clock[slots] = self.ended[slots] = 0
 
     @staticmethod
     def of(c: Chunk) -> ClusterBarrier:

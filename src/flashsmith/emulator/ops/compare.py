@@ -6,7 +6,7 @@ from flashsmith.emulator.machine import numerics
 from flashsmith.emulator.machine.emit import Emitter, name_of
 from flashsmith.emulator.machine.opcode import Unknown, opcode
 from flashsmith.emulator.ptx.instruction import Imm, Instruction, Operand, Pair
-from flashsmith.emulator.ptx.parse import SIZES
+from flashsmith.emulator.ptx.types import SIZES
 
 _INTEGER = {
     "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=",

@@ -28,7 +28,7 @@ def _go(e: Emitter, target: int) -> None:
     if e.guard is None:
         e.do(f"return {target}")
     else:
-        e.do(f"return {e.use(branch)}(u, {e.guard_text}, {target}, {_fall(e)}, c)")
+        e.do(f"return {e.use(branch)}(u, {e.guard_text}, {target}, {_fall(e)}, c, {e.index})")
 
 
 @opcode("bra", writes=0, counts_as="control")

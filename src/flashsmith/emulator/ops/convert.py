@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
+from flashsmith.emulator.checks.undefined import spreads
 from flashsmith.emulator.machine import numerics
 from flashsmith.emulator.machine.emit import NUMPY, Emitter, name_of
 from flashsmith.emulator.machine.opcode import Unknown, opcode
 from flashsmith.emulator.machine.values import Value
 from flashsmith.emulator.ptx.instruction import Instruction
-from flashsmith.emulator.ptx.parse import SIZES
+from flashsmith.emulator.ptx.types import SIZES
 
 _FLOATS = ("f16", "bf16", "f32", "f64")
 _ROUND = {
@@ -86,6 +87,7 @@ def _write_float(e: Emitter, i: Instruction, value: str, to: str, source: str) -
     e.write(i.operands[0], value, to)
 
 
+@spreads
 def directed(x: Value, to: str, mode: str) -> Value:
     """Rounding towards zero (rz), down (rm) or up (rp)."""
     exact = np.asarray(x).astype(np.float64) if x.dtype.kind == "f" else x
@@ -120,6 +122,7 @@ def _emit_float_to_integer(e: Emitter, i: Instruction, to: str, source: str) -> 
     e.write(i.operands[0], f"{e.use(to_integer)}({value}, {mode!r}, {to!r})", to)
 
 
+@spreads
 def to_integer(x: Value, mode: str, to: str) -> Value:
     """Rounded and clamped to the integer type; NaN gives 0 (the top bit alone for 64 bits)."""
     whole = _ROUND[mode](np.asarray(x).astype(np.float64))

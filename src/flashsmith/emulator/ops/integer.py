@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
+from flashsmith.emulator.checks.undefined import spreads
 from flashsmith.emulator.machine.emit import Emitter, name_of
 from flashsmith.emulator.machine.opcode import Unknown, opcode
 from flashsmith.emulator.machine.values import Value
 from flashsmith.emulator.ops import floating
 from flashsmith.emulator.ptx.instruction import Instruction, Operand
-from flashsmith.emulator.ptx.parse import SIZES
+from flashsmith.emulator.ptx.types import SIZES
 
 _SYMBOL = {"add": "+", "sub": "-", "mul": "*"}
 
@@ -200,6 +201,7 @@ def emit_min(e: Emitter, i: Instruction) -> None:
     e.write(d, expression, i.type)
 
 
+@spreads
 def _extreme_of_pairs(a: Value, b: Value, pick: np.ufunc, signed: bool) -> Value:
     """min or max of both halves of 32-bit words."""
     kind = np.int16 if signed else np.uint16

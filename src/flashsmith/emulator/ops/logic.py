@@ -6,11 +6,12 @@ from collections.abc import Callable
 
 import numpy as np
 
+from flashsmith.emulator.checks.undefined import spreads
 from flashsmith.emulator.machine.emit import Emitter, name_of
 from flashsmith.emulator.machine.opcode import Unknown, opcode
 from flashsmith.emulator.machine.values import Value
 from flashsmith.emulator.ptx.instruction import Imm, Instruction
-from flashsmith.emulator.ptx.parse import SIZES
+from flashsmith.emulator.ptx.types import SIZES
 
 _ONES = np.array([value.bit_count() for value in range(256)], np.uint32)  # in a byte
 _SYMBOL = {"and": "&", "or": "|", "xor": "^"}
@@ -218,6 +219,7 @@ def emit_count(e: Emitter, i: Instruction) -> None:
     e.write(d, f"{e.use(function)}({e.read(a, kind)}{extra})", result)
 
 
+@spreads
 def popc(value: Value) -> Value:
     """Bits that are one."""
     raw = np.ascontiguousarray(value)[..., None].view(np.uint8)
@@ -233,11 +235,13 @@ def _top(value: Value) -> Value:
     return np.where(value == 0, -1, guess - (over & (value != 0)))
 
 
+@spreads
 def clz(value: Value) -> Value:
     """Zeros above the highest one."""
     return (8 * np.asarray(value).dtype.itemsize - 1 - _top(value)).astype(np.uint32)[()]
 
 
+@spreads
 def bfind(value: Value, shift_amount: bool) -> Value:
     """Position of the highest bit that differs from the sign."""
     dtype = np.asarray(value).dtype
@@ -248,6 +252,7 @@ def bfind(value: Value, shift_amount: bool) -> Value:
     return top.astype(np.int64).astype(np.uint32)[()]
 
 
+@spreads
 def brev(value: Value) -> Value:
     """Bits in reverse order."""
     value = np.asarray(value)

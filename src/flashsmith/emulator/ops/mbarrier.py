@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def _writes(i: Instruction) -> tuple[int, ...]:
-    return () if isinstance(i.operands[0], Address) else (0,)
+    return () if not i.operands or isinstance(i.operands[0], Address) else (0,)
 
 
 @opcode(
@@ -53,9 +53,8 @@ def mbarrier(e: Emitter, i: Instruction) -> None:
     elif i.has("arrive") and not i.has("noComplete"):
         tx = e.read(rest[0], "u32") if i.has("expect_tx") else "None"
         count = e.read(rest[0], "u32") if rest and not i.has("expect_tx") else "1"
-        call = f"{e.use(_arrive)}(c, u, MASK, {e.index}, {address}, {count}, {tx})"
         with e.active() as mask:
-            token = e.assign(call.replace("MASK", mask))
+            token = e.assign(f"{e.use(_arrive)}(c, u, {mask}, {e.index}, {address}, {count}, {tx})")
             if position:
                 guard, e.guard = e.guard, None
                 e.write(i.operands[0], token, "u64")

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 
+from flashsmith.emulator.checks.undefined import Undefined, any_undefined, marked
 from flashsmith.emulator.machine import access
 from flashsmith.emulator.machine.address_space import PARAM_WINDOW
 from flashsmith.emulator.machine.emit import Emitter, name_of
 from flashsmith.emulator.machine.opcode import Unknown, opcode
 from flashsmith.emulator.machine.unit import Unit
 from flashsmith.emulator.machine.values import Value
+from flashsmith.emulator.ordering.clocks import at_flags
+from flashsmith.emulator.ordering.traits import is_strong
 from flashsmith.emulator.ptx.instruction import Address, Instruction, Operand, Symbol, Vector
-from flashsmith.emulator.ptx.parse import SIZES
+from flashsmith.emulator.ptx.types import SIZES
 
 SPACES = ("global", "shared", "local", "param", "const")
 
@@ -33,13 +36,17 @@ def _address_word(space: str) -> str:
     return name_of("u32" if space in ("shared", "cluster") else "u64")
 
 
-def _is_polling(i: Instruction) -> bool:
-    return any(m in ("volatile", "acquire", "relaxed", "mmio") for m in i.modifiers)
+def emit_flags(e: Emitter, i: Instruction, mask: str, space: str, address: str) -> None:
+    """Tells the clocks of a strong access to global memory."""
+    if space in ("global", "generic"):
+        sem = next((m for m in i.modifiers if m in ("acquire", "release", "acq_rel")), "relaxed")
+        scope = next((m for m in i.modifiers if m in ("cta", "cluster", "gpu", "sys")), "gpu")
+        e.do(f"{e.use(at_flags)}(c, u, {mask}, {address}, {sem!r}, {scope!r}, {i.opcode!r})")
 
 
 @opcode(
     "ld", "ldu", counts_as="load", touches_memory=True,
-    cuts=lambda i: "after" if _is_polling(i) else "",
+    cuts=lambda i: "after" if is_strong(i) else "",
 )  # fmt: skip
 def emit_ld(e: Emitter, i: Instruction) -> None:
     """ld{.space}{.vec}.type d, [a]."""
@@ -52,15 +59,16 @@ def emit_ld(e: Emitter, i: Instruction) -> None:
         return
     with e.active() as mask:
         function = e.use(access.load)
-        address = e.address(a, space)
+        address = e.assign(e.address(a, space)) if is_strong(i) else e.address(a, space)
         word = _address_word(space)
         size = min(n_bytes, 16)
         parts = []
         for offset in range(0, n_bytes, 16):
             at = f"{address} + {word}({offset})" if offset else address
             parts.append(e.assign(f"{function}(c, u, {mask}, {space!r}, {at}, {size}, {e.index})"))
-        if _is_polling(i):
+        if is_strong(i):
             e.do("u.yielded = True")
+            emit_flags(e, i, mask, space, address)
         _write_parts(e, parts, items, kind)
 
 
@@ -94,7 +102,7 @@ def _emit_param(e: Emitter, a: Address, items: tuple[Operand, ...], kind: str) -
     if a.base.name not in e.symbols:
         raise Unknown(f"parameter {a.base.name}")
     offset = e.symbols[a.base.name][1] - PARAM_WINDOW + a.offset
-    if offset + SIZES[kind] * len(items) > e.kernel.param_bytes:
+    if offset < 0 or offset + SIZES[kind] * len(items) > e.kernel.param_bytes:
         raise Unknown(f"parameter bytes {offset} and up, there are {e.kernel.param_bytes}")
     for number, item in enumerate(items):
         at = offset + number * SIZES[kind]
@@ -125,6 +133,8 @@ def emit_st(e: Emitter, i: Instruction) -> None:
             e.do(
                 f"{function}(c, u, {mask}, {space!r}, {at}, {value}, {min(n_bytes, 16)}, {e.index})"
             )
+        if is_strong(i):
+            emit_flags(e, i, mask, space, address)
 
 
 def put_together(u: Unit, *parts: Value) -> Value:
@@ -133,4 +143,7 @@ def put_together(u: Unit, *parts: Value) -> Value:
     out = np.empty((lanes, len(parts)), parts[0].dtype)
     for number, part in enumerate(parts):
         out[:, number] = part
-    return out.view(access.UINT[out.itemsize * len(parts)])[:, 0]
+    cells = out.view(access.UINT[out.itemsize * len(parts)])[:, 0]
+    if any(isinstance(part, Undefined) for part in parts):
+        return marked(cells, any_undefined(parts, lanes))
+    return cells

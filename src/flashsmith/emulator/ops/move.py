@@ -7,8 +7,8 @@ import numpy as np
 from flashsmith.emulator.machine.address_space import LOCAL_WINDOW, SHARED_WINDOW
 from flashsmith.emulator.machine.emit import Emitter, name_of
 from flashsmith.emulator.machine.opcode import Unknown, opcode
-from flashsmith.emulator.ptx.instruction import Imm, Instruction, Operand, Reg, Vector
-from flashsmith.emulator.ptx.parse import SIZES
+from flashsmith.emulator.ptx.instruction import Imm, Instruction, Operand, Reg, Symbol, Vector
+from flashsmith.emulator.ptx.types import SIZES
 
 _WINDOW = {"shared": SHARED_WINDOW, "local": LOCAL_WINDOW}
 
@@ -39,6 +39,8 @@ def emit_mov(e: Emitter, i: Instruction) -> None:
     if isinstance(a, Imm) and kind in ("f32", "f64") and not a.float_bits:
         bits = 8 * SIZES[kind]  # an integer's bits, not its value, go into a register kept as float
         a = Imm(a.value & (1 << bits) - 1, bits)
+    if isinstance(a, Symbol) and kind in ("f32", "f64"):
+        kind = f"u{8 * SIZES[kind]}"  # an address is an integer, wherever it is kept
     e.write(d, e.read(a, kind), kind)
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from flashsmith.emulator.checks.undefined import any_undefined, marked
 from flashsmith.emulator.machine.access import store
 from flashsmith.emulator.machine.opcode import Unknown, opcode
 from flashsmith.emulator.machine.unit import LANES
@@ -46,4 +47,7 @@ def _store(
     value = np.zeros((u.pairs, 32), np.complex128)
     value[:, : 8 * len(words)] = rows.reshape(u.pairs, -1)
     giving = None if len(words) == 4 else np.tile(8 * len(words) > LANES, u.pairs)
-    store(c, u, giving, "shared", address, value.reshape(-1), 16, index)
+    # A lane's word goes into rows that other lanes give: one undefined spoils those of its warp.
+    spoilt = any_undefined(words, 32 * u.pairs).reshape(-1, 32).any(axis=1)
+    rows_out = marked(value.reshape(-1), np.repeat(spoilt, 32))
+    store(c, u, giving, "shared", address, rows_out, 16, index)

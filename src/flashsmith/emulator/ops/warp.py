@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from flashsmith.emulator.checks.undefined import spreads_in_warp
 from flashsmith.emulator.machine.emit import Emitter
 from flashsmith.emulator.machine.opcode import Unknown, opcode
 from flashsmith.emulator.machine.unit import Unit
 from flashsmith.emulator.machine.values import Value
 from flashsmith.emulator.ptx.instruction import Instruction, Pair
-from flashsmith.emulator.ptx.parse import SIZES
+from flashsmith.emulator.ptx.types import SIZES
 
 if TYPE_CHECKING:
     from flashsmith.emulator.machine.chunk import Chunk
@@ -60,7 +61,7 @@ def shuffle(
     rows = a.reshape(-1, 32)
     if source.ndim == 1:
         return rows[:, source].reshape(-1), valid
-    return np.take_along_axis(rows, source, axis=1).reshape(-1), valid
+    return rows[np.arange(len(rows))[:, None], source].reshape(-1), valid
 
 
 def _is_all(members: Value) -> bool:
@@ -128,6 +129,7 @@ def emit_vote(e: Emitter, i: Instruction) -> None:
         e.write(d, value, "u32" if mode == "ballot" else "pred")
 
 
+@spreads_in_warp
 def vote(u: Unit, m: Value, mode: str, a: Value, members: Value) -> Value:
     """What the active member lanes of each warp say together."""
     said = u.array(a).reshape(-1, 32)
@@ -166,6 +168,7 @@ def emit_match(e: Emitter, i: Instruction) -> None:
             e.write(second, f"{out}[1]", "pred")
 
 
+@spreads_in_warp
 def match(u: Unit, m: Value, every: bool, a: Value, members: Value) -> tuple[Value, Value]:
     """Masks of the member lanes with the lane's own value; whether all are the same."""
     value = u.array(a).reshape(-1, 32)
@@ -201,6 +204,7 @@ def emit_redux(e: Emitter, i: Instruction) -> None:
         e.write(d, value, kind)
 
 
+@spreads_in_warp
 def redux(u: Unit, m: Value, operation: str, a: Value, members: Value) -> Value:
     """A reduction over the active member lanes, the same in each of them."""
     value = u.array(a).reshape(-1, 32)

@@ -8,17 +8,19 @@ in float32 by numpy: the order of additions is not the hardware's.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from flashsmith.base.dtypes import DType, from_bits
-from flashsmith.emulator.checks.async_shadow import Access, Readers, check_read
+from flashsmith.emulator.checks.async_shadow import Access, Readers, check_operand
+from flashsmith.emulator.checks.undefined import Undefined, any_undefined, marked
 from flashsmith.emulator.copies.mbarrier import Ints
 from flashsmith.emulator.copies.smem_layout import CHUNK_BYTES, MatrixDescriptor, operand_chunks
 from flashsmith.emulator.machine.opcode import Unknown, opcode
 from flashsmith.emulator.machine.values import Value
+from flashsmith.emulator.ops.bulk_copy import group_count
 from flashsmith.emulator.ptx.instruction import Imm, Instruction, Operand, Reg, Vector
 
 if TYPE_CHECKING:
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from flashsmith.emulator.machine.emit import Emitter
     from flashsmith.emulator.machine.unit import Unit
 
+_Scalar = TypeVar("_Scalar", np.float32, np.bool_)
 _SHAPE = re.compile(r"m64n(\d+)k16$")
 
 
@@ -47,9 +50,7 @@ def wgmma(e: Emitter, i: Instruction) -> None:
     if i.has("commit_group"):
         e.do(f"{e.use(_commit)}(c, u)")
     elif i.has("wait_group"):
-        count = i.operands[0]
-        assert isinstance(count, Imm)
-        e.do(f"{e.use(_wait)}(c, u, {count.value}, {e.index})")
+        e.do(f"{e.use(_wait)}(c, u, {group_count(i, most=7)}, {e.index})")
     elif i.has("mma_async"):
         _product(e, i)
     else:
@@ -67,7 +68,11 @@ def _product(e: Emitter, i: Instruction) -> None:
     in_registers = isinstance(a, Vector)
     if n % 8 or not 8 <= n <= 256 or len(flags) != (3 if in_registers else 4):
         raise Unknown("operands of this number and size")
-    assert isinstance(d, Vector)
+    words = n // 2 if kinds[0] == "f32" else n // 4
+    if not isinstance(d, Vector) or len(d.items) != words:
+        raise Unknown(f"n{n} takes {words} accumulators")
+    if (isinstance(a, Vector) and len(a.items) != 4) or any(f not in (-1, 0, 1) for f in flags):
+        raise Unknown("A has 4 registers; signs are 1 or -1, transpositions 0 or 1")
     if isinstance(a, Vector):
         a_text = f"({', '.join(e.read(r, 'u32') for r in a.items)})"
     else:
@@ -86,7 +91,8 @@ def _product(e: Emitter, i: Instruction) -> None:
 
 def _or_none(register: Operand) -> str:
     """The raw register: undefined accumulators are None and are not read when scale-d is false."""
-    assert isinstance(register, Reg)
+    if not isinstance(register, Reg):
+        raise Unknown("accumulators are registers")
     return f"r{register.number}"
 
 
@@ -108,6 +114,7 @@ class WgmmaGroups:
     def __init__(self, chunk: Chunk) -> None:
         self.committed = np.zeros((len(chunk.blocks), chunk.warps), np.int64)
         self.readers = Readers(chunk)
+        chunk.on_start.append(self.readers.drop)
 
     @staticmethod
     def of(chunk: Chunk) -> WgmmaGroups:
@@ -145,12 +152,11 @@ def _multiply(
     """The accumulators after one step of sixteen along K."""
     if m is not None:
         c.fault("divergence", "all 128 threads of the warpgroup must run it", form.index, u)
-    left = (
-        _from_registers(u, form, a)
-        if isinstance(a, tuple)
-        else _from_smem(c, u, form, a, 64, own_rows=True)
-    )
-    right = _from_smem(c, u, form, b, form.n, own_rows=False)
+    if isinstance(a, tuple):
+        left, hollow_rows = _from_registers(u, form, a), _hollow_registers(u, a)
+    else:
+        left, hollow_rows = _from_smem(c, u, form, a, 64, own_rows=True)
+    right, hollow_columns = _from_smem(c, u, form, b, form.n, own_rows=False)
     left = left if form.sign > 0 else -left
     product = np.matmul(left.reshape(len(right), -1, 16), right)
     fragments = _fragments(product.reshape(u.pairs, 16, form.n))
@@ -161,7 +167,44 @@ def _multiply(
         before = _stacked(u, form, old)
         total = fragments + before
         fragments = total if add.all() else np.where(np.repeat(add, 32), total, fragments)
-    return fragments if form.accumulator == "f32" else _packed(fragments)
+    out = fragments if form.accumulator == "f32" else _packed(fragments)
+    hollow = _hollow(u, form, hollow_rows, hollow_columns, old, add)
+    return out if hollow is None else [marked(*row) for row in zip(out, hollow, strict=True)]
+
+
+def _hollow_registers(u: Unit, words: tuple[Value, ...]) -> NDArray[np.bool_] | None:
+    """Rows of A that come from undefined registers: all of a warp that has one."""
+    if not any(isinstance(word, Undefined) for word in words):
+        return None
+    warps = np.asarray(any_undefined(words, 32 * u.pairs).reshape(-1, 32).any(axis=1))
+    return np.repeat(warps[:, None], 16, axis=1)
+
+
+def _hollow(
+    u: Unit,
+    form: _Form,
+    rows: NDArray[np.bool_] | None,
+    columns: NDArray[np.bool_] | None,
+    old: tuple[Value, ...],
+    add: NDArray[np.bool_],
+) -> NDArray[np.bool_] | None:
+    """Which accumulators are undefined: a row of lanes a register, or None for none."""
+    carried = add.any() and any(isinstance(value, Undefined) for value in old)
+    if rows is None and columns is None and not carried:
+        return None
+    product = np.zeros((u.pairs, 16, form.n), np.bool_)
+    if rows is not None:
+        product |= rows[:, :, None]
+    if columns is not None:
+        product |= columns[:, None, :]
+    out = _fragments(product)
+    if form.accumulator != "f32":
+        out = np.asarray(out.reshape(len(out) // 2, 2, -1).any(axis=1))
+    if carried:
+        adding = np.repeat(add, 32)
+        for number, value in enumerate(old):
+            out[number] |= any_undefined((value,), 32 * u.pairs) & adding
+    return out
 
 
 def _from_registers(u: Unit, form: _Form, words: tuple[Value, ...]) -> NDArray[np.float32]:
@@ -173,8 +216,11 @@ def _from_registers(u: Unit, form: _Form, words: tuple[Value, ...]) -> NDArray[n
 
 def _from_smem(
     c: Chunk, u: Unit, form: _Form, descriptor: Value, extent: int, *, own_rows: bool
-) -> NDArray[np.float32]:
-    """An operand behind a descriptor: A as (pairs, 16, 16), B as (pairs / sharers, 16, N)."""
+) -> tuple[NDArray[np.float32], NDArray[np.bool_] | None]:
+    """An operand behind a descriptor: A as (pairs, 16, 16), B as (pairs / sharers, 16, N).
+
+    Also which rows of it (M or N, by pair) hold what nothing has written, or None for none.
+    """
     bits = u.array(descriptor)[::32]
     mn_major = form.a_mn_major if own_rows else form.b_mn_major
     first = u.warp % 4 * 16 if own_rows else np.zeros(u.pairs, np.int64)
@@ -194,11 +240,12 @@ def _from_smem(
     _check_descriptors(c, u, form.index, bits[kinds], which, chunks)
     address = chunks[which].reshape(u.pairs, -1)
     offsets = address + (u.block * c.pitch)[:, None]
+    unwritten = None
     if c.shadow is not None:
         groups = WgmmaGroups.of(c)
         access = Access(c, u, form.index, u.block, u.warp, 32 * np.arange(u.pairs), offsets)
-        places = check_read(access)
-        groups.readers.begin(u.block, u.warp, groups.committed[u.block, u.warp], places)
+        places, unwritten = check_operand(access)
+        groups.readers.begin(u.block, u.warp, groups.committed[u.block, u.warp], places, unwritten)
     if c.counters is not None:
         c.counters.bytes["wgmma operands"] += offsets.size * CHUNK_BYTES
     mine = offsets if own_rows else offsets[:: _sharers(u, bits)]
@@ -206,7 +253,27 @@ def _from_smem(
     shape = (len(mine), 16, rows) if mn_major else (len(mine), rows, 16)
     values = from_bits(raw, form.dtype).reshape(shape)
     is_turned = mn_major == own_rows  # A wants rows first, B wants K first
-    return values.swapaxes(1, 2) if is_turned else values
+    hollow = None if unwritten is None else _unwritten_rows(unwritten, rows, mn_major)
+    return values.swapaxes(1, 2) if is_turned else values, hollow
+
+
+def _unwritten_rows(
+    grains: NDArray[np.bool_], rows: int, mn_major: bool
+) -> NDArray[np.bool_] | None:
+    """Rows of an operand with an element that nothing has written: (pairs, rows)."""
+    if not grains.any():
+        return None
+    chunks = 2 * rows
+    parts = grains.reshape(len(grains), chunks, -1)
+    wide = parts.shape[2]  # 4 words or 16 bytes, for 8 elements
+    elements = (
+        np.repeat(parts, 8 // wide, axis=2)
+        if wide <= 8
+        else parts.reshape(len(grains), chunks, 8, -1).any(axis=3)
+    )
+    if mn_major:
+        return np.asarray(elements.reshape(len(grains), 16, rows).any(axis=1))
+    return np.asarray(elements.reshape(len(grains), rows, 16).any(axis=2))
 
 
 def _sharers(u: Unit, bits: NDArray[Any]) -> int:
@@ -239,7 +306,7 @@ def _check_descriptors(
             c.fault("out of bounds", message, index, u, lane=lane, address=descriptor.start)
 
 
-def _fragments(product: NDArray[np.float32]) -> NDArray[np.float32]:
+def _fragments(product: NDArray[_Scalar]) -> NDArray[_Scalar]:
     """(pairs, 16, N) as rows of registers: 4j + 2i + c is row l/4 + 8i, column 8j + 2(l%4) + c."""
     pairs, _, n = product.shape
     parts = product.reshape(pairs, 2, 8, n // 8, 4, 2)  # pair, i, l/4, j, l%4, c

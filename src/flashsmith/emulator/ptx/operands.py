@@ -97,16 +97,16 @@ class Names:
         return operand
 
     def _parse(self, text: str) -> Operand:
-        if text.startswith("{"):
+        if text.startswith("{") and text.endswith("}"):
             return Vector(tuple(self.operand(part) for part in split_operands(text[1:-1])))
-        if text.startswith("["):
+        if text.startswith("[") and text.endswith("]"):
             return self._address(text[1:-1])
         if text == "_":
             return Sink()
         if text.startswith("!"):
             reg = self.register(text[1:].strip())
-            if reg is None:
-                raise OperandError(f"register {text[1:]} is not declared")
+            if reg is None or reg.kind != "pred":
+                raise OperandError(f"{text[1:]} is not a predicate that is declared")
             return Reg(reg.name, reg.number, reg.kind, negated=True)
         if "|" in text:
             first, second = text.split("|")
@@ -161,7 +161,10 @@ def parse_constant(text: str) -> Imm | None:
         return None
     digits = integer[2]
     octal = len(digits) > 1 and digits.isdigit() and digits[0] == "0"
-    return Imm((-1 if integer[1] else 1) * int(digits, 8 if octal else 0))
+    value = int(digits, 8 if octal else 0)
+    if value >= 1 << (63 if integer[1] else 64) and value != 1 << 63:
+        raise OperandError(f"constant {text[:40]} does not fit into 64 bits")
+    return Imm(-value if integer[1] else value)
 
 
 def split_operands(text: str) -> list[str]:

@@ -3,39 +3,24 @@
 from __future__ import annotations
 
 import re
-import struct
 from dataclasses import dataclass, field
 
 from flashsmith.base.errors import EmulationError
-from flashsmith.emulator.ptx.instruction import Instruction, Operand, Reg
-from flashsmith.emulator.ptx.module import Kernel, Param, Variable
-from flashsmith.emulator.ptx.operands import (
-    Names,
-    OperandError,
-    parse_constant,
-    split_operands,
+from flashsmith.emulator.ptx.declarations import (
+    DeclarationError,
+    declare_registers,
+    read_params,
+    read_variable,
 )
-
-SIZES = {
-    "pred": 1, "b8": 1, "u8": 1, "s8": 1, "b16": 2, "u16": 2, "s16": 2, "f16": 2, "bf16": 2,
-    "b32": 4, "u32": 4, "s32": 4, "f32": 4, "f16x2": 4, "bf16x2": 4,
-    "b64": 8, "u64": 8, "s64": 8, "f64": 8, "b128": 16,
-}  # fmt: skip
+from flashsmith.emulator.ptx.instruction import Instruction, Operand, Reg
+from flashsmith.emulator.ptx.module import Kernel, Param
+from flashsmith.emulator.ptx.operands import Names, OperandError, split_operands
 
 _ENTRY = re.compile(r"\.entry\s+([\w$]+)")
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.S)
+_STRING = re.compile(r'"[^"\n]*"')
 _STATEMENT = re.compile(r"\s*(?:([{}])|([$\w%.]+)\s*:(?!:)|([^;]*);)", re.S)
 _GUARD = re.compile(r"@(!?)\s*([%\w$]+)\s*")
-_VARIABLE = re.compile(
-    r"((?:\.(?:visible|extern|weak|common)\s+)*)\.(shared|global|const|local)\s+"
-    r"(?:\.align\s+(\d+)\s+)?(?:\.attribute\([^)]*\)\s*)?\.(\w+)\s+([\w$]+)"
-    r"((?:\[\d*\])*)\s*(?:=\s*(.*))?$",
-    re.S,
-)
-_PARAM = re.compile(
-    r"\.param\s+(?:\.align\s+(\d+)\s+)?\.(\w+)\s+(?:\.ptr(?:\s+\.\w+)*(?:\s+\.align\s+\d+)?\s+)?"
-    r"([\w$]+)(?:\[(\d+)\])?$"
-)
 
 
 @dataclass(slots=True)
@@ -51,14 +36,17 @@ class _Reader:
 
 def parse_kernel(text: str, entry: str | None = None) -> Kernel:
     """The kernel `entry` of a PTX module (the only one when not named)."""
-    clean = _COMMENT.sub(lambda m: re.sub(r"[^\n]", " ", m.group()), text)
+    clean = _without_comments(text)
     entries = {m[1]: m for m in _ENTRY.finditer(clean)}
     if not entries:
-        raise EmulationError("bad PTX", "no .entry in this text; give the PTX of a kernel")
+        raise EmulationError("bad PTX", "no .entry in this text; give the PTX of a kernel", line=1)
+    first = _line(clean, next(iter(entries.values())).start())
     if entry is None and len(entries) > 1:
-        raise EmulationError("bad PTX", f"{len(entries)} entries; name one of {', '.join(entries)}")
+        names = ", ".join(entries)
+        raise EmulationError("bad PTX", f"{len(entries)} entries; name one of {names}", line=first)
     if entry is not None and entry not in entries:
-        raise EmulationError("bad PTX", f"no entry {entry}; there is {', '.join(entries)}")
+        there = ", ".join(entries)
+        raise EmulationError("bad PTX", f"no entry {entry}; there is {there}", line=first)
     match = entries[entry] if entry else next(iter(entries.values()))
     start, params = _params(clean, match)
     opening = clean.find("{", start)
@@ -70,12 +58,24 @@ def parse_kernel(text: str, entry: str | None = None) -> Kernel:
     kernel = Kernel(match[1], target[1] if target else "", _line(clean, match.start()), params, {})
     _bounds(kernel, clean[start:opening])
     reader = _Reader(clean, kernel)
-    _module_variables(reader, clean[: match.start()])
+    _module_variables(reader, 0, match.start())
     end = _body(reader, opening + 1)
-    _module_variables(reader, clean[end:])
+    _module_variables(reader, end, len(clean))
     kernel.registers = reader.names.registers
     _refuse(reader)
     return kernel
+
+
+def _without_comments(text: str) -> str:
+    """The text with blanks for comments and for what strings hold; lines stay where they are."""
+    clean = _COMMENT.sub(lambda m: re.sub(r"[^\n]", " ", m.group()), text)
+    clean = _STRING.sub(lambda m: f'"{" " * (len(m.group()) - 2)}"', clean)
+    for mark, what in (("/*", "comment"), ('"', "string")):
+        left = clean if mark == "/*" else re.sub(r'" *"', lambda m: " " * len(m.group()), clean)
+        at = left.find(mark)
+        if at >= 0:
+            raise EmulationError("bad PTX", f"a {what} does not end", line=_line(clean, at))
+    return clean
 
 
 def _line(text: str, position: int) -> int:
@@ -87,79 +87,63 @@ def _params(text: str, match: re.Match[str]) -> tuple[int, tuple[Param, ...]]:
     brace = text.find("{", match.end())
     if opening < 0 or 0 <= brace < opening:
         return match.end(), ()
+    line = _line(text, opening)
     closing = text.find(")", opening)
     if closing < 0:
-        raise EmulationError(
-            "truncated PTX",
-            "the parameter list does not end",
-            kernel=match[1],
-            line=_line(text, opening),
-        )
-    params: list[Param] = []
-    offset = 0
-    for part in split_operands(text[opening + 1 : closing]):
-        found = _PARAM.match(part.strip())
-        if not found:
-            raise EmulationError(
-                "bad PTX",
-                f"parameter {part!r} is not understood",
-                kernel=match[1],
-                line=_line(text, opening),
-            )
-        size = SIZES[found[2]]
-        align = max(int(found[1] or 0), size)
-        n_bytes = size * int(found[4] or 1)
-        offset = -(-offset // align) * align
-        params.append(Param(found[3], offset, n_bytes))
-        offset += n_bytes
-    return closing + 1, tuple(params)
+        message = "the parameter list does not end"
+        raise EmulationError("truncated PTX", message, kernel=match[1], line=line)
+    try:
+        return closing + 1, read_params(text[opening + 1 : closing])
+    except DeclarationError as error:
+        raise EmulationError("bad PTX", str(error), kernel=match[1], line=line) from None
 
 
 def _bounds(kernel: Kernel, directives: str) -> None:
     found = re.search(r"\.(?:max|req)ntid\s+(\d+)(?:\s*,\s*(\d+))?(?:\s*,\s*(\d+))?", directives)
     if found:
-        kernel.max_threads = int(found[1]) * int(found[2] or 1) * int(found[3] or 1)
+        extents = [int(extent[:20]) for extent in found.groups() if extent]
+        kernel.max_threads = 1
+        for extent in extents:
+            kernel.max_threads *= extent
     found = re.search(r"\.maxnreg\s+(\d+)", directives)
     if found:
-        kernel.max_registers = int(found[1])
+        kernel.max_registers = int(found[1][:20])
 
 
-def _module_variables(reader: _Reader, text: str) -> None:
-    depth = 0
-    text = re.sub(r"\.(?:version|target|address_size)\b[^\n]*", "", text)  # they end without `;`
+def _module_variables(reader: _Reader, start: int, end: int) -> None:
+    """Takes the variables declared outside of the kernel, in one part of the text."""
+    depth, position = 0, start
+    text = reader.text[start:end]
+    # These directives end without `;`: blanks keep the places of what follows.
+    text = re.sub(
+        r"\.(?:version|target|address_size)\b[^\n]*", lambda m: " " * len(m.group()), text
+    )
     for part in re.split(r"([{};])", text):
         depth += (part == "{") - (part == "}")
-        # A table's initialiser holds braces too; it is joined again by _variable's own reading.
-        if depth == 0 and _VARIABLE.match(part.strip()):
-            _variable(reader, part.strip())
-    for found in re.finditer(r"\.(?:global|const)[^;{]*=\s*\{[^}]*\}", text):
-        _variable(reader, found.group())
+        # A table's initialiser holds braces too; the search below takes it whole.
+        if depth == 0 and "=" not in part and re.match(r"\s*\.[\w\s.]*\b", part):
+            first = position + len(part) - len(part.lstrip())
+            _variable(reader, part.strip(), _line(reader.text, first))
+        position += len(part)
+    for found in re.finditer(r"\.(?:global|const)[^;{]*=\s*(?:\{[^}]*\}|[^;{]*)", text):
+        _variable(reader, found.group(), _line(reader.text, start + found.start()))
 
 
-def _variable(reader: _Reader, text: str) -> bool:
-    found = _VARIABLE.match(text)
-    if not found:
+def _variable(reader: _Reader, text: str, line: int) -> bool:
+    """Takes a declaration of a variable; false when it is none."""
+    try:
+        variable = read_variable(text)
+    except DeclarationError as error:
+        reader.problems.append((line, str(error)))
+        return True
+    if variable is None:
         return False
-    flags, space, align, kind, name, extents, initial = found.groups()
-    count = 1
-    for extent in re.findall(r"\[(\d*)\]", extents):
-        count *= int(extent or 0)
-    size = SIZES[kind]
-    is_extern = "extern" in flags
-    data = b""
-    if initial:
-        values = split_operands(initial.strip().strip("{}"))
-        data = b"".join(_initial(value, size) for value in values)
-    reader.kernel.variables[name] = Variable(
-        name, space, int(align or size), size * count, is_extern, data
-    )
+    kernel = reader.kernel
+    taken = variable.name in kernel.variables or any(p.name == variable.name for p in kernel.params)
+    if taken and not variable.is_extern:
+        reader.problems.append((line, f"{variable.name} is declared twice"))
+    kernel.variables[variable.name] = variable
     return True
-
-
-def _initial(text: str, size: int) -> bytes:
-    constant = parse_constant(text)
-    value = constant.value if constant else 0
-    return struct.pack("<Q", value & (1 << 64) - 1)[:size]
 
 
 def _body(reader: _Reader, start: int) -> int:
@@ -185,6 +169,8 @@ def _body(reader: _Reader, start: int) -> int:
             if not reader.names.close():
                 return position
         elif label:
+            if label in reader.kernel.labels:
+                reader.problems.append((line, f"label {label} is defined twice"))
             reader.kernel.labels[label] = len(reader.kernel.instructions)
             reader.pending_table = label
         elif statement.strip():
@@ -193,22 +179,24 @@ def _body(reader: _Reader, start: int) -> int:
 
 def _statement(reader: _Reader, text: str, line: int) -> None:
     if text.startswith("."):
-        if not _directive(reader, text):
-            reader.problems.append((line, text.split()[0]))
+        _directive(reader, text, line)
         return
     guard_text = _GUARD.match(text)
     rest = text[guard_text.end() :] if guard_text else text
+    if not rest:
+        reader.problems.append((line, f"{text}: no instruction follows the guard"))
+        return
     opcode, _, operand_text = _split_opcode(rest)
     try:
         guard = _guard(reader, guard_text) if guard_text else None
         operands = tuple(reader.names.operand(part) for part in split_operands(operand_text))
-    except (OperandError, ValueError) as error:
-        reader.problems.append((line, f"{opcode}: {error}"))
+    except (OperandError, ValueError, RecursionError) as error:
+        reader.problems.append((line, f"{opcode[:60]}: {str(error)[:200]}"))
         return
-    if opcode.startswith(("bar.red", "barrier.red", "barrier.cta.red")):
+    if opcode.startswith(("bar.red", "barrier.red", "barrier.cta.red")) and len(operands) > 2:
         # The result is known after the wait only: a second instruction takes it.
-        _append(reader, text, line, opcode.replace("red", "vote"), operands[1:], guard)
-        opcode = opcode.replace("red", "result")
+        _append(reader, text, line, opcode.replace("red", "vote", 1), operands[1:], guard)
+        opcode = opcode.replace("red", "result", 1)
         operands = operands[:2]
     _append(reader, text, line, opcode, operands, guard)
 
@@ -239,22 +227,25 @@ def _guard(reader: _Reader, match: re.Match[str]) -> Reg:
     reg = reader.names.register(match[2])
     if reg is None:
         raise OperandError(f"predicate {match[2]} is not declared")
+    if reg.kind != "pred":
+        raise OperandError(f"guard {match[2]} is not a predicate")
     return Reg(reg.name, reg.number, reg.kind, negated=bool(match[1]))
 
 
-def _directive(reader: _Reader, text: str) -> bool:
+def _directive(reader: _Reader, text: str, line: int) -> None:
     word = text.split()[0]
     if word == ".reg":
-        found = re.match(r"\.reg\s+(?:\.v\d\s+)?\.(\w+)\s+(.*)", text, re.S)
-        if found:
-            reader.names.declare(found[1], found[2])
-        return bool(found)
-    if word in (".pragma", ".loc", ".file", ".branchtargets", ".callprototype"):
-        if word == ".branchtargets":
-            targets = tuple(split_operands(text[len(word) :]))
-            reader.kernel.branch_targets[reader.pending_table] = targets
-        return True
-    return _variable(reader, text)
+        try:
+            declare_registers(reader.names, text)
+        except DeclarationError as error:
+            reader.problems.append((line, str(error)))
+    elif word == ".branchtargets":
+        targets = tuple(split_operands(text[len(word) :]))
+        reader.kernel.branch_targets[reader.pending_table] = targets
+    elif word not in (".pragma", ".loc", ".file", ".callprototype") and not _variable(
+        reader, text, line
+    ):
+        reader.problems.append((line, word[:60]))
 
 
 def _refuse(reader: _Reader) -> None:
