@@ -43,10 +43,10 @@ def check(monkeypatch):
 
     def set_to(value):
         monkeypatch.setenv("FLASHSMITH_CHECK", value)
-        settings.checks_calls.cache_clear()
+        settings._answers.clear()
 
     yield set_to
-    settings.checks_calls.cache_clear()
+    settings._answers.clear()
 
 
 def arrays(size=1.0):

@@ -1,10 +1,12 @@
 """The command line itself: verbs, versions, errors without tracebacks, nothing heavy imported."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import typer
 
 from flashsmith import __version__
 from flashsmith.cli.main import OLD_NAMES, VERBS
@@ -152,3 +154,30 @@ def test_a_full_disk_behind_the_output_is_said_and_is_exit_code_2():
         ran = subprocess.run(["bash", "-c", script], capture_output=True, text=True)
         assert ran.returncode == 2
         assert ran.stderr == "flashsmith: the disk is full; make room and do it again.\n"
+
+
+def verb_commands():
+    from flashsmith.cli.main import app
+
+    group = typer.main.get_command(app)
+    return {verb: group.get_command(None, verb) for verb in VERBS}
+
+
+def test_the_help_of_key_states_the_verbs_own_default_and_no_others():
+    found = {}
+    for verb, command in verb_commands().items():
+        for parameter in command.params:
+            if parameter.name == "key" and parameter.param_type_name == "argument":
+                found[verb] = re.search(r"KERNELS, else (.+)\.$", parameter.help)
+    stated = {verb: match[1] for verb, match in found.items() if match}
+    assert set(stated) == set(found)
+    assert stated["run"] == "smoke"
+    assert stated["build registry"] == stated["build bundle"] == stated["build"] == "all"
+    assert stated["bench profile"] == "prog"
+    assert "can win" in stated["tune"]
+    assert stated["configs"] == stated["compile"] == stated["verify"] == "tune"
+
+
+def test_options_may_be_spelt_with_underscores():
+    ran = flashsmith("predict", "smoke", "--seq_lens", "0", "--d_heads", "128")
+    assert (ran.returncode, "--seq-lens is '0'" in ran.stderr) == (2, True)

@@ -74,13 +74,19 @@ def device_name() -> str | None:
     return given or None
 
 
-@functools.cache  # asked by every call: a look into the environment would be 2 % of a warm one
+_answers: dict[str, bool] = {}  # asked by every call: a look into the environment would be 2 %
+
+
 def checks_calls() -> bool:
     """Whether `FLASHSMITH_CHECK` asks, at the first call, to look into q and k before each."""
-    given = os.environ.get(CHECK, "")
-    if given not in ("", "0", "1"):
-        raise ArgumentError(f"{CHECK} is {shortened(given)!r}; it is 0 or 1.")
-    return given == "1"
+    # A dict, not functools.cache: torch.compile warns of that.
+    found = _answers.get(CHECK)
+    if found is None:
+        given = os.environ.get(CHECK, "")
+        if given not in ("", "0", "1"):
+            raise ArgumentError(f"{CHECK} is {shortened(given)!r}; it is 0 or 1.")
+        found = _answers[CHECK] = given == "1"
+    return found
 
 
 def results_path() -> Path:

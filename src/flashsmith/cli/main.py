@@ -76,12 +76,15 @@ class _Verbs(TyperGroup):
         single = typer.Typer(
             add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
         )
-        module, name = DOORS.get(verb, (verb, "command"))
-        function = getattr(importlib.import_module(f"flashsmith.cli.verbs.{module}"), name)
+        file, name = DOORS.get(verb, (verb, "command"))
+        module = importlib.import_module(f"flashsmith.cli.verbs.{file}")
+        function = getattr(module, name)
         # \b: examples stand on lines of their own, as they were written.
         text = inspect.cleandoc(function.__doc__ or "").replace("\n\n", "\n\n\b\n")
         single.command(cmd_name, help=text, no_args_is_help=False)(function)
-        return typer.main.get_command(single)
+        command = typer.main.get_command(single)
+        _state_default_key(command, getattr(module, "DEFAULT_KEY", ""))
+        return command
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:  # Any: as above
         if " ".join(args[:2]) in VERBS and args[0] in VERBS and len(args) > 1:
@@ -108,13 +111,24 @@ class _Verbs(TyperGroup):
             formatter.write_dl(list(VERBS.items()))
 
 
+def _state_default_key(command: Any, default: str) -> None:  # Any: as above
+    """Puts the set that a verb takes without KEY into the help of its KEY."""
+    for parameter in command.params:
+        if parameter.name == "key":
+            parameter.help = parameter.help.replace("{default}", default)
+
+
 app = typer.Typer(
     cls=_Verbs,
     add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        # --seq_lens is --seq-lens: the original system's scripts spell options so.
+        "token_normalize_func": lambda token: token.replace("_", "-"),
+    },
 )
 
 

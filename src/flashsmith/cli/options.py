@@ -54,14 +54,14 @@ def _not_empty(value: str | None) -> str | None:
     return value
 
 
+DEFAULT_KEY = "{default}"  # in help texts: where the command line puts each verb's own
 KeyArgument = Annotated[
     str | None,
     typer.Argument(
         metavar="[KEY]",
         callback=_not_empty,
         help=f"A set ({', '.join(named_sets())}, or B_r,B_c; joined by +), a short form, or "
-        "@file of short forms. Without it: the environment variable KERNELS, else tune (run: "
-        "smoke; profile: prog; generate and build: all).",
+        f"@file of short forms. Without it: the environment variable KERNELS, else {DEFAULT_KEY}.",
         show_default=False,
     ),
 ]

@@ -27,16 +27,16 @@ def named_sets() -> dict[str, Callable[[], Sequence[KernelConfig]]]:
     return {name: make for family in CATALOGUE for name, make in family.named_sets().items()}
 
 
-def get_kernel_configs(kernels_key: str = "") -> list[KernelConfig]:
-    """The set that the key, or else the environment variable KERNELS, names.
+def get_kernel_configs(kernels_key: str | None = "") -> list[KernelConfig]:
+    """The set that the key, or else the environment variable KERNELS, names; None is not given.
 
     `prog…` is the ladder (with `all` in it: at all block sizes), `tune` the tuning set, `all` what
     is built ahead of time, `64,32` the part of the tuning set with B_r 64 and B_c 32.
     """
-    if not isinstance(kernels_key, str):
+    if not isinstance(kernels_key, str | None):
         raise ArgumentTypeError(f"kernels_key is {kernels_key!r}; it is a text such as 'tune'.")
-    require_short(kernels_key)
     key = kernels_key or settings.kernels_key()
+    require_short(key)
     sets = named_sets()
     if key in sets:
         return list(sets[key]())

@@ -30,6 +30,7 @@ from flashsmith.tuner.run.counting import Place, Places, counted_places, sm_coun
 from flashsmith.tuner.run.tune import none_fits
 from flashsmith.tuner.store.outcome import Timed
 
+DEFAULT_KEY = "all that can win on --arch"  # without KEY and KERNELS
 AgainstOption = Annotated[
     list[Path] | None,
     typer.Option(

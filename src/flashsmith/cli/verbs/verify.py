@@ -15,6 +15,7 @@ from flashsmith.cli.output import Row, note, show
 from flashsmith.cli.progress import progress_bar
 from flashsmith.runtime.devices import default_device, default_device_name
 
+DEFAULT_KEY = "tune"  # the set without KEY and KERNELS
 # `of_allowed` is error / allowed; a table shows it in their place.
 COLUMNS = (
     *("config", "case", "result", "error", "allowed", "of_allowed"),
@@ -43,7 +44,7 @@ def command(
     """
     if cases not in CASES:
         raise ArgumentError(f"--cases is {cases!r}; it is one of {', '.join(CASES)}.")
-    configs = options.configs_of(key, "tune")
+    configs = options.configs_of(key, DEFAULT_KEY)
     name = device or default_device_name()
     with progress_bar(f"verifying on {name}") as progress:
         if name == "emulator":

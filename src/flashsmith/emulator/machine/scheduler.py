@@ -93,9 +93,7 @@ class Scheduler:
         self._converge()
         # All waits that are over end first: who stands at a barrier asks where the others are.
         for unit in self.units:
-            if unit.wait is not None and unit.wait.ready().all():
-                wait, unit.wait = unit.wait, None
-                wait.finish(unit)
+            self._end_wait(unit)
         self._align()
         ready = [u for u in self.units if self._may_run(u)]
         if not ready:
@@ -124,6 +122,20 @@ class Scheduler:
         self.units += parts
         return parts[0]
 
+    @staticmethod
+    def _end_wait(unit: Unit) -> None:
+        wait = unit.wait
+        if wait is None:
+            return
+        epoch = wait.epoch()
+        if epoch == wait.looked >= 0:  # nothing has ended since the last look
+            return
+        if wait.ready().all():
+            unit.wait = None
+            wait.finish(unit)
+        else:
+            wait.looked = epoch
+
     def _may_run(self, unit: Unit) -> bool:
         if unit.wait is not None:
             return False
@@ -131,11 +143,12 @@ class Scheduler:
 
     def _together(self, unit: Unit) -> bool:
         """Whether all lanes of the unit's warps that have not ended stand at the same place."""
-        mine = unit.block * 64 + unit.warp
+        mine, pc = unit.warps, unit.pc
         return not any(
-            np.isin(mine, other.block * 64 + other.warp).any()
+            (other.pc != pc or other.wait is not None)
+            and other is not unit
+            and not mine.isdisjoint(other.warps)
             for other in self.units
-            if other is not unit and (other.pc != unit.pc or other.wait is not None)
         )
 
     def _joined(self, unit: Unit, ready: list[Unit]) -> Unit:
@@ -161,7 +174,7 @@ class Scheduler:
         for unit in [u for u in self.units if self._stands_at_barrier(u)]:
             if not any(u is unit for u in self.units):
                 continue
-            mine = unit.block * 64 + unit.warp
+            mine = unit.block * 64 + unit.warp  # as `Unit.warps`
             for other in list(self.units):
                 if other is unit or other.pc != unit.pc or not self._stands_at_barrier(other):
                     continue
@@ -181,13 +194,12 @@ class Scheduler:
         for waiting in [u for u in self.units if isinstance(u.wait, Convergence)]:
             if not any(u is waiting for u in self.units):
                 continue
-            pairs = set(zip(waiting.block.tolist(), waiting.warp.tolist(), strict=True))
             same = [
                 u
                 for u in self.units
                 if u.pc == waiting.pc
                 and (u.wait is None or isinstance(u.wait, Convergence))
-                and not pairs.isdisjoint(zip(u.block.tolist(), u.warp.tolist(), strict=True))
+                and not waiting.warps.isdisjoint(u.warps)
             ]
             if len(same) > 1:
                 self._merged(same)
