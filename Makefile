@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # clang-format looks at every device and host source; the list is made when it is used.
 SOURCES = $(shell find src tests -name '*.cuh' -o -name '*.cu' -o -name '*.cpp' -o -name '*.h')
 
-.PHONY: run test test-gpu lint format figures wheel clean
+.PHONY: run test test-gpu fuzz lint format figures wheel clean
 
 # With a GPU: measured. Without: compiled, verified in the emulator, and said so.
 run: $(VENV)/.run
@@ -15,6 +15,10 @@ run: $(VENV)/.run
 
 test: lint
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not gpu"
+
+# Minutes of damage of every kind, with a seed of its own that it prints; a slice is in `test`.
+fuzz: $(VENV)/.test
+	$(BIN)/python tests/fuzz/run.py
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .

@@ -21,6 +21,7 @@ from pages.statements import (
 from pages.svg import Panel, panels_svg
 from pages.tables import (
     between_marks,
+    knob_table,
     ladder_table,
     peers_table,
     spills_table,
@@ -44,6 +45,7 @@ LADDERS = {
 }
 TWICE = ROOT / "benchmarks" / "results" / "h200_twice"
 TUNING = Path("docs/tuning.md")
+EAGER = Path("docs/eager_loading.md")
 COMPILED = ROOT / "benchmarks" / "results" / "compile"
 SPILLS = Path("docs/kernels/sm80_forward.md")
 
@@ -67,6 +69,8 @@ def pages() -> dict[Path, str]:
     benchmarks = between_marks(benchmarks, "tuned", winners_table(winners(data.measurements)))
     first, second = (twice(f"quick_{n}").records for n in (1, 2))
     benchmarks = between_marks(benchmarks, "quick twice", agreement_statement(first, second))
+    eager = (ROOT / EAGER).read_text(encoding="utf-8")
+    made[EAGER] = between_marks(eager, "eager", knob_table(data.records, "eager_load_blocks"))
     return made | {Path("docs/benchmarks.md"): benchmarks, TUNING: tuning(data)}
 
 

@@ -1,5 +1,6 @@
-"""The devices tests run on: the emulator always, CUDA where there is a GPU."""
+"""The devices tests run on, and the seeds they draw with."""
 
+import numpy as np
 import pytest
 
 from flashsmith.runtime.devices import default_device, has_cuda, open_device
@@ -13,3 +14,47 @@ if has_cuda():
 def device(request):
     """A device; the same test body holds on both."""
     return open_device("emulator") if request.param == "emulator" else default_device("cuda")
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--reseed",
+        type=int,
+        metavar="N",
+        help="draw all numbers of tests with other seeds: what holds by luck of one fails here",
+    )
+
+
+def pytest_configure(config):
+    seed = config.getoption("reseed")
+    try:
+        from hypothesis import settings
+    except ImportError:  # a GPU machine's own Python may lack it
+        pass
+    else:
+        settings.register_profile("tests", derandomize=seed is None)
+        settings.load_profile("tests")
+    if seed is not None:
+        _move_seeds(seed)
+
+
+def _move_seeds(by):
+    """Gives NumPy and torch another seed wherever a test or a case of check/ names one."""
+    numpy_rng = np.random.default_rng
+
+    def default_rng(seed):
+        return numpy_rng([by, *np.atleast_1d(seed).tolist()])
+
+    np.random.default_rng = default_rng
+    try:
+        import torch
+    except ImportError:
+        return
+    torch_seed, generator_seed = torch.manual_seed, torch.Generator.manual_seed
+    torch.manual_seed = lambda seed: torch_seed(seed + 1000 * by)
+
+    class Generator(torch.Generator):
+        def manual_seed(self, seed):
+            return generator_seed(self, seed + 1000 * by)
+
+    torch.Generator = Generator

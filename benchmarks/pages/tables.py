@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from flashsmith.base.errors import DamagedFile
-from flashsmith.bench.ladder import LADDER, changes
+from flashsmith.bench.ladder import KNOB, LADDER, changes
 from flashsmith.kernels import KernelConfig, parse_config
 from flashsmith.kernels.varying import varying, varying_texts
 from flashsmith.measure.record import Record
@@ -120,6 +120,28 @@ def ladder_table(configs: Sequence[KernelConfig], records: Sequence[Record]) -> 
         f"{e['device']}, {e['date'][:10]}, commit {e['commit']}: batch {p.batch}, {p.heads} heads, "
         f"length {p.q_len:,}, d_head {p.d_head}, {_mask(p.causal)} mask, {regime_of(run[0])}, "
         f"control {run[0].result['control']:.4f}."
+    )
+    return "\n".join([*lines, "", where])
+
+
+def knob_table(records: Sequence[Record], knob: str) -> str:
+    """How many times as fast a flag makes a kernel, by length, from the newest run of each."""
+    timed = [r for r in records if r.what["suite"] == f"{KNOB}{knob}" and not r.result.get("void")]
+    found: dict[int, tuple[Record, Record]] = {}
+    for run in runs_of(timed):
+        by_value = {getattr(parse_config(str(r.what["name"])), knob): r for r in run}
+        if set(by_value) == {False, True}:
+            found[run[0].problem.q_len] = (by_value[False], by_value[True])
+    if not found:
+        return NOT_MEASURED
+    gains = {n: f"{_gain(*pair):.2f}×" for n, pair in sorted(found.items())}
+    lines = ["|" + "".join(f" {n:,} |" for n in gains), "|" + "---:|" * len(gains)]
+    lines.append("|" + "".join(f" {gain} |" for gain in gains.values()))
+    with_it = [parse_config(str(pair[1].what["name"])) for pair in found.values()]
+    p, e = found[min(found)][1].problem, found[min(found)][1].environment
+    where = (
+        f"`{with_it[0]}`, {p.batch * p.q_len:,} tokens, {p.heads} heads, {_mask(p.causal)} mask; "
+        f"{e['device']}, {e['date'][:10]}."
     )
     return "\n".join([*lines, "", where])
 

@@ -1,5 +1,6 @@
 """Flash-attention kernels that are configured, built, verified, tuned and explained from Python."""
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -64,7 +65,15 @@ __all__ = [
 ]
 
 
+# flash-attn's functions that are not here: a call of one says what it would need.
+_REFUSED = "flashsmith.api.flash_attn_names"
+
+
 def __getattr__(name: str) -> Any:  # Any: a function or a class
+    if name.startswith("flash_attn_") and name not in _LAZY:
+        refused = import_module(_REFUSED).REFUSED
+        if name in refused:
+            return refused[name]
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(import_module(_LAZY[name]), name)
@@ -74,3 +83,8 @@ def __getattr__(name: str) -> Any:  # Any: a function or a class
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *_LAZY})
+
+
+# Beside torch the operators are there at once: an exported program names them.
+if hasattr(sys.modules.get("torch"), "library"):
+    import_module("flashsmith.torch_op.operator")

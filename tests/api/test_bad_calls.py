@@ -77,7 +77,8 @@ BAD_CALLS = {
     "float32": (
         lambda: call(array(dtype=np.float32)),
         ArgumentTypeError,
-        "q is float32; the kernels take float16 and bfloat16; convert q, k and v first.",
+        "q is float32; the kernels take float16 and bfloat16; convert q, k and v first (load a "
+        "torch model with dtype=torch.bfloat16, or call it under torch.autocast).",
     ),
     "float64 tensors": (
         lambda: torch_call(tensor(dtype=torch.float64)),
@@ -138,10 +139,10 @@ BAD_CALLS = {
         "q has 3 heads and k has 0; the heads of q must be a multiple of those of k.",
     ),
     "an odd width": (
-        lambda: call(array(2, 70, 3, 60)),
+        lambda: torch.ops.flashsmith.forward(*[tensor(2, 70, 3, 60)] * 3),
         Unsupported,
-        "d_head is 60; the kernels take multiples of 8 up to 256; pad q, k and v with zeros and "
-        "give scale.",
+        "d_head is 60; the kernels take multiples of 8 up to 256; call flash_attention, which "
+        "pads.",
     ),
     "a large width": (
         lambda: torch_call(tensor(2, 70, 3, 320)),
@@ -162,6 +163,12 @@ BAD_CALLS = {
         lambda: torch_call(scale=0),
         ArgumentError,
         "scale is 0; it is a finite number above 0 or None (negate or scale q instead).",
+    ),
+    "a scale that no float holds": (
+        lambda: call(scale=10**400),
+        ValueError,
+        "scale is an integer of 1,329 bits; kernels take it as float32, from 1.175e-38 to "
+        "3.403e+38; negate or scale q instead.",
     ),
     "scale NaN": (
         lambda: call(scale=float("nan")),
@@ -320,7 +327,8 @@ BAD_CALLS = {
         lambda: scaled_dot_product_attention(tensor(), tensor(), tensor(), torch.ones(3, 3)),
         Unsupported,
         "attn_mask is given; flashsmith does not support a mask of the caller's yet; pass "
-        "is_causal=True for a causal mask, or call torch's own function.",
+        "is_causal=True or torch's causal_lower_right(...) for a causal mask, or call torch's own "
+        "function.",
     ),
     "SDPA with dropout": (
         lambda: scaled_dot_product_attention(tensor(), tensor(), tensor(), dropout_p=0.5),

@@ -1,6 +1,7 @@
 """The drop-ins mean what their ecosystems mean, on arrays of any library."""
 
 import inspect
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -81,20 +82,25 @@ def test_neutral_arguments_of_flash_attn_func_change_nothing(neutral):
 
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_sdpa_is_torchs_for_cpu_tensors(is_causal):
-    tensors = tensors_of(TOP_LEFT, "bhsd")
+    problem = replace(TOP_LEFT.problem, causal=is_causal, diagonal=0 if is_causal else None)
+    case = Case("torch", problem)
+    tensors = tensors_of(case, "bhsd")
     ours = scaled_dot_product_attention(*tensors, is_causal=is_causal, enable_gqa=True)
     theirs = torch.nn.functional.scaled_dot_product_attention(
         *tensors, is_causal=is_causal, enable_gqa=True
     )
-    assert torch.allclose(ours, theirs, atol=2e-3)
+    require_right(case, "bhsd", ours)
+    require_right(case, "bhsd", theirs)
 
 
 def test_sdpa_takes_three_dimensions_as_torch_does():
-    q = torch.randn(3, 70, 64, dtype=torch.float16)
-    ours = scaled_dot_product_attention(q, q, q)
-    theirs = torch.nn.functional.scaled_dot_product_attention(q, q, q)
-    assert ours.shape == q.shape
-    assert torch.allclose(ours, theirs, atol=2e-3)
+    case = Case("three dimensions", AttentionProblem(1, 3, 3, 70, 70, 64, DType.FP16))
+    q, k, v = (tensor[0] for tensor in tensors_of(case, "bhsd"))
+    ours = scaled_dot_product_attention(q, k, v)
+    theirs = torch.nn.functional.scaled_dot_product_attention(q, k, v)
+    assert ours.shape == theirs.shape == q.shape
+    require_right(case, "bhsd", ours[None])
+    require_right(case, "bhsd", theirs[None])
 
 
 @pytest.mark.gpu

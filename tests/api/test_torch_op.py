@@ -106,9 +106,9 @@ def test_fake_and_meta_tensors_have_the_real_shapes_and_strides(placement):
     assert [t.stride() for t in fake] == [t.stride() for t in real]
 
 
-def test_a_bad_call_is_refused_while_tracing():
-    with pytest.raises(ValueError, match="d_head is 60"):
-        flash_attention(*[torch.empty(1, 2, 3, 60, device="meta", dtype=torch.float16)] * 3)
+def test_a_bad_call_is_refused_for_meta_tensors():
+    with pytest.raises(ValueError, match="d_head is 264"):
+        flash_attention(*[torch.empty(1, 2, 3, 264, device="meta", dtype=torch.float16)] * 3)
 
 
 @pytest.mark.parametrize("where", WHERE)
@@ -242,13 +242,15 @@ def test_more_than_2_to_the_31_elements_are_addressed():
     rows, heads, d_head = 2**17 + 5, 130, 128
     assert rows * heads * d_head > 2**31
     q = torch.zeros(1, rows, heads, d_head, dtype=torch.bfloat16, device="cuda")
+    torch.manual_seed(0)
     q[:, -70:].normal_()
     k = torch.randn(1, 203, heads, d_head, dtype=torch.bfloat16, device="cuda")
     v = torch.randn_like(k)
     out = flash_attention(q, k, v)[:, -70:]
     tail = heads_first(q[:, -70:].float(), k.float(), v.float())
     truth = torch.nn.functional.scaled_dot_product_attention(*tail).transpose(1, 2)
-    assert (out - truth).abs().max() < 2e-2
+    same = torch.nn.functional.scaled_dot_product_attention(*(x.bfloat16() for x in tail))
+    assert (out - truth).abs().max() <= 2 * (same.transpose(1, 2) - truth).abs().max()
 
 
 FIRST_IN_A_CAPTURE = """
@@ -259,6 +261,7 @@ def call():
     return flash_attention(q, k, v, causal=True, return_lse=True, config=CONFIG)
 
 CONFIG = {config!r}
+torch.manual_seed(0)
 q = torch.randn(2, 70, 6, 64, dtype=torch.bfloat16, device="cuda")
 k, v = (torch.randn(2, 203, 2, 64, dtype=torch.bfloat16, device="cuda") for _ in range(2))
 torch.cuda.synchronize()
@@ -295,7 +298,7 @@ def test_a_captured_call_may_need_a_copy_of_its_input():
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         captured = flash_attention(q, k, v)
-    q.copy_(torch.randn_like(q))
+    q.copy_(q.roll(1, 1))
     graph.replay()
     same(captured, flash_attention(q, k, v))
 

@@ -6,6 +6,8 @@ from flashsmith.base.dtypes import DType
 from flashsmith.base.errors import ArgumentError
 from flashsmith.bench.suite import of_lengths, read_suite, suite_names
 
+SHAPE = "[[shape]]\nname='x'\nbatch=1\nheads=3\nkv_heads=1\nd_head=64\n"
+
 
 def test_the_papers_grid_is_36_problems_of_16k_tokens():
     suite = read_suite("paper", DType.BF16)
@@ -42,10 +44,16 @@ def test_models_have_grouped_heads():
         ("nonsense = [", "is no TOML file"),
         ("about = 'empty'", "holds no shapes"),
         ("[[grid]]\nd_heads = [64]", "masks, seq_lens, tokens, width missing or unknown"),
+        (f"{SHAPE}length=9\nmask='band'", "mask is 'band'; it is full or causal"),
+        (f"{SHAPE}length={10**400}\nmask='full'", r"mine\.toml: q_len is an integer of 1,329 bits"),
+        (f"{SHAPE}length={'9' * 5000}\nmask='full'", "is no TOML file: Exceeds the limit"),
         (
-            "[[shape]]\nname='x'\nbatch=1\nheads=3\nkv_heads=1\nlength=9\nd_head=64\nmask='band'",
-            "mask is 'band'; it is full or causal",
+            f"{SHAPE}length=2.5\nmask='full'",
+            r"mine\.toml: q_len is 2\.5; it is an integer of at least 0",
         ),
+        (f"{SHAPE}length=9\nmask=['full']", "has a field of a wrong type"),
+        (f"x = {'[' * 10_000}", "is no TOML file of ours: it is nested too deeply"),
+        ("grid = 'x'", "tokens, width, x missing or unknown"),
     ],
 )
 def test_a_wrong_file_is_refused_by_what_is_wrong(tmp_path, text, says):

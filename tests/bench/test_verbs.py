@@ -112,3 +112,11 @@ def test_an_unknown_suite_is_refused_before_anything_runs():
     ran = run("bench", "--suite", "papper")
     assert isinstance(ran.exception, ArgumentError)
     assert "did you mean paper" in str(ran.exception)
+
+
+def test_a_set_that_no_shape_of_the_suite_fits_is_refused_before_anything_runs():
+    ran = run("bench", "prog", "--dtype", "bf16")
+    assert isinstance(ran.exception, ArgumentError)
+    assert "no shape of quick fits prog, whose kernels are FP16 d_head 128" in str(ran.exception)
+    ran = CliRunner().invoke(app, ["bench"], env={"KERNELS": "prog"})
+    assert "no shape of quick fits prog" in str(ran.exception)

@@ -6,13 +6,15 @@ import pytest
 from flashsmith.check.cases import full_cases, inputs_of, quick_cases
 from flashsmith.check.placement import PLACEMENTS
 from flashsmith.kernels import resolve_key
+from flashsmith.kernels.plans import needs_of
+from flashsmith.problem.cost import cost_of
 
 CONFIGS = resolve_key("all")
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.short_form())
 def test_quick_cases_have_three_key_blocks_a_ragged_tail_and_odd_heads(config):
-    cases = quick_cases(config)
+    cases = quick_cases(config)[:2]
     assert [case.problem.causal for case in cases] == [False, True]
     for case in cases:
         problem = case.problem
@@ -22,6 +24,19 @@ def test_quick_cases_have_three_key_blocks_a_ragged_tail_and_odd_heads(config):
         assert problem.heads % 2 == 1
         assert (problem.dtype, problem.d_head) == (config.dtype, config.d_head)
     assert cases[1].problem.heads > cases[1].problem.kv_heads
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.short_form())
+def test_the_third_quick_case_is_small_and_has_what_the_others_lack(config):
+    _, causal, case = quick_cases(config)
+    problem = case.problem
+    assert problem.batch == 2
+    assert problem.mask.diagonal < 0  # the first rows see no key
+    assert problem.k_len % config.tile_k == 1
+    assert problem.k_len > config.tile_k  # scores of a first block are scaled down by a second
+    assert case.gain == 30
+    assert needs_of(config, problem) == needs_of(config, causal.problem)  # nothing is compiled
+    assert cost_of(problem).flops < cost_of(causal.problem).flops
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.short_form())
@@ -48,7 +63,7 @@ def test_full_cases_cover_what_goes_wrong(config):
 
 
 def test_inputs_are_the_same_for_the_same_case_and_differ_between_cases():
-    first, second = quick_cases(CONFIGS[0])
+    first, second, _ = quick_cases(CONFIGS[0])
     again = quick_cases(CONFIGS[0])[0]
     np.testing.assert_array_equal(inputs_of(first)["q"], inputs_of(again)["q"])
     assert not np.array_equal(inputs_of(first)["q"], inputs_of(second)["q"])

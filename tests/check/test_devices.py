@@ -82,8 +82,8 @@ def test_a_survey_reports_progress_and_keeps_the_order():
         "quick",
         progress=lambda done, total: seen.append((done, total)),
     )
-    assert seen == [(1, 2), (2, 2)]
-    assert [one.case for one in checked] == ["ragged", "causal gqa"]
+    assert seen == [(1, 3), (2, 3), (3, 3)]
+    assert [one.case for one in checked] == ["ragged", "causal gqa", "masked rows"]
     assert not any(one.wrong for one in checked)
 
 
@@ -98,10 +98,10 @@ def test_what_comes_after_a_gpu_stopped_is_not_called_wrong(monkeypatch):
         return broken if problem == case.problem else prepare(on, config, problem)
 
     monkeypatch.setattr(verdict_module, "prepare", prepared)
-    first, second = check_on_device(device, [SMALL])
+    first, second, _ = check_on_device(device, [SMALL])
     assert (first.wrong, second.verdict.ok) == (True, True)  # a device that still answers goes on
     monkeypatch.setattr(device, "synchronize", broken)
-    first, second = check_on_device(device, [SMALL])
+    first, second, _ = check_on_device(device, [SMALL])
     assert (first.wrong, second.wrong) == (True, False)
     assert second.refusal == f"Not run: the GPU stopped at {SMALL.short_form()} on 'ragged'."
 

@@ -1,5 +1,6 @@
 """`flashsmith build registry` and `flashsmith build`: files, sizes and refusals."""
 
+import errno
 import json
 import shutil
 
@@ -76,3 +77,14 @@ def test_build_without_a_thing_to_make_is_refused():
     done = run("build", SMALL)
     assert isinstance(done.exception, ArgumentError)
     assert "none of --library, --bundle and --shipped is given" in str(done.exception)
+
+
+def test_generate_on_a_full_disk_names_the_folder_that_was_asked_for(tmp_path, monkeypatch):
+    def full(source, target):
+        raise OSError(errno.ENOSPC, "No space left on device", str(source))
+
+    monkeypatch.setattr(shutil, "copyfile", full)
+    ran = CliRunner().invoke(app, ["generate", "smoke", "-o", str(tmp_path / "out")])
+    assert str(ran.exception) == (
+        f"{tmp_path / 'out'}: the disk is full; make room and do it again."
+    )

@@ -6,6 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from flashsmith.cli.main import app
+from flashsmith.compile.cache import upkeep as cache_upkeep
 from flashsmith.kernels import parse_config
 
 SMALL = "(BF16, 64, 64, 32, 4): async+eager+swizzled+load_2_2_2_tiles+opt_softmax"
@@ -117,3 +118,12 @@ def test_the_cache_is_shown_and_cleaned(own_cache):
     assert len(list((own_cache / "kernels").glob(f"{entry['key']}*"))) == 1
     assert run("cache", "--clean").stdout.startswith("removed 1 entries")
     assert rows("cache")[0]["kernels"] == 0
+
+
+def test_what_cannot_be_cleaned_is_said_and_is_exit_code_1(own_cache, monkeypatch):
+    rows("compile", SMALL, "--arch", "sm_80")
+    monkeypatch.setattr(cache_upkeep, "remove", lambda entry: "Permission denied")
+    ran = run("cache", "--clean")
+    assert (ran.exit_code, ran.stdout[:17]) == (1, "removed 0 entries")
+    assert "cannot be removed: " in ran.stderr
+    assert ": Permission denied" in ran.stderr

@@ -1,12 +1,17 @@
 """The command line itself: verbs, versions, errors without tracebacks, nothing heavy imported."""
 
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+import typer
 
 from flashsmith import __version__
 from flashsmith.cli.main import OLD_NAMES, VERBS
+
+DIGITS = "9" * 5000
 
 
 def flashsmith(*arguments, **environment):
@@ -81,6 +86,17 @@ def test_help_keeps_the_lines_of_examples_and_asks_no_value_of_a_flag():
         (("run", "--rounds", "15", "--device", "emulator"), "--rounds is given for the emulator"),
         (("progression", "--rounds", "15", "--device", "emulator"), "--rounds is given without a"),
         (("bench", "--suite", "nosuch.toml"), "nosuch.toml does not exist"),
+        (("compile", ""), "KEY is an empty text; it is a set such as tune, a short form or @file"),
+        (("predict", ""), "KEY is an empty text"),
+        (("tune", ""), "KEY is an empty text"),
+        (("configs", "a" * 40_000), "…' has 40,000 letters; what names a configuration or a set"),
+        (("configs", "--why", "a" * 40_000), "has 40,000 letters; what names a configuration"),
+        (("configs", f"64,{DIGITS[:3000]}"), "9…' is not of the form 'B_r,B_c'; there are"),
+        (("run", "smoke", "--seq-lens", DIGITS), "9…'; it is a list of numbers above 0, such as"),
+        (("run", "smoke", "--batch", DIGITS), "Invalid value for '--batch': Unable to parse"),
+        (("run", "smoke", "--scale", DIGITS), "scale is inf; it is a finite number above 0"),
+        (("run", "smoke", "--scale", "1e39"), "scale is 1e+39; kernels take it as float32"),
+        (("run", "--device", "emulator", "--seq-lens", "1" + "0" * 12), "q_len is 1000000000000;"),
     ],
 )
 def test_a_users_error_is_one_message_and_exit_code_2(arguments, says):
@@ -129,3 +145,39 @@ def test_listing_configurations_as_json_draws_no_table():
     modules = set(ran.stderr.split())
     assert "flashsmith.cli.verbs.configs" in modules
     assert not modules & {"torch", "cuda", "rich.table", "flashsmith.cli.verbs.env"}
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a disk that is always full")
+def test_a_full_disk_behind_the_output_is_said_and_is_exit_code_2():
+    for arguments in ("configs all --csv", "env"):
+        script = f"{sys.executable} -m flashsmith {arguments} > /dev/full"
+        ran = subprocess.run(["bash", "-c", script], capture_output=True, text=True)
+        assert ran.returncode == 2
+        assert ran.stderr == "flashsmith: the disk is full; make room and do it again.\n"
+
+
+def verb_commands():
+    from flashsmith.cli.main import app
+
+    group = typer.main.get_command(app)
+    return {verb: group.get_command(None, verb) for verb in VERBS}
+
+
+def test_the_help_of_key_states_the_verbs_own_default_and_no_others():
+    found = {}
+    for verb, command in verb_commands().items():
+        for parameter in command.params:
+            if parameter.name == "key" and parameter.param_type_name == "argument":
+                found[verb] = re.search(r"KERNELS, else (.+)\.$", parameter.help)
+    stated = {verb: match[1] for verb, match in found.items() if match}
+    assert set(stated) == set(found)
+    assert stated["run"] == "smoke"
+    assert stated["build registry"] == stated["build bundle"] == stated["build"] == "all"
+    assert stated["bench profile"] == "prog"
+    assert "can win" in stated["tune"]
+    assert stated["configs"] == stated["compile"] == stated["verify"] == "tune"
+
+
+def test_options_may_be_spelt_with_underscores():
+    ran = flashsmith("predict", "smoke", "--seq_lens", "0", "--d_heads", "128")
+    assert (ran.returncode, "--seq-lens is '0'" in ran.stderr) == (2, True)

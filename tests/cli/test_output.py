@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import time
 
 import pytest
 
@@ -185,3 +186,18 @@ def test_a_short_form_is_the_same_in_csv(capsys):
     show([{"config": text} for text in LADDER], csv=True)
     read = list(csv.reader(io.StringIO(capsys.readouterr().out)))[1:]
     assert [row[0] for row in read] == LADDER
+
+
+def test_a_long_text_is_not_read_again_and_again():
+    rows = [{"reason": "a" * 8_000 + "(" + "," * 8_000}] * 2
+    began = time.process_time()
+    table_lines(rows, ["reason"], width=80)
+    assert time.process_time() - began < 1.0  # a pattern that tries again takes ten times as long
+
+
+def test_no_text_of_a_table_steers_the_terminal():
+    rows = [{"gpu": "\x1b[31mred", "n": n, "reason": f"\x1b]0;{n}"} for n in range(3)]
+    for width in (20, 80, 160):
+        lines = table_lines(rows, list(rows[0]), width=width, title="a\x1b[2J title\nof two lines")
+        assert "\x1b" not in "\n".join(lines)
+        assert lines[:2] == ["a\\x1b[2J title", "of two lines"]

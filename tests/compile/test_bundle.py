@@ -1,18 +1,23 @@
 """A bundle: the same kernels with no compiler, refusals by name, and no trust in its bytes."""
 
+import errno
+import hashlib
 import json
 import os
 import zipfile
+from dataclasses import asdict
 
 import pytest
 
 from flashsmith import arch as arches
 from flashsmith.base.dtypes import DType
-from flashsmith.base.errors import CompilerMissing, DamagedFile, Unsupported
+from flashsmith.base.errors import CompilerMissing, DamagedFile, StorageError, Unsupported
 from flashsmith.check.cases import Case
 from flashsmith.check.verdict import check_case
+from flashsmith.compile.ahead_of_time import bundle as bundle_module
 from flashsmith.compile.ahead_of_time.build import build_bundle
 from flashsmith.compile.ahead_of_time.bundle import open_bundle, read_bundle, write_bundle
+from flashsmith.compile.artefact import Resources
 from flashsmith.compile.cache.kernel_cache import KernelCache
 from flashsmith.compile.compiler import compile_kernel
 from flashsmith.compile.nvrtc import program as nvrtc
@@ -25,6 +30,7 @@ from flashsmith.runtime.devices import open_device
 
 SM_86 = arches.get("sm_86")
 PLAIN = Needs()
+COUNTS = {**asdict(Resources(168, 0, 0, 0, 0, 1)), "warnings": []}
 
 
 @pytest.fixture(scope="module")
@@ -136,11 +142,45 @@ def test_a_file_that_is_no_bundle_is_refused(built, tmp_path, damage):
         read_bundle(path)
 
 
-def rewrite(source, target, change):
-    """A copy of a bundle, each file passed through `change(name, data)`."""
+def rewrite(source, target, change, *, keeps_hash=False):
+    """A copy of a bundle, each file passed through `change(name, data)`, its hash made to fit."""
     with zipfile.ZipFile(source) as old, zipfile.ZipFile(target, "w") as new:
+        new.comment = old.comment
         for name in old.namelist():
-            new.writestr(name, change(name, old.read(name)))
+            data = change(name, old.read(name))
+            new.writestr(name, data)
+            if name == "manifest.json" and not keeps_hash:
+                text = data.encode() if isinstance(data, str) else data
+                new.comment = hashlib.sha256(text).hexdigest().encode()
+
+
+def test_every_fact_of_a_bundle_is_covered_by_its_hash(built, tmp_path):
+    path = tmp_path / "facts.bundle"
+
+    def edit(name, data):
+        return data.replace(b'"registers": ', b'"registers": 1') if "manifest" in name else data
+
+    rewrite(built[0].path, path, edit, keeps_hash=True)
+    with pytest.raises(DamagedFile, match=r"manifest\.json has another hash than the archive"):
+        read_bundle(path)
+
+
+def test_a_bundle_that_cannot_be_written_leaves_nothing_and_keeps_the_old_one(
+    built, small, tmp_path, monkeypatch
+):
+    path = tmp_path / "old.bundle"
+    path.write_bytes(b"old")
+
+    def full(*arguments):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(bundle_module, "_write", full)
+    with pytest.raises(StorageError, match=r"old\.bundle: the disk is full; make room"):
+        write_bundle(
+            [(small, PLAIN, read_bundle(built[0].path).kernel(small, PLAIN, "sm_86"))], path
+        )
+    assert path.read_bytes() == b"old"
+    assert [p.name for p in tmp_path.iterdir()] == ["old.bundle"]
 
 
 def test_a_kernel_whose_bytes_were_changed_is_refused(built, small, tmp_path):
@@ -179,7 +219,21 @@ def test_a_manifest_of_another_kind_is_refused(built, tmp_path, change):
 
 
 @pytest.mark.parametrize(
-    "change", [{"arch": None}, {"source_hash": 5}, {"needs": ["causal", None]}], ids=str
+    "change",
+    [
+        {"arch": None},
+        {"source_hash": 5},
+        {"needs": ["causal", None]},
+        {"compiler": ["nvrtc"]},
+        {"cubin": None},
+        {"resources": {}},
+        {"resources": {**COUNTS, "registers": "168"}},
+        {"resources": {**COUNTS, "registers": -1}},
+        {"resources": {**COUNTS, "barriers": True}},
+        {"resources": {**COUNTS, "warnings": "none"}},
+        {"resources": {**COUNTS, "more": 1}},
+    ],
+    ids=str,
 )
 def test_a_kernel_of_the_manifest_with_a_field_of_another_type_is_refused(built, tmp_path, change):
     path = tmp_path / "types.bundle"

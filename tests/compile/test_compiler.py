@@ -28,6 +28,7 @@ def test_ptx_cubin_and_figures_come_from_one_program(cache):
     assert kernel.compiler.startswith("nvrtc 1")
     assert sorted(file.name for file in kernel.folder.iterdir()) == [
         "artefact.json",
+        "artefact.sha256",
         "kernel.cu",
         "kernel.cubin",
         "kernel.log",

@@ -1,15 +1,18 @@
 """The kernel cache: private, whole or not there, healed when damaged, compiled once, bounded."""
 
+import hashlib
 import logging
 import os
 import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
 from flashsmith.base.errors import ArgumentError, CompileError
+from flashsmith.base.whole_file import scratch_beside
 from flashsmith.compile import compiler
 from flashsmith.compile.cache import kernel_cache
 from flashsmith.compile.cache import upkeep as cache_upkeep
@@ -78,7 +81,7 @@ def test_a_folder_of_another_user_is_not_used(cache, monkeypatch, action):
         compile_one(KernelCache(cache.root, cache.limit_bytes))
 
 
-@pytest.mark.parametrize("name", ["kernel.cubin", "kernel.ptx", "artefact.json"])
+@pytest.mark.parametrize("name", ["kernel.cubin", "kernel.ptx", "artefact.json", "artefact.sha256"])
 @pytest.mark.parametrize("damage", ["changed", "cut", "gone"])
 def test_a_damaged_entry_is_moved_aside_rebuilt_and_said_once(cache, caplog, name, damage):
     first = compile_one(cache)
@@ -102,6 +105,34 @@ def test_a_damaged_entry_that_cannot_be_moved_is_a_miss_too(cache, caplog):
     (cache.root / "damaged").write_text("not a folder")
     assert cache.get(first.key) is None
     assert "left there" in caplog.text
+
+
+def test_every_fact_of_an_entry_is_covered_by_its_hash(cache, caplog):
+    first = compile_one(cache)
+    facts = first.folder / "artefact.json"
+    facts.write_text(facts.read_text().replace('"registers": ', '"registers": 1'))
+    assert cache.get(first.key) is None
+    assert "artefact.json has another hash" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('"registers": ', '"registers": -1'),
+        ('"warnings": []', '"warnings": 5'),
+        ('"sm_80"', "[1]"),
+        ('"compile_seconds": ', '"compile_seconds": -'),
+        ('"files": {', '"files": 5, "x": {'),
+    ],
+)
+def test_a_fact_of_an_entry_that_is_of_a_wrong_type_is_damage(cache, old, new):
+    first = compile_one(cache)
+    facts, stated = first.folder / "artefact.json", first.folder / "artefact.sha256"
+    changed = facts.read_text().replace(old, new, 1)
+    assert changed != facts.read_text()
+    facts.write_text(changed)
+    stated.write_text(hashlib.sha256(changed.encode()).hexdigest())
+    assert cache.get(first.key) is None
 
 
 def test_an_entry_under_another_key_is_damaged(cache, caplog):
@@ -165,10 +196,55 @@ def test_the_least_recently_used_entries_go_when_the_limit_is_passed(cache):
 
 def test_clean_removes_every_entry_and_says_how_much(cache):
     compile_one(cache)
-    count, n_bytes = cache_upkeep.clean(cache.root)
-    assert count == 1
-    assert n_bytes > 1000
+    cleaned = cache_upkeep.clean(cache.root)
+    assert (cleaned.count, cleaned.left) == (1, ())
+    assert cleaned.n_bytes > 1000
     assert cache_upkeep.entries(cache.root) == []
+
+
+def test_clean_goes_on_behind_an_entry_that_it_cannot_remove(cache, monkeypatch):
+    kernels = [compile_one(cache, SOURCE.replace("1.0f", f"{i}.0f")) for i in range(3)]
+    stuck, rename = kernels[0].folder, Path.rename
+
+    def refuse(path, target):
+        if path == stuck:
+            raise PermissionError(13, "Permission denied")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", refuse)
+    cleaned = cache_upkeep.clean(cache.root)
+    assert (cleaned.count, cleaned.left) == (2, (f"{stuck}: Permission denied",))
+    assert [entry.folder for entry in cache_upkeep.entries(cache.root)] == [stuck]
+
+
+def test_half_an_entry_is_removed_whatever_ended_its_writing(cache, monkeypatch, caplog):
+    compiler._say_unwritable.cache_clear()
+    write = Path.write_bytes
+    monkeypatch.setattr(
+        Path, "write_bytes", lambda p, data: fails() if "cubin" in p.name else write(p, data)
+    )
+    assert compile_one(cache).folder is None
+    assert "cannot be written (No space left on device)" in caplog.text
+    assert list((cache.root / "kernels").iterdir()) == []
+
+
+def test_what_a_killed_process_left_is_swept_away_and_its_name_harms_nobody(cache):
+    key = compile_one(cache).key
+    cache_upkeep.clean(cache.root)
+    old, new = (cache.root / "kernels" / f".{key}-{n}" for n in ("old", "new"))
+    for folder in (old, new):
+        folder.mkdir()
+        (folder / "kernel.cu").write_text("half")
+    past = time.time() - 2 * cache_upkeep.ABANDONED_AFTER_S
+    os.utime(old, (past, past))
+    assert compile_one(KernelCache(cache.root, cache.limit_bytes)).folder is not None
+    assert not old.exists()
+    assert new.exists()  # its writer may be at work
+
+
+def test_scratch_names_do_not_repeat_with_the_number_of_the_process(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "getpid", lambda: 1)
+    assert len({scratch_beside(tmp_path / "x") for _ in range(100)}) == 100
 
 
 def test_a_folder_that_cannot_be_written_is_said_and_the_kernel_is_made_all_the_same(

@@ -6,6 +6,7 @@ from lanes import launch, run_lanes, text
 
 from flashsmith.base.errors import EmulationError
 from flashsmith.emulator.machine import processes, scheduler
+from flashsmith.emulator.machine.barriers import BarrierWait
 from flashsmith.emulator.options import EmulatorOptions
 from flashsmith.emulator.program import load
 from flashsmith.emulator.ptx.parse import parse_kernel
@@ -185,3 +186,17 @@ def test_the_report_counts_what_warps_executed():
     _, report = launch(text("mov.u32 %r1, 1; add.u32 %r1, %r1, 1;", 1), [], 4, 3, 64)
     assert (report.blocks, report.threads) == (3, 64)
     assert report.warp_instructions == 3 * 3 * 2  # mov, add, ret; two warps; three blocks
+
+
+def test_a_warp_that_waits_is_not_asked_again_before_a_barrier_has_completed(monkeypatch):
+    """One warp counts to a hundred while three wait for it: each is looked at once or twice."""
+    asked = []
+    ready = BarrierWait.ready
+    monkeypatch.setattr(BarrierWait, "ready", lambda wait: asked.append(1) or ready(wait))
+    body = """mov.u32 %r1, %tid.x; mov.u32 %r3, 0; setp.ge.u32 %p1, %r1, 32; @%p1 bra wait;
+        loop: add.u32 %r3, %r3, 1; setp.lt.u32 %p2, %r3, 100; @%p2 bra loop;
+        wait: bar.sync 0; ld.param.u64 %rd1, [p0]; mul.wide.u32 %rd2, %r1, 4;
+        add.s64 %rd1, %rd1, %rd2; st.global.u32 [%rd1], %r3;"""
+    out, _ = launch(text(body, 1), [], 512, 1, 128, EmulatorOptions(seed=0))
+    assert out.view(np.uint32).tolist() == [100] * 32 + [0] * 96
+    assert 0 < len(asked) <= 12

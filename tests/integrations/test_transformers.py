@@ -1,6 +1,7 @@
 """transformers: a decoder model runs on flashsmith, and what flashsmith cannot do is refused."""
 
 import copy
+from functools import partial
 
 import pytest
 import torch
@@ -18,11 +19,17 @@ def tensors(q_len=70, k_len=70, heads=6, kv_heads=2):
     return [torch.randn(shape, dtype=torch.bfloat16) for shape in shapes]
 
 
-def expected(q, k, v, *, is_causal):
-    out = torch.nn.functional.scaled_dot_product_attention(
-        q, k, v, is_causal=is_causal, enable_gqa=True
-    )
-    return out.transpose(1, 2)
+def require_right(out, q, k, v, **options):
+    """At most twice as far from the truth as torch's attention of the same precision."""
+    sdpa = partial(torch.nn.functional.scaled_dot_product_attention, enable_gqa=True, **options)
+    truth = sdpa(q.double(), k.double(), v.double())
+    near = (sdpa(q, k, v) - truth).abs().max()
+    assert (out.transpose(1, 2) - truth).abs().max() <= 2 * near
+
+
+def tokens_of(length, device="cpu"):
+    random = torch.Generator().manual_seed(length)
+    return torch.randint(1, 500, (2, length), generator=random).to(device)
 
 
 @pytest.mark.parametrize(
@@ -41,7 +48,7 @@ def test_a_model_gets_what_torchs_attention_gives(lengths, asked, is_causal):
     )
     assert weights is None
     assert out.is_contiguous()
-    assert torch.allclose(out, expected(q, k, v, is_causal=is_causal), atol=2e-2)
+    require_right(out, q, k, v, is_causal=is_causal)
 
 
 def test_the_module_says_whether_it_is_causal():
@@ -49,19 +56,19 @@ def test_the_module_says_whether_it_is_causal():
     module.is_causal = False
     q, k, v = tensors()
     out, _ = integration.attention_forward(module, q, k, v, None)
-    assert torch.allclose(out, expected(q, k, v, is_causal=False), atol=2e-2)
+    require_right(out, q, k, v, is_causal=False)
 
 
 def test_the_scale_of_the_model_is_used():
     q, k, v = tensors()
     out, _ = integration.attention_forward(torch.nn.Module(), q, k, v, None, scaling=0.25)
-    assert torch.allclose(out, expected(q * 2, k, v, is_causal=True), atol=2e-2)
+    require_right(out, q, k, v, is_causal=True, scale=0.25)
 
 
 @pytest.mark.parametrize(
     ("argument", "value", "says"),
     [
-        ("attention_mask", torch.ones(2, 1, 70, 70), "the model made a mask of shape"),
+        ("attention_mask", torch.ones(2, 1, 70, 70), "mask of shape .* the caller passed whole"),
         ("dropout", 0.1, "attention dropout is 0.1"),
         ("softcap", 30.0, "softcap is given; flashsmith does not do capping of scores"),
         ("s_aux", torch.ones(6), "s_aux is given; flashsmith does not do attention sinks"),
@@ -75,6 +82,15 @@ def test_what_would_change_the_result_is_refused_by_name(argument, value, says):
     with pytest.raises(Unsupported, match=says) as caught:
         integration.attention_forward(torch.nn.Module(), *tensors(), **arguments)
     assert str(caught.value).endswith('use attn_implementation="sdpa".')
+
+
+def test_a_float32_model_is_told_how_to_be_loaded():
+    q, k, v = (x.float() for x in tensors())
+    with pytest.raises(TypeError, match=r"the model is float32; .* dtype=torch\.bfloat16"):
+        integration.attention_forward(torch.nn.Module(), q, k, v, None)
+    with torch.autocast("cpu", torch.bfloat16):
+        out, _ = integration.attention_forward(torch.nn.Module(), q, k, v, None)
+    assert out.dtype is torch.bfloat16
 
 
 def models(device):
@@ -101,7 +117,7 @@ def models(device):
 @pytest.mark.parametrize("where", WHERE)
 def test_the_logits_of_a_llama_are_those_of_sdpa(where):
     theirs, ours = models(where)
-    tokens = torch.randint(1, 500, (2, 333), device=where)
+    tokens = tokens_of(333, where)
     with torch.no_grad():
         full = theirs.float()(tokens).logits
         near = (theirs.bfloat16()(tokens).logits - full).abs().max()
@@ -112,7 +128,7 @@ def test_the_logits_of_a_llama_are_those_of_sdpa(where):
 def test_a_llama_generates_the_same_tokens():
     """On the CPU, where both compute the same bits: random weights leave the best tokens close."""
     theirs, ours = models("cpu")
-    tokens = torch.randint(1, 500, (2, 77))
+    tokens = tokens_of(77)
     options = {"max_new_tokens": 4, "do_sample": False, "pad_token_id": 0}
     with torch.no_grad():
         assert torch.equal(theirs.generate(tokens, **options), ours.generate(tokens, **options))
@@ -120,18 +136,19 @@ def test_a_llama_generates_the_same_tokens():
 
 @pytest.mark.gpu
 def test_a_llama_decodes_one_token_behind_a_cache():
-    _, ours = models("cuda")
-    tokens = torch.randint(1, 500, (2, 78), device="cuda")
+    theirs, ours = models("cuda")
+    tokens = tokens_of(78, "cuda")
     with torch.no_grad():
         full = ours(tokens).logits[:, -1]
         cache = ours(tokens[:, :-1], use_cache=True).past_key_values
         step = ours(tokens[:, -1:], past_key_values=cache).logits[:, -1]
-    assert torch.allclose(step, full, atol=5e-2)
+        truth = theirs.float()(tokens).logits[:, -1]
+    assert (step - truth).abs().max() <= 2 * (full - truth).abs().max()
 
 
 def test_a_padded_batch_is_refused():
     _, ours = models("cpu")
-    tokens = torch.randint(1, 500, (2, 77))
+    tokens = tokens_of(77)
     mask = torch.ones_like(tokens)
     mask[0, :5] = 0
     with torch.no_grad(), pytest.raises(Unsupported, match="pass inputs without padding"):
@@ -142,7 +159,7 @@ def test_a_padded_batch_is_refused():
 def test_a_llama_compiles_to_one_graph(where):
     _, ours = models(where)
     torch._dynamo.reset()
-    tokens = torch.randint(1, 500, (2, 77), device=where)
+    tokens = tokens_of(77, where)
     with torch.no_grad():
         compiled = torch.compile(ours, fullgraph=True, backend="aot_eager")
         assert torch.equal(compiled(tokens).logits, ours(tokens).logits)

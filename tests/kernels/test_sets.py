@@ -163,3 +163,11 @@ def test_sets_are_joined_and_what_is_in_both_is_taken_once():
     assert joined == [*resolve_key("all"), *resolve_key("hopper")]
     with pytest.raises(ConfigError, match="'tun' is no set"):
         resolve_key("hopper+tun")
+
+
+def test_a_key_that_is_none_is_not_given(monkeypatch):
+    monkeypatch.setenv("KERNELS", "prog")
+    assert get_kernel_configs(None) == get_kernel_configs("prog")
+    monkeypatch.delenv("KERNELS")
+    with pytest.raises(ConfigError, match="no key is given and KERNELS is not set"):
+        get_kernel_configs(None)

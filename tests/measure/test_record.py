@@ -1,14 +1,16 @@
 """Records: what is written reads back, and what is damaged is named by line and field."""
 
+import errno
 import json
 from dataclasses import asdict
 
 import pytest
 
-from flashsmith.base.errors import DamagedFile
+from flashsmith.base.errors import DamagedFile, StorageError
+from flashsmith.measure import record as record_module
 from flashsmith.measure.environment import commit_of_checkout, environment_of
 from flashsmith.measure.interleaved import Comparison, Timed
-from flashsmith.measure.record import append_records, read_records, records_of
+from flashsmith.measure.record import Record, append_records, read_records, records_of
 from flashsmith.measure.statistics import summarize
 from flashsmith.problem.attention import AttentionProblem
 from flashsmith.runtime.devices import open_device
@@ -98,3 +100,19 @@ def test_a_line_that_is_no_record_is_named(tmp_path, text, says):
 def test_a_file_that_is_not_there_is_said(tmp_path):
     with pytest.raises(DamagedFile, match="cannot be read"):
         read_records(tmp_path / "none.jsonl")
+
+
+def test_half_a_line_of_a_full_disk_is_taken_back(tmp_path, monkeypatch):
+    path = tmp_path / "records.jsonl"
+    record = Record({"name": "x"}, {"median_us": 1.0}, {"device": "d", "date": "", "commit": ""})
+    append_records(path, [record])
+    whole = path.read_bytes()
+
+    def half(file, data):
+        file.write(data[: len(data) // 2])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(record_module, "_write_all", half)
+    with pytest.raises(StorageError, match=r"records\.jsonl: the disk is full; make room"):
+        append_records(path, [record])
+    assert path.read_bytes() == whole

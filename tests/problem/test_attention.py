@@ -30,6 +30,11 @@ def test_the_diagonal_is_bottom_right_unless_given():
         ({"diagonal": 0.5, "causal": True}, "diagonal is 0.5; it is an integer or None"),
         ({"scale": 0.0}, "scale is 0; it is a finite number above 0"),
         ({"scale": float("inf")}, "scale is inf"),
+        ({"scale": 1e39}, r"scale is 1e\+39; kernels take it as float32, from 1.175e-38 to 3.403e"),
+        ({"scale": 1e-39}, "scale is 1e-39; kernels take it as float32"),
+        ({"scale": 10**5000}, "scale is an integer of 16,610 bits; kernels take it as float32"),
+        ({"q_len": 2**31}, "q_len is 2147483648; kernels count in 32 bits, up to 2,147,483,647"),
+        ({"k_len": 10**5000}, "k_len is an integer of 16,610 bits; kernels count in 32 bits"),
     ],
 )
 def test_a_value_that_cannot_be_is_refused_by_name(changes, says):

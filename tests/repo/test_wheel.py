@@ -95,7 +95,7 @@ def test_the_lines_of_the_readme_run_without_torch_and_cuda_packages(python, tmp
     blocked = "import sys; sys.modules['torch'] = sys.modules['cuda'] = None\n"
     ran = run(python, "-c", blocked + lines, cwd=tmp_path)
     assert ran.returncode == 0, ran.stderr
-    assert ran.stdout.startswith("(1, 200, 3, 64) ")
+    assert ran.stdout.startswith("(1, 200, 3, 64)\n")
 
 
 SHIPPED_CALL = """

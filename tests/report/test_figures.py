@@ -1,5 +1,6 @@
 """README and docs are what the committed records say, and the pieces they are made of."""
 
+import re
 import xml.etree.ElementTree as ElementTree
 from itertools import pairwise
 from pathlib import Path
@@ -10,6 +11,7 @@ from pages.svg import Panel, panels_svg
 from pages.tables import (
     NOT_MEASURED,
     between_marks,
+    knob_table,
     ladder_table,
     peers_table,
     spills_table,
@@ -45,6 +47,21 @@ def test_the_page_of_a_ladder_explains_every_knob_that_a_step_moves(key, page):
     }
     assert moved
     assert not [name for name in moved if f"`{name}" not in text]
+
+
+def test_the_page_on_eager_loading_says_what_its_record_says():
+    """It pays at every measured length, and not most on the longest."""
+    records = figures.gather(sorted(figures.RECORDS.glob("*.jsonl"))).records
+    gains = re.findall(r"([\d.]+)×", knob_table(records, "eager_load_blocks"))
+    assert len(gains) == 6
+    assert min(map(float, gains)) > 1
+    assert float(gains[-1]) == min(map(float, gains))
+    text = " ".join((Path(figures.ROOT) / figures.EAGER).read_text(encoding="utf-8").split())
+    assert "it pays at every length that was measured, and not most on the longest" in text
+
+
+def test_a_knob_that_was_not_timed_with_both_values_is_not_measured():
+    assert knob_table([], "eager_load_blocks") == NOT_MEASURED
 
 
 def test_a_table_has_a_row_for_every_peer_and_a_column_for_every_length():

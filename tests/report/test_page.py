@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from flashsmith.base.errors import ArgumentError, DamagedFile
 from flashsmith.cli.main import app
+from flashsmith.report.contenders import tflops_of
 from flashsmith.report.left_out import left_out
 from flashsmith.report.page import write_page
 from flashsmith.report.rows import all_rows
@@ -136,3 +137,11 @@ def test_every_shipped_record_is_json_with_an_environment():
     for path in shipped_records():
         for line in path.read_text().splitlines():
             assert isinstance(json.loads(line), dict)
+
+
+@pytest.mark.parametrize("stated", [None, "fast", True, [1]])
+def test_a_record_without_a_rate_gets_the_one_that_its_time_means(gpu_data, tmp_path, stated):
+    usual = gpu_data.records[0]
+    bare = replace(usual, result={**usual.result, "tflops": stated})
+    assert tflops_of(bare) == pytest.approx(usual.result["tflops"])
+    write_page(ReportData((bare, *gpu_data.records[1:]), (), "x"), tmp_path / "r.html")

@@ -13,6 +13,8 @@ def evaluate(job):
         raise SystemExit("no GPU left")
     if job["do"] == "hang":
         time.sleep(1000)
+    if job["do"] == "ctrl-c":
+        os.kill(os.getpid(), signal.SIGINT)
     if job["do"] == "lose the machine":
         os.kill(os.getppid(), signal.SIGKILL)
     if job["do"] == "print":

@@ -9,7 +9,7 @@ import pytest
 from flashsmith.base.dtypes import DType
 from flashsmith.compile.compiler import CompileJob, compile_many
 from flashsmith.kernels import parse_config, resolve_key
-from flashsmith.kernels.plans import plan
+from flashsmith.kernels.plans import plan, sum_order
 from flashsmith.kernels.sm80_forward.config import FlashForwardKernelConfig
 from flashsmith.kernels.sm90_forward import plan as hopper
 from flashsmith.kernels.sm90_forward.config import Ascending
@@ -20,6 +20,7 @@ from flashsmith.tuner.store.exchange import read_lines
 from flashsmith.tuner.store.outcome import Timed
 
 RECORD = Path(__file__).parents[2] / "benchmarks" / "results" / "h200" / "tune.jsonl"
+SM_COUNT = 132  # of an H200
 PROBLEM = AttentionProblem(1, 3, 3, 512, 512, 128, DType.BF16)
 # Steps of 64 columns, for 128 do not fit into registers, but not in the order of B_c = 64.
 SPLIT = "(BF16, 128, 128, 128, 4): async+eager+swizzled+load_2_2_2_tiles+opt_softmax"
@@ -34,9 +35,7 @@ MOVES = (
 def what_decides(config):
     """The knobs that docs/tuning.md lists as changing bits."""
     if isinstance(config, FlashForwardKernelConfig):
-        # The optimised softmax moves the maxima of a warp's rows when one has outgrown its own.
-        rows = config.rows_per_warp if config.optimized_softmax else None
-        return config.dtype, config.B_c, config.step_cols, config.optimized_softmax, rows
+        return config.dtype, config.B_c, config.step_cols, config.optimized_softmax
     names = ("dtype", "n_warpgroups", "B_c", "statistics", "rescale_threshold", "l_by_mma")
     return tuple(getattr(config, name) for name in (*names, "ascending", "split_last"))
 
@@ -59,10 +58,10 @@ def competing(key):
 def test_the_tuning_set_has_the_classes_that_the_docs_state(device):
     configs = [*competing("tune"), *(parse_config(text) for text in (SPLIT, *MOVES))]
     classes = classes_of(device, configs)
-    # B_c of 32 and 64, each plain, and optimised with 16 and with 32 rows a warp; and SPLIT.
-    assert len(classes) == 7
+    # B_c of 32 and 64, each plain and optimised; and SPLIT.
+    assert len(classes) == 5
     assert all(len(bits) == 1 for bits in classes.values())
-    assert len(set.union(*classes.values())) == 7
+    assert len(set.union(*classes.values())) == 5
 
 
 def test_configurations_that_agree_in_the_deciding_knobs_have_equal_bits(device):
@@ -78,7 +77,8 @@ def test_on_the_h200_too_the_deciding_knobs_decided():
     for m in read_lines(RECORD):
         problem, config = m.key.problem, parse_config(m.key.config)
         if isinstance(m.outcome, Timed) and m.outcome.fingerprint:
-            where = problem.d_head, problem.causal, what_decides(config)
+            order = sum_order(plan(config, problem, sm_count=SM_COUNT))
+            where = problem.d_head, problem.causal, what_decides(config), order
             classes[where].add(m.outcome.fingerprint)
     assert len(classes) > 20
     assert all(len(bits) == 1 for bits in classes.values())

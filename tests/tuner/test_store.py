@@ -1,6 +1,7 @@
 """The results file: nothing is lost, nothing is kept twice, and foreign lines are checked."""
 
 import json
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -273,6 +274,30 @@ def test_a_results_file_in_a_folder_that_cannot_be_written_is_readable(tmp_path,
     monkeypatch.setattr(store_module.os, "access", lambda *_: False)  # root may write anywhere
     assert store_module.read_store(path) == [measured()]
     assert not list(tmp_path.glob("*-shm"))
+
+
+def test_a_file_whose_maker_was_killed_before_its_table_was_there_is_empty(tmp_path):
+    path = tmp_path / "r.sqlite"
+    sqlite3.connect(path).execute("PRAGMA journal_mode = WAL").connection.close()
+    assert store_module.read_store(path) == []
+    with ResultStore(path) as store:
+        assert store.add(measured())
+    assert store_module.read_store(path) == [measured()]
+
+
+def test_what_a_killed_writer_left_half_done_is_taken_back_by_who_only_reads(tmp_path, monkeypatch):
+    monkeypatch.setattr(store_module, "on_network_disk", lambda path: True)  # journals, no log
+    path, killed = tmp_path / "r.sqlite", tmp_path / "killed" / "r.sqlite"
+    killed.parent.mkdir()
+    with ResultStore(path) as store:
+        store.add(measured())
+        store._db.execute("PRAGMA cache_size = 1")
+        with store._transaction():
+            for number in range(1, 200):  # more than its memory holds: some reaches the disk
+                store.add(measured(number))
+            for name in ("r.sqlite", "r.sqlite-journal"):
+                shutil.copy(tmp_path / name, killed.parent / name)
+    assert store_module.read_store(killed) == [measured()]
 
 
 def test_a_full_disk_is_said_as_that(tmp_path):

@@ -7,7 +7,23 @@ from typing import Any
 from flashsmith.api import gpu_call, host_call
 from flashsmith.api.arrays import library_of, origin
 from flashsmith.api.arrays.library import Array
-from flashsmith.api.options import LSE, CallOptions, checked_flag, checked_options
+from flashsmith.api.options import (
+    LSE,
+    CallOptions,
+    checked_flag,
+    checked_options,
+    common_options,
+)
+from flashsmith.api.padding import (
+    columns_to_add,
+    has_odd_width,
+    narrowed,
+    require_no_out,
+    scaled_by,
+    widened,
+)
+from flashsmith.api.scores import require_small_scores
+from flashsmith.base import settings
 from flashsmith.kernels.kernel import KernelConfig
 
 
@@ -36,15 +52,19 @@ def flash_attention(
     Returns out; (out, lse) with `return_lse`, lse being float32 (batch, heads, queries); and a
     `Choice` as the last item with `explain`.
     """
-    options = checked_options(
-        causal=causal,
-        scale=scale,
-        layout=layout,
-        return_lse=return_lse,
-        config=config,
-        backend=backend,
-        **facts,
-    )
+    options = None
+    if scale is None and config is None and backend is None and not facts:
+        options = common_options(causal, None, layout, return_lse)
+    if options is None:
+        options = checked_options(
+            causal=causal,
+            scale=scale,
+            layout=layout,
+            return_lse=return_lse,
+            config=config,
+            backend=backend,
+            **facts,
+        )
     explain = explain is not False and checked_flag("explain", explain)
     return attend(q, k, v, options, out=out, explain=explain)
 
@@ -53,6 +73,12 @@ def attend(
     q: Array, k: Array, v: Array, options: CallOptions, *, out: Array = None, explain: bool = False
 ) -> Any:  # Any: an array, or a tuple of it, its log-sum-exp and the choice
     """The same with checked options."""
+    if settings.checks_calls():
+        require_small_scores(q, k, options)
+    # Asked of q alone first: every call passes here.
+    columns = columns_to_add(q, k, v) if has_odd_width(q) else 0
+    if columns:
+        return _attend_padded(q, k, v, options, columns, out=out, explain=explain)
     if origin(q) == "torch":
         from flashsmith.torch_op import attention as torch_attention
 
@@ -66,3 +92,23 @@ def attend(
         return o
     results = [o] + ([lse] if wants_lse else []) + ([choice] if explain else [])
     return tuple(results)
+
+
+def _attend_padded(
+    q: Array,
+    k: Array,
+    v: Array,
+    options: CallOptions,
+    columns: int,
+    *,
+    out: Array,
+    explain: bool,
+) -> Any:  # Any: as above
+    """The same with zeros behind d_head: they add nothing to scores, and are cut off the output."""
+    width = q.shape[-1]
+    require_no_out(out, width)
+    wide = [widened(array, columns) for array in (q, k, v)]
+    found = attend(wide[0], wide[1], wide[2], scaled_by(width, options), explain=explain)
+    if not isinstance(found, tuple):
+        return narrowed(found, width)
+    return narrowed(found[0], width), *found[1:]

@@ -7,7 +7,7 @@ from typing import Any
 
 from flashsmith.api.arrays.library import Array
 from flashsmith.api.attention import attend
-from flashsmith.api.options import checked_fact, checked_flag, checked_options
+from flashsmith.api.options import checked_fact, checked_flag, checked_options, common_options
 from flashsmith.base.errors import ArgumentError, Unsupported
 from flashsmith.problem.attention import FACTS
 
@@ -49,11 +49,15 @@ def flash_attn_func(
         raise _unsupported(
             "alibi_slopes is given", "a bias of scores", "use torch's flex_attention for ALiBi"
         )
-    options = checked_options(
-        causal=causal,
-        scale=checked_fact("softmax_scale", FACTS["scale"], softmax_scale),
-        return_lse=checked_flag("return_attn_probs", return_attn_probs),
-    )
+    options = None
+    if softmax_scale is None:
+        options = common_options(causal, None, "bshd", return_attn_probs)
+    if options is None:
+        options = checked_options(
+            causal=causal,
+            scale=checked_fact("softmax_scale", FACTS["scale"], softmax_scale),
+            return_lse=checked_flag("return_attn_probs", return_attn_probs),
+        )
     result = attend(q, k, v, options)
     return (*result, None) if return_attn_probs else result
 
@@ -72,21 +76,22 @@ def scaled_dot_product_attention(
 
     Three dimensions, (heads, sequence, d_head), are a batch of one, as in torch.
     """
-    if attn_mask is not None:
+    is_causal = checked_flag("is_causal", is_causal)
+    diagonal = 0 if is_causal else None
+    if _is_causal_bias(attn_mask):
+        is_causal, diagonal = True, _diagonal_of(attn_mask, query, key, is_causal)
+    elif attn_mask is not None:
         raise _unsupported(
             "attn_mask is given",
             "a mask of the caller's",
-            "pass is_causal=True for a causal mask, or call torch's own function",
+            "pass is_causal=True or torch's causal_lower_right(...) for a causal mask, or call "
+            "torch's own function",
         )
     if dropout_p != 0:
         raise _unsupported(f"dropout_p is {dropout_p}", "dropout", "pass 0.0")
-    is_causal = checked_flag("is_causal", is_causal)
-    options = checked_options(
-        causal=is_causal,
-        diagonal=0 if is_causal else None,
-        scale=scale,
-        layout="bhsd",
-    )
+    options = common_options(is_causal, diagonal, "bhsd", False) if scale is None else None
+    if options is None:
+        options = checked_options(causal=is_causal, diagonal=diagonal, scale=scale, layout="bhsd")
     shapes: list[tuple[int, ...]] = [getattr(array, "shape", ()) for array in (query, key, value)]
     has_no_batch = len(shapes[0]) == len(shapes[1]) == len(shapes[2]) == 3
     if not checked_flag("enable_gqa", enable_gqa):
@@ -94,6 +99,26 @@ def scaled_dot_product_attention(
     if has_no_batch:
         return attend(query[None], key[None], value[None], options)[0]
     return attend(query, key, value, options)
+
+
+def _is_causal_bias(attn_mask: object) -> bool:
+    """Whether torch's causal_lower_right or causal_upper_left made it; torch may be absent."""
+    kind = type(attn_mask)
+    return kind.__name__ == "CausalBias" and kind.__module__.startswith("torch.")
+
+
+# Any: a class of torch, which may be absent.
+def _diagonal_of(bias: Any, query: Array, key: Array, is_causal: bool) -> int | None:
+    """The diagonal that a mask object of torch means: None is bottom-right, 0 top-left."""
+    if is_causal:
+        raise ArgumentError("attn_mask and is_causal are both given; drop one of them.")
+    made, met = (bias.seq_len_q, bias.seq_len_kv), (query.shape[-2], key.shape[-2])
+    if made != met:
+        raise ArgumentError(
+            f"attn_mask was made for {made[0]} queries and {made[1]} keys, and there are {met[0]} "
+            f"and {met[1]}; make it for these."
+        )
+    return None if bias.variant.name == "LOWER_RIGHT" else 0
 
 
 def _require_equal_heads(heads: list[int]) -> None:

@@ -75,6 +75,26 @@ def checked_options(
     return CallOptions(tuple(values), config, backend)
 
 
+_COMMON = {
+    (causal, diagonal, layout, lse): checked_options(
+        causal=causal, diagonal=diagonal, layout=layout, return_lse=lse
+    )
+    for causal, diagonal in ((False, None), (True, None), (True, 0))
+    for layout in FACTS["layout"].choices
+    for lse in (False, True)
+}
+
+
+def common_options(
+    causal: object, diagonal: object, layout: object, return_lse: object
+) -> CallOptions | None:
+    """The options of most calls, looked up; None where they have to be checked one by one."""
+    # True == 1, so types count; a text that is no layout is not found.
+    if type(causal) is bool and type(return_lse) is bool and type(layout) is str:
+        return _COMMON.get((causal, diagonal, layout, return_lse))  # type: ignore[arg-type]
+    return None
+
+
 def _unknown(call_name: str) -> ArgumentTypeError:
     near = difflib.get_close_matches(call_name, CALL_FACTS, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(CALL_FACTS)}."
@@ -105,8 +125,8 @@ def _plain(kind: type, value: object) -> object:
     if kind is float and isinstance(value, Real) and not isinstance(value, bool):
         try:
             return float(value)
-        except OverflowError as error:
-            raise ArgumentError("a number is beyond the largest that float holds.") from error
+        except OverflowError:
+            return value  # refused by name, with the range that there is
     return value
 
 

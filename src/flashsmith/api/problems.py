@@ -12,6 +12,9 @@ from flashsmith.base.errors import ArgumentError, ArgumentTypeError, Unsupported
 from flashsmith.kernels.width import MAX_D_HEAD, require_width
 from flashsmith.problem.attention import LAYOUTS, AttentionProblem
 
+# float32 is what models have that were loaded without a word about it.
+_OF_A_MODEL = " (load a torch model with dtype=torch.bfloat16, or call it under torch.autocast)"
+
 
 def problem_of(views: Sequence[ArrayView], options: CallOptions) -> AttentionProblem:
     """The problem that q, k and v and the options of a call pose."""
@@ -90,7 +93,8 @@ def _common_dtype(q: ArrayView, k: ArrayView, v: ArrayView) -> DType:
     dtype = DType.of(q.dtype)
     if dtype is None:
         raise ArgumentTypeError(
-            f"q is {q.dtype}; the kernels take float16 and bfloat16; convert q, k and v first."
+            f"q is {q.dtype}; the kernels take float16 and bfloat16; convert q, k and v first"
+            f"{_OF_A_MODEL if q.dtype == 'float32' else ''}."
         )
     for view in (k, v):
         if view.dtype != q.dtype:
@@ -146,8 +150,9 @@ def _require_heads_and_width(heads: int, kv_heads: int, d_head: int) -> None:
             f"q has {heads} heads and k has {kv_heads}; the heads of q must be a multiple of those "
             f"of k."
         )
+    # A narrower one that is no multiple of 8 was padded before; the operators of torch do not.
     can_pad = d_head <= MAX_D_HEAD
-    advice = "pad q, k and v with zeros and give scale" if can_pad else "use another implementation"
+    advice = "call flash_attention, which pads" if can_pad else "use another implementation"
     require_width(d_head, advice)
 
 

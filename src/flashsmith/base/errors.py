@@ -149,6 +149,10 @@ class Mismatch(FlashsmithError):
         )
 
 
+class Interrupted(FlashsmithError):
+    """Ctrl-C: the user ended a command."""
+
+
 class FileInUse(FlashsmithError):
     """A file that another process has kept to itself for too long."""
 

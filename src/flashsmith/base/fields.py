@@ -15,6 +15,10 @@ from flashsmith.base.errors import ConfigError
 _KNOB = "flashsmith.knob"
 _FACT = "flashsmith.fact"
 _ALWAYS_WRITTEN = object()
+_MOST_BITS = 256  # of an integer that a message spells
+MOST = 2**31 - 1  # of every size: kernels count in 32 bits
+# What kernels reckon in; the smallest normal number, because they take smaller ones for 0.
+FLOAT32 = (2.0**-126, (2 - 2.0**-23) * 2.0**127)
 Declared = Any  # Any: a declared field stands where a value of its type will be
 
 
@@ -108,8 +112,19 @@ class Fact:
             return f"{name} is {value:g}; it is {self.wanted()}."
         if self.least is not None and isinstance(value, int | float) and value < self.least:
             return f"{name} is {_shown(value)}; it is {self.wanted()}."
+        if self.least is not None and isinstance(value, int) and value > MOST:
+            return f"{name} is {_shown(value)}; kernels count in 32 bits, up to {MOST:,}."
         if self.kind is float and isinstance(value, int | float) and not value > 0:
-            return f"{name} is {value:g}; it is {self.wanted()}."
+            shown = _shown(value) if isinstance(value, int) else f"{value:g}"
+            return f"{name} is {shown}; it is {self.wanted()}."
+        if self.kind is float and isinstance(value, int | float):
+            least, most = FLOAT32
+            if not least <= value <= most:
+                advice = f"; {self.hint}" if self.hint else ""
+                return (
+                    f"{name} is {_shown(value)}; kernels take it as float32, from {least:.4g} to "
+                    f"{most:.4g}{advice}."
+                )
         if self.choices and value not in self.choices:
             return f"{name} is {_shown(value)}; it is {self.wanted()}."
         return ""
@@ -178,6 +193,8 @@ def _is_of_kind(value: object, kind: type) -> bool:
 
 
 def _shown(value: object) -> str:
+    if isinstance(value, int) and value.bit_length() > _MOST_BITS:
+        return f"an integer of {value.bit_length():,} bits"  # Python writes no such number
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:77]}…"
 

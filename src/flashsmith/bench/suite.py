@@ -58,12 +58,16 @@ def read_suite(name: str, dtype: DType) -> Suite:
         )
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except RecursionError as error:
+        raise ArgumentError(f"{path} is no TOML file of ours: it is nested too deeply.") from error
+    except (OSError, ValueError) as error:  # ValueError: TOML's, UTF-8's, or too many digits
         raise ArgumentError(f"{path} is no TOML file: {error}.") from error
     try:
         shapes = [shape for table in data.get("grid", []) for shape in _grid(path, table, dtype)]
         shapes += [_shape(path, table, dtype) for table in data.get("shape", [])]
-    except (TypeError, ZeroDivisionError) as error:
+    except ArgumentError as error:
+        raise ArgumentError(error if str(path) in str(error) else f"{path}: {error}") from error
+    except (AttributeError, OverflowError, TypeError, ZeroDivisionError) as error:
         raise ArgumentError(
             f"{path} has a field of a wrong type or a length or width of 0 ({error}); the shipped "
             f"suites in {FOLDER} show how one is written."

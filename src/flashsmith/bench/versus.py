@@ -9,6 +9,7 @@ from typing import Any
 from flashsmith.bench.peers import Peer, contenders_of, torch_tensors
 from flashsmith.bench.suite import Shape
 from flashsmith.kernels.arguments import TensorArg
+from flashsmith.kernels.kernel import KernelConfig
 from flashsmith.measure.environment import Environment
 from flashsmith.measure.interleaved import Comparison, Contender, Regime, Timed, compare
 from flashsmith.measure.record import Record, records_of
@@ -32,6 +33,7 @@ class Versus:
     shape: Shape
     choice: Choice
     comparison: Comparison
+    n_ours: int = 1  # more where a set is timed: then the choice is its first
 
     @property
     def ours(self) -> Timed:
@@ -39,13 +41,18 @@ class Versus:
         return self.comparison.timed[0]
 
     @property
+    def set(self) -> tuple[Timed, ...]:
+        """Every configuration of ours."""
+        return self.comparison.timed[: self.n_ours]
+
+    @property
     def peers(self) -> tuple[Timed, ...]:
         """Everyone else but the GEMM."""
-        return tuple(t for t in self.comparison.timed[1:] if t.name != GEMM)
+        return tuple(t for t in self.comparison.timed[self.n_ours :] if t.name != GEMM)
 
-    def times_as_fast(self, peer: Timed) -> Summary:
+    def times_as_fast(self, peer: Timed, ours: Timed | None = None) -> Summary:
         """Our speed over a peer's, round by round; above 1 we are faster."""
-        return ratio_by_round(peer.times_us, self.ours.times_us)
+        return ratio_by_round(peer.times_us, (ours or self.ours).times_us)
 
     def gemm_tflops(self) -> float | None:
         """The rate of a large matrix product in the same rounds."""
@@ -53,22 +60,35 @@ class Versus:
         return GEMM_FLOPS / found.time_us.median / 1e6 if found else None
 
 
+def computing(configs: Sequence[KernelConfig], problem: AttentionProblem) -> list[KernelConfig]:
+    """Those that compute a problem at its own width: a wider kernel would be another race."""
+    return [c for c in configs if (c.dtype, c.d_head) == (problem.dtype, problem.d_head)]
+
+
 def versus(
-    device: CudaDevice, shape: Shape, peers: list[Peer], *, rounds: int, regime: Regime
+    device: CudaDevice,
+    shape: Shape,
+    peers: list[Peer],
+    *,
+    rounds: int,
+    regime: Regime,
+    configs: Sequence[KernelConfig] = (),
 ) -> Versus:
-    """Runs one shape."""
+    """Runs one shape: what is chosen for it, or each of `configs` where a set is to be timed."""
     problem = shape.problem
-    choice = choose(problem, device.arch, gpu=device.name)
+    given = configs[0] if configs else None
+    choice = choose(problem, device.arch, gpu=device.name, given=given)
     assert choice.config is not None
     with torch_tensors(problem) as (q, k, v, o):
         call = {name: _arg(t) for name, t in zip("qkvo", (q, k, v, o), strict=True)}
-        ours = contender_of(device, choice.config, problem, call)
+        ours = [contender_of(device, c, problem, call) for c in configs or (choice.config,)]
         contenders = [
-            Contender(OURS, ours.launch),
+            *(ours if configs else [Contender(OURS, ours[0].launch)]),
             *contenders_of(device, peers, problem, q, k, v),
             *_gemm(device, problem),
         ]
-        return Versus(shape, choice, compare(device, contenders, rounds=rounds, regime=regime))
+        compared = compare(device, contenders, rounds=rounds, regime=regime)
+        return Versus(shape, choice, compared, len(ours))
 
 
 def _gemm(device: CudaDevice, problem: AttentionProblem) -> Iterator[Contender]:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import signal
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
+from multiprocessing.connection import Connection, wait
 
 from flashsmith.base.errors import FlashsmithError, LaunchError, OutOfResources, Unsupported
 from flashsmith.check.cases import Case, full_cases, quick_cases
@@ -66,8 +71,7 @@ def check_on_emulator(
     workers = min(workers or available_cores(), max(len(work), 1))
     if workers == 1:
         return _serially(_emulator(), work, progress)
-    # Fresh processes, because a fork would copy locks that threads of this one hold.
-    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
+    with _checking_processes(workers) as pool:
         futures = [pool.submit(_check_in_worker, config, case) for config, case in work]
         for done, _ in enumerate(as_completed(futures), start=1):
             if progress is not None:
@@ -127,6 +131,36 @@ def _is_alive(device: Device) -> bool:
     except LaunchError:
         return False
     return True
+
+
+@contextmanager
+def _checking_processes(workers: int) -> Iterator[ProcessPoolExecutor]:
+    """Fresh processes; they end at once when the caller leaves early, or is killed.
+
+    Fresh, because a fork would copy locks that threads of this process hold.
+    """
+    context = multiprocessing.get_context("spawn")
+    theirs, ours = context.Pipe(duplex=False)
+    pool = ProcessPoolExecutor(workers, context, initializer=_serve_until, initargs=(theirs,))
+    try:
+        yield pool
+    except BaseException:
+        ours.close()
+        pool.shutdown(cancel_futures=True)  # at once: nobody is left to wait for
+        raise
+    pool.shutdown()
+    ours.close()
+
+
+def _serve_until(parent: Connection) -> None:
+    """Makes this process end with the other end of the pipe, whatever it is doing."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, who then closes the pipe
+
+    def watch() -> None:
+        wait([parent])
+        os._exit(0)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 @cache

@@ -11,9 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashsmith.base.dtypes import DType
-from flashsmith.check.cases import Case, inputs_of
+from flashsmith.check.cases import Case, Inputs, inputs_of
 from flashsmith.check.same_precision import same_precision
 from flashsmith.check.scales import error_scales
+from flashsmith.problem.attention import AttentionProblem
 from flashsmith.problem.reference import reference
 from flashsmith.problem.signature import signature_of
 from flashsmith.runtime.tensors import numbers_of
@@ -52,10 +53,15 @@ class Expected:
 @lru_cache(maxsize=256)
 def expectation_of(case: Case) -> Mapping[str, Expected]:
     """Truth and tolerance of every output of a case; the same for all configurations."""
-    # The layout is how tensors are handed over; the case's are indexed by row.
-    problem, given = replace(case.problem, layout="bshd"), inputs_of(case)
+    return expectation(case.problem, inputs_of(case))
+
+
+def expectation(problem: AttentionProblem, bits: Inputs) -> Mapping[str, Expected]:
+    """Truth and tolerance of every output for these inputs, (batch, row, head, d) as of a case."""
+    # The layout is how tensors are handed over; these are indexed by row.
+    problem = replace(problem, layout="bshd")
     roles = signature_of(problem).inputs(problem)
-    inputs = {role.name: numbers_of(role, given[role.name], problem) for role in roles}
+    inputs = {role.name: numbers_of(role, bits[role.name], problem) for role in roles}
     truth, near = reference(problem, inputs), same_precision(problem, inputs)
     scales = error_scales(problem, inputs, truth)
     found = {}

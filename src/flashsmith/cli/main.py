@@ -5,18 +5,23 @@ from __future__ import annotations
 import difflib
 import importlib
 import inspect
+import os
 import sys
+import threading
 from typing import Any, NoReturn
 
 import typer
 from typer.core import TyperGroup
 
 from flashsmith import __version__
-from flashsmith.base.errors import ArgumentError, FlashsmithError
+from flashsmith.base.errors import ArgumentError, FlashsmithError, Interrupted
 from flashsmith.base.plain_text import plain
-from flashsmith.cli.pipes import let_readers_leave
+from flashsmith.base.whole_file import disk_error, is_disk_full
+from flashsmith.cli.pipes import drop_output, let_readers_leave
 
 USAGE_ERROR = 2
+_PATIENCE_S = 0.5  # after Ctrl-C, for what ends by itself
+INTERRUPTED = 130  # as shells have it: 128 and the number of the signal
 
 
 # Each with its line in the help; what it runs is the function `command` of the module of its name
@@ -71,12 +76,15 @@ class _Verbs(TyperGroup):
         single = typer.Typer(
             add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
         )
-        module, name = DOORS.get(verb, (verb, "command"))
-        function = getattr(importlib.import_module(f"flashsmith.cli.verbs.{module}"), name)
+        file, name = DOORS.get(verb, (verb, "command"))
+        module = importlib.import_module(f"flashsmith.cli.verbs.{file}")
+        function = getattr(module, name)
         # \b: examples stand on lines of their own, as they were written.
         text = inspect.cleandoc(function.__doc__ or "").replace("\n\n", "\n\n\b\n")
         single.command(cmd_name, help=text, no_args_is_help=False)(function)
-        return typer.main.get_command(single)
+        command = typer.main.get_command(single)
+        _state_default_key(command, getattr(module, "DEFAULT_KEY", ""))
+        return command
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:  # Any: as above
         if " ".join(args[:2]) in VERBS and args[0] in VERBS and len(args) > 1:
@@ -92,9 +100,22 @@ class _Verbs(TyperGroup):
             )
         return super().resolve_command(ctx, args)
 
+    def invoke(self, ctx: Any) -> Any:  # Any: as above
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as error:
+            raise Interrupted("interrupted; what was finished is kept") from error
+
     def format_commands(self, ctx: Any, formatter: Any) -> None:  # Any: as above
         with formatter.section("Verbs"):
             formatter.write_dl(list(VERBS.items()))
+
+
+def _state_default_key(command: Any, default: str) -> None:  # Any: as above
+    """Puts the set that a verb takes without KEY into the help of its KEY."""
+    for parameter in command.params:
+        if parameter.name == "key":
+            parameter.help = parameter.help.replace("{default}", default)
 
 
 app = typer.Typer(
@@ -103,7 +124,11 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        # --seq_lens is --seq-lens: the original system's scripts spell options so.
+        "token_normalize_func": lambda token: token.replace("_", "-"),
+    },
 )
 
 
@@ -127,17 +152,34 @@ def _lines(error: FlashsmithError) -> str:
     return "\n".join(map(plain, str(error).splitlines()))
 
 
+def _leave_at_once(code: int) -> NoReturn:
+    """Ends the process; threads that are inside the compiler are not waited for to their end."""
+    sys.stdout.flush()
+    end = threading.Timer(_PATIENCE_S, os._exit, (code,))
+    end.daemon = True
+    end.start()
+    sys.exit(code)
+
+
 def main() -> NoReturn:
     """Runs the command line; an error of the user is one line on stderr and exit code 2."""
     let_readers_leave()
     try:
-        app(prog_name="flashsmith")
+        try:
+            app(prog_name="flashsmith")
+        finally:
+            sys.stdout.flush()  # here, where a full disk can still be said
+    except Interrupted as error:
+        typer.echo(f"\nflashsmith: {error}.", err=True)
+        _leave_at_once(INTERRUPTED)
     except FlashsmithError as error:
         typer.echo(f"flashsmith: {_lines(error)}", err=True)
         sys.exit(USAGE_ERROR)
     except OSError as error:
-        if error.filename is None:  # not about a file that the user named: a bug is shown whole
-            raise
-        typer.echo(f"flashsmith: {error.filename}: {error.strerror}; check the path.", err=True)
+        if error.filename is None and not is_disk_full(error):
+            raise  # not about a file that the user named: a bug is shown whole
+        where = f"{error.filename}: " if error.filename is not None else ""
+        typer.echo(f"flashsmith: {where}{disk_error(error)}.", err=True)
+        drop_output()
         sys.exit(USAGE_ERROR)
     sys.exit(0)

@@ -12,6 +12,8 @@ from flashsmith import arch as arches
 from flashsmith.base import settings
 from flashsmith.base.dtypes import DType
 from flashsmith.base.errors import ArgumentError
+from flashsmith.base.plain_text import shortened
+from flashsmith.base.whole_number import whole_number
 from flashsmith.cli.declared import Facts
 from flashsmith.kernels import KernelConfig, resolve_key
 from flashsmith.kernels.sets import named_sets
@@ -42,13 +44,24 @@ def _one_form(context: typer.Context, value: bool) -> bool:
     return value
 
 
+def _not_empty(value: str | None) -> str | None:
+    # An empty text is mostly a variable that is not set: what it asks for is not the default.
+    if value is not None and not value.strip():
+        raise ArgumentError(
+            "KEY is an empty text; it is a set such as tune, a short form or @file; name one, or "
+            "leave it out."
+        )
+    return value
+
+
+DEFAULT_KEY = "{default}"  # in help texts: where the command line puts each verb's own
 KeyArgument = Annotated[
     str | None,
     typer.Argument(
         metavar="[KEY]",
+        callback=_not_empty,
         help=f"A set ({', '.join(named_sets())}, or B_r,B_c; joined by +), a short form, or "
-        "@file of short forms. Without it: the environment variable KERNELS, else tune (run: "
-        "smoke; profile: prog; generate and build: all).",
+        f"@file of short forms. Without it: the environment variable KERNELS, else {DEFAULT_KEY}.",
         show_default=False,
     ),
 ]
@@ -188,12 +201,12 @@ def problems_of(
 
 def numbers_of(option: str, text: str) -> list[int]:
     """The positive numbers of a list such as `1024,4096`."""
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isascii() and part.isdecimal() and int(part) > 0 for part in parts):
+    numbers = [whole_number(part.strip()) for part in text.split(",")]
+    if not all(numbers):
         raise ArgumentError(
-            f"{option} is {text!r}; it is a list of numbers above 0, such as 1024,4096."
+            f"{option} is {shortened(text)!r}; it is a list of numbers above 0, such as 1024,4096."
         )
-    return [int(part) for part in parts]
+    return [number for number in numbers if number]
 
 
 def dtype_of(text: str) -> DType:

@@ -15,15 +15,25 @@ class _LeftAlone(io.FileIO):
         try:
             return super().write(data)
         except BrokenPipeError:
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, self.fileno())
-            os.close(nowhere)
+            _lead_nowhere(self.fileno())
             return memoryview(data).nbytes
 
 
 def let_readers_leave() -> None:
     """Replaces stdout and stderr; a verb then goes on to its end, and its exit code is its own."""
     sys.stdout, sys.stderr = _tolerant(sys.stdout), _tolerant(sys.stderr)
+
+
+def drop_output() -> None:
+    """Forgets what stdout could not take: it would be tried again when Python ends."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        _lead_nowhere(sys.stdout.fileno())
+
+
+def _lead_nowhere(descriptor: int) -> None:
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, descriptor)
+    os.close(nowhere)
 
 
 def _tolerant(stream: TextIO) -> TextIO:

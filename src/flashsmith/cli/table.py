@@ -26,7 +26,7 @@ _CONFIGS = ("config", "short_form", "contender", "before", "after", "same_as")
 _COUNTED = 10**9  # whole numbers from here on are estimates, or not read to the last digit
 _AGAINST = "against_the_"  # first, or row above: the column of changes
 # What is copied whole: spaces in it are no places to break a line.
-_SHORT_FORM = re.compile(r"\w*\([^()]*,[^()]*\)(?:: [\w+]+)?")
+_SHORT_FORM = re.compile(r"(?<!\w)\w*\([^(),]*,[^()]*\)(?:: [\w+]+)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ def table_lines(
     shown = len(rows) if every else min(len(rows), MOST_ROWS)
     layouts = [_cut_to(shown, layout) for layout in _layouts(rows, names, prose)]
     layout = _chosen(layouts, width)
-    heads = (*title.splitlines(), *layout.facts)
+    heads = (*map(plain, title.splitlines()), *layout.facts)
     head = [line for text in heads for line in _wrapped(text, width)]
     head += [""] if head else []
     if not layout.columns:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
 
+from flashsmith.base.errors import DamagedFile
 from flashsmith.compile.machine.cubin import code_hash
 
 
@@ -24,6 +26,29 @@ class Resources:
     def spill_bytes(self) -> int:
         """Bytes a thread spills: stores and loads of local memory in the machine code, added."""
         return self.spill_store_bytes + self.spill_load_bytes
+
+
+def resources_from(data: object) -> Resources:
+    """What a file says of a kernel's resources; raises unless every field has its type."""
+    names = {field.name for field in fields(Resources)}
+    if not isinstance(data, dict) or set(data) != names:
+        raise DamagedFile(f"resources are {str(data)[:80]!r}; their fields are {sorted(names)}")
+    for name in names - {"warnings"}:
+        value = data[name]
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**31:
+            raise DamagedFile(f"{name} is {str(value)[:40]!r}; it is a count")
+    warnings = data["warnings"]
+    if not isinstance(warnings, list) or not all(isinstance(text, str) for text in warnings):
+        raise DamagedFile(f"warnings are {str(warnings)[:40]!r}; they are a list of texts")
+    return Resources(**{**data, "warnings": tuple(warnings)})
+
+
+def text_from(data: Mapping[str, object], name: str) -> str:
+    """A field of a file that is a text; raises where it is anything else."""
+    value = data.get(name)
+    if not isinstance(value, str):
+        raise DamagedFile(f"{name} is {str(value)[:40]!r}, no text")
+    return value
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,13 +10,14 @@ import os
 import re
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from flashsmith.base import settings
 from flashsmith.base.errors import ArgumentError, CompileError, FlashsmithError, Unsupported
+from flashsmith.base.threads import dropping_threads
 from flashsmith.compile.ahead_of_time.bundle import open_bundle
 from flashsmith.compile.artefact import CompiledKernel
 from flashsmith.compile.cache.kernel_cache import SCHEMA, KernelCache, default_cache
@@ -104,7 +105,7 @@ def compile_many(
             return error
 
     # Threads are enough: NVRTC compiles in parallel and holds no Python lock meanwhile.
-    with ThreadPoolExecutor(workers or available_cores()) as pool:
+    with dropping_threads(workers or available_cores()) as pool:
         futures = [pool.submit(one, job) for job in jobs]
         for done, _ in enumerate(as_completed(futures), start=1):
             if progress is not None:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from torch import Tensor
 from torch.nn import Module
 
 from flashsmith.api.dropins import scaled_dot_product_attention
-from flashsmith.base.errors import Unsupported
+from flashsmith.base.errors import ArgumentTypeError, Unsupported
+from flashsmith.integrations.mask_causes import CAUSE, cause_of, is_plain_prefill
 
 NAME = "flashsmith"
+# What a model's configuration holds in its place: transformers takes every name with "flash" in it
+# for one of the flash-attn package, and loads or swaps implementations by it (seen in 5.22).
+INSIDE = "smith_attention"
 _OLDEST = "4.53"  # the first version whose attention masks are made by a registered function
-_INSTEAD = 'use attn_implementation="sdpa"'
 # Arguments of other attention functions that change the result; None and 0 are neutral.
 _REFUSED = {
     "softcap": "capping of scores",
@@ -21,6 +25,8 @@ _REFUSED = {
     "cache": "a paged cache",
     "cu_seq_lens_q": "packed sequences",
 }
+_without_sdpa: set[type] = set()  # classes of configurations whose models refuse it
+_GATE = "_check_and_adjust_attn_implementation"
 
 
 def register(name: str = NAME) -> None:
@@ -36,39 +42,46 @@ def register(name: str = NAME) -> None:
         raise Unsupported(
             f"transformers cannot be used ({error}); install version {_OLDEST} or later."
         ) from error
-    AttentionInterface.register(name, attention_forward)
 
     def mask(**asked: Any) -> Tensor | None:  # Any: what each version asks by
         # torch's rule for its own attention is ours: no mask is made where is_causal says it all.
         # While torch.compile traces, that rule always makes one; a plain prefill needs none there.
-        return None if _is_plain_prefill(asked, causal_mask_function) else sdpa_mask(**asked)
+        if is_plain_prefill(asked, causal_mask_function):
+            return None
+        made: Tensor | None = sdpa_mask(**asked)
+        if made is not None:
+            setattr(made, CAUSE, cause_of(asked, causal_mask_function))
+        return made
 
-    AttentionMaskInterface.register(name, mask)
+    for known in (name, INSIDE):
+        AttentionInterface.register(known, attention_forward)
+        AttentionMaskInterface.register(known, mask)
+    _take_meaning_from(name)
     _spare_flash_attn(name)
 
 
-def _is_plain_prefill(
-    asked: dict[str, Any],  # Any: as above
-    causal_mask_function: object,
-) -> bool:
-    """Whether a mask is wanted that `is_causal` states in full: every query at its own key."""
-    # Versions 4 give the positions of the queries in place of their number.
-    q_length = asked["q_length"] if "q_length" in asked else asked["cache_position"].shape[0]
-    return (
-        q_length == asked["kv_length"]
-        and asked.get("attention_mask") is None
-        and asked.get("local_size") is None
-        and asked.get("mask_function") is causal_mask_function
-        and bool(asked.get("allow_is_causal_skip", False))
-    )
+def _take_meaning_from(name: str) -> None:
+    """Lets every model check, and keep, a name that nothing is read into."""
+    from transformers import modeling_utils
+
+    model_class = getattr(modeling_utils, "PreTrainedModel", None)
+    check = getattr(model_class, _GATE, None)
+    if model_class is None or check is None or hasattr(check, "__wrapped__"):
+        return  # a version without this check, or it is done
+
+    @functools.wraps(check)
+    def checked(self: Any, attn_implementation: str | None, *args: Any, **kwargs: Any) -> Any:
+        # Any: a model, and what each version passes on
+        is_ours = attn_implementation in (name, INSIDE)
+        if is_ours and not getattr(self, "_supports_sdpa", True):
+            _without_sdpa.add(type(self.config))
+        return check(self, INSIDE if is_ours else attn_implementation, *args, **kwargs)
+
+    setattr(model_class, _GATE, checked)
 
 
 def _spare_flash_attn(name: str) -> None:
-    """Keeps transformers from loading the flash-attn package for us.
-
-    Some versions take every implementation with "flash" in its name for one of that package and
-    load it when a model is made (seen in 5.22).
-    """
+    """Keeps versions without that check from loading the flash-attn package for us."""
     from transformers import modeling_utils
 
     load = getattr(modeling_utils, "lazy_import_flash_attention", None)
@@ -96,18 +109,21 @@ def attention_forward(
     """Attention as transformers calls it: (batch, heads, sequence, d_head) in, heads inside out."""
     if attention_mask is not None:
         raise Unsupported(
-            f"the model made a mask of shape {tuple(attention_mask.shape)} (for padding, "
-            f"a sliding window, or several tokens behind cached ones); flashsmith does causal and "
-            f"full attention; pass inputs without padding, or {_INSTEAD}."
+            f"the model made a mask of shape {tuple(attention_mask.shape)}, "
+            f"{cause_of_mask(attention_mask)}; flashsmith does causal and full attention; "
+            f"{_instead(module)}."
         )
     if dropout:
         raise Unsupported(
             f"attention dropout is {dropout}; flashsmith has none yet; call model.eval(), or "
-            f"{_INSTEAD}."
+            f"{_instead(module)}."
         )
     for argument, what in _REFUSED.items():
         if others.get(argument) is not None:
-            raise Unsupported(f"{argument} is given; flashsmith does not do {what}; {_INSTEAD}.")
+            raise Unsupported(
+                f"{argument} is given; flashsmith does not do {what}; {_instead(module)}."
+            )
+    _require_half(query)
     if is_causal is None:
         is_causal = bool(getattr(module, "is_causal", True))
     # A single query stands behind all keys; several begin at the first key, as in torch.
@@ -120,3 +136,25 @@ def attention_forward(
         enable_gqa=True,
     )
     return out.transpose(1, 2).contiguous(), None
+
+
+def cause_of_mask(attention_mask: Tensor) -> str:
+    """Why a mask was made, and what to do against it; one that we did not make is the caller's."""
+    own = "which the caller passed whole: pass none, or a 2-D one without zeros"
+    return str(getattr(attention_mask, CAUSE, own))
+
+
+def _require_half(query: Tensor) -> None:
+    import torch
+
+    if query.dtype is torch.float32 and not torch.is_autocast_enabled(query.device.type):
+        raise ArgumentTypeError(
+            "the model is float32; the kernels take float16 and bfloat16; load it with "
+            "dtype=torch.bfloat16, or call it under torch.autocast."
+        )
+
+
+def _instead(module: Module) -> str:
+    """An implementation that the model takes."""
+    name = "eager" if type(getattr(module, "config", None)) in _without_sdpa else "sdpa"
+    return f'use attn_implementation="{name}"'

@@ -6,6 +6,7 @@ import re
 from functools import lru_cache
 
 from flashsmith.base.errors import ConfigError
+from flashsmith.base.plain_text import shortened
 from flashsmith.kernels.catalogue import CATALOGUE, PARTS
 from flashsmith.kernels.kernel import KernelConfig
 from flashsmith.kernels.short_form import (
@@ -16,8 +17,10 @@ from flashsmith.kernels.short_form import (
     search_short_form,
 )
 
+_MOST_LETTERS = 4000  # a C++ literal in a profiler's line takes under 1,500
+
 _KERNEL_NAME = re.compile(r"\bflashsmith_([A-Za-z0-9_]+?)__[a-z_]+\b")
-_LOOKS_LIKE_SHORT_FORM = re.compile(r"(?P<prefix>\w*)\s*\([^()]*,[^()]*\)")
+_LOOKS_LIKE_SHORT_FORM = re.compile(r"\([^(),]*,[^()]*\)")
 
 
 # Kept: a table of measurements names a few configurations many times, and a first call reads it.
@@ -27,6 +30,7 @@ def parse_config(text: str) -> KernelConfig:
 
     The name may stand anywhere in the text (a table row, a profiler's line).
     """
+    require_short(text)
     for name in [text.strip(), *_KERNEL_NAME.findall(text)]:
         for family in (*CATALOGUE, *PARTS):
             config = parse_identifier(name, family)
@@ -44,8 +48,21 @@ def parse_kernel_name_into_config(kernel_name: str) -> KernelConfig:
     return parse_config(kernel_name)
 
 
+def require_short(text: str) -> None:
+    """Raises for a text that is too long to name anything: patterns take its length squared."""
+    if len(text) > _MOST_LETTERS:
+        raise ConfigError(
+            f"{shortened(text)!r} has {len(text):,} letters; what names a configuration or a set "
+            f"has at most {_MOST_LETTERS:,}; `flashsmith configs` shows some."
+        )
+
+
 def looks_like_config(text: str) -> bool:
     """Whether `text` is meant as a configuration rather than as the key of a set."""
+    return len(text) <= _MOST_LETTERS and _looks_like_config(text)
+
+
+def _looks_like_config(text: str) -> bool:
     return bool(_LOOKS_LIKE_SHORT_FORM.search(text)) or "{" in text or "flashsmith_" in text
 
 

@@ -8,9 +8,11 @@ from pathlib import Path
 
 from flashsmith.base import settings
 from flashsmith.base.errors import ArgumentError, ArgumentTypeError, ConfigError
+from flashsmith.base.plain_text import shortened
+from flashsmith.base.whole_number import whole_number
 from flashsmith.kernels.catalogue import CATALOGUE
 from flashsmith.kernels.kernel import KernelConfig
-from flashsmith.kernels.parse import looks_like_config, parse_config
+from flashsmith.kernels.parse import looks_like_config, parse_config, require_short
 from flashsmith.kernels.sm80_forward.config import FlashForwardKernelConfig
 from flashsmith.kernels.sm80_forward.sets import (
     get_autotuning_kernel_configs,
@@ -25,15 +27,16 @@ def named_sets() -> dict[str, Callable[[], Sequence[KernelConfig]]]:
     return {name: make for family in CATALOGUE for name, make in family.named_sets().items()}
 
 
-def get_kernel_configs(kernels_key: str = "") -> list[KernelConfig]:
-    """The set that the key, or else the environment variable KERNELS, names.
+def get_kernel_configs(kernels_key: str | None = "") -> list[KernelConfig]:
+    """The set that the key, or else the environment variable KERNELS, names; None is not given.
 
     `prog…` is the ladder (with `all` in it: at all block sizes), `tune` the tuning set, `all` what
     is built ahead of time, `64,32` the part of the tuning set with B_r 64 and B_c 32.
     """
-    if not isinstance(kernels_key, str):
+    if not isinstance(kernels_key, str | None):
         raise ArgumentTypeError(f"kernels_key is {kernels_key!r}; it is a text such as 'tune'.")
     key = kernels_key or settings.kernels_key()
+    require_short(key)
     sets = named_sets()
     if key in sets:
         return list(sets[key]())
@@ -49,6 +52,7 @@ def resolve_key(key: str) -> list[KernelConfig]:
 
     Sets may be joined, as in `tune+hopper`; what is in several is taken once.
     """
+    require_short(key)
     if key.startswith("@"):
         return _from_file(Path(key[1:]))
     if looks_like_config(key):
@@ -62,9 +66,11 @@ def _with_blocks(key: str) -> list[FlashForwardKernelConfig]:
     tune = get_autotuning_kernel_configs()
     blocks = sorted({(config.B_r, config.B_c) for config in tune})
     listed = " ".join(f"{b_r},{b_c}" for b_r, b_c in blocks)
-    if len(parts) != 2 or not all(part.isdecimal() for part in parts):
-        raise ConfigError(f"{key!r} is not of the form {_BLOCKS!r}; there are {listed}; name one.")
-    wanted = (int(parts[0]), int(parts[1]))
+    wanted = tuple(map(whole_number, parts))
+    if len(parts) != 2 or None in wanted:
+        raise ConfigError(
+            f"{shortened(key)!r} is not of the form {_BLOCKS!r}; there are {listed}; name one."
+        )
     if wanted not in blocks:
         raise ConfigError(
             f"{key!r} is no block size of the tuning set; there are {listed}; name one."
@@ -78,7 +84,7 @@ def _unknown(key: str, valid: list[str]) -> ConfigError:
         return ConfigError(f"no key is given and KERNELS is not set; keys are {listed}; give one.")
     near = difflib.get_close_matches(key, valid, n=1, cutoff=0.4)
     hint = f"did you mean {near[0]!r}?" if near else "give one of these."
-    return ConfigError(f"{key!r} is no set of configurations; keys are {listed}; {hint}")
+    return ConfigError(f"{shortened(key)!r} is no set of configurations; keys are {listed}; {hint}")
 
 
 def _from_file(path: Path) -> list[KernelConfig]:

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from flashsmith.base.errors import ConfigError
 from flashsmith.base.fields import Knob, Knobs, Word, legal_text, require_legal, value_text
+from flashsmith.base.whole_number import whole_number
 
 C = TypeVar("C", bound=Knobs)
 Values = dict[str, Any]  # Any: of each knob's type
@@ -193,6 +194,7 @@ def _cpp_value(name: str, what: Knob, text: str) -> Any:  # Any: a value of the 
                 return value
     elif kind is bool and last in ("0", "1", "true", "false"):
         return last in ("1", "true")
-    value = int(last) if last.isdecimal() else last
+    number = whole_number(last)
+    value = last if number is None else number
     require_legal(name, what, value)
     return value

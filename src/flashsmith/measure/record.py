@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 from collections.abc import Iterable, Mapping
@@ -11,6 +12,7 @@ from typing import Any
 
 from flashsmith.base.errors import DamagedFile
 from flashsmith.base.json_text import parse_json
+from flashsmith.base.whole_file import named_in_errors
 from flashsmith.measure.environment import Environment
 from flashsmith.measure.interleaved import Comparison, Timed
 from flashsmith.problem.attention import FACTS, AttentionProblem
@@ -67,10 +69,22 @@ def records_of(
 
 def append_records(path: Path, records: Iterable[Record]) -> None:
     """Adds records to a file; each line is written whole."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a", encoding="utf-8") as file:
-        for record in records:
-            file.write(record.to_line() + "\n")
+    lines = "".join(record.to_line() + "\n" for record in records)
+    with named_in_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab", buffering=0) as file:
+            length = file.tell()
+            try:
+                _write_all(file, lines.encode())
+            except OSError:
+                file.truncate(length)  # half a line would make the file unreadable
+                raise
+
+
+def _write_all(file: io.FileIO, data: bytes) -> None:
+    left = memoryview(data)
+    while left:
+        left = left[file.write(left) :]
 
 
 def read_records(path: Path) -> list[Record]:

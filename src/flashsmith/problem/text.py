@@ -7,9 +7,9 @@ from enum import Enum
 from typing import Any
 
 from flashsmith.base.errors import ArgumentError, DamagedFile
+from flashsmith.base.fields import MOST
 from flashsmith.problem.attention import FACTS, AttentionProblem
 
-MOST = 2**31 - 1  # of every size: kernels count in 32 bits
 Flat = dict[str, Any]  # Any: JSON
 
 _ABSENT = {name: what.absent for name, what in FACTS.items() if what.is_optional}

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flashsmith.base.errors import Unsupported
+from flashsmith.base.whole_file import written_whole
 from flashsmith.report import (
     counter_charts,
     ladders,
@@ -62,10 +63,8 @@ def write_page(data: ReportData, path: Path, *, reproduce: str = "") -> int:
     # In one pass: a foreign text that looks like a mark stays what it is.
     template = _TEMPLATE.read_text(encoding="utf-8")
     text = re.sub("@@[A-Z]+@@", lambda mark: values[mark[0]], template)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.part")
-    beside.write_text(text, encoding="utf-8")
-    beside.replace(path)
+    with written_whole(path) as beside:
+        beside.write_text(text, encoding="utf-8")
     return len(figures)
 
 

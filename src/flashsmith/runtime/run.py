@@ -79,8 +79,8 @@ class Prepared:
         params = self._params.get((key, workspace))
         if params is None:
             return False
-        for start, packed in zip(self._starts, params, strict=False):
-            start(packed, stream)
+        for number, start in enumerate(self._starts):
+            start(params[number], stream)
         return True
 
     def start_first(self, key: Hashable, call: Call, stream: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from flashsmith.api.arrays.library import Array
 from flashsmith.api.launches import gpu_device, host_device, launch_for
@@ -16,9 +17,15 @@ from flashsmith.torch_op.autograd import (
     refuse_tangents,
     wants_gradient,
 )
-from flashsmith.torch_op.cpu_kernel import TORCH_RUNS
+from flashsmith.torch_op.cpu_kernel import TORCH_RUNS, is_emulated
 from flashsmith.torch_op.fake_kernel import empty_lse
-from flashsmith.torch_op.tensor_view import refuse_out, require_tensors, tensor_view
+from flashsmith.torch_op.tensor_view import (
+    autocast,
+    is_autocast,
+    refuse_out,
+    require_tensors,
+    tensor_view,
+)
 from flashsmith.tuner.choose.choice import Choice
 
 
@@ -28,7 +35,10 @@ def attend(
     """Output, log-sum-exp (or None), and the choice if it is to be explained."""
     q, k, v = arrays
     require_tensors(q, k, v, out)
-    refuse_tangents(q, k, v)
+    if forward_ad._current_level >= 0:
+        refuse_tangents(q, k, v)
+    if is_autocast(q):
+        q, k, v = autocast(q), autocast(k), autocast(v)
     given, wants_lse = given_of(options), options.facts[LSE]
     lse = None
     if wants_gradient(q, k, v):  # which needs the log-sum-exp
@@ -49,7 +59,7 @@ def attend(
 def _choice(q: Tensor, k: Tensor, v: Tensor, options: CallOptions) -> Choice:
     """The choice that the operator made: it is kept with the launch."""
     views = [tensor_view(name, tensor) for name, tensor in zip("qkv", (q, k, v), strict=True)]
-    if q.device.type == "cpu" and options.backend != "emulator":
+    if q.device.type == "cpu" and not is_emulated(options):
         return TORCH_RUNS
     on_cpu = q.device.type == "cpu"
     device = host_device("emulator") if on_cpu else gpu_device(views[0], options.backend)

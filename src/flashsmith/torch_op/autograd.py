@@ -22,7 +22,7 @@ def wants_gradient(q: Tensor, k: Tensor, v: Tensor) -> bool:
 
 def refuse_tangents(q: Tensor, k: Tensor, v: Tensor) -> None:
     """Raises in forward-mode differentiation, whose tangents the operators would drop silently."""
-    if forward_ad._current_level < 0 or torch.compiler.is_compiling():
+    if torch.compiler.is_compiling():
         return
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if forward_ad.unpack_dual(tensor).tangent is not None:

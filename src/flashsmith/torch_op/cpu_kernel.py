@@ -14,6 +14,7 @@ from flashsmith.api.launches import host_device
 from flashsmith.api.notices import say_once
 from flashsmith.api.options import CallOptions
 from flashsmith.api.problems import problem_of, require_out_fits
+from flashsmith.base import settings
 from flashsmith.base.errors import ArgumentError, Unsupported
 from flashsmith.problem.attention import AttentionProblem
 from flashsmith.problem.needs import changed_scores
@@ -65,13 +66,13 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, options: CallOptions) -> tuple[Tens
         refuse_gradients({"q": q, "k": k, "v": v})
     views = [tensor_view(name, tensor) for name, tensor in zip("qkv", (q, k, v), strict=True)]
     problem = problem_of(views, options)
-    if options.backend == "emulator":
+    if is_emulated(options):
         return _emulate(q, k, v, problem, options)
     require_cpu_options(problem, options)
     say_once(
         "torch on the CPU",
         "flashsmith was given torch tensors on the CPU and calls torch's own attention; "
-        "backend='emulator' runs flashsmith's kernels.",
+        "backend='emulator' or FLASHSMITH_DEVICE=emulator runs flashsmith's kernels.",
     )
     return _torch_attention(q, k, v, problem)
 
@@ -92,6 +93,11 @@ def require_cpu_options(problem: AttentionProblem, options: CallOptions) -> None
             f"{name} is given and q is on the CPU, where torch's own attention runs, which cannot "
             f"compute it; pass backend='emulator' or move q, k and v to a GPU."
         )
+
+
+def is_emulated(options: CallOptions) -> bool:
+    """Whether CPU tensors go to flashsmith's kernels: the call or FLASHSMITH_DEVICE says so."""
+    return (options.backend or settings.device_name()) == "emulator"
 
 
 def _emulate(

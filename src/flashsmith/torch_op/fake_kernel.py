@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses import FakeTensor
 
 from flashsmith.api.array_view import ArrayView
 from flashsmith.api.problems import problem_of
@@ -61,19 +62,29 @@ def backward(
 def empty_output(q: Tensor) -> Tensor:
     """The output: its dimensions lie in memory in the order of q's, the last one contiguous."""
     out = torch.empty_like(q)
+    if q.dim() != 4:  # refused when it runs
+        return out
     return out if out.stride(3) == 1 else torch.empty_like(q, memory_format=torch.contiguous_format)
 
 
 def empty_lse(q: Tensor, layout: str) -> Tensor:
     """The log-sum-exp: float32 (batch, heads, queries)."""
+    if q.dim() != 4:  # refused when it runs
+        return q.new_empty((0, 0, 0), dtype=torch.float32)
     batch, first, second = q.shape[:3]
     heads, q_len = (first, second) if layout == "bhsd" else (second, first)
     return q.new_empty((batch, heads, q_len), dtype=torch.float32)
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, given: Given) -> None:
-    """Refuses while tracing what would be refused at run time, as far as sizes are known."""
+    """Refuses for meta tensors what would be refused at run time, as far as sizes are known.
+
+    What torch.compile traces is refused when it runs, in the same call: an error while tracing
+    would reach the caller at the end of a page about tracing.
+    """
     named = {"q": q, "k": k, "v": v}
+    if any(isinstance(tensor, FakeTensor) for tensor in named.values()):
+        return
     if any(type(n) is not int for tensor in named.values() for n in tensor.shape):
         return
     views = [

@@ -18,6 +18,20 @@ def require_tensors(q: Array, k: Array, v: Array, out: Array) -> None:
         require_dense({"q": q, "k": k, "v": v} | ({} if out is None else {"out": out}))
 
 
+def is_autocast(tensor: Tensor) -> bool:
+    """Whether calls on the tensor's device are cast; others than these two have no autocast."""
+    kind = "cuda" if tensor.is_cuda else "cpu"
+    return bool(torch.is_autocast_enabled(kind)) and tensor.device.type == kind
+
+
+def autocast(tensor: Tensor) -> Tensor:
+    """The tensor as torch's own attention sees it: inside autocast, in its element type."""
+    # float64 is left alone by torch, too.
+    if tensor.dtype is torch.float64 or not tensor.is_floating_point():
+        return tensor
+    return tensor.to(torch.get_autocast_dtype(tensor.device.type))
+
+
 def _is_dense(array: object) -> bool:
     return isinstance(array, torch.Tensor) and array.layout is torch.strided and not array.is_nested
 

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from flashsmith.base import settings
 from flashsmith.base.errors import ArgumentError, DeviceMissing
 from flashsmith.bench.suite import Suite, of_lengths, read_suite, suite_names
 from flashsmith.cli import options
 from flashsmith.cli.output import Row, note, show
 from flashsmith.cli.progress import progress_bar
-from flashsmith.problem.cost import cost_of
+from flashsmith.kernels import KernelConfig, resolve_key
+from flashsmith.problem.cost import Cost, cost_of
 from flashsmith.runtime.devices import default_device, has_cuda
 
 if TYPE_CHECKING:
     from flashsmith.bench.peers import Peer
     from flashsmith.bench.versus import Versus
-    from flashsmith.measure.interleaved import Regime
+    from flashsmith.measure.interleaved import Regime, Timed
 
+DEFAULT_KEY = "what is chosen for each shape"  # without KEY and KERNELS
 SuiteOption = Annotated[
     str, typer.Option("--suite", help="paper, quick, llm, or a path to a .toml file.")
 ]
@@ -41,6 +45,7 @@ OnlyLensOption = Annotated[
 
 
 def command(
+    key: options.KeyArgument = None,
     suite: SuiteOption = "quick",
     seq_lens: OnlyLensOption = None,
     peers: PeersOption = "",
@@ -55,14 +60,20 @@ def command(
 ) -> None:
     """Time flashsmith's choices against its peers, side by side in one process.
 
+    With KEY, or the variable KERNELS, every configuration of that set is timed beside the peers.
     Examples: flashsmith bench --suite quick --peers cudnn -o records.jsonl;
+    flashsmith bench prog --dtype fp16 --peers fa2;
     flashsmith bench --suite paper --peer ../fa3/peer.py:flash_attention_3
     """
     chosen = read_suite(suite, options.dtype_of(dtype))
     if seq_lens is not None:
         chosen = of_lengths(chosen, options.numbers_of("--seq-lens", seq_lens))
+    given = key or settings.kernels_key()
+    configs = resolve_key(given) if given else []
+    if given:
+        chosen = of_configs(chosen, configs, given)
     wanted = Wanted(peers, peer or [], rounds or options.ROUNDS, sustained, output)
-    rows = _run(chosen, wanted)
+    rows = _run(chosen, wanted, configs)
     show(rows, json=json, csv=csv, every=every, title=f"{chosen.name}: {chosen.about}")
 
 
@@ -88,13 +99,27 @@ class Wanted:
         return [*map(peer_of_file, self.files), *known]
 
 
-def _run(suite: Suite, wanted: Wanted) -> list[Row]:
+def of_configs(suite: Suite, configs: Sequence[KernelConfig], key: str) -> Suite:
+    """The suite with the shapes that some configuration of the set computes at its width."""
+    from flashsmith.bench.versus import computing
+
+    shapes = tuple(shape for shape in suite.shapes if computing(configs, shape.problem))
+    if not shapes:
+        kinds = sorted({f"{c.dtype.name} d_head {c.d_head}" for c in configs})
+        raise ArgumentError(
+            f"no shape of {suite.name} fits {key}, whose kernels are {', '.join(kinds)}; choose "
+            f"another --suite or --dtype."
+        )
+    return replace(suite, shapes=shapes)
+
+
+def _run(suite: Suite, wanted: Wanted, configs: Sequence[KernelConfig]) -> list[Row]:
     if not has_cuda():
         raise DeviceMissing(
             f"bench times kernels and needs a GPU with its driver; none was found here. Shipped "
             f"records are shown by `flashsmith report`; suites are {', '.join(suite_names())}."
         )
-    from flashsmith.bench.versus import records, versus
+    from flashsmith.bench.versus import computing, records, versus
     from flashsmith.compile.nvrtc.library import find_nvrtc
     from flashsmith.measure.environment import environment_of, timed_device
     from flashsmith.measure.record import append_records
@@ -106,53 +131,62 @@ def _run(suite: Suite, wanted: Wanted) -> list[Row]:
     rows: list[Row] = []
     with progress_bar(f"benchmark {suite.name}") as progress:
         for number, shape in enumerate(suite.shapes, start=1):
-            found = versus(device, shape, peers, rounds=wanted.rounds, regime=regime)
+            found = versus(
+                device,
+                shape,
+                peers,
+                rounds=wanted.rounds,
+                regime=regime,
+                configs=computing(configs, shape.problem),
+            )
             rows += _rows(found)
             if wanted.output is not None:
                 append_records(wanted.output, records(found, environment, suite.name, peers))
             progress(number, len(suite.shapes))
-    _say(rows, wanted.output)
+    _say(rows, wanted.output, with_means=not configs)
     return rows
 
 
 def _rows(found: Versus) -> list[Row]:
-    cost = cost_of(found.shape.problem)
-    ours = cost.tflops(found.ours.time_us.median / 1e6)
-    gemm = found.gemm_tflops()
-    base: dict[str, object] = {
-        "shape": found.shape.name,
-        "ours_tflops": round(ours, 1),
-        "of_gemm": round(ours / gemm, 3) if gemm else None,
-        "control": round(found.comparison.control.median, 4),
-        "void": found.comparison.is_void,
-        "config": found.choice.config.short_form() if found.choice.config else None,
-    }
+    """One row a configuration of ours and peer; without peers, one a configuration."""
+    cost, gemm = cost_of(found.shape.problem), found.gemm_tflops()
     rows: list[Row] = []
-    for peer in found.peers:
-        ratio = found.times_as_fast(peer)
-        rows.append(
-            {
-                "shape": base["shape"],
-                "peer": peer.name,
-                "ours_tflops": base["ours_tflops"],
-                "peer_tflops": round(cost.tflops(peer.time_us.median / 1e6), 1),
-                "times_as_fast": round(ratio.median, 3),
-                "p20": round(ratio.p20, 3),
-                "p80": round(ratio.p80, 3),
-                **{name: base[name] for name in ("of_gemm", "control", "void", "config")},
-            }
-        )
-    return rows or [base]
+    for ours in found.set:
+        rate = cost.tflops(ours.time_us.median / 1e6)
+        chosen = found.choice.config.short_form() if found.choice.config else None
+        end: Row = {
+            "of_gemm": round(rate / gemm, 3) if gemm else None,
+            "control": round(found.comparison.control.median, 4),
+            "void": found.comparison.is_void,
+            "config": chosen if found.n_ours == 1 else ours.name,
+        }
+        begin: Row = {"shape": found.shape.name, "ours_tflops": round(rate, 1)}
+        against: list[Row] = [_against(found, ours, peer, cost) for peer in found.peers]
+        rows += [{"shape": begin["shape"], **one, **end} for one in against] or [{**begin, **end}]
+    return rows
 
 
-def _say(rows: list[Row], output: Path | None) -> None:
+def _against(found: Versus, ours: Timed, peer: Timed, cost: Cost) -> Row:
+    ratio = found.times_as_fast(peer, ours)
+    return {
+        "peer": peer.name,
+        "ours_tflops": round(cost.tflops(ours.time_us.median / 1e6), 1),
+        "peer_tflops": round(cost.tflops(peer.time_us.median / 1e6), 1),
+        "times_as_fast": round(ratio.median, 3),
+        "p20": round(ratio.p20, 3),
+        "p80": round(ratio.p80, 3),
+    }
+
+
+def _say(rows: list[Row], output: Path | None, *, with_means: bool) -> None:
+    """The means over shapes, unless a set was timed: its configurations are not to be mixed."""
     from flashsmith.measure.statistics import geometric_mean
 
     by_peer: dict[str, list[float]] = {}
     for row in rows:
         if not row["void"] and "peer" in row:
             by_peer.setdefault(str(row["peer"]), []).append(float(str(row["times_as_fast"])))
-    for peer, ratios in by_peer.items():
+    for peer, ratios in by_peer.items() if with_means else ():
         note(f"{geometric_mean(ratios):.3f} times as fast as {peer} ({len(ratios)} shapes)")
     void = {str(row["shape"]) for row in rows if row["void"]}
     if void:

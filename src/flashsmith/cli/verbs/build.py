@@ -18,6 +18,7 @@ from flashsmith.compile.artefact import Built
 from flashsmith.compile.survey import why_not
 from flashsmith.tuner.choose.shipped_kernels import write_shipped_kernels
 
+DEFAULT_KEY = "all"  # the set without KEY and KERNELS
 LibraryOption = Annotated[
     Path | None,
     typer.Option("--library", metavar="DIR", help="Make libflashsmith.so and flashsmith.h here."),
@@ -68,7 +69,7 @@ def command(
             "none of --library, --bundle and --shipped is given; build makes a C library in a "
             "folder, a bundle in a file, or both; name at least one."
         )
-    configs = options.configs_of(key, "all")
+    configs = options.configs_of(key, DEFAULT_KEY)
     chosen = parse_arches(arch)
     for target in chosen:
         for config in configs:

@@ -9,7 +9,7 @@ import typer
 
 from flashsmith.base import settings
 from flashsmith.cli import options
-from flashsmith.cli.output import say, show
+from flashsmith.cli.output import note, say, show
 from flashsmith.compile.cache import upkeep as cache_upkeep
 from flashsmith.compile.cache.upkeep import CacheEntry
 
@@ -34,9 +34,11 @@ def command(
     root = settings.cache_dir()
     if clean:
         options.refuse_together({"--clean": clean, "--json": json, "--csv": csv})
-        count, n_bytes = cache_upkeep.clean(root)
-        say(f"removed {count} entries, {n_bytes / 1e6:.1f} MB, from {root}")
-        return
+        cleaned = cache_upkeep.clean(root)
+        say(f"removed {cleaned.count} entries, {cleaned.n_bytes / 1e6:.1f} MB, from {root}")
+        for reason in cleaned.left:
+            note(f"cannot be removed: {reason}")
+        raise typer.Exit(1 if cleaned.left else 0)
     present = cache_upkeep.entries(root)
     if entries:
         rows = [_row(entry) for entry in reversed(present)]

@@ -15,6 +15,7 @@ from flashsmith.compile.survey import SurveyRow, survey
 from flashsmith.compile.unit import UnitOptions
 from flashsmith.problem.needs import Needs
 
+DEFAULT_KEY = "tune"  # the set without KEY and KERNELS
 COLUMNS = (
     "config",
     "arch",
@@ -59,7 +60,7 @@ def command(
     Example: flashsmith compile prog --arch sm_80,sm_90a --causal
     """
     options.refuse_together({"--debug": debug, "--line-info": line_info})  # debug has lines
-    configs = options.configs_of(key, "tune")
+    configs = options.configs_of(key, DEFAULT_KEY)
     chosen = parse_arches(arch)
     with progress_bar("compiling") as progress:
         rows = survey(

@@ -8,12 +8,15 @@ from typing import Annotated
 import typer
 
 from flashsmith import arch as arches
+from flashsmith.base.fields import value_text
 from flashsmith.cli import options
 from flashsmith.cli.output import Row, say, show
 from flashsmith.kernels import KernelConfig, parse_config
 from flashsmith.kernels.page import configuration_page
+from flashsmith.kernels.sets import named_sets
 from flashsmith.kernels.space import autotuning_steps, whole_space_steps
 
+DEFAULT_KEY = "tune"  # the set without KEY and KERNELS
 WhyOption = Annotated[
     str | None,
     typer.Option("--why", metavar="SHORT_FORM", help="Say which filter refuses a configuration."),
@@ -36,9 +39,10 @@ def command(
     json: options.JsonOption = False,
     csv: options.CsvOption = False,
 ) -> None:
-    """Show a set of configurations: short form, threads, shared bytes, blocks per SM.
+    """Show a set of configurations: short form, threads, shared bytes, most blocks per SM.
 
-    Blocks per SM follow from threads and shared memory; registers are known after a compile.
+    At most so many blocks fit an SM by threads and shared memory; how many do fit is known with
+    the registers, after `flashsmith compile`.
     Example: flashsmith configs 64,32 --arch sm_86 --csv
     """
     options.refuse_together({"KEY": key, "--why": why, "--space": space, "--page": page})
@@ -59,7 +63,7 @@ def command(
             title="size of the space after each rule that refuses some",
         )
     else:
-        configs = options.configs_of(key, "tune")
+        configs = options.configs_of(key, DEFAULT_KEY)
         rows = [_facts(config, chosen) for config in configs]
         title = f"{len(rows)} configurations on {chosen.name}"
         show(rows, json=json, csv=csv, every=every, title=title)
@@ -73,7 +77,7 @@ def _facts(config: KernelConfig, arch: arches.Arch) -> Row:
         "short_form": config.short_form(),
         "threads": config.threads,
         "smem_bytes": smem_bytes,
-        "blocks_per_sm": blocks,
+        "blocks_at_most": blocks,
         "limit": room.limit if config.runs_on(arch.name) else "architecture",
     }
 
@@ -106,6 +110,26 @@ def _why(config: KernelConfig, arch: arches.Arch) -> list[Row]:
         }
     )
     refusal = config.refusal() or config.autotune_refusal()
-    verdict = f"{refusal.rule} refuses it" if refusal else "no filter refuses it"
-    rows.append({"for": "verdict", "filter": refusal.rule if refusal else "", "answer": verdict})
+    rows.append(
+        {
+            "for": "verdict",
+            "filter": refusal.rule if refusal else "",
+            "answer": f"{refusal.rule} refuses it" if refusal else _where(config),
+        }
+    )
     return rows
+
+
+def _where(config: KernelConfig) -> str:
+    """Which sets hold a configuration that no filter refuses, or why none does."""
+    holders = [name for name, make in named_sets().items() if config in make()]
+    if holders:
+        return f"no filter refuses it; it is in {', '.join(holders)}"
+    grid = config.autotuning_grid()
+    outside = [
+        f"{name} {value_text(getattr(config, name))}"
+        for name in config.knobs()
+        if grid and getattr(config, name) not in {getattr(point, name) for point in grid}
+    ]
+    why = f"not in the grid: {', '.join(outside)}" if outside else "no set lists it"
+    return f"no filter refuses it; {why}; give it by its short form, or as a line of @file"

@@ -30,6 +30,7 @@ from flashsmith.tuner.run.counting import Place, Places, counted_places, sm_coun
 from flashsmith.tuner.run.tune import none_fits
 from flashsmith.tuner.store.outcome import Timed
 
+DEFAULT_KEY = "all that can win on --arch"  # without KEY and KERNELS
 AgainstOption = Annotated[
     list[Path] | None,
     typer.Option(
@@ -133,7 +134,7 @@ def _existing(paths: list[Path]) -> list[Path]:
 
 def _times_of(data: ReportData, key: str | None) -> Times:
     """Every time of a known configuration, the best-measured one where there are several."""
-    wanted = set(options.configs_of(key, "")) if key else None
+    wanted = set(options.configs_of(key, "")) if key is not None else None
     times: Times = {}
     for gpu, problem, name, median_us in _measured(data):
         config = parse_config(name)

@@ -36,6 +36,7 @@ from flashsmith.report.sources import gather
 from flashsmith.runtime.devices import default_device, has_cuda
 from flashsmith.tuner.store.outcome import Timed
 
+DEFAULT_KEY = "prog"  # the set without KEY and KERNELS
 RunsOption = Annotated[int, typer.Option("--runs", min=1, help="Launches of each kernel.")]
 DHeadsOption = Annotated[
     str | None,
@@ -78,7 +79,7 @@ def command(
 
     Example: KERNELS=tune flashsmith bench profile --seq-lens 1024,4096 --d-heads 128 --runs 1 --csv
     """
-    configs = options.configs_of(key, "prog")
+    configs = options.configs_of(key, DEFAULT_KEY)
     problems = _problems(configs, seq_lens, d_heads, batch, heads, kv_heads, facts)
     job = Job(tasks_of(configs, problems), runs, reference)
     times = _times(records) if records is not None else {}

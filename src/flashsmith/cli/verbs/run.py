@@ -24,6 +24,7 @@ from flashsmith.problem.text import problem_text
 from flashsmith.runtime.device import Device
 from flashsmith.runtime.devices import default_device, default_device_name
 
+DEFAULT_KEY = "smoke"  # the set without KEY and KERNELS
 # Problems beyond this many operations are checked on the quick cases: their float64 truth would
 # take the host longer than the GPU takes for everything else.
 CHECKED_FLOPS = 4e9
@@ -100,7 +101,7 @@ def command(
     Examples: flashsmith run smoke --device emulator --heads 3 --q-len 200 --k-len 333 --causal;
     flashsmith run prog --seq-lens 1024,4096
     """
-    configs = options.configs_of(key, "smoke")
+    configs = options.configs_of(key, DEFAULT_KEY)
     name = device or default_device_name()
     lengths = _lengths(q_len, DEFAULT_LENGTH.get(name, 0))
     target = _open(name, counters=counters, seed=seed, rounds=rounds, sustained=sustained)

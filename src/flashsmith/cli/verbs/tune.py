@@ -20,6 +20,7 @@ from flashsmith.tuner.run.machines import Machines
 from flashsmith.tuner.run.tune import seconds_of, tune
 from flashsmith.tuner.store.database import ResultStore
 
+DEFAULT_KEY = "all that can win on this GPU"  # without KEY and KERNELS
 BudgetOption = Annotated[
     str | None,
     typer.Option("--budget", help="Time to spend, as in 90s or 2m, compiling included."),

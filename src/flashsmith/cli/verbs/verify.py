@@ -15,13 +15,14 @@ from flashsmith.cli.output import Row, note, show
 from flashsmith.cli.progress import progress_bar
 from flashsmith.runtime.devices import default_device, default_device_name
 
+DEFAULT_KEY = "tune"  # the set without KEY and KERNELS
 # `of_allowed` is error / allowed; a table shows it in their place.
 COLUMNS = (
     *("config", "case", "result", "error", "allowed", "of_allowed"),
     *("seconds", "where", "reason"),
 )
 CasesOption = Annotated[
-    str, typer.Option("--cases", help="quick (2 a configuration) or full (12).")
+    str, typer.Option("--cases", help="quick (3 a configuration) or full (12).")
 ]
 WorkersOption = Annotated[
     int | None, typer.Option("--workers", min=1, help="Processes at a time; else one a core.")
@@ -43,7 +44,7 @@ def command(
     """
     if cases not in CASES:
         raise ArgumentError(f"--cases is {cases!r}; it is one of {', '.join(CASES)}.")
-    configs = options.configs_of(key, "tune")
+    configs = options.configs_of(key, DEFAULT_KEY)
     name = device or default_device_name()
     with progress_bar(f"verifying on {name}") as progress:
         if name == "emulator":

@@ -1,15 +1,14 @@
 """A bundle: the kernels of a set in one file, loaded with no compiler.
 
 A zip archive of `manifest.json` and, for each kernel, its cubin and, unless it is for GPUs alone,
-its PTX (for the emulator). The manifest states every file's SHA-256. Nothing in it is run or
-unpickled on the host.
+its PTX (for the emulator). The manifest states every file's SHA-256, the archive's comment that of
+the manifest: no byte that is used may differ. Nothing in it is run or unpickled on the host.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 import zipfile
 import zlib
 from collections.abc import Iterable
@@ -19,13 +18,14 @@ from typing import Any
 
 from flashsmith.base.errors import DamagedFile, FlashsmithError, Unsupported
 from flashsmith.base.json_text import parse_json
-from flashsmith.compile.artefact import CompiledKernel, Resources
+from flashsmith.base.whole_file import written_whole
+from flashsmith.compile.artefact import CompiledKernel, resources_from, text_from
 from flashsmith.kernels.kernel import KernelConfig
 from flashsmith.kernels.parse import parse_config
 from flashsmith.problem.needs import Needs
 
 FORMAT = "flashsmith bundle"
-SCHEMA = 2
+SCHEMA = 3
 MANIFEST = "manifest.json"
 FIXED_TIME = (1980, 1, 1, 0, 0, 0)  # equal kernels give an equal file
 MAX_FILE_BYTES = 64 << 20  # far above any kernel, far below what could hurt
@@ -102,13 +102,12 @@ class Bundle:
                     for part in ("cubin", "ptx")
                     if part in listed.facts
                 }
-            resources = listed.facts["resources"]
             return CompiledKernel(
                 name=listed.name,
                 arch=key[2],
                 ptx=files.get("ptx", b"").decode(),
                 cubin=files["cubin"],
-                resources=Resources(**{**resources, "warnings": tuple(resources["warnings"])}),
+                resources=resources_from(listed.facts["resources"]),
                 compiler=listed.facts["compiler"],
                 source_hash=listed.facts["source_hash"],
                 key=listed.facts["key"],
@@ -128,29 +127,39 @@ def write_bundle(
 
     Without PTX it is 0.4 times as large, and of no use to the emulator.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}-{os.getpid()}")
-    listed = []
-    with zipfile.ZipFile(beside, "w", zipfile.ZIP_DEFLATED) as archive:
-        for config, needs, kernel in kernels:
-            place = f"{kernel.arch}/{kernel.name}"
-            _write(archive, f"{place}.cubin", kernel.cubin)
-            facts = _facts(config, needs, kernel)
-            if with_ptx:
-                _write(archive, f"{place}.ptx", kernel.ptx.encode())
-                facts["ptx"] = hashlib.sha256(kernel.ptx.encode()).hexdigest()
-            listed.append(facts)
-        manifest = {"format": FORMAT, "schema": SCHEMA, "kernels": listed}
-        _write(archive, MANIFEST, (json.dumps(manifest, indent=1) + "\n").encode())
-    beside.rename(path)
+    with written_whole(path) as beside, zipfile.ZipFile(beside, "w") as archive:
+        _write_kernels(archive, kernels, with_ptx)
     return path.stat().st_size
+
+
+def _write_kernels(
+    archive: zipfile.ZipFile,
+    kernels: Iterable[tuple[KernelConfig, Needs, CompiledKernel]],
+    with_ptx: bool,
+) -> None:
+    listed = []
+    for config, needs, kernel in kernels:
+        place = f"{kernel.arch}/{kernel.name}"
+        _write(archive, f"{place}.cubin", kernel.cubin)
+        facts = _facts(config, needs, kernel)
+        if with_ptx:
+            _write(archive, f"{place}.ptx", kernel.ptx.encode())
+            facts["ptx"] = hashlib.sha256(kernel.ptx.encode()).hexdigest()
+        listed.append(facts)
+    manifest = {"format": FORMAT, "schema": SCHEMA, "kernels": listed}
+    text = (json.dumps(manifest, indent=1) + "\n").encode()
+    _write(archive, MANIFEST, text)
+    archive.comment = hashlib.sha256(text).hexdigest().encode()
 
 
 def read_bundle(path: Path) -> Bundle:
     """Opens a bundle and checks its manifest; a kernel is checked when it is asked for."""
     try:
         with zipfile.ZipFile(path) as archive:
-            manifest = parse_json(_bytes(archive, MANIFEST))
+            text = _bytes(archive, MANIFEST)
+            if hashlib.sha256(text).hexdigest().encode() != archive.comment:
+                raise DamagedFile(f"{MANIFEST} has another hash than the archive states")
+        manifest = parse_json(text)
         if manifest["format"] != FORMAT or manifest["schema"] != SCHEMA:
             raise DamagedFile(f"its format is {manifest['format']!r} {manifest['schema']!r}")
         configs = {text: parse_config(text) for text in {f["config"] for f in manifest["kernels"]}}
@@ -169,9 +178,11 @@ def read_bundle(path: Path) -> Bundle:
 
 
 def _require_types(facts: dict[str, Any]) -> None:  # Any: JSON
-    for name in ("arch", "name", "source_hash"):
-        if not isinstance(facts[name], str):
-            raise DamagedFile(f"{name} is {facts[name]!r}, no text")
+    for name in ("arch", "name", "source_hash", "compiler", "key", "cubin"):
+        text_from(facts, name)
+    if "ptx" in facts:
+        text_from(facts, "ptx")
+    resources_from(facts["resources"])
     if not isinstance(facts["needs"], list) or not all(
         isinstance(name, str) for name in facts["needs"]
     ):

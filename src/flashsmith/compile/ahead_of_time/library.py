@@ -6,11 +6,13 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from pathlib import Path
 
 from flashsmith.arch import Arch
 from flashsmith.base.errors import Unsupported
+from flashsmith.base.threads import dropping_threads
+from flashsmith.base.whole_file import written_whole
 from flashsmith.compile.ahead_of_time import nvcc
 from flashsmith.compile.ahead_of_time.registry import (
     REGISTERED_NEEDS,
@@ -41,8 +43,10 @@ def build_library(
         written = write_registry(configs, Path(scratch) / "registry")
         objects = _compile(compiler, written, targets, workers, progress)
         nvcc.link_library(compiler, objects, Path(scratch) / place.name)
-        shutil.copyfile(written.folder / "flashsmith.h", folder / "flashsmith.h")
-        shutil.copyfile(Path(scratch) / place.name, place)
+        for name in ("flashsmith.h", place.name):
+            made = (written.folder if name == "flashsmith.h" else Path(scratch)) / name
+            with written_whole(folder / name) as beside:
+                shutil.copyfile(made, beside)
     return Built(
         path=place,
         n_configs=len(written.units),
@@ -70,11 +74,9 @@ def _compile(
         nvcc.compile_object(compiler, source, place, subject=subject, include=include, arches=names)
         return place
 
-    with ThreadPoolExecutor(workers or available_cores()) as pool:
+    with dropping_threads(workers or available_cores()) as pool:
         futures = [pool.submit(one, *item) for item in work]
         for done, future in enumerate(as_completed(futures), start=1):
-            if future.exception() is not None:
-                pool.shutdown(wait=False, cancel_futures=True)
             future.result()
             if progress is not None:
                 progress(done, len(work))

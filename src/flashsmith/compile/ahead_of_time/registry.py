@@ -8,6 +8,7 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 
 from flashsmith.base.errors import ArgumentError, Unsupported
+from flashsmith.base.whole_file import named_in_errors
 from flashsmith.compile.header_closure import INCLUDE_ROOT, header_closure
 from flashsmith.compile.unit import kernel_entry, structs
 from flashsmith.kernels.kernel import KernelConfig
@@ -39,6 +40,11 @@ class WrittenRegistry:
 def write_registry(configs: Sequence[KernelConfig], folder: Path) -> WrittenRegistry:
     """Writes all that nvcc needs to build the registry into `folder`, headers included."""
     ordered = registry_configs(configs)
+    with named_in_errors(folder):
+        return _written(ordered, folder)
+
+
+def _written(ordered: Sequence[KernelConfig], folder: Path) -> WrittenRegistry:
     (folder / "kernels").mkdir(parents=True, exist_ok=True)
     for name in (*HOST_FILES, ordered[0].HOST_HEADER):
         shutil.copyfile(HOST_ROOT / name, folder / name)

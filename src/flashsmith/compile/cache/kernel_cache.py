@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 import logging
 import os
+import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -17,7 +17,8 @@ from typing import Any
 from flashsmith.base import settings
 from flashsmith.base.errors import ArgumentError, DamagedFile, Unsupported
 from flashsmith.base.json_text import parse_json
-from flashsmith.compile.artefact import CompiledKernel, Resources
+from flashsmith.base.whole_file import scratch_folder
+from flashsmith.compile.artefact import CompiledKernel, resources_from, text_from
 from flashsmith.compile.cache import upkeep as cache_upkeep
 
 try:
@@ -28,18 +29,18 @@ except ImportError as error:
         "Linux or macOS (on Windows: WSL)."
     ) from error
 
-SCHEMA = 1  # of an entry's files and of what its key is made of
+SCHEMA = 2  # of an entry's files and of what its key is made of
 PRIVATE = 0o700
+FACTS, FACTS_HASH = "artefact.json", "artefact.sha256"
 RECOUNT_EVERY = 64  # entries written by this process before other processes' are counted too
 
 _log = logging.getLogger("flashsmith.cache")
-_serial = itertools.count()
 
 
 class KernelCache:
     """The kernels below one folder; safe for many threads and processes at once.
 
-    kernels/KEY/   kernel.cu, kernel.ptx, kernel.cubin, kernel.log, artefact.json
+    kernels/KEY/   kernel.cu, kernel.ptx, kernel.cubin, kernel.log, artefact.json, artefact.sha256
     failed/KEY/    kernel.cu, kernel.log of a unit that did not compile
     damaged/KEY-…  entries that were moved aside
     locks/KEY      held while KEY is being compiled
@@ -62,7 +63,7 @@ class KernelCache:
             if folder.is_dir():
                 self._move_aside(folder, "a file is missing or cannot be read")
             return None
-        except (DamagedFile, KeyError, TypeError, ValueError) as error:
+        except (DamagedFile, AttributeError, KeyError, TypeError, ValueError) as error:
             self._move_aside(folder, str(error))
             return None
         # The time of last use: eviction takes the oldest. A read-only cache keeps no such times.
@@ -83,7 +84,8 @@ class KernelCache:
             del facts[large]
         facts["schema"] = SCHEMA
         facts["files"] = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
-        files["artefact.json"] = (json.dumps(facts, indent=1) + "\n").encode()
+        text = (json.dumps(facts, indent=1) + "\n").encode()
+        files |= {FACTS: text, FACTS_HASH: hashlib.sha256(text).hexdigest().encode()}
         folder = self._write_folder("kernels", kernel.key, files)
         self._note_growth(sum(len(data) for data in files.values()))
         return folder
@@ -115,16 +117,14 @@ class KernelCache:
     def _write_folder(self, part: str, key: str, files: dict[str, bytes]) -> Path:
         self._make_private(part)
         place = self.root / part / key
-        beside = self.root / part / f".{key}-{os.getpid()}-{next(_serial)}"
-        beside.mkdir(mode=PRIVATE)
-        for name, data in files.items():
-            (beside / name).write_bytes(data)
-        try:
-            beside.rename(place)
-        except OSError:
-            if not place.is_dir():
-                raise
-            shutil.rmtree(beside)
+        with scratch_folder(place) as beside:
+            for name, data in files.items():
+                (beside / name).write_bytes(data)
+            try:
+                beside.rename(place)
+            except OSError:
+                if not place.is_dir():
+                    raise
         return place
 
     def _make_private(self, part: str) -> None:
@@ -149,7 +149,7 @@ class KernelCache:
         self._is_own = True
 
     def _move_aside(self, folder: Path, reason: str) -> None:
-        place = self.root / "damaged" / f"{folder.name}-{os.getpid()}-{next(_serial)}"
+        place = self.root / "damaged" / f"{folder.name}-{secrets.token_hex(4)}"
         try:
             self._make_private("damaged")
             folder.rename(place)
@@ -162,6 +162,8 @@ class KernelCache:
 
     def _note_growth(self, n_bytes: int) -> None:
         self._since_count += 1
+        if self._counted_bytes is None:
+            cache_upkeep.sweep(self.root)
         if self._counted_bytes is None or self._since_count >= RECOUNT_EVERY:
             self._counted_bytes = sum(e.n_bytes for e in cache_upkeep.entries(self.root))
             self._since_count = 0
@@ -194,23 +196,28 @@ def _take_lock(path: Path) -> int:
 
 
 def _read_entry(folder: Path, key: str) -> CompiledKernel:
-    facts: dict[str, Any] = parse_json((folder / "artefact.json").read_bytes())  # Any: JSON
+    text = (folder / FACTS).read_bytes()
+    if hashlib.sha256(text).hexdigest().encode() != (folder / FACTS_HASH).read_bytes():
+        raise DamagedFile(f"{FACTS} has another hash")
+    facts: dict[str, Any] = parse_json(text)  # Any: JSON
     if facts["schema"] != SCHEMA or facts["key"] != key:
         raise DamagedFile("its key is another one")
     files = {name: (folder / name).read_bytes() for name in ("kernel.ptx", "kernel.cubin")}
     for name, data in files.items():
         if hashlib.sha256(data).hexdigest() != facts["files"][name]:
             raise DamagedFile(f"{name} has another hash")
-    resources = facts["resources"]
+    seconds = facts["compile_seconds"]
+    if not isinstance(seconds, float) or seconds < 0:
+        raise DamagedFile(f"compile_seconds is {str(seconds)[:40]!r}; it is a time")
     return CompiledKernel(
-        name=facts["name"],
-        arch=facts["arch"],
+        name=text_from(facts, "name"),
+        arch=text_from(facts, "arch"),
         ptx=files["kernel.ptx"].decode(),
         cubin=files["kernel.cubin"],
-        resources=Resources(**{**resources, "warnings": tuple(resources["warnings"])}),
-        compiler=facts["compiler"],
-        source_hash=facts["source_hash"],
+        resources=resources_from(facts["resources"]),
+        compiler=text_from(facts, "compiler"),
+        source_hash=text_from(facts, "source_hash"),
         key=key,
-        compile_seconds=facts["compile_seconds"],
+        compile_seconds=seconds,
         folder=folder,
     )

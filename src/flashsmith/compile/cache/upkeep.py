@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import time
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from flashsmith.base.json_text import parse_json
+from flashsmith.base.whole_file import scratch_beside
 
 PARTS = ("kernels", "failed", "damaged")
 KEEP_SHARE = 0.9  # of the limit after an eviction, so that the next entry does not evict again
@@ -49,10 +48,12 @@ def entries(root: Path) -> list[CacheEntry]:
         folders = list(place.iterdir()) if place.is_dir() else []
         for folder in folders:
             try:
-                n_bytes = sum(file.stat().st_size for file in folder.iterdir())
                 last_used = folder.stat().st_mtime
+                n_bytes = sum(file.stat().st_size for file in folder.iterdir())
             except (FileNotFoundError, NotADirectoryError):
                 continue  # another process evicted it, or it is no entry
+            except OSError:
+                n_bytes = 0  # it cannot be read
             if folder.name.startswith(".") and last_used > time.time() - ABANDONED_AFTER_S:
                 continue  # being written
             found.append(CacheEntry(folder, part, n_bytes, last_used))
@@ -68,22 +69,43 @@ def evict(root: Path, limit_bytes: int) -> int:
     for entry in present:
         if n_bytes <= limit_bytes * KEEP_SHARE:
             break
-        remove(entry)
-        n_bytes -= entry.n_bytes
+        if not remove(entry):
+            n_bytes -= entry.n_bytes
     return n_bytes
 
 
-def clean(root: Path) -> tuple[int, int]:
-    """Removes every entry; returns how many there were and their bytes."""
-    present = entries(root)
-    for entry in present:
-        remove(entry)
-    return len(present), sum(entry.n_bytes for entry in present)
+def sweep(root: Path) -> None:
+    """Removes what processes that ended in the middle of writing or removing have left."""
+    for entry in entries(root):
+        if entry.folder.name.startswith("."):
+            remove(entry)
 
 
-def remove(entry: CacheEntry) -> None:
-    """Removes one entry; a reader sees it whole or not at all."""
-    gone = entry.folder.with_name(f".{entry.folder.name}-gone-{os.getpid()}")
-    with suppress(FileNotFoundError):  # another process was first
+@dataclass(frozen=True, slots=True)
+class Cleaned:
+    """What a cleaning removed, and what it could not, with the reason."""
+
+    count: int
+    n_bytes: int
+    left: tuple[str, ...] = ()
+
+
+def clean(root: Path) -> Cleaned:
+    """Removes every entry that can be removed."""
+    reasons = [(entry, remove(entry)) for entry in entries(root)]
+    gone = [entry for entry, reason in reasons if not reason]
+    left = tuple(f"{entry.folder}: {reason}" for entry, reason in reasons if reason)
+    return Cleaned(len(gone), sum(entry.n_bytes for entry in gone), left)
+
+
+def remove(entry: CacheEntry) -> str:
+    """Removes one entry, which a reader sees whole or not at all; why it is still there, or ""."""
+    gone = scratch_beside(entry.folder)
+    try:
         entry.folder.rename(gone)
-        shutil.rmtree(gone, ignore_errors=True)
+        shutil.rmtree(gone)
+    except FileNotFoundError:
+        return ""  # another process was first
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -45,6 +46,7 @@ def compile_apart(
 
 def main() -> None:
     """One job on stdin, its answer on stdout."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for who asked: no unit is refused
     job = json.load(sys.stdin)
     path, version, origin = job["library"]
     source, file_name, options = job["unit"]

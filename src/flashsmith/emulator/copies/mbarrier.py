@@ -32,6 +32,7 @@ class MbarrierTable:
         self.pending = np.zeros((blocks, 0), np.int64)  # arrivals this phase still waits for
         self.tx = np.zeros((blocks, 0), np.int64)  # bytes expected less bytes that have come
         self.phase = np.zeros((blocks, 0), np.int64)  # phases that have ended
+        self.changes = 0  # rounds in which a barrier was made or ended, or a phase of one was
         self.on_complete: Callable[[Ints, Ints], None] | None = None  # blocks, columns
 
     def init(self, block: Ints, address: Ints, count: Ints) -> Ints:
@@ -49,6 +50,7 @@ class MbarrierTable:
         self.pending[block, column] = count
         self.tx[block, column] = 0
         self.phase[block, column] = 0
+        self.changes += 1
         return column
 
     def clear(self, blocks: Ints) -> None:
@@ -59,6 +61,7 @@ class MbarrierTable:
     def inval(self, block: Ints, address: Ints) -> None:
         """Ends barriers: their bytes are ordinary memory again."""
         self.expected[block, self.find(block, address)] = 0
+        self.changes += 1
 
     def find(self, block: Ints, address: Ints) -> Ints:
         """Columns of barriers; a fault when one was never initialised."""
@@ -161,6 +164,7 @@ class MbarrierTable:
         if over.any():
             key = np.unique(np.stack([block[over], column[over]]), axis=1)
             self.phase[key[0], key[1]] += 1
+            self.changes += 1
             self.pending[key[0], key[1]] = self.expected[key[0], key[1]]
             if self.on_complete is not None:
                 self.on_complete(key[0], key[1])

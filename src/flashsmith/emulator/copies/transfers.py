@@ -14,6 +14,7 @@ from flashsmith.emulator.copies.async_state import AsyncState
 from flashsmith.emulator.copies.mbarrier import Ints
 from flashsmith.emulator.copies.smem_layout import CHUNK_BYTES, swizzled
 from flashsmith.emulator.copies.tensor_map import TensorMap, box_rows, element_view, row_elements
+from flashsmith.emulator.machine.unit import Wait
 from flashsmith.emulator.ordering.async_writes import NOT_WAITED
 from flashsmith.emulator.ordering.sums import reduce_bf16
 from flashsmith.emulator.ordering.traits import FLOATS
@@ -204,7 +205,7 @@ class StoreFlight:
             self.sums[transfer] = one
 
 
-class StoreWait:
+class StoreWait(Wait):
     """Threads that wait until the bulk stores of their older groups are over, or were read."""
 
     def __init__(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from flashsmith.emulator.machine.unit import Unit
+from flashsmith.emulator.machine.unit import Unit, Wait
 from flashsmith.emulator.machine.values import Value
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ class Barriers:
         self.arrived = np.zeros(shape, np.int64)  # threads since the last completion
         self.expected = np.zeros(shape, np.int64)
         self.generation = np.zeros(shape, np.int64)  # completions
+        self.completions = 0  # rounds in which any completed
         self.clock = np.zeros((*shape, chunk.agents), np.int64)  # joined clocks of arrivals
         self.released = np.zeros_like(self.clock)  # clock of the last completion
         self.votes = np.zeros((*shape, 2), np.int64)  # bar.red: lanes for, lanes in all
@@ -150,9 +151,10 @@ class Barriers:
         self.votes[blocks, idents] = 0
         self.arrived[blocks, idents] = 0
         self.generation[blocks, idents] += 1
+        self.completions += 1
 
 
-class BarrierWait:
+class BarrierWait(Wait):
     """Waits for the completion of a named barrier after the arrival of the waiting warps."""
 
     def __init__(
@@ -168,6 +170,10 @@ class BarrierWait:
         self.ident = ident
         self.before = before  # completions when the warp arrived
         self.index = index
+
+    def epoch(self) -> int:
+        """No barrier completes without being counted."""
+        return self.barriers.completions
 
     def ready(self) -> NDArray[np.bool_]:
         """Which pairs' barrier has completed since."""

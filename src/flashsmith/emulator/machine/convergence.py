@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from flashsmith.emulator.machine.unit import Unit
+from flashsmith.emulator.machine.unit import Unit, Wait
 from flashsmith.emulator.machine.warp_barrier import ALL_LANES, LANE_BITS
 from flashsmith.emulator.ptx.instruction import Imm, Instruction
 
@@ -36,7 +36,7 @@ def is_apart(c: Chunk, u: Unit, m: NDArray[np.bool_], members: int, index: int) 
     return True
 
 
-class Convergence:
+class Convergence(Wait):
     """Waits until all lanes of a warp that have not ended stand at the same place."""
 
     def __init__(

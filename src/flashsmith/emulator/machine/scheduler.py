@@ -91,6 +91,10 @@ class Scheduler:
 
     def _next(self) -> Unit | None:
         self._converge()
+        # All waits that are over end first: who stands at a barrier asks where the others are.
+        for unit in self.units:
+            self._end_wait(unit)
+        self._align()
         ready = [u for u in self.units if self._may_run(u)]
         if not ready:
             return None
@@ -118,21 +122,33 @@ class Scheduler:
         self.units += parts
         return parts[0]
 
+    @staticmethod
+    def _end_wait(unit: Unit) -> None:
+        wait = unit.wait
+        if wait is None:
+            return
+        epoch = wait.epoch()
+        if epoch == wait.looked >= 0:  # nothing has ended since the last look
+            return
+        if wait.ready().all():
+            unit.wait = None
+            wait.finish(unit)
+        else:
+            wait.looked = epoch
+
     def _may_run(self, unit: Unit) -> bool:
         if unit.wait is not None:
-            if not unit.wait.ready().all():
-                return False
-            wait, unit.wait = unit.wait, None
-            wait.finish(unit)
+            return False
         return unit.mask is None or unit.pc not in self.meeting_points or self._together(unit)
 
     def _together(self, unit: Unit) -> bool:
         """Whether all lanes of the unit's warps that have not ended stand at the same place."""
-        mine = unit.block * 64 + unit.warp
+        mine, pc = unit.warps, unit.pc
         return not any(
-            np.isin(mine, other.block * 64 + other.warp).any()
+            (other.pc != pc or other.wait is not None)
+            and other is not unit
+            and not mine.isdisjoint(other.warps)
             for other in self.units
-            if other is not unit and (other.pc != unit.pc or other.wait is not None)
         )
 
     def _joined(self, unit: Unit, ready: list[Unit]) -> Unit:
@@ -149,18 +165,41 @@ class Scheduler:
         self.units.append(merged)
         return merged
 
+    def _align(self) -> None:
+        """Parts of a warp that stand at one barrier are apart from other warps' parts.
+
+        Else one of them could go on alone: it finds the other there, which has to wait because
+        another warp's lanes in it have not all come.
+        """
+        for unit in [u for u in self.units if self._stands_at_barrier(u)]:
+            if not any(u is unit for u in self.units):
+                continue
+            mine = unit.block * 64 + unit.warp  # as `Unit.warps`
+            for other in list(self.units):
+                if other is unit or other.pc != unit.pc or not self._stands_at_barrier(other):
+                    continue
+                shared = np.isin(other.block * 64 + other.warp, mine)
+                if shared.any() and not shared.all():
+                    self.units = [u for u in self.units if u is not other]
+                    for some in (shared, ~shared):
+                        part = split_pairs(other, np.flatnonzero(some), self.chunk.live[other.pc])
+                        part.yielded = other.yielded
+                        self.units.append(part)
+
+    def _stands_at_barrier(self, unit: Unit) -> bool:
+        return unit.mask is not None and unit.wait is None and unit.pc in self.meeting_points
+
     def _converge(self) -> None:
         """Lanes that wait for the rest of their warp are joined by those that have arrived."""
         for waiting in [u for u in self.units if isinstance(u.wait, Convergence)]:
             if not any(u is waiting for u in self.units):
                 continue
-            pairs = set(zip(waiting.block.tolist(), waiting.warp.tolist(), strict=True))
             same = [
                 u
                 for u in self.units
                 if u.pc == waiting.pc
                 and (u.wait is None or isinstance(u.wait, Convergence))
-                and not pairs.isdisjoint(zip(u.block.tolist(), u.warp.tolist(), strict=True))
+                and not waiting.warps.isdisjoint(u.warps)
             ]
             if len(same) > 1:
                 self._merged(same)

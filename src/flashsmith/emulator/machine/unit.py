@@ -14,20 +14,33 @@ from flashsmith.emulator.machine.values import Value
 LANES = np.arange(32)
 
 
-class Wait(Protocol):
-    """What a unit waits for, a truth value a pair of block and warp."""
+class Wait:
+    """What a unit waits for, a truth value a pair of block and warp.
+
+    A plain class, not a Protocol: the scheduler asks for its kind in every step.
+    """
+
+    looked: int = -1  # the epoch in which not all pairs were ready; -1 before the first look
+
+    def epoch(self) -> int:
+        """A number that changes before `ready` can; -1 where none is kept."""
+        return -1
 
     def ready(self) -> NDArray[np.bool_]:
         """Which pairs may go on."""
+        raise NotImplementedError
 
     def finish(self, unit: Unit) -> None:
         """Called once when all pairs of the unit are ready: joins clocks, sets registers."""
+        raise NotImplementedError
 
     def describe(self, pair: int) -> str:
         """What the pair waits for, for the report of a deadlock."""
+        raise NotImplementedError
 
     def select(self, pairs: NDArray[np.intp]) -> Wait:
         """The same wait for some of the pairs."""
+        raise NotImplementedError
 
 
 class LaneState(Protocol):
@@ -78,6 +91,11 @@ class Unit:
         if value is None:
             value = self._cache[key] = make()
         return value
+
+    @property
+    def warps(self) -> frozenset[int]:
+        """The pairs of block and warp, each as one number."""
+        return self.cached("warps", lambda: frozenset((self.block * 64 + self.warp).tolist()))  # type: ignore[no-any-return]
 
     @property
     def lane_block(self) -> NDArray[np.intp]:

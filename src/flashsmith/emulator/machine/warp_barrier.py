@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from flashsmith.emulator.machine.unit import Unit
+from flashsmith.emulator.machine.unit import Unit, Wait
 from flashsmith.emulator.machine.values import Value
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ def _order(chunk: Chunk, unit: Unit, met: Rows, pairs: NDArray[np.bool_]) -> Non
     chunk.known_version += 1
 
 
-class WarpWait:
+class WarpWait(Wait):
     """Lanes that wait for the others of their mask."""
 
     def __init__(

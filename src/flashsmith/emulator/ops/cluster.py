@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from flashsmith.emulator.copies.async_state import RANK_SHIFT, AsyncState, Mask
 from flashsmith.emulator.machine.opcode import Unknown, opcode
-from flashsmith.emulator.machine.unit import LANES
+from flashsmith.emulator.machine.unit import LANES, Wait
 from flashsmith.emulator.machine.values import Value
 from flashsmith.emulator.ops.barrier import emit_thread_fence
 from flashsmith.emulator.ordering.clocks import at_proxy_fence
@@ -180,7 +180,7 @@ def _increase(c: Chunk, u: Unit, m: Mask, index: int, count: int) -> None:
     u.wait = PoolWait(pool, u.block, u.warp, count)
 
 
-class PoolWait:
+class PoolWait(Wait):
     """Warps that wait until their block has enough free registers."""
 
     def __init__(

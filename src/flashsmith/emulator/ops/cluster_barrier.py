@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from flashsmith.emulator.copies.async_state import AsyncState, seen_from
 from flashsmith.emulator.machine.opcode import Unknown, opcode
+from flashsmith.emulator.machine.unit import Wait
 from flashsmith.emulator.ops.barrier import emit_barrier
 from flashsmith.emulator.ptx.instruction import Instruction
 
@@ -25,6 +26,7 @@ class ClusterBarrier:
         clusters = len(c.blocks) // c.cluster
         self.chunk = c
         self.round = np.zeros(clusters, np.int64)
+        self.rounds_ended = 0  # of all clusters
         self.missing = np.full(clusters, c.cluster * c.warps, np.int64)
         self.alive = np.full(clusters, c.cluster * c.warps, np.int64)
         self.arrived_in = np.full((len(c.blocks), c.warps), -1, np.int64)
@@ -69,6 +71,7 @@ class ClusterBarrier:
         for cluster in clusters[self.missing[clusters] == 0]:
             blocks = slice(cluster * self.chunk.cluster, (cluster + 1) * self.chunk.cluster)
             self.round[cluster] += 1
+            self.rounds_ended += 1
             self.missing[cluster] = self.alive[cluster]
             self.ended[blocks] = self._met(np.arange(blocks.start, blocks.stop))
 
@@ -90,13 +93,17 @@ class ClusterBarrier:
         self._advance(np.unique(cluster[self.alive[cluster] > 0]))
 
 
-class ClusterWait:
+class ClusterWait(Wait):
     """Warps that wait for the round they arrived in to end."""
 
     def __init__(
         self, barrier: ClusterBarrier, block: NDArray[np.intp], warp: NDArray[np.intp]
     ) -> None:
         self.barrier, self.block, self.warp = barrier, block, warp
+
+    def epoch(self) -> int:
+        """No round ends without being counted."""
+        return self.barrier.rounds_ended
 
     def ready(self) -> NDArray[np.bool_]:
         """Which pairs' rounds have ended."""

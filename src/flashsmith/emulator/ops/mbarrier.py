@@ -17,6 +17,7 @@ from flashsmith.emulator.copies.async_state import (
 )
 from flashsmith.emulator.copies.mbarrier import Ints
 from flashsmith.emulator.machine.opcode import Unknown, opcode
+from flashsmith.emulator.machine.unit import Wait
 from flashsmith.emulator.machine.values import Value
 from flashsmith.emulator.ptx.instruction import Address, Instruction
 
@@ -184,7 +185,7 @@ def _try_wait(
     return np.bool_(True)
 
 
-class PhaseWait:
+class PhaseWait(Wait):
     """Warps that wait for the end of a phase; entries are lanes, `pair` says whose."""
 
     def __init__(
@@ -203,6 +204,10 @@ class PhaseWait:
         self.state, self.parity, self.pairs = state, parity, pairs
         self.block, self.address, self.phase = block, address, phase
         self.warp, self.pair = warp, pair
+
+    def epoch(self) -> int:
+        """No phase ends without being counted."""
+        return self.state.barriers.changes
 
     def ready(self) -> NDArray[np.bool_]:
         """Which pairs have nothing left to wait for."""

@@ -63,7 +63,7 @@ class ResultStore:
             self._db = _connect_to_read(path, is_foreign) if read_only else _connect(path)
         try:
             with _explained(path):
-                self._prepare_to_read() if read_only else self._prepare()
+                self._prepare_to_read(is_foreign) if read_only else self._prepare()
         except BaseException:
             self._db.close()
             raise
@@ -109,6 +109,8 @@ class ResultStore:
 
     def all(self) -> list[Measurement]:
         """Every measurement, in the order of making; rows that are none are said and left out."""
+        if not self._table:
+            return []
         of_0_1 = self._table == _TABLE_OF_0_1
         columns = _COLUMNS_OF_0_1 if of_0_1 else _COLUMNS
         sql = f"SELECT {', '.join(columns)} FROM {self._table} ORDER BY number"
@@ -157,9 +159,13 @@ class ResultStore:
                 self._take_over()
             self._db.execute(f"PRAGMA user_version = {_VERSION}")
 
-    def _prepare_to_read(self) -> None:
+    def _prepare_to_read(self, is_foreign: bool) -> None:
         version = self._version()
         self._require_known(version)
+        nothing = "SELECT count(*) = 0 FROM sqlite_master"
+        if not is_foreign and version == 0 and self._db.execute(nothing).fetchone()[0]:
+            self._table = ""  # who made the file was killed before its table was there
+            return
         if version == 1:
             self._table = _TABLE_OF_0_1
         _require_plain_table(self._db, self._table)
@@ -223,11 +229,19 @@ def _connect_to_read(path: Path, is_foreign: bool) -> sqlite3.Connection:
     is_still = is_foreign and not (log.exists() and log.stat().st_size)
     # A folder that cannot be written has no room for SQLite's own files beside the database.
     is_still = is_still or not os.access(path.parent, os.W_OK)
+    if not is_still and not is_foreign and path.with_name(f"{path.name}-journal").exists():
+        _roll_back(path)
     uri = f"{path.resolve().as_uri()}?mode=ro{'&immutable=1' if is_still else ''}"
     db = sqlite3.connect(uri, uri=True, timeout=_BUSY_SECONDS, isolation_level=None)
     db.execute("PRAGMA trusted_schema = OFF")
     db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 1 << 20)  # no value of a row is as large
     return db
+
+
+def _roll_back(path: Path) -> None:
+    """Takes back what a killed writer left half done: who only reads may not, and would fail."""
+    with contextlib.closing(_connect(path)) as db:
+        db.execute("SELECT count(*) FROM sqlite_master").fetchone()
 
 
 def _require_plain_table(db: sqlite3.Connection, name: str) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from flashsmith.base.errors import ArgumentError
+from flashsmith.base.whole_file import written_whole
 from flashsmith.problem.attention import AttentionProblem
 from flashsmith.tuner.store.measurement import Measurement, MeasurementKey, measurement_from_line
 from flashsmith.tuner.store.outcome import Timed
@@ -17,10 +17,8 @@ from flashsmith.tuner.store.stale import stale_measurements
 def write_lines(measurements: Iterable[Measurement], path: Path) -> int:
     """Writes one line a measurement, beside the place and then renamed; returns how many."""
     lines = [m.to_line() for m in measurements]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    beside.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    beside.replace(path)
+    with written_whole(path) as beside:
+        beside.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     return len(lines)
 
 

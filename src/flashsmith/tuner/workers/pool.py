@@ -9,11 +9,12 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from types import TracebackType
 from typing import Self
 
 from flashsmith.base import settings
+from flashsmith.base.threads import dropping_threads
 from flashsmith.runtime.devices import gpu_names
 from flashsmith.tuner.workers.executor import EVALUATOR, Answer, Died, Job, Late, Reply
 
@@ -31,10 +32,15 @@ class Worker:
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._complaints: list[str] = []
         self._listener: threading.Thread | None = None
+        self._is_closed = False
+        self._lock = threading.Lock()  # held while a child starts or is ended for good
 
     def ask(self, job: Job, seconds: float) -> Reply:
         """Hands a job to the child and waits for its answer, its death, or the end of its time."""
-        process = self._process or self._start()
+        with self._lock:
+            if self._is_closed:
+                return Died("the pool was ended before it began")
+            process = self._process or self._start()
         try:
             assert process.stdin is not None
             process.stdin.write(json.dumps(job) + "\n")
@@ -59,6 +65,12 @@ class Worker:
             self._process.kill()
             self._process.wait()
             self._process = None
+
+    def close(self) -> None:
+        """Ends the child for good: a thread that is about to ask starts no other."""
+        with self._lock:
+            self._is_closed = True
+        self.stop()
 
     def _start(self) -> subprocess.Popen[str]:
         self._lines, self._complaints = queue.SimpleQueue(), []
@@ -130,23 +142,25 @@ class WorkerPool:
         trace: TracebackType | None,
     ) -> None:
         for worker in self._workers:
-            worker.stop()
+            worker.close()
 
     def run(
         self, jobs: Sequence[Job], seconds: float, on_reply: Callable[[int, Reply], None]
     ) -> None:
-        """Evaluates jobs in order of the list; `on_reply` gets each job's number and its reply."""
-        with ThreadPoolExecutor(len(self._workers)) as threads:
-            numbers = {threads.submit(self._one, job, seconds): n for n, job in enumerate(jobs)}
-            try:
+        """Evaluates jobs in order of the list; `on_reply` gets each job's number and its reply.
+
+        When it is left by an error or Ctrl-C, jobs that did not begin are dropped and the workers
+        are ended for good.
+        """
+        try:
+            with dropping_threads(len(self._workers)) as threads:
+                numbers = {threads.submit(self._one, job, seconds): n for n, job in enumerate(jobs)}
                 for done in as_completed(numbers):
                     on_reply(numbers[done], done.result())
-            except BaseException:
-                for future in numbers:
-                    future.cancel()
-                for worker in self._workers:
-                    worker.stop()
-                raise
+        except BaseException:
+            for worker in self._workers:
+                worker.close()
+            raise
 
     def _one(self, job: Job, seconds: float) -> Reply:
         worker = self._free.get()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import signal
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +15,9 @@ Evaluate = Callable[[dict[str, Any]], dict[str, Any]]  # Any: JSON objects
 
 def main() -> None:
     """Serves jobs with the function that the first argument names as `module:function`."""
+    # Ctrl-C reaches every process of a terminal; the tuner ends its workers, and a worker that died
+    # of it would be a kernel's failure.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     module, _, name = sys.argv[1].partition(":")
     evaluate: Evaluate = getattr(importlib.import_module(module), name)
     # The protocol gets a descriptor of its own: what a library prints must not look like an answer.

@@ -1,0 +1,63 @@
+"""Why transformers makes an attention mask, told by what it asks the function that makes one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+CAUSE = "_flashsmith_cause"  # the attribute of a mask that says it
+Asked = dict[str, Any]  # Any: what each version of transformers asks by
+
+
+def is_plain_prefill(asked: Asked, causal_mask_function: object) -> bool:
+    """Whether a mask is wanted that `is_causal` states in full: every query at its own key."""
+    return (
+        _q_length(asked) == asked["kv_length"]
+        and asked.get("attention_mask") is None
+        and asked.get("local_size") is None
+        and asked.get("mask_function") is causal_mask_function
+        and bool(asked.get("allow_is_causal_skip", False))
+    )
+
+
+def cause_of(asked: Asked, causal_mask_function: object) -> str:
+    """Why a mask is made, and what a caller can do: the first cause that applies."""
+    made_of = set(_names_in(asked.get("mask_function")))
+    queries, keys, size = _q_length(asked), asked["kv_length"], asked.get("local_size")
+    if any("packed" in name for name in made_of):
+        return "because positions restart (packed sequences): pass one sequence a row"
+    if any("chunk" in name for name in made_of):
+        return f"because the model attends in chunks of {size} and there are {keys} keys"
+    if size is not None:
+        return f"because the model has a sliding window of {size} and there are {keys} keys"
+    if _has_padding(asked.get("attention_mask")):
+        return "because the batch is padded: pass inputs without padding"
+    if 1 < queries != keys:
+        return (
+            f"because {queries} new tokens stand behind cached ones ({keys} keys): pass them one "
+            f"by one, or all at once without a cache"
+        )
+    if asked.get("mask_function") is not causal_mask_function:
+        return "because the model lets some tokens see later ones (a prefix, or those of an image)"
+    return "because attention_mask was given: pass none where nothing is padded"
+
+
+def _q_length(asked: Asked) -> int:
+    # Versions 4 give the positions of the queries in place of their number.
+    return int(asked["q_length"] if "q_length" in asked else asked["cache_position"].shape[0])
+
+
+def _has_padding(attention_mask: Any) -> bool:  # Any: a tensor or None
+    return attention_mask is not None and not bool(attention_mask.bool().all())
+
+
+def _names_in(function: Any, depth: int = 4) -> Iterator[str]:  # Any: a function, or its parts
+    """The names of a mask function and of those that it closes over: it is made of them."""
+    if isinstance(function, tuple | list):
+        for part in function:
+            yield from _names_in(part, depth)
+    if not callable(function) or depth == 0:
+        return
+    yield str(getattr(function, "__qualname__", ""))
+    for cell in getattr(function, "__closure__", None) or ():
+        yield from _names_in(cell.cell_contents, depth - 1)

@@ -1,0 +1,83 @@
+"""Scores of every size: right up to the stated limit, and refused beyond it where one asks."""
+
+import math
+
+import numpy as np
+import pytest
+
+from flashsmith import flash_attention
+from flashsmith.api.scores import MOST
+from flashsmith.base import settings
+from flashsmith.base.dtypes import DType, from_bits, to_bits
+from flashsmith.base.errors import ArgumentError
+from flashsmith.kernels import get_kernel_configs
+
+CONFIGS = [c for key in ("prog", "hopper-prog") for c in get_kernel_configs(key)[-1:]]
+
+
+def one_hot(config, largest):
+    """Q and K whose scores reach `largest` in every row, and the row of V that each must give."""
+    rng = np.random.default_rng(23)
+    q, k, v = (rng.normal(size=(1, 130, 1, config.d_head)) for _ in range(3))
+    q, k, v = (
+        from_bits(to_bits(x.astype(np.float32), config.dtype), config.dtype) for x in (q, k, v)
+    )
+    scores = np.einsum("bqhd,bkhd->bhqk", q.astype(np.float64), k.astype(np.float64))
+    scale = largest / np.abs(scores).max()
+    return q, k, v, float(scale), v[0, scores[0, 0].argmax(-1), 0]
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda c: c.short_form())
+@pytest.mark.parametrize("largest", [1e6, 0.99 * MOST])
+def test_scores_up_to_the_limit_are_right(config, largest):
+    q, k, v, scale, expected = one_hot(config, largest)
+    arrays = [x.astype(np.float16) for x in (q, k, v)]
+    config = config.replace(dtype=DType.FP16)
+    found = flash_attention(*arrays, scale=scale, config=config, backend="emulator")
+    np.testing.assert_allclose(found[0, :, 0].astype(np.float32), expected, rtol=2e-3, atol=2e-3)
+
+
+@pytest.fixture
+def check(monkeypatch):
+    """Sets FLASHSMITH_CHECK, which a process reads once."""
+
+    def set_to(value):
+        monkeypatch.setenv("FLASHSMITH_CHECK", value)
+        settings._answers.clear()
+
+    yield set_to
+    settings._answers.clear()
+
+
+def arrays(size=1.0):
+    rng = np.random.default_rng(1)
+    return [(size * rng.normal(size=(1, 9, 1, 64))).astype(np.float16) for _ in range(3)]
+
+
+def test_a_call_that_is_checked_refuses_scores_beyond_the_limit(check):
+    check("1")
+    with pytest.raises(ArgumentError, match=r"scores may reach 8e\+09 .* right up to 1e\+08"):
+        flash_attention(*arrays(), scale=1e8, backend="emulator")
+    out = flash_attention(*arrays(), scale=1e5, backend="emulator")
+    assert np.isfinite(out.astype(np.float32)).all()
+
+
+def test_torch_tensors_are_looked_into_too(check):
+    torch = pytest.importorskip("torch")
+    check("1")
+    tensors = [torch.from_numpy(x) for x in arrays(1000.0)]
+    with pytest.raises(ArgumentError, match="scores may reach"):
+        flash_attention(*tensors, scale=1e3)
+
+
+def test_a_call_that_is_not_checked_looks_at_nothing(check):
+    check("0")
+    flash_attention(*arrays(), scale=1e8, backend="emulator")  # whatever comes out
+    check("yes")
+    with pytest.raises(ArgumentError, match="FLASHSMITH_CHECK is 'yes'; it is 0 or 1"):
+        flash_attention(*arrays(), backend="emulator")
+
+
+def test_the_limit_follows_from_what_a_rounded_maximum_may_add():
+    half_ulp = np.spacing(np.float32(MOST * math.log2(math.e))) / 2
+    assert 2.0**half_ulp < float(np.finfo(np.float16).max)

@@ -1,0 +1,98 @@
+"""Ctrl-C ends a long verb within two seconds, leaves no process behind and loses nothing."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from flashsmith.tuner.store.database import read_store
+from flashsmith.tuner.store.outcome import DidNotRun
+
+ENDS_WITHIN_S = 2.0
+INTERRUPTED = 130
+VERBS = {
+    "compile": ("compile", "hopper", "--workers", "2"),
+    "verify": ("verify", "prog", "--device", "emulator", "--cases", "full", "--workers", "2"),
+    "tune": ("tune", "64,32", "--device", "emulator", "--arch", "sm_80"),
+}
+
+
+def start(arguments, folder):
+    """The verb in a process group of its own, as a terminal starts it."""
+    places = {
+        "FLASHSMITH_CACHE_DIR": str(folder / "cache"),
+        "FLASHSMITH_RESULTS": str(folder / "r.sqlite"),
+    }
+    return subprocess.Popen(
+        [sys.executable, "-m", "flashsmith", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=folder,
+        env={**os.environ, **places},
+        start_new_session=True,
+    )
+
+
+def wait_until(is_so, process):
+    until = time.monotonic() + 60
+    while not is_so():
+        assert process.poll() is None, process.stderr.read()
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+def members(group):
+    """The processes of a group that still run."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            state, _, pgid = (folder / "stat").read_text().rpartition(")")[2].split()[:3]
+        except OSError:
+            continue
+        if int(pgid) == group and state != "Z":
+            found.append(folder.name)
+    return found
+
+
+def kept_kernels(folder):
+    return [path.name for path in folder.glob("cache/kernels/[0-9a-f]*")]
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
+@pytest.mark.parametrize("to_all", [False, True], ids=["one process", "as a terminal does"])
+@pytest.mark.parametrize("verb", VERBS)
+def test_ctrl_c_ends_a_verb_within_two_seconds(request, tmp_path, verb, to_all):
+    process = start(VERBS[verb], tmp_path)
+    request.addfinalizer(process.kill)
+    wait_until(lambda: len(kept_kernels(tmp_path)) >= 2, process)
+    if verb != "compile":  # workers are at work by then
+        wait_until(lambda: len(members(process.pid)) >= 2, process)
+    kept = kept_kernels(tmp_path)
+    began = time.monotonic()
+    if to_all:
+        os.killpg(process.pid, signal.SIGINT)
+    else:
+        process.send_signal(signal.SIGINT)
+    _, told = process.communicate(timeout=10)
+    assert time.monotonic() - began < ENDS_WITHIN_S
+    assert process.returncode == INTERRUPTED
+    assert told.endswith("\nflashsmith: interrupted; what was finished is kept.\n")
+    assert "Traceback" not in told
+    assert set(kept) <= set(kept_kernels(tmp_path))
+    wait_until_gone(process.pid)
+    if verb == "tune":
+        store = tmp_path / "r.sqlite"
+        failed = [m for m in read_store(store) if isinstance(m.outcome, DidNotRun)]
+        assert not failed  # Ctrl-C is no fault of a kernel
+
+
+def wait_until_gone(group):
+    until = time.monotonic() + ENDS_WITHIN_S
+    while members(group):
+        assert time.monotonic() < until, "workers outlive the verb"
+        time.sleep(0.02)

@@ -1,0 +1,153 @@
+"""transformers as a stand-in: the name it reads nothing into, and why a mask was made."""
+
+import re
+import sys
+from types import ModuleType, SimpleNamespace
+from typing import ClassVar
+
+import pytest
+import torch
+
+from flashsmith.base.errors import Unsupported
+from flashsmith.integrations import mask_causes
+from flashsmith.integrations import transformers as integration
+
+
+def causal(batch, head, q, k):
+    return q >= k
+
+
+def packed_sequence_mask_function(_):
+    def inner_mask(batch, head, q, k):
+        return True
+
+    return inner_mask
+
+
+def chunked_overlay(_):
+    def inner_mask(batch, head, q, k):
+        return True
+
+    return inner_mask
+
+
+def and_masks(*functions):
+    def and_mask(batch, head, q, k):
+        return all(function(batch, head, q, k) for function in functions)
+
+    return and_mask
+
+
+class Config:
+    _attn_implementation = "flashsmith"
+
+
+class Interface(dict):
+    @classmethod
+    def register(cls, name, function):
+        cls.known[name] = function
+
+
+class Attention(Interface):
+    known: ClassVar[dict] = {}
+
+
+class Masks(Interface):
+    known: ClassVar[dict] = {}
+
+
+@pytest.fixture
+def transformers(monkeypatch):
+    """What we call of transformers 5, which swaps every name with "flash" in it for its own."""
+
+    class PreTrainedModel:
+        _supports_sdpa = True
+        _compatible_flash_implementations = ("kernels/flash-attn3",)
+
+        def __init__(self):
+            self.config = Config()
+            asked = self.config._attn_implementation
+            self.implementation = self._check_and_adjust_attn_implementation(asked, True)
+
+        def _check_and_adjust_attn_implementation(self, attn_implementation, is_init_check=False):
+            if "flash" in attn_implementation:
+                return self._compatible_flash_implementations[0]
+            return attn_implementation
+
+    Attention.known, Masks.known = {}, {}
+    package, masking, modeling = (
+        ModuleType(name)
+        for name in ("transformers", "transformers.masking_utils", "transformers.modeling_utils")
+    )
+    package.AttentionInterface, package.AttentionMaskInterface = Attention, Masks
+    package.modeling_utils = modeling
+    masking.causal_mask_function = causal
+    masking.sdpa_mask = lambda **asked: torch.ones(1, 1, 3, 3)
+    modeling.PreTrainedModel = PreTrainedModel
+    for module in (package, masking, modeling):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    return SimpleNamespace(model=PreTrainedModel, attention=Attention.known, masks=Masks.known)
+
+
+def test_a_model_keeps_our_attention_where_flash_in_a_name_means_another(transformers):
+    assert "flash" in transformers.model().implementation
+    integration.register()
+    integration.register()  # twice does no harm
+    kept = transformers.model().implementation
+    assert "flash" not in kept
+    assert transformers.attention[kept] is transformers.attention["flashsmith"]
+    assert kept in transformers.masks
+    assert "flash" in transformers.model()._check_and_adjust_attn_implementation(
+        "flash_attention_2"
+    )
+
+
+def test_the_advice_names_no_implementation_that_the_model_refuses(transformers, monkeypatch):
+    monkeypatch.setattr(integration, "_without_sdpa", set())
+    integration.register()
+    layer = torch.nn.Module()
+    layer.config = Config()
+    q = torch.zeros(1, 2, 3, 8, dtype=torch.bfloat16)
+    for supports, name in ((True, "sdpa"), (False, "eager")):
+        transformers.model._supports_sdpa = supports
+        transformers.model()
+        with pytest.raises(Unsupported, match=f'use attn_implementation="{name}"'):
+            integration.attention_forward(layer, q, q, q, None, softcap=3.0)
+
+
+PLAIN = {"q_length": 9, "kv_length": 9, "mask_function": causal, "allow_is_causal_skip": True}
+PADDED = torch.tensor([[0, 1, 1]])
+CAUSES = {
+    "padding": ({"attention_mask": PADDED}, "because the batch is padded: pass inputs without"),
+    "window": ({"local_size": 4}, "a sliding window of 4 and there are 9 keys"),
+    "chunks": (
+        {"local_size": 4, "mask_function": and_masks(chunked_overlay(4), causal)},
+        "because the model attends in chunks of 4",
+    ),
+    "cached": ({"kv_length": 20}, "because 9 new tokens stand behind cached ones .20 keys."),
+    "packed": (
+        {"mask_function": and_masks(causal, packed_sequence_mask_function(None))},
+        "because positions restart .packed sequences.",
+    ),
+    "prefix": ({"mask_function": and_masks(causal)}, "lets some tokens see later ones"),
+}
+
+
+@pytest.mark.parametrize("name", CAUSES)
+def test_the_causes_of_a_mask_are_told_apart(transformers, name):
+    changes, says = CAUSES[name]
+    integration.register()
+    made = transformers.masks["flashsmith"](**(PLAIN | changes))
+    q = torch.zeros(1, 2, 3, 8, dtype=torch.bfloat16)
+    with pytest.raises(Unsupported, match=says) as caught:
+        integration.attention_forward(torch.nn.Module(), q, q, q, made)
+    told = [other for other, (_, text) in CAUSES.items() if re.search(text, str(caught.value))]
+    assert told == [name]
+
+
+def test_a_plain_prefill_needs_no_mask(transformers):
+    integration.register()
+    assert transformers.masks["flashsmith"](**PLAIN) is None
+    positions = torch.arange(9)
+    older = {k: v for k, v in PLAIN.items() if k != "q_length"} | {"cache_position": positions}
+    assert mask_causes.is_plain_prefill(older, causal)
