@@ -27,14 +27,17 @@ EQUIVALENT = {
 }
 CONFIG = parse_config("hopper_bwd(BF16, 128): ds_3+turns+fold+early_dv+late_fences")
 KERNEL = "sm90_backward_tiles"
-# Two q tiles, a ragged tail, three kv blocks on the emulator's SMs: each adds to every dQ.
-CASE = Case(
-    "mutants", AttentionProblem(1, 1, 1, 64 + 21, 2 * 128 + 29, 128, operation="backward")
-)
+# Two q tiles, ragged tails, four kv blocks on two SMs: each adds to every dQ.
+CASE = Case("mutants", AttentionProblem(1, 1, 1, 64 + 21, 3 * 128 + 29, 128, operation="backward"))
 
 
 class Poisoned(OneChanged):
     """Scratch memory holds NaN before every call: what is not written must not be read."""
+
+    @property
+    def sm_count(self) -> int:
+        """Fewer than kv blocks: rings go on from one to the next."""
+        return 2
 
     def scratch(self, n_bytes: int, stream: int = 0) -> int:
         address = super().scratch(n_bytes, stream)

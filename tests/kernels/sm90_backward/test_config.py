@@ -96,7 +96,7 @@ def test_the_whole_is_no_kernel_and_a_part_no_plan():
 @pytest.mark.parametrize(("d_head", "name"), [(8, "sm90"), (128, "sm90"), (136, "sm80")])
 def test_on_hopper_it_is_chosen_in_order_where_it_computes_the_problem(d_head, name):
     chosen = choose(replace(PROBLEM, d_head=d_head), "sm_90a").config
-    assert chosen.NAME == f"{name}_backward"
+    assert f"{name}_backward" == chosen.NAME
     assert not getattr(chosen, "unordered", False)
     assert choose(replace(PROBLEM, d_head=d_head), "sm_80").config.NAME == "sm80_backward"
 
