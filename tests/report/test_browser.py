@@ -39,7 +39,7 @@ def shipped(tmp_path_factory):
     return folder / "report.html"
 
 
-@pytest.mark.parametrize(("kind", "charts"), [("gpu_data", 5), ("gpuless_data", 0)])
+@pytest.mark.parametrize(("kind", "charts"), [("gpu_data", 5), ("gpuless_data", 1)])
 def test_a_page_draws_every_chart_with_a_clean_console(kind, charts, request, tmp_path, browser):
     data = request.getfixturevalue(kind)
     count = write_page(data, tmp_path / "report.html")

@@ -100,6 +100,7 @@ def _filtered(data: ReportData) -> Section:
     return _section(
         "Every measurement",
         tuning_tables.order_table(data.measurements, data.places),
+        tuning_charts.predicted_cycles(data.measurements, data.places),
         tuning_charts.landscape(data.measurements),
         tuning_charts.predicted(tuning_charts.times_of(data), data.places),
         tuning_charts.occupancy(data.measurements),

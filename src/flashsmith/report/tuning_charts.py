@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from flashsmith.kernels.parse import looks_like_config
@@ -9,6 +10,7 @@ from flashsmith.problem.attention import AttentionProblem
 from flashsmith.report.contenders import COLOURS, problem_text
 from flashsmith.report.figure import Figure, hover
 from flashsmith.report.sources import ReportData
+from flashsmith.tuner.run.counting import Place
 from flashsmith.tuner.run.predict import Quality, quality
 from flashsmith.tuner.store.measurement import Measurement
 from flashsmith.tuner.store.outcome import Timed
@@ -153,6 +155,33 @@ def predicted(times: Mapping[tuple[str, AttentionProblem], float], places: Place
         f"Regret: how much slower the best of the five that are predicted fastest is than the best "
         f"of all. A good prediction rises from left to right; its rank correlation with the times "
         f"is {rank:.2f} in the mean over {_count(len(everything))}."
+    )
+    return figure.titled(title, reads, height=440, wide=True, filtered=True)
+
+
+def predicted_cycles(measurements: Sequence[Measurement], places: Places) -> Figure | None:
+    """Every configuration that was counted, by what limits it; None where there were times."""
+    if any(isinstance(m.outcome, Timed) for m in measurements):
+        return None
+    verified = {(m.key.config, m.key.problem) for m in measurements}
+    limits: dict[str, list[tuple[int, float, str]]] = {}
+    for (config, problem), place in sorted(places.items(), key=lambda item: int(item[1])):
+        if isinstance(place, Place) and math.isfinite(place.cycles_over_first):
+            how = "verified" if (config, problem) in verified else "not reached"
+            text = hover(config, f"{problem_text(problem)}, {how}")
+            point = (int(place), place.cycles_over_first, text)
+            limits.setdefault(place.limit, []).append(point)
+    if sum(map(len, limits.values())) < _LEAST:
+        return None
+    figure = Figure()
+    for number, limit in enumerate(sorted(limits)):
+        _add_points(figure, number, f"limited by {limit}", limits[limit])
+    figure.axis("x", title="predicted place, 1 the fastest")
+    figure.axis("y", title="predicted cycles, over those of the first")
+    title = "How far configurations lie apart, as predicted; nothing was timed"
+    reads = (
+        "A point is a configuration whose events were counted in the emulator; colours are what "
+        "takes most of its cycles. Only the order of predictions means something."
     )
     return figure.titled(title, reads, height=440, wide=True, filtered=True)
 
