@@ -10,6 +10,7 @@ from flashsmith.api.arrays.library import Array
 from flashsmith.api.options import (
     LSE,
     CallOptions,
+    checked_config,
     checked_flag,
     checked_options,
     common_options,
@@ -53,8 +54,10 @@ def flash_attention(
     `Choice` as the last item with `explain`.
     """
     options = None
-    if scale is None and config is None and backend is None and not facts:
+    if scale is None and backend is None and not facts:
         options = common_options(causal, None, layout, return_lse)
+        if options is not None and config is not None:
+            options = CallOptions(options.facts, checked_config(config))
     if options is None:
         options = checked_options(
             causal=causal,
