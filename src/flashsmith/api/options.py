@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import difflib
 from numbers import Integral, Real
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from flashsmith.base.errors import ArgumentError, ArgumentTypeError
 from flashsmith.base.fields import Fact
+from flashsmith.base.loose_types import FactValue
 from flashsmith.kernels.kernel import KernelConfig
 from flashsmith.kernels.parse import parse_config
 from flashsmith.problem.attention import FACTS
@@ -32,15 +33,15 @@ _CAUSAL, _DIAGONAL, LSE = (_ORDER[name] for name in ("causal", "diagonal", "lse"
 class CallOptions(NamedTuple):
     """What a call asks for, beside its arrays; a tuple, because every call makes one."""
 
-    facts: tuple[Any, ...] = _ABSENT  # Any: values of the facts of `CALL_FACTS`, in their order
+    facts: tuple[FactValue, ...] = _ABSENT  # of `CALL_FACTS`, in their order
     config: KernelConfig | str | None = None  # a text is read when the kernel is prepared
     backend: str | None = None
 
-    def fact(self, name: str) -> Any:  # Any: of the fact's kind
+    def fact(self, name: str) -> FactValue:
         """The value of a fact, by its name in the problem."""
         return self.facts[_ORDER[name]]
 
-    def given(self) -> dict[str, Any]:  # Any: as above
+    def given(self) -> dict[str, FactValue]:
         """All facts by their names in the problem."""
         return dict(zip(_ORDER, self.facts, strict=True))
 
@@ -101,7 +102,7 @@ def _unknown(call_name: str) -> ArgumentTypeError:
     return ArgumentTypeError(f"{call_name!r} is not an argument of this call; {hint}")
 
 
-def checked_fact(name: str, what: Fact, value: object) -> Any:  # Any: of the fact's kind
+def checked_fact(name: str, what: Fact, value: object) -> FactValue:
     """`value` as the fact's own type (NumPy's numbers are taken too); raises where it is none."""
     if value is what.absent:
         return value

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any
 
 from flashsmith.api.arrays import origin
 from flashsmith.api.arrays.library import Array
@@ -56,7 +55,7 @@ def widened(array: Array, columns: int) -> Array:
     return import_module(name).pad(array, [(0, 0), (0, 0), (0, 0), (0, columns)])
 
 
-def narrowed(array: Array, width: int) -> Any:  # Any: as the array
+def narrowed(array: Array, width: int) -> Array:
     """The first columns, contiguous."""
     cut = array[..., :width]
     if origin(array) == "torch":

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
 
 from flashsmith.base.dtypes import DType
 from flashsmith.base.errors import ArgumentError
+from flashsmith.base.loose_types import Json
 from flashsmith.problem.attention import AttentionProblem
 
 FOLDER = Path(__file__).parent / "suites"
@@ -90,7 +90,7 @@ def of_lengths(suite: Suite, lengths: Sequence[int]) -> Suite:
     return replace(suite, shapes=shapes)
 
 
-def _grid(path: Path, table: Mapping[str, Any], dtype: DType) -> list[Shape]:  # Any: TOML values
+def _grid(path: Path, table: Mapping[str, Json], dtype: DType) -> list[Shape]:
     _require_fields(path, "grid", table, _GRID)
     shapes = []
     for d_head in table["d_heads"]:
@@ -103,7 +103,7 @@ def _grid(path: Path, table: Mapping[str, Any], dtype: DType) -> list[Shape]:  #
     return shapes
 
 
-def _shape(path: Path, table: Mapping[str, Any], dtype: DType) -> Shape:  # Any: TOML values
+def _shape(path: Path, table: Mapping[str, Json], dtype: DType) -> Shape:
     _require_fields(path, "shape", table, _SHAPE)
     t = table
     problem = _problem(

@@ -6,14 +6,15 @@ import difflib
 import re
 from enum import Enum
 from functools import cache
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from flashsmith.base.errors import ConfigError
 from flashsmith.base.fields import Knob, Knobs, Word, legal_text, require_legal, value_text
+from flashsmith.base.loose_types import KnobValue
 from flashsmith.base.whole_number import whole_number
 
 C = TypeVar("C", bound=Knobs)
-Values = dict[str, Any]  # Any: of each knob's type
+Values = dict[str, KnobValue]
 
 _VALUE = "([A-Za-z0-9]+)"
 _INITIALISER = re.compile(r"(?:\.(?P<name>\w+)\s*=)?\s*(?:\([\w:\s]+\))?\s*(?P<value>[\w:-]+)\s*")
@@ -176,7 +177,7 @@ def _written(word: Word, inner: list[str]) -> Values:
     return {name: _value(name, what, text) for name, what, text in triples}
 
 
-def _value(name: str, what: Knob, text: str) -> Any:  # Any: a value of the knob
+def _value(name: str, what: Knob, text: str) -> KnobValue:
     for value in what.values:
         if value_text(value) == text:
             return value
@@ -185,7 +186,7 @@ def _value(name: str, what: Knob, text: str) -> Any:  # Any: a value of the knob
     )
 
 
-def _cpp_value(name: str, what: Knob, text: str) -> Any:  # Any: a value of the knob
+def _cpp_value(name: str, what: Knob, text: str) -> KnobValue:
     last = text.rpartition("::")[2]
     kind = type(what.values[0])
     if issubclass(kind, Enum):

@@ -8,10 +8,10 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from flashsmith.base.errors import DamagedFile
 from flashsmith.base.json_text import parse_json
+from flashsmith.base.loose_types import Json
 from flashsmith.base.whole_file import named_in_errors
 from flashsmith.measure.environment import Environment
 from flashsmith.measure.interleaved import Comparison, Timed
@@ -24,7 +24,7 @@ from flashsmith.problem.text import (
 
 SCHEMA = 2
 _SCHEMA_OF_0_1 = 1  # wrote every field of the problem, and the scale as a number
-Flat = Mapping[str, Any]  # Any: flat JSON values
+Flat = Mapping[str, Json]
 _RESULT_NUMBERS = ("median_us", "p20_us", "p80_us", "ratio", "ratio_p20", "ratio_p80", "control")
 _SECTIONS = ("what", "result", "environment")
 

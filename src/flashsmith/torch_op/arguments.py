@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from flashsmith.api.options import BACKENDS, CALL_FACTS, LSE, CallOptions, checked_fact
 from flashsmith.base.errors import ArgumentError
+from flashsmith.base.loose_types import FactValue
 from flashsmith.problem.attention import FACTS
 
 # The log-sum-exp is asked for by the operator's name, not by an argument.
 _NAMES = tuple(name for name in CALL_FACTS.values() if name != "lse")
 _TYPES = {bool: "bool", int: "int", float: "float", str: "str"}
-Given = tuple[Any, ...]  # Any: values of the facts in `_NAMES`, then configuration and backend
+Argument = FactValue  # or the text of the configuration or the backend
+Given = tuple[Argument, ...]  # values of the facts in `_NAMES`, then configuration and backend
 
 
 def schema() -> str:

@@ -14,10 +14,10 @@ import zlib
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from flashsmith.base.errors import DamagedFile, FlashsmithError, Unsupported
 from flashsmith.base.json_text import parse_json
+from flashsmith.base.loose_types import JsonObject
 from flashsmith.base.whole_file import written_whole
 from flashsmith.compile.artefact import CompiledKernel, resources_from, text_from
 from flashsmith.kernels.kernel import KernelConfig
@@ -38,7 +38,7 @@ class _Listed:
     """One kernel as the manifest lists it."""
 
     name: str
-    facts: dict[str, Any]  # Any: JSON, checked when the kernel is read
+    facts: JsonObject  # checked when the kernel is read
 
 
 class Bundle:
@@ -177,7 +177,7 @@ def read_bundle(path: Path) -> Bundle:
         raise _damaged(path, error) from error
 
 
-def _require_types(facts: dict[str, Any]) -> None:  # Any: JSON
+def _require_types(facts: JsonObject) -> None:
     for name in ("arch", "name", "source_hash", "compiler", "key", "cubin"):
         text_from(facts, name)
     if "ptx" in facts:

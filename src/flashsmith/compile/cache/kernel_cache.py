@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from flashsmith.base import settings
 from flashsmith.base.errors import ArgumentError, DamagedFile, Unsupported
 from flashsmith.base.json_text import parse_json
+from flashsmith.base.loose_types import JsonObject
 from flashsmith.base.whole_file import scratch_folder
 from flashsmith.compile.artefact import CompiledKernel, resources_from, text_from
 from flashsmith.compile.cache import upkeep as cache_upkeep
@@ -199,7 +199,7 @@ def _read_entry(folder: Path, key: str) -> CompiledKernel:
     text = (folder / FACTS).read_bytes()
     if hashlib.sha256(text).hexdigest().encode() != (folder / FACTS_HASH).read_bytes():
         raise DamagedFile(f"{FACTS} has another hash")
-    facts: dict[str, Any] = parse_json(text)  # Any: JSON
+    facts: JsonObject = parse_json(text)
     if facts["schema"] != SCHEMA or facts["key"] != key:
         raise DamagedFile("its key is another one")
     files = {name: (folder / name).read_bytes() for name in ("kernel.ptx", "kernel.cubin")}

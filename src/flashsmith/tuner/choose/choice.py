@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from flashsmith.arch import Arch
 from flashsmith.arch import get as get_arch
@@ -15,6 +14,7 @@ from flashsmith.base.errors import (
     FlashsmithError,
     Unsupported,
 )
+from flashsmith.base.loose_types import KnobValue
 from flashsmith.kernels.catalogue import CATALOGUE
 from flashsmith.kernels.kernel import KernelConfig
 from flashsmith.kernels.parse import parse_config
@@ -219,7 +219,7 @@ def _usable(question: _Question, item: MeasuredConfig) -> tuple[KernelConfig | N
         config = parse_config(item.config)
     except ConfigError as error:
         return None, str(error)
-    fields: dict[str, Any] = {"dtype": question.problem.dtype}  # Any: a field of each family
+    fields: dict[str, KnobValue] = {"dtype": question.problem.dtype}
     config = replace(config, **fields)
     obstacle = question.obstacle(config)
     return (config, "") if not obstacle else (None, obstacle)

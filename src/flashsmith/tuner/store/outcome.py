@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, fields
-from typing import Any
 
 from flashsmith.base.errors import DamagedFile
+from flashsmith.base.loose_types import DataClass
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class Wrong:
 
 
 Outcome = Timed | Verified | Refused | DidNotCompile | DidNotRun | TimedOut | Wrong
-KINDS: dict[str, type[Any]] = {  # Any: the classes share no base but object
+KINDS: dict[str, DataClass] = {
     kind.__name__: kind
     for kind in (Timed, Verified, Refused, DidNotCompile, DidNotRun, TimedOut, Wrong)
 }
