@@ -83,7 +83,7 @@ def scaled_dot_product_attention(
     elif attn_mask is not None:
         raise _unsupported(
             "attn_mask is given",
-            "a mask of the caller's",
+            "a mask of your own",
             "pass is_causal=True or torch's causal_lower_right(...) for a causal mask, or call "
             "torch's own function",
         )

@@ -56,7 +56,7 @@ def checked_options(
 ) -> CallOptions:
     """The options of a call, facts by the API's names; raises where one cannot be used."""
     if backend not in BACKENDS:
-        raise ArgumentError(f"backend is {backend!r}; it is None, 'cuda' or 'emulator'.")
+        raise ArgumentError(f"backend is {backend!r}; it must be None, 'cuda' or 'emulator'.")
     values = list(_ABSENT)
     for call_name, value in given.items():
         place = _PLACES.get(call_name, -1)
@@ -138,7 +138,7 @@ def checked_flag(name: str, value: object) -> bool:
     plain = _plain(bool, value)
     if plain is True or plain is False:
         return plain
-    raise ArgumentTypeError(f"{name} is {value!r}; it is True or False.")
+    raise ArgumentTypeError(f"{name} is {value!r}; it must be True or False.")
 
 
 def checked_config(config: object) -> KernelConfig | str | None:
@@ -146,8 +146,8 @@ def checked_config(config: object) -> KernelConfig | str | None:
     if config is None or isinstance(config, _CONFIGS):
         return config
     raise ArgumentTypeError(
-        f"config is of type {type(config).__name__}; it is a kernel configuration, its short form, "
-        f"or None."
+        f"config is of type {type(config).__name__}; it must be a kernel configuration, its short "
+        f"form, or None."
     )
 
 

@@ -41,8 +41,8 @@ def require_no_out(out: Array, width: int) -> None:
     """Raises where the output shall be written in place: it is cut from a wider one."""
     if out is not None:
         raise Unsupported(
-            f"out is given and d_head is {width}, which is padded to a multiple of {D_HEAD_STEP} "
-            f"and cut off again; leave out away, or pad q, k, v and out."
+            f"out is given and d_head is {width}, which flashsmith pads to a multiple of "
+            f"{D_HEAD_STEP} in a copy; do not pass out, or pad q, k, v and out yourself."
         )
 
 

@@ -108,16 +108,16 @@ class Fact:
         if self.is_optional and value is None and self.absent is None:
             return ""
         if not _is_of_kind(value, self.kind):
-            return f"{name} is {_shown(value)}; it is {self.wanted()}."
+            return f"{name} is {_shown(value)}; it must be {self.wanted()}."
         if isinstance(value, float) and not math.isfinite(value):
-            return f"{name} is {value:g}; it is {self.wanted()}."
+            return f"{name} is {value:g}; it must be {self.wanted()}."
         if self.least is not None and isinstance(value, int | float) and value < self.least:
-            return f"{name} is {_shown(value)}; it is {self.wanted()}."
+            return f"{name} is {_shown(value)}; it must be {self.wanted()}."
         if self.least is not None and isinstance(value, int) and value > MOST:
             return f"{name} is {_shown(value)}; kernels count in 32 bits, up to {MOST:,}."
         if self.kind is float and isinstance(value, int | float) and not value > 0:
             shown = _shown(value) if isinstance(value, int) else f"{value:g}"
-            return f"{name} is {shown}; it is {self.wanted()}."
+            return f"{name} is {shown}; it must be {self.wanted()}."
         if self.kind is float and isinstance(value, int | float):
             least, most = FLOAT32
             if not least <= value <= most:
@@ -127,7 +127,7 @@ class Fact:
                     f"{most:.4g}{advice}."
                 )
         if self.choices and value not in self.choices:
-            return f"{name} is {_shown(value)}; it is {self.wanted()}."
+            return f"{name} is {_shown(value)}; it must be {self.wanted()}."
         return ""
 
     def is_of_kind(self, value: object) -> bool:

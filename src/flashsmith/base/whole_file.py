@@ -64,7 +64,7 @@ def is_disk_full(error: OSError) -> bool:
 def disk_error(error: OSError) -> str:
     """What an error of a disk means, and what to do."""
     if is_disk_full(error):
-        return "the disk is full; make room and do it again"
+        return "the disk is full; make room and try again"
     if error.errno in _SHUT:
-        return f"it cannot be written ({error.strerror}); name another place"
+        return f"it cannot be written ({error.strerror}); name another path"
     return f"{error.strerror or error}; check the path"

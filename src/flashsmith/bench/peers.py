@@ -104,8 +104,8 @@ def peer_of_file(text: str) -> Peer:
     path = Path(path_text)
     if not colon or not name.isidentifier() or not path.is_file():
         raise ArgumentError(
-            f"--peer is {text!r}; it is FILE.py:NAME, a function of a file that takes (problem, q, "
-            f"k, v) and returns the call to time; check the path and the name."
+            f"--peer is {text!r}; it must be FILE.py:NAME, a function of a file that takes "
+            f"(problem, q, k, v) and returns the call to time; check the path and the name."
         )
     spec = importlib.util.spec_from_file_location(f"flashsmith_peer_{path.stem}", path)
     assert spec is not None

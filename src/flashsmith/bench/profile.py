@@ -132,7 +132,9 @@ def profile(
         noted = notes.read_text(encoding="utf-8").splitlines() if notes.exists() else []
     launches = [Launched(**json.loads(line)) for line in noted]
     if not launches:
-        raise LaunchError("ncu", "no launches", "the profiled program ended before its first")
+        raise LaunchError(
+            "ncu", "no launches", "the profiled program ended before its first launch"
+        )
     missing = dict.fromkeys(x.left_out for x in launches if x.left_out)
     made = [x for x in launches if not x.left_out]
     return profiles_of(job, made, parse_ncu_csv(log)), list(missing)

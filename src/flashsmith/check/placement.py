@@ -23,7 +23,7 @@ _CANARY_XOR = 0x0003  # a canary is a NaN too (a read of it spoils the output), 
 def places_of(case: Case) -> dict[str, Place]:
     """The place of every tensor of the call."""
     if case.placement not in PLACEMENTS:
-        raise ArgumentError(f"placement is {case.placement!r}; it is one of {PLACEMENTS}.")
+        raise ArgumentError(f"placement is {case.placement!r}; it must be one of {PLACEMENTS}.")
     problem = case.problem
     packed = _packed(problem) if case.placement == "packed" else {}
     return {

@@ -29,7 +29,7 @@ INTERRUPTED = 130  # as shells have it: 128 and the number of the signal
 # in cli/verbs, unless DOORS says otherwise.
 VERBS: dict[str, str] = {
     "configs": "Show a set of configurations, or why one is out.",
-    "env": "Say what is installed here, and what is missing for what.",
+    "env": "Say what is installed, and what missing parts are for.",
     "compile": "Compile a set: registers, spills, blocks per SM.",
     "tune": "Find the best configuration for each problem.",
     "tune predict": "Order configurations without a GPU.",

@@ -38,7 +38,7 @@ def parse_short_form(text: str, family: type[C]) -> C:
     found = re.fullmatch(rf"\s*{re.escape(family.PREFIX)}\s*\(([^()]*)\)\s*(?::\s*(\S*))?\s*", text)
     if found is None:
         raise ConfigError(
-            f"{text.strip()!r} is no configuration; a configuration is written "
+            f"{text.strip()!r} is not a configuration; a configuration is written "
             f"{form_text(family)!r}; `flashsmith configs` shows some."
         )
     values = _head_values(text, [part.strip() for part in found[1].split(",")], family)
@@ -139,17 +139,15 @@ def _word_values(text: str, written: str, family: type[Knobs]) -> Values:
     for token in written.split("+") if written else []:
         word, inner = _match_word(text, token, family)
         if word.names[0] in values:
-            raise ConfigError(
-                f"{text.strip()!r} has {token!r} twice; a word stands once; drop one."
-            )
+            raise ConfigError(f"{text.strip()!r} has {token!r} twice; write each word once.")
         values |= _written(word, inner)
     for word in family.words():
         if word.names[0] not in values:
             if not word.may_be_absent:
                 example = word.form.format(*(value_text(what.values[0]) for what in word.knobs))
                 raise ConfigError(
-                    f"{text.strip()!r} does not say {', '.join(word.names)}; that is the word "
-                    f"{word.form!r}; add for example {example!r}."
+                    f"{text.strip()!r} does not state {', '.join(word.names)}; add the word "
+                    f"{word.form!r}, for example {example!r}."
                 )
             values |= word.absent_values()
     return values

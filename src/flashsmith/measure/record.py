@@ -137,7 +137,7 @@ def record_from_line(line: str, place: str) -> Record:
         )
     for name in _SECTIONS:
         if not isinstance(data.get(name), dict):
-            raise DamagedFile(f"{place}: field {name!r} is missing or no object.")
+            raise DamagedFile(f"{place}: field {name!r} is missing or not an object.")
     for name in _RESULT_NUMBERS:
         value = data["result"].get(name, 1.0)
         if isinstance(value, bool) or not isinstance(value, int | float) or not _is_above_0(value):
@@ -146,7 +146,7 @@ def record_from_line(line: str, place: str) -> Record:
             )
     for name in ("device", "date", "commit"):
         if not isinstance(data["environment"].get(name), str):
-            raise DamagedFile(f"{place}: field 'environment.{name}' is missing or no text.")
+            raise DamagedFile(f"{place}: field 'environment.{name}' is missing or not a text.")
     what = data["what"] if data["schema"] == SCHEMA else _converted(data["what"])
     return Record(what, data["result"], data["environment"])
 

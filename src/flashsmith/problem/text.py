@@ -46,13 +46,13 @@ def problem_from_fields(data: object) -> AttentionProblem:
         is_size = is_number and name in _NEEDED
         if is_number and not (1 if is_size else -MOST) <= value <= MOST:
             raise DamagedFile(
-                f"{name} of the problem is {str(value)[:40]}; it is from "
+                f"{name} of the problem is {str(value)[:40]}; it must be from "
                 f"{1 if is_size else -MOST} to {MOST:,}."
             )
     try:
         return AttentionProblem(**values)
     except ArgumentError as error:
-        raise DamagedFile(f"of the problem, {error}") from error
+        raise DamagedFile(f"in the problem: {error}") from error
 
 
 def _member(name: str, value: object) -> FactValue:
@@ -62,7 +62,7 @@ def _member(name: str, value: object) -> FactValue:
     found = kind.__members__.get(str(value))
     if found is None:
         names = " or ".join(kind.__members__)
-        raise DamagedFile(f"{name} is {str(value)[:40]!r}; it is {names}.")
+        raise DamagedFile(f"{name} is {str(value)[:40]!r}; it must be {names}.")
     return found
 
 

@@ -49,7 +49,7 @@ def options_of(given: Given, *, lse: bool) -> CallOptions:
     )
     config, backend = values.pop("config") or None, values.pop("backend") or None
     if backend not in BACKENDS:
-        raise ArgumentError(f"backend is {backend!r}; it is '', 'cuda' or 'emulator'.")
+        raise ArgumentError(f"backend is {backend!r}; it must be '', 'cuda' or 'emulator'.")
     facts = {name: checked_fact(name, FACTS[name], value) for name, value in values.items()}
     facts["lse"] = lse
     return CallOptions(tuple(facts[name] for name in CALL_FACTS.values()), config, backend)

@@ -83,7 +83,7 @@ def registry_configs(configs: Sequence[KernelConfig]) -> list[KernelConfig]:
     if len({config.CPP_TYPE for config in configs}) > 1:
         raise Unsupported(
             "configurations of several families are given; one registry holds one family; "
-            "generate one registry each."
+            "generate one for each."
         )
     return sorted(set(configs), key=astuple)
 

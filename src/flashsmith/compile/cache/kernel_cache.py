@@ -25,7 +25,7 @@ try:
     import fcntl
 except ImportError as error:
     raise Unsupported(
-        "this system has no file locks of POSIX; the kernel cache is held together by them; use "
+        "this system has no POSIX file locks, which the kernel cache needs; use "
         "Linux or macOS (on Windows: WSL)."
     ) from error
 
@@ -144,7 +144,7 @@ class KernelCache:
         if user not in (owner, 0):
             raise ArgumentError(
                 f"the cache folder {self.root} belongs to user {owner}; machine code is only read "
-                f"from a folder of one's own; set {settings.CACHE_DIR} to another one."
+                f"from your own folder; set {settings.CACHE_DIR} to another one."
             )
         self._is_own = True
 
@@ -198,17 +198,17 @@ def _take_lock(path: Path) -> int:
 def _read_entry(folder: Path, key: str) -> CompiledKernel:
     text = (folder / FACTS).read_bytes()
     if hashlib.sha256(text).hexdigest().encode() != (folder / FACTS_HASH).read_bytes():
-        raise DamagedFile(f"{FACTS} has another hash")
+        raise DamagedFile(f"the hash of {FACTS} is not the stated one")
     facts: JsonObject = parse_json(text)
     if facts["schema"] != SCHEMA or facts["key"] != key:
-        raise DamagedFile("its key is another one")
+        raise DamagedFile("it belongs to another key")
     files = {name: (folder / name).read_bytes() for name in ("kernel.ptx", "kernel.cubin")}
     for name, data in files.items():
         if hashlib.sha256(data).hexdigest() != facts["files"][name]:
-            raise DamagedFile(f"{name} has another hash")
+            raise DamagedFile(f"the hash of {name} is not the stated one")
     seconds = facts["compile_seconds"]
     if not isinstance(seconds, float) or seconds < 0:
-        raise DamagedFile(f"compile_seconds is {str(seconds)[:40]!r}; it is a time")
+        raise DamagedFile(f"compile_seconds is {str(seconds)[:40]!r}; it must be a time")
     return CompiledKernel(
         name=text_from(facts, "name"),
         arch=text_from(facts, "arch"),

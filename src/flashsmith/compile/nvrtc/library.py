@@ -78,8 +78,8 @@ def _find(setting: Path | None, driver: int | None) -> NvrtcLibrary:
     if setting is not None:
         if not setting.is_file():
             raise CompilerMissing(
-                f"{settings.NVRTC} is {str(setting)!r} and no file is there; it names an NVRTC "
-                f"library, libnvrtc.so.13; correct it or unset it."
+                f"{settings.NVRTC} is {str(setting)!r}, which is not a file; it must name an "
+                f"NVRTC library such as libnvrtc.so.13; correct it or unset it."
             )
         return NvrtcLibrary(setting, _version(setting), "setting")
     found = list(_candidates())
@@ -87,8 +87,8 @@ def _find(setting: Path | None, driver: int | None) -> NvrtcLibrary:
     for library in fitting or found:
         return library
     raise CompilerMissing(
-        "no NVRTC was found in the Python environment, in torch or in /usr/local/cuda; kernels are "
-        "compiled by it; install the package nvidia-cuda-nvrtc or set " + settings.NVRTC + "."
+        "no NVRTC was found in the Python environment, in torch or in /usr/local/cuda; it "
+        "compiles the kernels; install the package nvidia-cuda-nvrtc or set " + settings.NVRTC + "."
     )
 
 

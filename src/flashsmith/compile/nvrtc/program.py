@@ -102,7 +102,7 @@ def _load(path: Path) -> CLibrary:
         return ctypes.CDLL(str(path))
     except OSError as error:
         raise CompilerMissing(
-            f"{path} does not load: {error}; kernels are compiled by it; reinstall "
+            f"{path} does not load: {error}; it compiles the kernels; reinstall "
             f"nvidia-cuda-nvrtc or set FLASHSMITH_NVRTC to another one."
         ) from error
 

@@ -100,6 +100,6 @@ def _require_gradients(config: Sm80BackwardConfig, problem: AttentionProblem) ->
         changed.append("a left edge of the mask")
     if changed:
         raise Unsupported(
-            f"{config.short_form()}: these kernels know no gradient with {changed[0]}; leave it "
+            f"{config.short_form()}: these kernels have no gradient with {changed[0]}; leave it "
             f"out, or use torch's own attention to train."
         )

@@ -119,7 +119,7 @@ class RayExecutor:
         have = self._ray.cluster_resources().get("GPU" if needs_gpu else "CPU", 0)
         if have < 1:
             raise ArgumentError(
-                "--executor ray: the cluster has no GPU; `tune` needs one a worker; start a "
+                "--executor ray: the cluster has no GPU; `tune` needs one per worker; start a "
                 "machine with `ray start --address`, or add --device emulator."
             )
         return int(have)
