@@ -17,10 +17,10 @@ _CONFIGS = (KernelConfig, str)  # a tuple: torch.compile of torch 2.6 cannot tra
 BACKENDS = (None, "cuda", "emulator")
 # What a caller may ask for beside arrays, by the names of the API; declared with the problem.
 CALL_FACTS = {what.call: name for name, what in FACTS.items() if what.call}
-_ORDER = {name: place for place, name in enumerate(CALL_FACTS.values())}
+_ORDER = {name: position for position, name in enumerate(CALL_FACTS.values())}
 _ABSENT = tuple(FACTS[name].absent for name in _ORDER)
 # Every call passes here, so what can be known beforehand is: the place of each argument.
-_PLACES = {call_name: _ORDER[name] for call_name, name in CALL_FACTS.items()}
+_POSITIONS = {call_name: _ORDER[name] for call_name, name in CALL_FACTS.items()}
 _FACTS = tuple(FACTS[name] for name in _ORDER)
 _KINDS = tuple(what.kind for what in _FACTS)
 # Values that are often given and need no look at the fact.
@@ -47,8 +47,8 @@ class CallOptions(NamedTuple):
 
     def with_fact(self, name: str, value: object) -> CallOptions:
         """The same with another value of one fact."""
-        place = _ORDER[name]
-        return self._replace(facts=(*self.facts[:place], value, *self.facts[place + 1 :]))
+        position = _ORDER[name]
+        return self._replace(facts=(*self.facts[:position], value, *self.facts[position + 1 :]))
 
 
 def checked_options(
@@ -59,16 +59,16 @@ def checked_options(
         raise ArgumentError(f"backend is {backend!r}; it must be None, 'cuda' or 'emulator'.")
     values = list(_ABSENT)
     for call_name, value in given.items():
-        place = _PLACES.get(call_name, -1)
-        if place < 0:
+        position = _POSITIONS.get(call_name, -1)
+        if position < 0:
             raise _unknown(call_name)
-        if value is _ABSENT[place]:
+        if value is _ABSENT[position]:
             continue
         # Equal to one of these in type too: True == 1.
-        if type(value) is _KINDS[place] and value in _ACCEPTED[place]:
-            values[place] = value
+        if type(value) is _KINDS[position] and value in _ACCEPTED[position]:
+            values[position] = value
         else:
-            values[place] = checked_fact(call_name, _FACTS[place], value)
+            values[position] = checked_fact(call_name, _FACTS[position], value)
     if values[_DIAGONAL] is not None and not values[_CAUSAL]:
         raise ArgumentError("diagonal is given without causal, whose mask it moves; add causal.")
     if config is not None:

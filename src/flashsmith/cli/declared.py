@@ -71,7 +71,7 @@ def _with_options(
     """The verb with parameter `name` in place of options, which its users see instead."""
     own = inspect.signature(verb, eval_str=True)
     kept = [p.replace(kind=Parameter.KEYWORD_ONLY) for p in own.parameters.values()]
-    at = next(place for place, p in enumerate(kept) if p.name == name)
+    at = next(position for position, p in enumerate(kept) if p.name == name)
     parameters = [*kept[:at], *added, *kept[at + 1 :]]
 
     @functools.wraps(verb)

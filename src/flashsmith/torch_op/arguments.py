@@ -37,8 +37,8 @@ def given_of(options: CallOptions) -> Given:
 
 def without_config(given: Given) -> Given:
     """The same without the configuration: it names kernels of the other pass."""
-    place = len(_NAMES)
-    return (*given[:place], "", *given[place + 1 :]) if len(given) > place else given
+    position = len(_NAMES)
+    return (*given[:position], "", *given[position + 1 :]) if len(given) > position else given
 
 
 def options_of(given: Given, *, lse: bool) -> CallOptions:

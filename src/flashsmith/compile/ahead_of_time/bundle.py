@@ -139,11 +139,11 @@ def _write_kernels(
 ) -> None:
     listed = []
     for config, needs, kernel in kernels:
-        place = f"{kernel.arch}/{kernel.name}"
-        _write(archive, f"{place}.cubin", kernel.cubin)
+        stem = f"{kernel.arch}/{kernel.name}"
+        _write(archive, f"{stem}.cubin", kernel.cubin)
         facts = _facts(config, needs, kernel)
         if with_ptx:
-            _write(archive, f"{place}.ptx", kernel.ptx.encode())
+            _write(archive, f"{stem}.ptx", kernel.ptx.encode())
             facts["ptx"] = hashlib.sha256(kernel.ptx.encode()).hexdigest()
         listed.append(facts)
     manifest = {"format": FORMAT, "schema": SCHEMA, "kernels": listed}

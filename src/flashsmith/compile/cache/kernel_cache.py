@@ -116,16 +116,16 @@ class KernelCache:
 
     def _write_folder(self, part: str, key: str, files: dict[str, bytes]) -> Path:
         self._make_private(part)
-        place = self.root / part / key
-        with scratch_folder(place) as beside:
+        target = self.root / part / key
+        with scratch_folder(target) as beside:
             for name, data in files.items():
                 (beside / name).write_bytes(data)
             try:
-                beside.rename(place)
+                beside.rename(target)
             except OSError:
-                if not place.is_dir():
+                if not target.is_dir():
                     raise
-        return place
+        return target
 
     def _make_private(self, part: str) -> None:
         folder = self.root / part
@@ -149,16 +149,16 @@ class KernelCache:
         self._is_own = True
 
     def _move_aside(self, folder: Path, reason: str) -> None:
-        place = self.root / "damaged" / f"{folder.name}-{secrets.token_hex(4)}"
+        aside = self.root / "damaged" / f"{folder.name}-{secrets.token_hex(4)}"
         try:
             self._make_private("damaged")
-            folder.rename(place)
+            folder.rename(aside)
         except FileNotFoundError:
             return  # another process was first
         except OSError as error:  # of a cache that is another's, or on a full disk
             _log.warning("cache entry %s is damaged (%s); left there: %s", folder, reason, error)
             return
-        _log.warning("cache entry %s is damaged (%s); moved to %s", folder.name, reason, place)
+        _log.warning("cache entry %s is damaged (%s); moved to %s", folder.name, reason, aside)
 
     def _note_growth(self, n_bytes: int) -> None:
         self._since_count += 1

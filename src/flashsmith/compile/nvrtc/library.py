@@ -93,14 +93,14 @@ def _find(setting: Path | None, driver: int | None) -> NvrtcLibrary:
 
 
 def _candidates() -> Iterator[NvrtcLibrary]:
-    places = [Path(entry) for entry in sys.path if entry]
+    folders = [Path(entry) for entry in sys.path if entry]
     # The folder of a CUDA 13 wheel names the major version, that of a CUDA 12 wheel the package.
     for pattern in ("nvidia/cu13/lib/libnvrtc.so.13", "nvidia/cuda_nvrtc/lib/libnvrtc.so.12"):
-        for place in places:
-            if (place / pattern).is_file():
-                yield _library(place / pattern, "wheel")
-    for place in places:
-        for path in sorted((place / "torch" / "lib").glob("libnvrtc*.so*")):
+        for folder in folders:
+            if (folder / pattern).is_file():
+                yield _library(folder / pattern, "wheel")
+    for folder in folders:
+        for path in sorted((folder / "torch" / "lib").glob("libnvrtc*.so*")):
             if "builtins" not in path.name:
                 yield _library(path, "torch")
     for root in TOOLKITS:

@@ -131,14 +131,14 @@ def _measured_choice(
             Rejected(ranked[0].config, f"{table.label}, but it was not timed beside {unknown}")
         )
         return None
-    for place, item in enumerate(ranked):
+    for index, item in enumerate(ranked):
         config, obstacle = _usable(question, item)
         if config is None:
             passed.append(Rejected(item.config, obstacle))
             continue
         slower = tuple(
             Rejected(other.config, f"{other.median_us:.1f} µs against {item.median_us:.1f}")
-            for other in ranked[place + 1 :]
+            for other in ranked[index + 1 :]
         )
         where = "this shape"
         if least > 0:

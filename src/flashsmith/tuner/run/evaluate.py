@@ -60,9 +60,9 @@ class _Tensors:
         if self._call is None or problem != self._problem:
             self._held.close()
             self._call = None
-            places, buffers = contiguous_tensors(problem, random_inputs(problem))
+            locations, buffers = contiguous_tensors(problem, random_inputs(problem))
             held = self._held.enter_context(uploaded(device, buffers))
-            self._call, self._problem = held.call(places), problem
+            self._call, self._problem = held.call(locations), problem
         return self._call
 
 
