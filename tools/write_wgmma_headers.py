@@ -23,13 +23,14 @@ def instruction(n: int, element: str, a_in_registers: bool) -> str:
         inputs = ", ".join(f'"r"(a[{i}])' for i in range(4))
         b, modes = count + 4, "1, 1, "
     else:
-        a, inputs, b, modes = f"%{count}", '"l"(a)', count + 1, "1, 1, 0, "
+        a, inputs, b, modes = f"%{count}", '"l"(a)', count + 1, f"1, 1, %{count + 4}, "
+    transposed = '"n"(kTransB)' if a_in_registers else '"n"(kTransB), "n"(kTransA)'
     mnemonic = f"wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{element}.{element}"
     return (
         f'asm volatile("{{\\n\\t.reg .pred p;\\n\\tsetp.ne.b32 p, %{b + 1}, 0;\\n\\t{mnemonic} "\n'
         f'"{{{accumulators}}}, "\n'
         f'"{a}, %{b}, p, {modes}%{b + 2};\\n\\t}}"\n'
-        f': {outputs}\n: {inputs}, "l"(b), "r"(keep), "n"(kTransB));'
+        f': {outputs}\n: {inputs}, "l"(b), "r"(keep), {transposed});'
     )
 
 
@@ -38,8 +39,9 @@ def header(n: int) -> str:
     methods = []
     for name, a in (("ss", "u64 a"), ("rs", "const u32* a")):
         bf16, f16 = (instruction(n, element, name == "rs") for element in ("bf16", "f16"))
+        modes = "int kTransB, int kTransA = 0" if name == "ss" else "int kTransB"
         methods.append(
-            f"template <int kTransB>\n"
+            f"template <{modes}>\n"
             f"static FS_DEVICE void {name}(float (&d)[{n // 2}], {a}, u64 b, u32 keep) {{\n"
             f"if constexpr (kDType == DType::kBF16) {{\n{bf16}\n}} else {{\n{f16}\n}}\n}}\n"
         )

@@ -149,6 +149,40 @@ def _atomics() -> Case:
                 (_words(128, 6),), 4 * 72, grid=3, compare=same_floats, unit="words")  # fmt: skip
 
 
+def _vector_sums() -> Case:
+    """Two and four sums at once; of whole numbers, so that the order does not matter."""
+    body = """
+    const u32 t = threadIdx.x;
+    const float a = (float)(in[t] % 512), b = (float)(in[t + 128] % 512);
+    float* to = (float*)out + 4 * (t % 32);
+    asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" :: "l"(to), "f"(a), "f"(b), "f"(-a), "f"(-b) : "memory");
+    asm volatile("red.relaxed.gpu.global.add.v2.f32 [%0], {%1, %2};" :: "l"(to + 128), "f"(b), "f"(a) : "memory");"""
+    return Case("vector sums", "red.global.add.v2.f32, .v4.f32", _kernel(body), (_words(256, 8),),
+                1024, grid=5, compare=same_floats, unit="words")  # fmt: skip
+
+
+def _flags() -> Case:
+    """Blocks in a chain: each waits for the flag of the one before, and adds to what it wrote."""
+    body = """
+    const u32 t = threadIdx.x, turn = blockIdx.x;
+    u32* flag = out + 128;
+    if (t == 0) {
+        u32 seen;
+        do {
+            asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(flag) : "memory");
+        } while (seen != turn);
+    }
+    __syncthreads();
+    out[t] = out[t] * 3 + in[t] + turn;
+    __syncthreads();
+    if (t == 0)
+        asm volatile("fence.acq_rel.gpu;" ::: "memory");
+    if (t == 0)
+        asm volatile("st.release.gpu.global.u32 [%0], %1;" :: "l"(flag), "r"(turn + 1) : "memory");"""
+    return Case("flags between blocks", "ld.acquire.gpu, st.release.gpu, fence.acq_rel.gpu",
+                _kernel(body), (_words(128, 9),), 4 * 129, grid=6)  # fmt: skip
+
+
 def _divergence() -> Case:
     """Loops of different length a lane, and a shuffle after they meet again."""
     body = """
@@ -171,5 +205,7 @@ def cases() -> list[Case]:
         _stmatrix(True),
         _barriers(),
         _atomics(),
+        _vector_sums(),
+        _flags(),
         _divergence(),
     ]

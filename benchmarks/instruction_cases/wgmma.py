@@ -43,6 +43,7 @@ class Form:
     negate: bool = False
     k_bytes: int = 0  # bytes of the row before the step
     exact: bool = True
+    one_core: bool = False  # of A: both strides are 0, one core matrix serves all rows and k's
 
     @property
     def registers(self) -> int:
@@ -61,10 +62,13 @@ class Form:
         words += ["negated A"] if self.negate else []
         words += [f"{self.k_bytes} bytes into the row"] if self.k_bytes else []
         words += [] if self.exact else ["reals"]
+        words += ["strides of 0"] if self.one_core else []
         return f"wgmma n{self.n} {self.kind} into {self.accumulator}, {', '.join(words)}"
 
     def descriptor(self, offset: int, extent: int, mn_major: bool) -> str:
         leading, stride = _layout(extent, self.swizzle, mn_major)
+        if self.one_core:
+            leading, stride = 0, stride if offset >= A_BYTES else 0
         high = leading >> 4 << 16 | stride >> 4 << 32 | MODE[self.swizzle] << 62
         return f"((u64)((smem + {offset}) >> 4 & 0x3FFF) | {high}ull)"
 
@@ -149,6 +153,7 @@ def cases() -> list[Case]:
         _case(96, a_from="registers", accumulate=False),
         *(_case(64, k_bytes=k) for k in (32, 64, 96)),
         _case(64, swizzle=64, k_bytes=32),
+        _case(64, swizzle=0, one_core=True),
     ]
     unique = {case.name: case for case in found}
     return list(unique.values())

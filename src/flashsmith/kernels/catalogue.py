@@ -10,6 +10,12 @@ from flashsmith.kernels.sm80_backward.parts import (
     Sm80QueryGradientsConfig,
 )
 from flashsmith.kernels.sm80_forward.config import FlashForwardKernelConfig
+from flashsmith.kernels.sm90_backward.config import Sm90BackwardConfig
+from flashsmith.kernels.sm90_backward.parts import (
+    Sm90ConvertConfig,
+    Sm90RowsConfig,
+    Sm90TilesConfig,
+)
 from flashsmith.kernels.sm90_forward.config import Sm90ForwardConfig
 
 # What computes an operation: a configuration of one of these makes a plan.
@@ -17,10 +23,14 @@ CATALOGUE: tuple[type[KernelConfig], ...] = (
     FlashForwardKernelConfig,
     Sm90ForwardConfig,
     Sm80BackwardConfig,
+    Sm90BackwardConfig,
 )
 # Single launches of such plans: compiled and profiled under names of their own.
 PARTS: tuple[type[KernelConfig], ...] = (
     Sm80DeltaConfig,
     Sm80KeyGradientsConfig,
     Sm80QueryGradientsConfig,
+    Sm90RowsConfig,
+    Sm90TilesConfig,
+    Sm90ConvertConfig,
 )

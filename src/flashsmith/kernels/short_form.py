@@ -50,9 +50,9 @@ def search_short_form(text: str, family: type[C]) -> C | None:
     """The first short form of the family anywhere in `text` (a table row, a log line), or None."""
     pattern = _short_form_pattern(family)  # type: ignore[arg-type]  # mypy: a class is no Hashable
     for found in pattern.finditer(text):
-        before = text[: found.start()].rstrip()
-        # The family without a prefix must not claim another family's head.
-        if family.PREFIX or not re.search(r"\w$", before[-1:]):
+        before = text[: found.start()]
+        # No family may claim the end of another one's prefix, nor the one without any its head.
+        if not re.search(r"\w$", before if family.PREFIX else before.rstrip()):
             return parse_short_form(found[0], family)
     return None
 

@@ -270,7 +270,26 @@ class Scheduler:
                 for part in (np.flatnonzero(ready), np.flatnonzero(~ready)):
                     self.units.append(split_pairs(unit, part, self.chunk.live[unit.pc]))
                 return True
-        return False
+        return any(self._part_whole_warps(unit) for unit in self.units)
+
+    def _part_whole_warps(self, unit: Unit) -> bool:
+        """At a barrier, warps that are all there go on without those that are not."""
+        if not self._stands_at_barrier(unit):
+            return False
+        elsewhere = [
+            other.block * 64 + other.warp
+            for other in self.units
+            if other is not unit and (other.pc != unit.pc or other.wait is not None)
+        ]
+        apart = np.isin(
+            unit.block * 64 + unit.warp, np.concatenate([np.empty(0, np.intp), *elsewhere])
+        )
+        if apart.all() or not apart.any():
+            return False
+        self.units = [u for u in self.units if u is not unit]
+        for part in (np.flatnonzero(~apart), np.flatnonzero(apart)):
+            self.units.append(split_pairs(unit, part, self.chunk.live[unit.pc]))
+        return True
 
 
 def split_pairs(unit: Unit, pairs: NDArray[np.intp], live: Sequence[int]) -> Unit:

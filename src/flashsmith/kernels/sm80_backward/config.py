@@ -17,8 +17,8 @@ from flashsmith.kernels.sm80_backward.parts import (
     TILE_RULES,
     WARPS,
     WIDTHS,
-    BackwardPart,
     KeyGradients,
+    Sm80BackwardPart,
     Sm80DeltaConfig,
     Sm80KeyGradientsConfig,
     Sm80QueryGradientsConfig,
@@ -29,7 +29,7 @@ _DKV, _DQ = "dkv_{}_{}_{}", "dq_{}_{}_{}"
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Sm80BackwardConfig(BackwardPart):
+class Sm80BackwardConfig(Sm80BackwardPart):
     """dQ, dK and dV by three kernels (four with `apart`), one after the other.
 
     The bits are the same every time: each sum has one owner, who takes its terms in order.

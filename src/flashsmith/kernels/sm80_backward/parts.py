@@ -7,14 +7,11 @@ from enum import IntEnum
 from typing import ClassVar
 
 from flashsmith.base.dtypes import DType
-from flashsmith.base.errors import Unsupported
 from flashsmith.base.fields import flag, knob
 from flashsmith.kernels.arguments import Arguments
-from flashsmith.kernels.kernel import KernelConfig
-from flashsmith.kernels.launch import Plan
+from flashsmith.kernels.backward_part import BackwardPart
 from flashsmith.kernels.rules import Rule
 from flashsmith.kernels.sm80_backward.arguments import BackwardArguments
-from flashsmith.problem.attention import AttentionProblem
 
 LANES = 32
 MMA_ROWS = 16  # of the A operand of mma.sync m16n8k16
@@ -35,33 +32,19 @@ class KeyGradients(IntEnum):
     DV = 2
 
 
-class BackwardPart(KernelConfig):
-    """One kernel of a backward pass: a launch of its plan, and nothing that runs alone."""
+class Sm80BackwardPart(BackwardPart):
+    """One kernel of a backward pass on mma.sync."""
 
     __slots__ = ()
-    OPERATION: ClassVar[str] = "backward"
-    PRELUDE: ClassVar[tuple[str, ...]] = (
-        "flashsmith/base/dtype.cuh",
-        "flashsmith/base/tensor_arg.cuh",
-    )
     ARGUMENTS: ClassVar[type[Arguments]] = BackwardArguments
-    BUILD_RULES: ClassVar[tuple[Rule, ...]] = ()
-    AUTOTUNE_RULES: ClassVar[tuple[Rule, ...]] = ()
 
     @classmethod
     def runs_on(cls, arch_name: str) -> bool:
         """mma.sync, ldmatrix and cp.async exist from sm_80 on."""
         return arch_name.startswith("sm_")
 
-    def plan(self, problem: AttentionProblem, sm_count: int) -> Plan:
-        """A part has none."""
-        raise Unsupported(
-            f"{self.short_form()}: this is one launch of a backward pass; give the configuration "
-            f"of the whole, as `flashsmith configs bwd` lists them."
-        )
 
-
-class Sm80TilePart(BackwardPart):
+class Sm80TilePart(Sm80BackwardPart):
     """One that owns rows and walks tiles of the other side."""
 
     __slots__ = ()
@@ -105,7 +88,7 @@ class Sm80TilePart(BackwardPart):
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Sm80DeltaConfig(BackwardPart):
+class Sm80DeltaConfig(Sm80BackwardPart):
     """What the other two need to know of every query row, into scratch memory."""
 
     NAME: ClassVar[str] = "sm80_backward_delta"

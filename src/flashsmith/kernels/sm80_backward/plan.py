@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from flashsmith.base.errors import ArgumentError, Unsupported
+from flashsmith.base.errors import ArgumentError
+from flashsmith.kernels.backward_part import require_gradients
 from flashsmith.kernels.kernel import KernelConfig
 from flashsmith.kernels.launch import SCRATCH, Call, Launch, LaunchGeometry, Plan
 from flashsmith.kernels.sm80_backward.arguments import ROW_PADDING, BackwardArguments
 from flashsmith.kernels.sm80_backward.config import Sm80BackwardConfig
 from flashsmith.kernels.sm80_backward.parts import STATISTICS_BYTES
 from flashsmith.problem.attention import AttentionProblem
-from flashsmith.problem.needs import Needs, changed_scores, needs_of
+from flashsmith.problem.needs import Needs, needs_of
 
 MAX_GRID = 2**31 - 1  # CTAs along x, on every architecture
 LOG2_E = math.log2(math.e)
@@ -56,7 +57,7 @@ def padded_rows(problem: AttentionProblem) -> int:
 
 def plan_backward(config: Sm80BackwardConfig, problem: AttentionProblem) -> Plan:
     """The launches of `config` on `problem`, in the order in which they follow from each other."""
-    _require_gradients(config, problem)
+    require_gradients(config, problem)
     rows = padded_rows(problem)
     of_rows = problem.heads * problem.batch
     of_keys = problem.kv_heads * problem.batch
@@ -91,15 +92,3 @@ def _geometry(part: KernelConfig, ctas: int) -> LaunchGeometry:
             f"split the batch."
         )
     return LaunchGeometry((ctas, 1, 1), part.threads, part.smem_bytes())
-
-
-def _require_gradients(config: Sm80BackwardConfig, problem: AttentionProblem) -> None:
-    """Raises for what the forward kernels can do and these cannot, by name."""
-    changed = changed_scores(problem)
-    if problem.mask.left is not None:
-        changed.append("a left edge of the mask")
-    if changed:
-        raise Unsupported(
-            f"{config.short_form()}: these kernels have no gradient with {changed[0]}; leave it "
-            f"out, or use torch's own attention to train."
-        )

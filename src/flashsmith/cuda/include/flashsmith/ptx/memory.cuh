@@ -77,6 +77,13 @@ FS_DEVICE void st_shared_16b(SmemAddr dst, const Chunk& c) {
                  : "memory");
 }
 
+FS_DEVICE void st_shared_f32x4(SmemAddr dst, float a, float b, float c, float d) {
+    asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};"
+                 :
+                 : "r"(dst.value), "f"(a), "f"(b), "f"(c), "f"(d)
+                 : "memory");
+}
+
 FS_DEVICE void st_shared_b32(SmemAddr dst, u32 word) {
     asm volatile("st.shared.b32 [%0], %1;" : : "r"(dst.value), "r"(word) : "memory");
 }

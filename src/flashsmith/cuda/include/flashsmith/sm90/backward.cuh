@@ -1,0 +1,54 @@
+// The backward kernel on wgmma and TMA for d_head up to 128: dK and dV of kv blocks, and what each
+// adds to dQ in float32.
+//
+// CTAs are persistent. One thread of the producer's warpgroup draws kv blocks and copies K, V, and
+// Q and dO of every q tile that sees them, into rings; two warpgroups own 64 keys each.
+#pragma once
+
+#include "flashsmith/sm90/backward_consumer.cuh"
+#include "flashsmith/sm90/backward_producer.cuh"
+
+namespace flashsmith::sm90 {
+
+// What S and dP are multiplied out with to take the sum of the three parts of a statistic: a half
+// each, since both halves of a step's columns are the same. Threads 0 .. 7 write a row each.
+template <Sm90TilesConfig kConfig>
+FS_DEVICE void write_ones() {
+    constexpr u32 kHalf = 0x3f00;  // bf16
+    if (threadIdx.x < 8) {
+        ptx::st_shared_16b({BackwardPlan<kConfig>::kOnes + threadIdx.x * 16},
+                           {{kHalf | kHalf << 16, kHalf, 0, 0}});
+        ptx::fence_proxy_async();  // wgmma reads them
+    }
+}
+
+template <Sm90TilesConfig kConfig, Needs kNeeds>
+FS_DEVICE void backward(const Sm90BackwardArgs& args) {
+    using Kernel = BackwardKernel<kConfig, kNeeds>;
+    using Plan = typename Kernel::Plan;
+    constexpr int kProducerRegisters = 24, kConsumerRegisters = 240;  // all that a block has
+    extern __shared__ __align__(1024) unsigned char shared_memory[];
+    const int warpgroup = ptx::broadcast(threadIdx.x / kWarpgroupThreads);
+    if (threadIdx.x == 0) {
+        if (static_cast<u32>(__cvta_generic_to_shared(shared_memory)) != Plan::kBase) __trap();
+        Plan::init_barriers();
+    }
+    if constexpr (kConfig.fold) write_ones<kConfig>();
+    ptx::bar_sync();  // barriers and ones are there
+
+    if (warpgroup == 0) {
+        ptx::setmaxnreg_dec<kProducerRegisters>();
+        const u32 warp = threadIdx.x / kWarpLanes;
+        if (threadIdx.x == 0) BackwardProducer<Kernel>(args).run();
+        if constexpr (!kConfig.unordered) {
+            if (threadIdx.x % kWarpLanes == 0 && (warp == 1 || warp == 2)) {
+                DqAdder<Kernel>(args, warp - 1).run();
+            }
+        }
+    } else {
+        ptx::setmaxnreg_inc<kConsumerRegisters>();
+        BackwardConsumer<Kernel>(args, warpgroup - 1).run();
+    }
+}
+
+}  // namespace flashsmith::sm90

@@ -1,0 +1,54 @@
+// dQ: sums in float32, which lie as wgmma accumulators do, scaled and rounded into rows.
+//
+//   of each q tile two pieces of 64 x 64:  d_head 128: columns 0-63, 64-127    d_head 64: rows
+//   piece: thread t of 128 has 16 bytes at t / 32 * 4096 + r * 512 + t % 32 * 16, r = 0 .. 7
+#pragma once
+
+#include "flashsmith/attention/mask.cuh"
+#include "flashsmith/attention/score.cuh"
+#include "flashsmith/ptx/cache_policy.cuh"
+#include "flashsmith/ptx/special_register.cuh"
+#include "flashsmith/sm90/output.cuh"
+#include "flashsmith/sm90/output_bounds.cuh"
+
+namespace flashsmith::sm90 {
+
+template <Sm90ConvertConfig kConfig, Needs kNeeds>
+FS_DEVICE void backward_convert(const Sm90BackwardArgs& args) {
+    using Mask = flashsmith::Mask<kNeeds.causal, false>;
+    using Output = RowsOutput<kConfig.dtype, kPanelColumns, 0, ptx::kEvictNormal, kNeeds.ragged_q,
+                              kNeeds.narrow_d>;
+    constexpr bool kByRows = kConfig.d_head == kPanelColumns;
+    const u32 piece = ptx::ctaid_x() % 2;
+    const u32 tile = ptx::ctaid_x() / 2;  // of all heads
+    const u32 batch_head = tile / args.q_tiles;
+    const u32 batch = batch_head / args.heads;
+    const int lane = threadIdx.x % kWarpLanes, warp = threadIdx.x / kWarpLanes;
+    const i32 first_row = (tile - batch_head * args.q_tiles) * kConfig.q_tile_rows();
+
+    float dq[32];
+    if (Mask::seen_before(args, first_row + kConfig.q_tile_rows()) > 0) {
+        const u64 sums = reinterpret_cast<u64>(args.dq_sums) +
+                         static_cast<u64>(ptx::ctaid_x()) * 16384 + warp * 4096 + lane * 16;
+        FS_UNROLL
+        for (int r = 0; r < 8; ++r) {
+            const Chunk held = ptx::ld_global_16b(sums + r * 512);
+            FS_UNROLL
+            for (int e = 0; e < 4; ++e) dq[4 * r + e] = __builtin_bit_cast(float, held.word[e]);
+        }
+    } else {  // no block of keys has added anything
+        FS_UNROLL
+        for (int i = 0; i < 32; ++i) dq[i] = 0.0f;
+    }
+    const i32 column = kByRows ? 0 : piece * kPanelColumns;
+    TensorArg out = args.dq;
+    out.address += column * kElementBytes;
+    const QTile at{first_row + (kByRows ? static_cast<i32>(piece) * kWarpgroupRows : 0), 0,
+                   static_cast<i32>(batch_head - batch * args.heads), static_cast<i32>(batch)};
+    const float slope = Score<kNeeds>::slope(args);
+    const float factors[2] = {slope, slope};
+    Output::store_direct(out, OutputBounds{args.q_len, args.d_head - column}, at,
+                         warp * 16 + lane / 4, lane, dq, factors);
+}
+
+}  // namespace flashsmith::sm90

@@ -1,0 +1,29 @@
+// What C++ derives from the fields of Sm90TilesConfig: included inside the struct, whose fields
+// are written from kernels/sm90_backward/parts.py.
+
+constexpr int threads() const { return 3 * kWarpgroupThreads; }
+// One block an SM: the kernel is persistent, and setmaxnreg needs the registers at entry.
+constexpr int min_blocks() const { return 1; }
+constexpr int keys() const { return 2 * kWarpgroupRows; }
+// Query rows of one step.
+constexpr int q_tile_rows() const { return 8192 / d_head; }
+constexpr int panels() const { return d_head / kPanelColumns; }
+
+constexpr int row_stages() const { return 2; }
+constexpr int tile_slots() const { return 4; }
+constexpr int kv_bytes() const { return keys() * kPanelRowBytes * panels(); }
+constexpr int q_bytes() const { return q_tile_rows() * kPanelRowBytes * panels(); }
+constexpr int ds_bytes() const { return keys() * q_tile_rows() * 2; }
+constexpr bool stages_dq() const { return !dq_red; }
+// One piece of dQ, 64 x 64 float32 numbers.
+constexpr int piece_bytes() const { return 16384; }
+constexpr int statistics_bytes() const { return 2 * q_tile_rows() * (fold ? 16 : 4); }
+constexpr int ones_bytes() const { return fold ? 2048 : 0; }
+// Full and empty of K, V, Q, dO, dS, the tile ring and staged dQ.
+constexpr int barriers() const { return 2 * (2 + 2 * row_stages() + ds_stages + tile_slots() + 2); }
+
+constexpr int smem_bytes() const {
+    return 2 * kv_bytes() + 2 * row_stages() * q_bytes() + ds_stages * ds_bytes() +
+           (stages_dq() ? 2 * piece_bytes() : 0) + row_stages() * statistics_bytes() +
+           ones_bytes() + barriers() * 8 + tile_slots() * 16;
+}

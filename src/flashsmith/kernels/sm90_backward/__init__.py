@@ -1,0 +1,1 @@
+"""The backward kernels on wgmma and TMA: deterministic unless asked otherwise."""

@@ -1,0 +1,44 @@
+"""What the backward kernels on wgmma and TMA are told at run time: one struct for all of a plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from flashsmith.kernels.arguments import Arguments, TensorArg, TensorMapSpec, argument
+
+
+@dataclass(frozen=True, slots=True)
+class Sm90BackwardArguments(Arguments):
+    """Tensor maps, tensors by address and stride, scratch, then the numbers of the problem."""
+
+    CPP_TYPE: ClassVar[str] = "flashsmith::Sm90BackwardArgs"
+
+    q_map: TensorMapSpec = argument("TensorMap", "dimensions d_head, rows, heads, batch")
+    k_map: TensorMapSpec = argument("TensorMap", "as q_map")
+    v_map: TensorMapSpec = argument("TensorMap", "as q_map")
+    d_o_map: TensorMapSpec = argument("TensorMap", "as q_map")
+    o: TensorArg = argument("TensorArg", "(batch, q_len, heads, d_head); what forward gave")
+    d_o: TensorArg = argument("TensorArg", "as o; `do` is a word of C++")
+    dq: TensorArg = argument("TensorArg", "as o")
+    dk: TensorArg = argument("TensorArg", "(batch, k_len, kv_heads, d_head)")
+    dv: TensorArg = argument("TensorArg", "as dk")
+    lse: int = argument("float*", "(batch, heads, q_len), contiguous; natural logarithm")
+    dlse: int = argument("float*", "as lse: the gradient of it; or null")
+    statistics: int = argument("float*", "scratch: of each q tile LSE and delta, as smem has them")
+    dq_sums: int = argument("float*", "scratch: dQ in float32, 64 x 64 pieces as wgmma has them")
+    counters: int = argument("u32*", "scratch: tiles drawn, then a count of sums for each piece")
+    heads: int = argument("i32", "query heads")
+    kv_heads: int = argument("i32", "divides heads")
+    kv_group: int = argument("i32", "query heads that share one head of K and V")
+    q_len: int = argument("i32", "query rows")
+    k_len: int = argument("i32", "keys")
+    d_head: int = argument("i32", "of the problem; at most the kernel's")
+    diagonal: int = argument("i32", "with causal, row i sees key j when j <= i + diagonal")
+    q_tiles: int = argument("i32", "of one head")
+    k_tiles: int = argument("i32", "of one head of K and V")
+    tiles: int = argument("i32", "kv blocks of all heads and sequences")
+    section_heads: int = argument("i32", "heads of K and V whose kv blocks are drawn together")
+    n_counters: int = argument("i32", "words of `counters`")
+    scale_log2: float = argument("float", "softmax scale times log2(e)")
+    minus_inverse_scale: float = argument("float", "-1 / softmax scale")

@@ -1,0 +1,111 @@
+"""What a backward pass on wgmma and TMA is: a plan of three launches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from flashsmith.arch import Arch
+from flashsmith.base.dtypes import DType
+from flashsmith.base.fields import flag, knob
+from flashsmith.kernels.kernel import KernelConfig
+from flashsmith.kernels.launch import Plan
+from flashsmith.kernels.rules import Rule
+from flashsmith.kernels.sm90_backward.parts import (
+    TILE_RULES,
+    WIDTHS,
+    Sm90BackwardPart,
+    Sm90ConvertConfig,
+    Sm90RowsConfig,
+    Sm90TilesConfig,
+)
+from flashsmith.problem.attention import AttentionProblem
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Sm90BackwardConfig(Sm90BackwardPart):
+    """dQ, dK and dV: row statistics, then kv blocks, then dQ from float32 to 16 bits.
+
+    The bits are the same every time, unless `unordered` says that they need not be.
+    """
+
+    NAME: ClassVar[str] = "sm90_backward"
+    PREFIX: ClassVar[str] = "hopper_bwd"
+    HEADER: ClassVar[str] = ""  # its kernels have one each
+    CPP_TYPE: ClassVar[str] = "flashsmith::Sm90BackwardConfig"
+    CPP_ENTRY: ClassVar[str] = ""
+    BUILD_RULES: ClassVar[tuple[Rule, ...]] = TILE_RULES
+    AUTOTUNE_RULES: ClassVar[tuple[Rule, ...]] = TILE_RULES
+
+    dtype: DType = knob((DType.FP16, DType.BF16), "element type of all tensors")
+    d_head: int = knob(WIDTHS, "head dimension the kernels are built for")
+    ds_stages: int = knob((2, 3), "tiles of dS that shared memory holds", "ds_{}")
+    turns: bool = flag("turns", "warpgroups take turns in issuing products")
+    fold: bool = flag(
+        "fold", "LSE and delta enter S and dP as one more step of the products, not by loads"
+    )
+    early_dv: bool = flag("early_dv", "dV is multiplied while dS is computed, not after it")
+    late_fences: bool = flag(
+        "late_fences", "dS and dQ are published behind the next products, where the fence is free"
+    )
+    dq_red: bool = flag("dq_red", "dQ is added from registers, not through shared memory in bulk")
+    unordered: bool = flag("unordered", "sums into dQ in any order: other bits in every run")
+
+    @property
+    def rows(self) -> Sm90RowsConfig:
+        """The kernel that prepares query rows."""
+        return Sm90RowsConfig(self.dtype, self.d_head, self.fold, self.unordered)
+
+    @property
+    def tiles(self) -> Sm90TilesConfig:
+        """The kernel of all products."""
+        return Sm90TilesConfig(*(getattr(self, name) for name in self.knobs()))
+
+    @property
+    def convert(self) -> Sm90ConvertConfig:
+        """The kernel that rounds dQ."""
+        return Sm90ConvertConfig(self.dtype, self.d_head)
+
+    def kernels(self) -> tuple[KernelConfig, ...]:
+        """What is compiled, in the order of the launches."""
+        return (self.rows, self.tiles, self.convert)
+
+    @property
+    def tile_q(self) -> int:
+        """Query rows of one step."""
+        return self.tiles.tile_q
+
+    @property
+    def tile_k(self) -> int:
+        """Keys of one block."""
+        return self.tiles.tile_k
+
+    @property
+    def threads(self) -> int:
+        """Threads of its largest block."""
+        return self.tiles.threads
+
+    def smem_bytes(self, elem_size: int = 2) -> int:
+        """Shared memory of the block that needs most."""
+        return self.tiles.smem_bytes(elem_size)
+
+    def plan(self, problem: AttentionProblem, sm_count: int) -> Plan:
+        """The launches of this configuration on a problem that it computes."""
+        from flashsmith.kernels.sm90_backward.plan import plan_backward
+
+        return plan_backward(self, problem, sm_count)
+
+    @classmethod
+    def named_sets(cls) -> Mapping[str, Callable[[], Sequence[KernelConfig]]]:
+        """The sets of this kernel that a KEY may name."""
+        from flashsmith.kernels.sm90_backward import sets
+
+        return sets.NAMED_SETS
+
+    @classmethod
+    def candidates(cls, problem: AttentionProblem, arch: Arch) -> Sequence[KernelConfig]:
+        """What to run where nothing was measured, best first."""
+        from flashsmith.kernels.sm90_backward import rule
+
+        return rule.candidates(problem, arch)

@@ -1,0 +1,218 @@
+"""The three kernels of a backward pass on wgmma; the whole says how each is configured."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from flashsmith.base.dtypes import DType
+from flashsmith.base.fields import flag, knob
+from flashsmith.kernels.arguments import Arguments
+from flashsmith.kernels.backward_part import BackwardPart
+from flashsmith.kernels.rules import Refusal, Rule
+from flashsmith.kernels.sm90_backward.arguments import Sm90BackwardArguments
+
+WIDTHS = (64, 128)
+KEYS = 128  # of a kv block: two warpgroups own 64 each
+WARPGROUP_THREADS = 128
+PIECE = 64  # rows and columns of a piece of dQ: what a warpgroup multiplies at a time
+ROW_STAGES = 2  # of Q with its statistics, and of dO
+TILE_SLOTS = 4
+ONES_BYTES = 2048  # 128 are read; compute-sanitizer takes the descriptor's strides for real
+MAX_SMEM_BYTES = 232_448  # a block of sm_90: 227 KB
+# What ptxas calls a potential performance loss: wgmma instructions are serialized due to …
+SERIALISED = re.compile(r"\(C751[0-9]\)")
+_DTYPE = "element type of all tensors"
+_FOLD = (
+    "LSE and delta enter S and dP as one more step of the products, not by a load for each element"
+)
+_UNORDERED = "sums into dQ are taken in any order: other bits in every run"
+
+
+class Sm90BackwardPart(BackwardPart):
+    """One kernel of a backward pass on wgmma."""
+
+    __slots__ = ()
+    SET: ClassVar[str] = "hopper-bwd"
+    ARGUMENTS: ClassVar[type[Arguments]] = Sm90BackwardArguments
+
+    @classmethod
+    def runs_on(cls, arch_name: str) -> bool:
+        """wgmma and setmaxnreg exist on sm_90a alone."""
+        return arch_name == "sm_90a"
+
+
+def q_tile_rows(d_head: int) -> int:
+    """Query rows of one step: S and dP of 64 keys take 32 registers each at d 128, 64 at d 64."""
+    return 8192 // d_head
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Sm90RowsConfig(Sm90BackwardPart):
+    """What the tiles kernel needs to know of every query row; counters and sums are cleared."""
+
+    NAME: ClassVar[str] = "sm90_backward_rows"
+    PREFIX: ClassVar[str] = "hopper_bwd_rows"
+    HEADER: ClassVar[str] = "flashsmith/sm90/backward_rows.cuh"
+    CPP_TYPE: ClassVar[str] = "flashsmith::Sm90RowsConfig"
+    CPP_METHODS: ClassVar[str] = "flashsmith/sm90/backward_rows_methods.cuh"
+    CPP_ENTRY: ClassVar[str] = "flashsmith::sm90::backward_rows"
+
+    dtype: DType = knob((DType.FP16, DType.BF16), "element type of O and dO")
+    d_head: int = knob(WIDTHS, "head dimension the kernel is built for")
+    fold: bool = flag("fold", _FOLD)
+    unordered: bool = flag("unordered", _UNORDERED)
+
+    @property
+    def tile_q(self) -> int:
+        """Rows of one block: a row lies in the lanes that read 16 bytes of it each."""
+        return self.threads * 8 // self.d_head
+
+    @property
+    def tile_k(self) -> int:
+        """It looks at no key."""
+        return 1
+
+    @property
+    def threads(self) -> int:
+        """Threads of one block."""
+        return 256
+
+    def smem_bytes(self, elem_size: int = 2) -> int:
+        """None: a row is summed up between lanes."""
+        del elem_size
+        return 0
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Sm90TilesConfig(Sm90BackwardPart):
+    """dK and dV of kv blocks, and what each adds to dQ."""
+
+    NAME: ClassVar[str] = "sm90_backward_tiles"
+    PREFIX: ClassVar[str] = "hopper_bwd_tiles"
+    HEADER: ClassVar[str] = "flashsmith/sm90/backward.cuh"
+    PRELUDE: ClassVar[tuple[str, ...]] = (
+        *BackwardPart.PRELUDE,
+        "flashsmith/tile/panel.cuh",
+        "flashsmith/tile/ring.cuh",
+    )
+    CPP_TYPE: ClassVar[str] = "flashsmith::Sm90TilesConfig"
+    CPP_METHODS: ClassVar[str] = "flashsmith/sm90/backward_methods.cuh"
+    CPP_ENTRY: ClassVar[str] = "flashsmith::sm90::backward"
+    BUILD_RULES: ClassVar[tuple[Rule, ...]]
+
+    dtype: DType = knob((DType.FP16, DType.BF16), _DTYPE)
+    d_head: int = knob(WIDTHS, "head dimension the kernel is built for")
+    ds_stages: int = knob((2, 3), "tiles of dS that shared memory holds", "ds_{}")
+    turns: bool = flag("turns", "warpgroups take turns in issuing products")
+    fold: bool = flag("fold", _FOLD)
+    early_dv: bool = flag("early_dv", "dV is multiplied while dS is computed, not after it")
+    late_fences: bool = flag(
+        "late_fences", "dS and dQ are published behind the next products, where the fence is free"
+    )
+    dq_red: bool = flag("dq_red", "dQ is added from registers, not through shared memory in bulk")
+    unordered: bool = flag("unordered", _UNORDERED)
+
+    @property
+    def tile_q(self) -> int:
+        """Query rows of one step."""
+        return q_tile_rows(self.d_head)
+
+    @property
+    def tile_k(self) -> int:
+        """Keys of one block."""
+        return KEYS
+
+    @property
+    def threads(self) -> int:
+        """A producer warpgroup and two that multiply."""
+        return 3 * WARPGROUP_THREADS
+
+    @property
+    def statistics_bytes(self) -> int:
+        """Of a q tile: a row's LSE and delta as 16 bytes each, or as a float32 each."""
+        return 2 * self.tile_q * (16 if self.fold else 4)
+
+    @property
+    def barriers(self) -> int:
+        """Full and empty of K, V, Q, dO, dS, the tile ring and staged dQ."""
+        return 2 * (2 + 2 * ROW_STAGES + self.ds_stages + TILE_SLOTS + 2)
+
+    def smem_bytes(self, elem_size: int = 2) -> int:
+        """K, V, rings of Q, dO and dS, staged dQ, statistics, ones, barriers, tile slots."""
+        keys = 2 * KEYS * self.d_head * elem_size
+        rows = 2 * ROW_STAGES * self.tile_q * self.d_head * elem_size
+        ds = self.ds_stages * KEYS * self.tile_q * elem_size
+        staged = 0 if self.dq_red else 2 * PIECE * PIECE * 4
+        ones = ONES_BYTES if self.fold else 0
+        words = self.barriers * 8 + TILE_SLOTS * 16
+        return keys + rows + ds + staged + ROW_STAGES * self.statistics_bytes + ones + words
+
+    def refused_build(self, spill_bytes: int, remarks: Sequence[str]) -> Refusal | None:
+        """Spills, or products that ptxas runs one after the other, cost a third of the speed."""
+        serialised = next((remark for remark in remarks if SERIALISED.search(remark)), None)
+        if serialised is not None:
+            return Refusal("wgmma_serialised", f"ptxas says {serialised!r}", "drop late_fences")
+        if spill_bytes:
+            return Refusal("spills", f"ptxas spills {spill_bytes} bytes", "add fold")
+        return None
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Sm90ConvertConfig(Sm90BackwardPart):
+    """The sums of dQ in float32, scaled and rounded into rows."""
+
+    NAME: ClassVar[str] = "sm90_backward_dq"
+    PREFIX: ClassVar[str] = "hopper_bwd_dq"
+    HEADER: ClassVar[str] = "flashsmith/sm90/backward_convert.cuh"
+    CPP_TYPE: ClassVar[str] = "flashsmith::Sm90ConvertConfig"
+    CPP_METHODS: ClassVar[str] = "flashsmith/sm90/backward_convert_methods.cuh"
+    CPP_ENTRY: ClassVar[str] = "flashsmith::sm90::backward_convert"
+
+    dtype: DType = knob((DType.FP16, DType.BF16), "element type of dQ")
+    d_head: int = knob(WIDTHS, "head dimension the kernel is built for")
+
+    @property
+    def tile_q(self) -> int:
+        """Rows of a q tile of the tiles kernel."""
+        return q_tile_rows(self.d_head)
+
+    @property
+    def tile_k(self) -> int:
+        """Keys of the tiles kernel's blocks."""
+        return KEYS
+
+    @property
+    def threads(self) -> int:
+        """A piece is what a warpgroup multiplied."""
+        return WARPGROUP_THREADS
+
+    def smem_bytes(self, elem_size: int = 2) -> int:
+        """None."""
+        del elem_size
+        return 0
+
+
+TILE_RULES = (
+    Rule(
+        "fits_shared_memory",
+        lambda c: c.smem_bytes() > MAX_SMEM_BYTES,
+        f"the rings take more than the {MAX_SMEM_BYTES:,} bytes of shared memory of a block",
+        "lower ds, or add dq_red and unordered",
+    ),
+    Rule(
+        "red_is_unordered",
+        lambda c: c.dq_red and not c.unordered,
+        "sums from registers cannot wait for each other's turn: only staged ones can",
+        "add unordered or drop dq_red",
+    ),
+    Rule(
+        "many_rows_fold",
+        lambda c: c.d_head == 64 and not c.fold,
+        "S and dP of 128 rows leave no registers to load statistics into",
+        "add fold",
+    ),
+)
+Sm90TilesConfig.BUILD_RULES = TILE_RULES

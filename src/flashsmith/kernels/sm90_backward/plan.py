@@ -1,0 +1,205 @@
+"""How gradients are laid out on wgmma: maps, scratch, and kv blocks in an order that ends."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from flashsmith.base.errors import ArgumentError, Unsupported
+from flashsmith.kernels.arguments import TensorArg, TensorMapSpec
+from flashsmith.kernels.backward_part import require_gradients
+from flashsmith.kernels.kernel import KernelConfig
+from flashsmith.kernels.launch import SCRATCH, Call, Launch, LaunchGeometry, Plan
+from flashsmith.kernels.sm90_backward.arguments import Sm90BackwardArguments
+from flashsmith.kernels.sm90_backward.config import Sm90BackwardConfig
+from flashsmith.kernels.sm90_backward.parts import PIECE, Sm90TilesConfig
+from flashsmith.problem.attention import AttentionProblem
+from flashsmith.problem.needs import Needs, needs_of
+from flashsmith.problem.signature import BACKWARD
+
+MAX_GRID = 2**31 - 1  # CTAs along x
+MAX_STRIDE_BYTES = 1 << 40  # of a tensor map: cuTensorMapEncodeTiled
+LOG2_E = math.log2(math.e)
+SECTION_BYTES = 40 << 20  # of Q, dO and dQ that stay in L2 together (H200, 2026-11)
+ALIGNMENT = 256
+MAPPED = {"q": "q_map", "k": "k_map", "v": "v_map", "do": "d_o_map"}
+
+
+@dataclass(frozen=True, slots=True)
+class Scratch:
+    """Where the launches of a plan hand what to each other."""
+
+    statistics: int  # bytes
+    dq_sums: int
+    n_counters: int
+
+    @property
+    def bytes(self) -> int:
+        """All of it."""
+        return self.statistics + self.dq_sums + 4 * self.n_counters
+
+
+@dataclass(frozen=True, slots=True)
+class Sm90BackwardLaunch(Launch):
+    """One of the three launches: all are told the same."""
+
+    tiles_config: Sm90TilesConfig | None = None
+    scratch: Scratch = Scratch(0, 0, 0)
+    section_heads: int = 1
+
+    def arguments(self, call: Call) -> Sm90BackwardArguments:
+        """The kernels' one parameter."""
+        problem, config = self.problem, self.tiles_config
+        assert config is not None
+        statistics = call[SCRATCH].address
+        dq_sums = statistics + self.scratch.statistics
+        k_tiles = _k_tiles(config, problem)
+        return Sm90BackwardArguments(
+            **self._maps(call),
+            o=call["o"],
+            d_o=call["do"],
+            dq=call["dq"],
+            dk=call["dk"],
+            dv=call["dv"],
+            lse=call["lse"].address,
+            dlse=call["dlse"].address if "dlse" in call else 0,
+            statistics=statistics,
+            dq_sums=dq_sums,
+            counters=dq_sums + self.scratch.dq_sums,
+            heads=problem.heads,
+            kv_heads=problem.kv_heads,
+            kv_group=problem.group,
+            q_len=problem.q_len,
+            k_len=problem.k_len,
+            d_head=problem.d_head,
+            diagonal=problem.mask.diagonal,
+            q_tiles=_q_tiles(config, problem),
+            k_tiles=k_tiles,
+            tiles=k_tiles * problem.kv_heads * problem.batch,
+            section_heads=self.section_heads,
+            n_counters=self.scratch.n_counters,
+            scale_log2=problem.softmax_scale * LOG2_E,
+            minus_inverse_scale=-1.0 / problem.softmax_scale,
+        )
+
+    def obstacle(self, call: Call) -> str:
+        """Why a tensor map cannot describe these tensors, or an empty text."""
+        for name, spec in self._maps(call).items():
+            strides = spec.strides_bytes
+            if any(not 0 < stride < MAX_STRIDE_BYTES or stride % 16 for stride in strides):
+                return (
+                    f"{name.removesuffix('_map')} has strides of {strides} bytes; a tensor map "
+                    f"takes multiples of 16 from 16 to 2^40; copy it or use a kernel without TMA"
+                )
+        return ""
+
+    def _maps(self, call: Call) -> dict[str, TensorMapSpec]:
+        config = self.tiles_config
+        assert config is not None
+        roles = {role.name: role for role in BACKWARD.tensors}
+        found = {}
+        for name, argument in MAPPED.items():
+            batch, rows, heads, d_head = roles[name].rows_first(self.problem)
+            box_rows = config.tile_q if name in ("q", "do") else config.tile_k
+            dims = (d_head, rows, heads, batch)
+            found[argument] = _map(call[name], dims, box_rows, self.problem.dtype.name == "BF16")
+        return found
+
+
+def _map(
+    arg: TensorArg, dims: tuple[int, int, int, int], box_rows: int, is_bf16: bool
+) -> TensorMapSpec:
+    given = (arg.seq_stride, arg.head_stride, arg.batch_stride)
+    strides = tuple(
+        # A dimension of one element may have any stride; the map asks for a plausible one.
+        2 * (stride if extent > 1 else dims[0])
+        for stride, extent in zip(given, dims[1:], strict=True)
+    )
+    return TensorMapSpec(
+        address=arg.address,
+        element_bytes=2,
+        dims=dims,
+        strides_bytes=strides,
+        box=(PIECE, box_rows, 1, 1),
+        is_bf16=is_bf16,
+    )
+
+
+def _q_tiles(config: Sm90TilesConfig, problem: AttentionProblem) -> int:
+    return math.ceil(problem.q_len / config.tile_q)
+
+
+def _k_tiles(config: Sm90TilesConfig, problem: AttentionProblem) -> int:
+    return math.ceil(problem.k_len / config.tile_k)
+
+
+def plan_backward(config: Sm90BackwardConfig, problem: AttentionProblem, sm_count: int) -> Plan:
+    """The launches of `config` on `problem`, in the order in which they follow from each other."""
+    require_gradients(config, problem)
+    if not min(problem.q_len, problem.k_len):
+        raise Unsupported(
+            f"{config.short_form()}: q_len is {problem.q_len} and k_len is {problem.k_len}; a "
+            f"tensor map takes none that is empty; use a configuration of `bwd`."
+        )
+    tiles = config.tiles
+    q_tiles, heads = _q_tiles(tiles, problem), problem.heads * problem.batch
+    k_tiles = _k_tiles(tiles, problem) * problem.kv_heads * problem.batch
+    scratch = _scratch(tiles, q_tiles * heads)
+    rows = config.rows
+    pieces = 2 * q_tiles * heads
+    grids: dict[KernelConfig, int] = {
+        rows: q_tiles * tiles.tile_q // rows.tile_q * heads,
+        tiles: min(k_tiles, max(sm_count, 1)),
+        config.convert: pieces,
+    }
+    needs = needs_of(problem, tile_q=tiles.tile_q, tile_k=tiles.tile_k, d_head=config.d_head)
+    # The tiles kernel needs no end of the rows: what TMA and statistics bring from there is zero.
+    left_out: dict[KernelConfig, set[str]] = {
+        rows: set(needs) - {"narrow_d"},
+        tiles: {"ragged_q"},
+        config.convert: set(needs) - {"causal", "ragged_q", "narrow_d"},
+    }
+    return tuple(
+        Sm90BackwardLaunch(
+            part,
+            problem,
+            Needs(tuple(name for name in needs if name not in left_out[part])),
+            _geometry(part, ctas),
+            scratch_bytes=scratch.bytes,
+            tiles_config=tiles,
+            scratch=scratch,
+            section_heads=section_heads(config, problem),
+        )
+        for part, ctas in grids.items()
+    )
+
+
+def section_heads(config: Sm90BackwardConfig, problem: AttentionProblem) -> int:
+    """Heads of K and V whose kv blocks are drawn together, a block of each at a time.
+
+    Unordered and causal, the longest blocks come first, of as many heads as L2 holds. In order,
+    blocks that wait for each other run side by side: a head at a time.
+    """
+    heads = problem.kv_heads * problem.batch
+    if not config.unordered or not problem.mask.hides:
+        return 1
+    head_bytes = 8 * problem.q_len * config.d_head * problem.group  # Q, dO: 2 bytes; dQ: 4
+    return max(min(SECTION_BYTES // max(head_bytes, 1), heads), 1)
+
+
+def _scratch(config: Sm90TilesConfig, q_tiles: int) -> Scratch:
+    statistics = q_tiles * config.statistics_bytes
+    return Scratch(
+        math.ceil(statistics / ALIGNMENT) * ALIGNMENT,
+        q_tiles * config.tile_q * config.d_head * 4,
+        1 + 2 * q_tiles,
+    )
+
+
+def _geometry(part: KernelConfig, ctas: int) -> LaunchGeometry:
+    if ctas > MAX_GRID:
+        raise ArgumentError(
+            f"{part.short_form()}: the problem has {ctas:,} tiles, one launch takes {MAX_GRID:,}; "
+            f"split the batch."
+        )
+    return LaunchGeometry((ctas, 1, 1), part.threads, part.smem_bytes())

@@ -1,0 +1,36 @@
+"""The named set of the backward kernels on wgmma: every idea on, then each taken out alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from flashsmith.base.dtypes import DType
+from flashsmith.kernels.kernel import KernelConfig
+from flashsmith.kernels.short_form import parse_short_form
+from flashsmith.kernels.sm90_backward.config import Sm90BackwardConfig
+
+_ALL = "turns+fold+early_dv+late_fences"
+# The first of each width is deterministic and the rule's choice.
+BY_WIDTH = {
+    64: (f"ds_2+{_ALL}", f"ds_2+{_ALL}+unordered", f"ds_2+{_ALL}+dq_red+unordered"),
+    128: (f"ds_3+{_ALL}", f"ds_3+{_ALL}+unordered", f"ds_3+{_ALL}+dq_red+unordered"),
+}
+
+
+def configs_for(dtype: DType, width: int) -> list[Sm90BackwardConfig]:
+    """The configurations of one element type and width, the deterministic one first."""
+    return [
+        parse_short_form(f"hopper_bwd({dtype.name}, {width}): {words}", Sm90BackwardConfig)
+        for words in BY_WIDTH[width]
+    ]
+
+
+def hopper_backward_configs() -> list[Sm90BackwardConfig]:
+    """All of them."""
+    dtypes = (DType.BF16, DType.FP16)
+    return [c for dtype in dtypes for width in BY_WIDTH for c in configs_for(dtype, width)]
+
+
+NAMED_SETS: dict[str, Callable[[], Sequence[KernelConfig]]] = {
+    "hopper-bwd": hopper_backward_configs
+}

@@ -1,0 +1,220 @@
+"""The backward kernels on wgmma at their edges: lengths, masks, groups, narrow heads, order."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flashsmith.base.dtypes import DType, from_bits, to_bits
+from flashsmith.check.cases import LARGE_LOGITS, Case, full_cases, inputs_of, quick_cases
+from flashsmith.check.verdict import check_case
+from flashsmith.compile.compiler import compile_kernel
+from flashsmith.compile.machine.cubin import machine_code
+from flashsmith.emulator.options import EmulatorOptions
+from flashsmith.kernels import parse_config, resolve_key
+from flashsmith.kernels.plans import plan
+from flashsmith.measure.timed_configs import random_inputs
+from flashsmith.problem.attention import AttentionProblem
+from flashsmith.problem.needs import Needs
+from flashsmith.runtime.devices import default_device, has_cuda
+from flashsmith.runtime.emulated import EmulatedDevice
+from flashsmith.runtime.run import run_arrays
+
+ALL = "turns+fold+early_dv+late_fences"
+WIDE = parse_config(f"hopper_bwd(BF16, 128): ds_3+{ALL}")
+SLIM = parse_config(f"hopper_bwd(FP16, 64): ds_2+{ALL}")
+PLAIN = parse_config("hopper_bwd(BF16, 128): ds_2")
+CONFIGS = [WIDE, SLIM, PLAIN]
+_EMULATOR = EmulatedDevice()
+
+
+def problem(config, q_len, k_len, **more):
+    given = {"heads": 2, "kv_heads": 2, "d_head": config.d_head, **more}
+    return AttentionProblem(
+        batch=1, q_len=q_len, k_len=k_len, dtype=config.dtype, operation="backward", **given
+    )
+
+
+def require_right(device, config, name, case_problem, **more):
+    verdict = check_case(device, config, Case(name, case_problem, **more))
+    assert verdict.ok, verdict
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        *CONFIGS,
+        replace(PLAIN, unordered=True),
+        replace(WIDE, unordered=True),
+        replace(WIDE, unordered=True, dq_red=True, dtype=DType.FP16),
+        replace(SLIM, unordered=True, dq_red=True, dtype=DType.BF16),
+        replace(SLIM, turns=False, early_dv=False),
+        replace(WIDE, fold=False),
+    ],
+    ids=str,
+)
+def test_the_quick_cases_are_right(device, config):
+    for case in quick_cases(config):
+        check_case(device, config, case).require_ok(config.short_form())
+
+
+@pytest.mark.parametrize("case", full_cases(WIDE), ids=lambda case: case.name)
+def test_one_configuration_is_right_on_every_case(device, case):
+    check_case(device, WIDE, case).require_ok(WIDE.short_form())
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not has_cuda(), reason="needs a GPU")
+@pytest.mark.parametrize("config", resolve_key("hopper-bwd"), ids=str)
+def test_the_set_is_right_on_every_case_on_a_gpu(config):
+    device = default_device("cuda")
+    for case in full_cases(config):
+        check_case(device, config, case).require_ok(config.short_form())
+
+
+@pytest.mark.parametrize("config", [WIDE, SLIM], ids=str)
+@pytest.mark.parametrize(("q_len", "k_len"), [(1, 1), (1, 130), (130, 1), (65, 129)])
+def test_any_length_is_right(device, config, q_len, k_len):
+    require_right(device, config, "lengths", problem(config, q_len, k_len))
+
+
+@pytest.mark.parametrize("diagonal", [-100, -40, -1, 0, 17, 149, 150])
+def test_any_diagonal_is_right_and_rows_without_keys_give_nothing(device, diagonal):
+    for config in (WIDE, SLIM):
+        causal = problem(config, 70, 150, kv_heads=1, causal=True, diagonal=diagonal)
+        require_right(device, config, "diagonal", causal)
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), [(5, 1), (6, 2)])
+def test_any_group_is_summed_up(device, heads, kv_heads):
+    grouped = problem(WIDE, 70, 130, heads=heads, kv_heads=kv_heads, causal=True)
+    require_right(device, WIDE, "group", grouped, placement="transposed")
+
+
+@pytest.mark.parametrize("d_head", [8, 40, 72])
+def test_a_narrower_head_is_run_without_a_copy(device, d_head):
+    narrow = problem(WIDE, 70, 100, causal=True, d_head=d_head)
+    require_right(device, WIDE, "narrow", narrow, placement="padded")
+
+
+@settings(max_examples=8, deadline=None, derandomize=True)
+@given(
+    lengths=st.tuples(st.integers(1, 150), st.integers(1, 300)),
+    heads=st.sampled_from([(1, 1), (2, 2), (4, 2), (3, 1)]),
+    diagonal=st.one_of(st.none(), st.integers(-160, 300)),
+    width=st.sampled_from([8, 24, 56, 64]),
+    placement=st.sampled_from(["contiguous", "padded", "transposed"]),
+    config=st.sampled_from(CONFIGS),
+)
+def test_any_problem_is_right(lengths, heads, diagonal, width, placement, config):
+    mask = {} if diagonal is None else {"causal": True, "diagonal": diagonal}
+    drawn = problem(
+        config, *lengths, heads=heads[0], kv_heads=heads[1], d_head=width, dlse=True, **mask
+    )
+    require_right(_EMULATOR, config, "drawn", drawn, placement=placement)
+
+
+def test_large_logits_neither_overflow_nor_cancel_to_nan(device):
+    for config in CONFIGS:
+        require_right(
+            device, config, "large", problem(config, 65, 130, kv_heads=1), gain=LARGE_LOGITS
+        )
+
+
+def test_a_nan_of_one_query_row_reaches_no_other_row_of_dq(device):
+    case = Case("nan", problem(WIDE, 70, 100))
+    inputs = {name: bits.copy() for name, bits in inputs_of(case).items()}
+    inputs["do"][0, 33, 1, 2] = to_bits(np.float32([np.nan]), DType.BF16)[0]
+    dq = from_bits(run_arrays(device, WIDE, case.problem, inputs)["dq"], DType.BF16)
+    rows = np.isnan(dq).any(axis=-1)
+    assert rows[0, 33, 1]
+    assert rows.sum() == 1
+
+
+def bits_by_seed(config, sm_count, seeds=range(2), **mask):
+    """The different bits that random schedules gave, of gradients and of dQ's sums in float32."""
+    case = Case("repeated", problem(config, 64, 4 * 128 - 5, heads=1, kv_heads=1, **mask))
+    *_, launch = plan(config, case.problem, sm_count=sm_count)
+    begin, n_bytes = launch.scratch.statistics, launch.scratch.dq_sums
+    seen = {name: set() for name in ("dq", "dk", "dv", "sums")}
+    for seed in seeds:
+        options = EmulatorOptions(seed=seed, delayed_landing=True, mma_in_order=True)
+        device = EmulatedDevice(sm_count=sm_count, options=options)
+        found = run_arrays(device, config, case.problem, inputs_of(case))
+        address = device.scratch(launch.scratch_bytes)
+        found["sums"] = device.download(address + begin, n_bytes)
+        for name, bits in seen.items():
+            bits.add(found[name].tobytes())
+    return seen
+
+
+@pytest.mark.parametrize("config", [WIDE, SLIM], ids=str)
+def test_the_bits_are_the_same_on_every_schedule_and_number_of_sms(config):
+    found = [bits_by_seed(config, sms) for sms in (1, 3, 132)]
+    for name in ("dq", "dk", "dv", "sums"):
+        assert len(set().union(*(seen[name] for seen in found))) == 1
+
+
+def test_under_a_mask_the_bits_are_the_same_too():
+    seen = bits_by_seed(WIDE, 7, causal=True, diagonal=64 * 6)
+    assert all(len(bits) == 1 for bits in seen.values())
+
+
+@pytest.mark.parametrize("dq_red", [False, True])
+def test_without_order_sums_of_dq_have_other_bits_and_the_others_have_not(dq_red):
+    config = replace(WIDE, unordered=True, dq_red=dq_red)
+    seen = bits_by_seed(config, 4)
+    assert len(seen["sums"]) > 1
+    assert len(seen["dk"]) == len(seen["dv"]) == 1
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not has_cuda(), reason="needs a GPU")
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("d_head", [64, 128])
+def test_a_hundred_repeats_give_the_same_bits_on_a_gpu(d_head, causal):
+    device = default_device("cuda")
+    config = next(c for c in resolve_key("hopper-bwd") if c.d_head == d_head)
+    full_size = AttentionProblem(4, 16, 16, 4096, 4096, d_head, causal=causal, operation="backward")
+    inputs = random_inputs(full_size)
+    first = run_arrays(device, config, full_size, inputs)
+    for _ in range(100):
+        again = run_arrays(device, config, full_size, inputs)
+        assert all((first[name] == again[name]).all() for name in first)
+
+
+TILES = PLAIN.tiles
+OTHERS = [
+    (TILES, {"dtype": DType.FP16}),
+    (replace(TILES, fold=True), {"d_head": 64}),
+    (TILES, {"ds_stages": 3}),
+    (TILES, {"turns": True}),
+    (TILES, {"fold": True}),
+    (TILES, {"early_dv": True}),
+    (TILES, {"late_fences": True}),
+    (TILES, {"unordered": True}),
+    (replace(TILES, unordered=True), {"dq_red": True}),
+    (PLAIN.rows, {"dtype": DType.FP16}),
+    (PLAIN.rows, {"d_head": 64}),
+    (PLAIN.rows, {"fold": True}),
+    (PLAIN.rows, {"unordered": True}),
+    (PLAIN.convert, {"dtype": DType.FP16}),
+    (PLAIN.convert, {"d_head": 64}),
+]
+
+
+def test_every_field_of_every_kernel_is_tried():
+    for part in PLAIN.kernels():
+        tried = {name for config, other in OTHERS for name in other if config.NAME == part.NAME}
+        assert tried == set(part.knobs())
+
+
+@pytest.mark.parametrize(("config", "other"), OTHERS, ids=str)
+def test_a_field_alone_changes_the_machine_code(config, other):
+    codes = {
+        machine_code(compile_kernel(one, Needs(), "sm_90a").cubin)
+        for one in (config, replace(config, **other))
+    }
+    assert len(codes) == 2

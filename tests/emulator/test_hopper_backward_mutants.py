@@ -1,0 +1,128 @@
+"""Mutants of the backward kernel on wgmma: of its barriers, fences, rings and flags."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+
+import pytest
+from mutation import Mutant, dropped, judge, mutants, thinned
+from test_backward_mutants import OneChanged
+
+from flashsmith.check.cases import Case, inputs_of
+from flashsmith.check.tolerance import distance, expectation_of
+from flashsmith.compile.compiler import compile_kernel
+from flashsmith.emulator.options import EmulatorOptions
+from flashsmith.kernels.parse import parse_config
+from flashsmith.kernels.plans import kernels_of
+from flashsmith.problem.attention import AttentionProblem
+from flashsmith.problem.signature import signature_of
+from flashsmith.runtime.run import run_arrays
+from flashsmith.runtime.tensors import numbers_of
+
+# kind → why a mutant of it computes the same on every schedule
+EQUIVALENT = {
+    "turn not taken": "turns decide when products are issued, never what they multiply: full and "
+    "empty barriers order everything that is read or written",
+}
+CONFIG = parse_config("hopper_bwd(BF16, 128): ds_3+turns+fold+early_dv+late_fences")
+KERNEL = "sm90_backward_tiles"
+# Two q tiles, ragged tails, four kv blocks on two SMs: each adds to every dQ.
+CASE = Case("mutants", AttentionProblem(1, 1, 1, 64 + 21, 3 * 128 + 29, 128, operation="backward"))
+
+
+class Poisoned(OneChanged):
+    """Scratch memory holds NaN before every call: what is not written must not be read."""
+
+    @property
+    def sm_count(self) -> int:
+        """Fewer than kv blocks: rings go on from one to the next."""
+        return 2
+
+    def scratch(self, n_bytes: int, stream: int = 0) -> int:
+        address = super().scratch(n_bytes, stream)
+        self.fill(address, 0xFFFFFFFF, n_bytes // 4)
+        return address
+
+
+@cache
+def original() -> str:
+    for config, needs in kernels_of(CONFIG, CASE.problem):
+        if config.NAME == KERNEL:
+            return compile_kernel(config, needs, "sm_90a").ptx
+    raise AssertionError
+
+
+def run(ptx: str, options: EmulatorOptions) -> bool:
+    """Whether all gradients are right."""
+    device = Poisoned(f"flashsmith_{KERNEL}_", ptx, options)
+    found = run_arrays(device, CONFIG, CASE.problem, inputs_of(CASE))
+    expected = expectation_of(CASE)
+    return all(
+        distance(r.name, expected[r.name], numbers_of(r, found[r.name], CASE.problem)).ok
+        for r in signature_of(CASE.problem).outputs(CASE.problem)
+    )
+
+
+def order_mutants(ptx: str) -> list[Mutant]:
+    """Everything that orders one warp, or one block, after another."""
+    return [
+        *dropped(ptx, "barrier of the block dropped", r"bar\.sync 0"),
+        *dropped(ptx, "turn not taken", r"bar\.sync %r\d+"),
+        *dropped(ptx, "turn not given", r"bar\.arrive"),
+        *dropped(ptx, "fence of staged numbers dropped", r"fence\.proxy\.async\.shared"),
+        *dropped(ptx, "fence before a flag dropped", r"fence\.proxy\.async\.global"),
+        *mutants(ptx, "flag without release", r"st\.release\.gpu", "st.relaxed.gpu"),
+        *mutants(ptx, "flag without acquire", r"ld\.acquire\.gpu", "ld.relaxed.gpu"),
+        *dropped(ptx, "flag not set", r"st\.release\.gpu"),
+        *mutants(ptx, "first sum added, not stored",
+                 r"cp\.async\.bulk\.global\.shared::cta\.bulk_group",
+                 "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32"),
+        *dropped(ptx, "wait for sums dropped", r"@p cp\.async\.bulk\.wait_group 0"),
+        *dropped(ptx, "wait for reads dropped", r"@p cp\.async\.bulk\.wait_group\.read 0"),
+        *dropped(ptx, "commit of sums dropped", r"@p cp\.async\.bulk\.commit_group"),
+        *_register_fences(ptx),
+        *dropped(ptx, "wgmma commit dropped", r"wgmma\.commit_group"),
+        *dropped(ptx, "wgmma wait dropped", r"wgmma\.wait_group"),
+        *mutants(ptx, "wgmma wait weakened", r"(wgmma\.wait_group\.sync\.aligned) 0", r"\1 1"),
+        *mutants(ptx, "wait for a phase skipped",
+                 r"mbarrier\.try_wait\.parity\.shared::cta\.b64 p, [^;]*;", "setp.eq.u32 p, 0, 0;"),
+        *dropped(ptx, "arrival dropped", r"(@p )?mbarrier\.arrive\.shared"),
+        *dropped(ptx, "expect_tx dropped", r"mbarrier\.arrive\.expect_tx"),
+        *dropped(ptx, "load dropped", r"cp\.async\.bulk(\.tensor\.4d)?\.shared::cluster"),
+        *_counts(ptx),
+    ]  # fmt: skip
+
+
+def _register_fences(ptx: str) -> list[Mutant]:
+    """The fences before products of P and dS; the others' products read nothing from registers."""
+    places = [m.end() for m in re.finditer(r"wgmma\.fence[^;]*;", ptx)]
+    found = dropped(ptx, "wgmma.fence dropped", r"wgmma\.fence")
+    products = re.compile(r"wgmma\.mma_async[^;]*?\}, (\{)?", re.DOTALL)
+    return [m for m, at in zip(found, places, strict=True) if products.search(ptx, at)[1]]
+
+
+def _counts(ptx: str) -> list[Mutant]:
+    """One arrival more than each barrier was made for."""
+    found = []
+    for number, match in enumerate(re.finditer(r"(mbarrier\.init[^;]*\], )(%r\d+);", ptx)):
+        count = int(re.search(rf"mov\.u32 \t{match[2]}, (\d+);", ptx)[1])
+        changed = ptx[: match.start()] + f"{match[1]}{count + 1};" + ptx[match.end() :]
+        found.append(Mutant("one arrival too many", f"init #{number + 1}", changed))
+    return found
+
+
+def test_the_unchanged_kernel_is_right_and_never_reported():
+    verdict = judge(original(), run, bool, range(2))
+    assert not verdict.noticed, verdict
+
+
+@pytest.mark.parametrize("kind", sorted({m.kind for m in order_mutants(original())}))
+def test_every_mutant_is_noticed_or_proved_equivalent(kind):
+    of_kind = [m for m in order_mutants(original()) if m.kind == kind]
+    missed = []
+    for mutant in thinned(of_kind, most=3, once=EQUIVALENT):
+        verdict = judge(mutant.ptx, run, bool, range(2))
+        if verdict.noticed == (mutant.kind in EQUIVALENT):
+            missed.append(f"{mutant} {verdict}")
+    assert not missed, "\n".join(missed)

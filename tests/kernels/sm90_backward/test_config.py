@@ -1,0 +1,108 @@
+"""The backward configurations on wgmma: texts, what is refused and why, what is chosen."""
+
+from dataclasses import replace
+
+import pytest
+
+from flashsmith.base.dtypes import DType
+from flashsmith.base.errors import Unsupported
+from flashsmith.compile.compiler import compile_kernel, compile_text
+from flashsmith.compile.unit import structs
+from flashsmith.kernels import parse_config, resolve_key
+from flashsmith.kernels.plans import plan
+from flashsmith.kernels.sm90_backward.config import Sm90BackwardConfig
+from flashsmith.kernels.sm90_backward.parts import Sm90TilesConfig
+from flashsmith.problem.attention import AttentionProblem
+from flashsmith.problem.needs import Needs
+from flashsmith.tuner.choose.choice import choose
+
+ALL = "turns+fold+early_dv+late_fences"
+BASE = parse_config(f"hopper_bwd(BF16, 128): ds_3+{ALL}")
+PROBLEM = AttentionProblem(2, 6, 3, 300, 200, 128, operation="backward")
+
+
+def test_the_set_has_three_of_every_width_and_type_and_the_first_is_in_order():
+    configs = resolve_key("hopper-bwd")
+    assert len(configs) == len(set(configs)) == 12
+    assert [config.refusal() for config in configs] == [None] * 12
+    assert [config.unordered for config in configs] == [False, True, True] * 4
+    assert {(c.dtype, c.d_head) for c in configs} == {(t, d) for t in DType for d in (64, 128)}
+
+
+@pytest.mark.parametrize("config", [BASE, *resolve_key("hopper-bwd")[3:6]], ids=str)
+def test_every_text_of_the_whole_and_of_its_kernels_parses_back(config):
+    for one in (config, *config.kernels()):
+        assert parse_config(one.short_form()) == one
+        assert parse_config(f"| {one.short_form()} | 3 us") == one
+        assert parse_config(one.identifier()) == one
+        assert parse_config(one.kernel_name(Needs(("causal",)))) == one
+
+
+def test_a_prefix_that_ends_like_another_is_not_taken_for_it():
+    assert parse_config("bwd(BF16, 64): dkv_64_64_4+dq_64_64_4").NAME == "sm80_backward"
+    assert parse_config(f"hopper_bwd(BF16, 64): ds_2+{ALL}").NAME == "sm90_backward"
+
+
+@pytest.mark.parametrize(
+    ("text", "rule"),
+    [
+        (f"hopper_bwd(BF16, 64): ds_3+{ALL}", "fits_shared_memory"),
+        (f"hopper_bwd(BF16, 128): ds_3+{ALL}+dq_red", "red_is_unordered"),
+        ("hopper_bwd(BF16, 64): ds_2+turns+early_dv", "many_rows_fold"),
+    ],
+)
+def test_what_cannot_be_built_is_refused_by_a_rule(text, rule):
+    config = parse_config(text)
+    assert config.refusal().rule == config.tiles.refusal().rule == rule
+    with pytest.raises(Unsupported):
+        config.require_buildable()
+    assert BASE.refusal() is None
+
+
+def test_spills_and_products_one_by_one_are_refused_after_the_build():
+    assert BASE.tiles.refused_build(0, ()) is None
+    assert BASE.tiles.refused_build(8, ()).rule == "spills"
+    remark = "(C7510) Potential Performance Loss: wgmma.mma_async instructions are serialized"
+    assert BASE.tiles.refused_build(0, (remark,)).rule == "wgmma_serialised"
+
+
+def test_the_parts_have_the_fields_of_the_whole():
+    assert Sm90BackwardConfig.knobs().keys() == Sm90TilesConfig.knobs().keys()
+    assert (BASE.rows.fold, BASE.rows.unordered) == (True, False)
+
+
+def test_both_languages_agree_on_every_derived_number():
+    own = sorted({config.tiles for config in resolve_key("hopper-bwd")})
+    own.append(replace(BASE.tiles, fold=False, ds_stages=2))
+    asserts = "".join(
+        f"static_assert({c.to_cpp_struct()}.smem_bytes() == {c.smem_bytes()}\n"
+        f"    && {c.to_cpp_struct()}.threads() == {c.threads}\n"
+        f"    && {c.to_cpp_struct()}.q_tile_rows() == {c.tile_q}\n"
+        f"    && {c.to_cpp_struct()}.keys() == {c.tile_k}\n"
+        f"    && {c.to_cpp_struct()}.statistics_bytes() == {c.statistics_bytes});\n"
+        for c in own
+    )
+    text = f'{structs(Sm90TilesConfig)}{asserts}extern "C" __global__ void none() {{}}'
+    assert compile_text(text, "none", "sm_90a").cubin
+
+
+def test_the_whole_is_no_kernel_and_a_part_no_plan():
+    with pytest.raises(Unsupported, match=r'plan of several kernels.*"hopper_bwd_rows\(BF16, 128'):
+        compile_kernel(BASE, Needs(), "sm_90a")
+    with pytest.raises(Unsupported, match="configs hopper-bwd"):
+        plan(BASE.tiles, PROBLEM, sm_count=4)
+
+
+@pytest.mark.parametrize(("d_head", "name"), [(8, "sm90"), (128, "sm90"), (136, "sm80")])
+def test_on_hopper_it_is_chosen_in_order_where_it_computes_the_problem(d_head, name):
+    chosen = choose(replace(PROBLEM, d_head=d_head), "sm_90a").config
+    assert f"{name}_backward" == chosen.NAME
+    assert not getattr(chosen, "unordered", False)
+    assert choose(replace(PROBLEM, d_head=d_head), "sm_80").config.NAME == "sm80_backward"
+
+
+def test_an_empty_length_is_left_to_the_other_kernels():
+    for lengths in ({"q_len": 0}, {"k_len": 0}):
+        assert choose(replace(PROBLEM, **lengths), "sm_90a").config.NAME == "sm80_backward"
+        with pytest.raises(Unsupported, match="empty; use a configuration of `bwd`"):
+            plan(BASE, replace(PROBLEM, **lengths), sm_count=4)
