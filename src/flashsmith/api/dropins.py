@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-from flashsmith.api.arrays.library import Array
+from flashsmith.api.arrays.library import Array, ArrayOrTuple
 from flashsmith.api.attention import attend
 from flashsmith.api.options import checked_fact, checked_flag, checked_options, common_options
 from flashsmith.base.errors import ArgumentError, Unsupported
+from flashsmith.base.loose_types import Foreign
 from flashsmith.problem.attention import FACTS
 
 _WHOLE_WINDOW = -1
@@ -27,7 +27,7 @@ def flash_attn_func(
     alibi_slopes: object = None,
     deterministic: bool = False,
     return_attn_probs: bool = False,
-) -> Any:  # Any: an array, or a tuple of it, its log-sum-exp and None
+) -> ArrayOrTuple:
     """flash-attn's `flash_attn_func`: (batch, sequence, heads, d_head), causal bottom-right.
 
     With `return_attn_probs`, (out, lse, None): the probabilities exist only for dropout.
@@ -101,13 +101,12 @@ def _is_causal_bias(attn_mask: object) -> bool:
     return kind.__name__ == "CausalBias" and kind.__module__.startswith("torch.")
 
 
-# Any: a class of torch, which may be absent.
-def _diagonal_of(bias: Any, query: Array, key: Array, is_causal: bool) -> int | None:
+def _diagonal_of(bias: Foreign, query: Array, key: Array, is_causal: bool) -> int | None:
     """The diagonal that a mask object of torch means: None is bottom-right, 0 top-left."""
     if not _is_causal_bias(bias):
         raise _unsupported(
             "attn_mask is given",
-            "a mask of the caller's",
+            "a mask of your own",
             "pass is_causal=True or torch's causal_lower_right(...) for a causal mask, or call "
             "torch's own function",
         )
