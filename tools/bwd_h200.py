@@ -7,9 +7,9 @@ many), a full-size problem runs 20 times and its bits are compared, then d 64 an
 lengths, full and causal, are raced with the protocol of measure/. Records are appended to FILE; the
 table comes last.
 
-The peer is a function (problem, do, q, k, v, out, lse) that returns the call to time, which gives
-(dq, dk, dv). Where its file has a function `load`, it is called as FlashAttention-3's is:
-NAME(load(), do, q, k, v, out, lse, causal=…).
+The peer is a function (problem, d_out, q, k, v, out, lse) that returns the call to time, which
+gives (dq, dk, dv). Where its file has a function `load`, it is called as FlashAttention-3's is:
+NAME(load(), d_out, q, k, v, out, lse, causal=…).
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[1]
 LIST = ROOT / "benchmarks" / "results" / "lines.txt"
 FOLDERS = ("benchmarks/results", "src/flashsmith")
 LETTERS = 12
+DELETED = "deleted"  # in the place of a file: lines that were deleted, as commits say
 
 
 def record_files() -> dict[str, list[str]]:
@@ -47,15 +48,26 @@ def main() -> int:
     """Adds what is new; refuses where lines are gone, unless told that they were deleted."""
     known = listed(LIST.read_text(encoding="utf-8")) if LIST.exists() else {}
     there = record_files()
-    gone = sum(len(set(lines) - set(there.get(name, []))) for name, lines in known.items())
+    deleted = known.setdefault(DELETED, [])
+    gone = sorted(
+        {
+            line
+            for name, lines in known.items()
+            if name != DELETED
+            for line in set(lines) - set(there.get(name, [])) - set(deleted)
+        }
+    )
     added = 0
     for name, lines in there.items():
         new = [line for line in dict.fromkeys(lines) if line not in set(known.get(name, []))]
         if new and gone and "--deleted" not in sys.argv:
-            print(f"{name}: {len(new)} new lines while {gone} lines of records are gone: edited?")
+            how_many = f"{len(new)} new lines while {len(gone)} lines"
+            print(f"{name}: {how_many} of records are gone: edited?")
             return 1
         known.setdefault(name, []).extend(new)
         added += len(new)
+    if "--deleted" in sys.argv:
+        deleted.extend(gone)
     text = "".join(f"/{name}\n" + "".join(f"{h}\n" for h in known[name]) for name in sorted(known))
     LIST.write_text(text, encoding="utf-8")
     print(f"{added} lines added to {LIST.relative_to(ROOT)}")

@@ -152,17 +152,17 @@ BAD_CALLS = {
     "an unknown layout": (
         lambda: call(layout="sbhd"),
         ArgumentError,
-        f"layout is 'sbhd'; it is 'bshd' {BSHD} or 'bhsd' {BHSD}.",
+        f"layout is 'sbhd'; it must be 'bshd' {BSHD} or 'bhsd' {BHSD}.",
     ),
     "a negative scale": (
         lambda: call(scale=-0.5),
         ArgumentError,
-        "scale is -0.5; it is a finite number above 0 or None (negate or scale q instead).",
+        "scale is -0.5; it must be a finite number above 0 or None (negate or scale q instead).",
     ),
     "scale 0": (
         lambda: torch_call(scale=0),
         ArgumentError,
-        "scale is 0; it is a finite number above 0 or None (negate or scale q instead).",
+        "scale is 0; it must be a finite number above 0 or None (negate or scale q instead).",
     ),
     "a scale that no float holds": (
         lambda: call(scale=10**400),
@@ -173,42 +173,42 @@ BAD_CALLS = {
     "scale NaN": (
         lambda: call(scale=float("nan")),
         ArgumentError,
-        "scale is nan; it is a finite number above 0 or None (negate or scale q instead).",
+        "scale is nan; it must be a finite number above 0 or None (negate or scale q instead).",
     ),
     "an infinite scale": (
         lambda: call(scale=np.inf),
         ArgumentError,
-        "scale is inf; it is a finite number above 0 or None (negate or scale q instead).",
+        "scale is inf; it must be a finite number above 0 or None (negate or scale q instead).",
     ),
     "scale as text": (
         lambda: call(scale="0.5"),
         ArgumentTypeError,
-        "scale is '0.5'; it is a finite number above 0 or None (negate or scale q instead).",
+        "scale is '0.5'; it must be a finite number above 0 or None (negate or scale q instead).",
     ),
     "scale as truth": (
         lambda: call(scale=True),
         ArgumentTypeError,
-        "scale is True; it is a finite number above 0 or None (negate or scale q instead).",
+        "scale is True; it must be a finite number above 0 or None (negate or scale q instead).",
     ),
     "causal as number": (
         lambda: call(causal=1),
         ArgumentTypeError,
-        "causal is 1; it is True or False.",
+        "causal is 1; it must be True or False.",
     ),
     "return_lse as text": (
         lambda: call(return_lse="yes"),
         ArgumentTypeError,
-        "return_lse is 'yes'; it is True or False.",
+        "return_lse is 'yes'; it must be True or False.",
     ),
     "explain as None": (
         lambda: call(explain=None),
         ArgumentTypeError,
-        "explain is None; it is True or False.",
+        "explain is None; it must be True or False.",
     ),
     "an unknown backend": (
         lambda: call(backend="gpu"),
         ArgumentError,
-        "backend is 'gpu'; it is None, 'cuda' or 'emulator'.",
+        "backend is 'gpu'; it must be None, 'cuda' or 'emulator'.",
     ),
     "the GPU for CPU tensors": (
         lambda: torch_call(backend="cuda"),
@@ -224,7 +224,7 @@ BAD_CALLS = {
     "a configuration as number": (
         lambda: call(config=7),
         ArgumentTypeError,
-        "config is of type int; it is a kernel configuration, its short form, or None.",
+        "config is of type int; it must be a kernel configuration, its short form, or None.",
     ),
     "a configuration of another type": (
         lambda: call(config=BRAIN, backend="emulator"),
@@ -282,8 +282,8 @@ BAD_CALLS = {
     "out and a gradient": (
         lambda: torch_call(tensor().requires_grad_(), out=tensor()),
         Unsupported,
-        "out is given and q requires a gradient, which autograd cannot follow into it; leave out "
-        "away, or call under torch.no_grad().",
+        "out is given and q requires a gradient; autograd cannot follow a result into out; do not "
+        "pass out, or call under torch.no_grad().",
     ),
     "a gradient at the operator": (
         lambda: torch.ops.flashsmith.forward(tensor(), tensor().requires_grad_(), tensor()),
@@ -321,12 +321,13 @@ BAD_CALLS = {
     "flash_attn_func with a negative scale": (
         lambda: flash_attn_func(array(), array(), array(), softmax_scale=-1.0),
         ArgumentError,
-        "softmax_scale is -1; it is a finite number above 0 or None (negate or scale q instead).",
+        "softmax_scale is -1; it must be a finite number above 0 or None (negate or scale q "
+        "instead).",
     ),
     "SDPA with a mask": (
         lambda: scaled_dot_product_attention(tensor(), tensor(), tensor(), torch.ones(3, 3)),
         Unsupported,
-        "attn_mask is given; flashsmith does not support a mask of the caller's yet; pass "
+        "attn_mask is given; flashsmith does not support a mask of your own yet; pass "
         "is_causal=True or torch's causal_lower_right(...) for a causal mask, or call torch's own "
         "function.",
     ),
@@ -344,7 +345,7 @@ BAD_CALLS = {
     "SDPA with is_causal as text": (
         lambda: scaled_dot_product_attention(tensor(), tensor(), tensor(), is_causal="left"),
         ArgumentTypeError,
-        "is_causal is 'left'; it is True or False.",
+        "is_causal is 'left'; it must be True or False.",
     ),
 }
 

@@ -264,12 +264,12 @@ def test_what_has_no_gradient_is_refused_by_name(call, says):
 @pytest.mark.parametrize(
     ("changed", "error", "says"),
     [
-        ({"o": lambda x: x[:, :-1]}, ArgumentError, r"o has shape .* and q .*; they are equal"),
+        ({"o": lambda x: x[:, :-1]}, ArgumentError, r"o has shape .* and q .*; they must be equal"),
         ({"do": lambda x: x.astype(np.float32)}, ArgumentTypeError, "do is float32 and q is bfl"),
         (
             {"lse": lambda x: x.astype(np.float64)},
             ArgumentTypeError,
-            "lse is float64; it is float",
+            "lse is float64; it must be float",
         ),
         ({"lse": lambda x: x.transpose(0, 2, 1)}, ArgumentError, r"lse has shape .*heads, queries"),
         ({"q": lambda x: x[..., :4]}, ArgumentError, "q has d_head 4 and k has 64"),

@@ -74,7 +74,7 @@ def test_a_call_that_is_not_checked_looks_at_nothing(check):
     check("0")
     flash_attention(*arrays(), scale=1e8, backend="emulator")  # whatever comes out
     check("yes")
-    with pytest.raises(ArgumentError, match="FLASHSMITH_CHECK is 'yes'; it is 0 or 1"):
+    with pytest.raises(ArgumentError, match="FLASHSMITH_CHECK is 'yes'; it must be 0 or 1"):
         flash_attention(*arrays(), backend="emulator")
 
 

@@ -84,7 +84,7 @@ def test_a_width_that_is_no_multiple_of_8_is_padded_inside(library):
 
 def test_a_padded_width_and_a_place_for_the_output_do_not_go_together():
     q, k, v = tensors_of(ODD, "bshd")
-    with pytest.raises(Unsupported, match="out is given and d_head is 60, which is padded"):
+    with pytest.raises(Unsupported, match="out is given and d_head is 60, which flashsmith pads"):
         flash_attention(q, k, v, out=torch.empty_like(q))
 
 

@@ -20,11 +20,11 @@ def test_an_architecture_may_be_named_without_its_suffix_or_prefix(spelling):
 
 
 def test_an_unknown_architecture_lists_the_known_ones():
-    with pytest.raises(Unsupported, match=r"'sm_75' is no known architecture; there are sm_80, "):
+    with pytest.raises(Unsupported, match=r"unknown architecture 'sm_75'; choose one of sm_80, "):
         arch.get("sm_75")
-    with pytest.raises(TypeError, match="arch is None; it is a text such as 'sm_90a'"):
+    with pytest.raises(TypeError, match="arch is None; it must be a text such as 'sm_90a'"):
         arch.get(None)
-    with pytest.raises(Unsupported, match=r"compute capability 7\.5 has no known architecture"):
+    with pytest.raises(Unsupported, match=r"compute capability 7\.5 is not supported"):
         arch.of_capability(7, 5)
 
 

@@ -8,7 +8,7 @@ import pytest
 from flashsmith.base import errors
 
 EXAMPLES = [
-    errors.ConfigError("'x' is no set; keys are a, b; give one."),
+    errors.ConfigError("unknown set 'x'; the sets are a, b; give one."),
     errors.OutOfResources("(FP16, …)", "bytes of shared memory", 200_000, 101_376, "lower B_c"),
     errors.CompileError("(FP16, …)", "note\na.cu(3): error: no\n", Path("/kept")),
     errors.LaunchError("cuLaunchKernel", "CUDA_ERROR_INVALID_VALUE", "lower the grid"),

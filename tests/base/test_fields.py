@@ -58,6 +58,6 @@ def test_an_enum_may_be_given_as_its_number_in_a_demangled_name():
 
 def test_another_prefix_is_not_this_family():
     with pytest.raises(
-        ConfigError, match=r"is no configuration; a configuration is written 'toy\("
+        ConfigError, match=r"is not a configuration; a configuration is written 'toy\("
     ):
         parse_short_form("tea(8)", Toy)

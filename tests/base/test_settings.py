@@ -41,7 +41,7 @@ def test_a_device_is_cuda_or_emulator_or_looked_for(monkeypatch):
     monkeypatch.setenv("FLASHSMITH_DEVICE", "emulator")
     assert settings.device_name() == "emulator"
     monkeypatch.setenv("FLASHSMITH_DEVICE", "tpu")
-    with pytest.raises(ArgumentError, match="FLASHSMITH_DEVICE is 'tpu'; it is 'cuda' or"):
+    with pytest.raises(ArgumentError, match="FLASHSMITH_DEVICE is 'tpu'; it must be 'cuda' or"):
         settings.device_name()
 
 
@@ -58,7 +58,9 @@ def test_the_nvrtc_setting_is_a_path(monkeypatch):
 )
 def test_the_home_of_nobody_is_refused_by_name(monkeypatch, name, read):
     monkeypatch.setenv(name, "~nosuchuser/x")
-    with pytest.raises(ArgumentError, match=f"{name} is .* ~nosuchuser is the home of no user"):
+    with pytest.raises(
+        ArgumentError, match=f"{name} is .* ~nosuchuser is not the home of any user"
+    ):
         read()
 
 

@@ -43,9 +43,9 @@ def test_a_scratch_folder_is_private_and_goes(tmp_path):
 @pytest.mark.parametrize(
     ("code", "says"),
     [
-        (errno.ENOSPC, r"/target: the disk is full; make room and do it again\."),
-        (errno.EDQUOT, r"/target: the disk is full; make room and do it again\."),
-        (errno.EROFS, r"/target: it cannot be written \(.*\); name another place\."),
+        (errno.ENOSPC, r"/target: the disk is full; make room and try again\."),
+        (errno.EDQUOT, r"/target: the disk is full; make room and try again\."),
+        (errno.EROFS, r"/target: it cannot be written \(.*\); name another path\."),
         (errno.ENOTDIR, r"/target: .*; check the path\."),
     ],
 )

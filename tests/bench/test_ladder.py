@@ -53,11 +53,11 @@ def test_an_ablation_moves_one_knob_through_what_can_be_built():
 @pytest.mark.parametrize(
     ("config", "knob", "says"),
     [
-        (LADDER[0], "swizzle", "it is one of dtype, d_head"),
+        (LADDER[0], "swizzle", "it must be one of dtype, d_head"),
         (
             parse_config("(FP16, 128, 64, 64, 4): swizzled+load_0_0_0_tiles"),
             "eager_load_blocks",
-            "no other value of eager_load_blocks can be built",
+            "no other value of eager_load_blocks fits its other knobs",
         ),
     ],
 )

@@ -56,7 +56,7 @@ def test_records_say_which_file_it_was(path):
 
 @pytest.mark.parametrize("text", ["theirs.py", "missing.py:cuDNN", "{path}:no name", "{path}"])
 def test_what_is_no_file_and_function_is_refused(text, path):
-    with pytest.raises(ArgumentError, match=r"it is FILE.py:NAME"):
+    with pytest.raises(ArgumentError, match=r"it must be FILE.py:NAME"):
         peer_of_file(text.format(path=path))
 
 

@@ -130,7 +130,7 @@ def test_a_refusal_says_what_to_do(fake_ncu, mode, error, says):
 
 def test_a_missing_profiler_says_what_to_install(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(ncu, "_PLACES", (str(tmp_path / "ncu"), str(tmp_path)))
+    monkeypatch.setattr(ncu, "_USUAL_PATHS", (str(tmp_path / "ncu"), str(tmp_path)))
     with pytest.raises(Unsupported, match=r"no `ncu` is on the PATH.*install the package"):
         ncu.find_ncu()
 

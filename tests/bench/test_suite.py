@@ -41,19 +41,19 @@ def test_models_have_grouped_heads():
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("nonsense = [", "is no TOML file"),
+        ("nonsense = [", "is not a TOML file"),
         ("about = 'empty'", "holds no shapes"),
-        ("[[grid]]\nd_heads = [64]", "masks, seq_lens, tokens, width missing or unknown"),
-        (f"{SHAPE}length=9\nmask='band'", "mask is 'band'; it is full or causal"),
+        ("[[grid]]\nd_heads = [64]", "are missing or unknown: masks, seq_lens, tokens, width;"),
+        (f"{SHAPE}length=9\nmask='band'", "mask is 'band'; it must be full or causal"),
         (f"{SHAPE}length={10**400}\nmask='full'", r"mine\.toml: q_len is an integer of 1,329 bits"),
-        (f"{SHAPE}length={'9' * 5000}\nmask='full'", "is no TOML file: Exceeds the limit"),
+        (f"{SHAPE}length={'9' * 5000}\nmask='full'", "is not a TOML file: Exceeds the limit"),
         (
             f"{SHAPE}length=2.5\nmask='full'",
-            r"mine\.toml: q_len is 2\.5; it is an integer of at least 0",
+            r"mine\.toml: q_len is 2\.5; it must be an integer of at least 0",
         ),
-        (f"{SHAPE}length=9\nmask=['full']", "has a field of a wrong type"),
-        (f"x = {'[' * 10_000}", "is no TOML file of ours: it is nested too deeply"),
-        ("grid = 'x'", "tokens, width, x missing or unknown"),
+        (f"{SHAPE}length=9\nmask=['full']", "has a field of the wrong type"),
+        (f"x = {'[' * 10_000}", "is not a suite: it is nested too deeply"),
+        ("grid = 'x'", "missing or unknown: .*tokens, width, x;"),
     ],
 )
 def test_a_wrong_file_is_refused_by_what_is_wrong(tmp_path, text, says):
@@ -74,7 +74,7 @@ def test_a_wrong_file_is_refused_by_what_is_wrong(tmp_path, text, says):
 def test_a_field_of_a_wrong_type_is_refused_with_the_file(tmp_path, text):
     path = tmp_path / "mine.toml"
     path.write_text(text)
-    with pytest.raises(ArgumentError, match=r"mine\.toml has a field of a wrong type"):
+    with pytest.raises(ArgumentError, match=r"mine\.toml has a field of the wrong type"):
         read_suite(str(path), DType.BF16)
 
 

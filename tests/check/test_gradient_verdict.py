@@ -10,9 +10,9 @@ from flashsmith.check.cases import Case, full_cases, inputs_of
 from flashsmith.check.placement import (
     MARGIN,
     fill_buffers,
-    places_of,
+    locations_of,
     scratch_buffer,
-    scratch_place,
+    scratch_location,
 )
 from flashsmith.check.same_precision import same_precision
 from flashsmith.check.tolerance import expectation_of
@@ -45,19 +45,19 @@ def near(case):
 
 
 def verdict_after(case, plant=lambda found: None, hit=lambda after: None):
-    places = places_of(case)
-    places[SCRATCH] = scratch_place(1024)
-    before = fill_buffers(case, places_of(case), inputs_of(case))
-    before[SCRATCH] = scratch_buffer(places[SCRATCH])
+    locations = locations_of(case)
+    locations[SCRATCH] = scratch_location(1024)
+    before = fill_buffers(case, locations_of(case), inputs_of(case))
+    before[SCRATCH] = scratch_buffer(locations[SCRATCH])
     after = {name: buffer.copy() for name, buffer in before.items()}
     found = near(case)
     plant(found)
     for name, values in found.items():
         bits = to_bits(values, case.problem.dtype).reshape(values.shape)
-        places[name].view(after[places[name].buffer])[...] = bits
-    places[SCRATCH].view(after[SCRATCH])[...] = 7
+        locations[name].view(after[locations[name].buffer])[...] = bits
+    locations[SCRATCH].view(after[SCRATCH])[...] = 7
     hit(after)
-    return judge(case, places, before, after)
+    return judge(case, locations, before, after)
 
 
 @pytest.mark.parametrize("dtype", DType)
@@ -140,7 +140,7 @@ def test_a_hit_canary_of_the_scratch_is_found(element):
 
 def test_gradients_of_packed_tensors_lie_packed_too():
     case = Case("packed", replace(PROBLEM, k_len=37), placement="packed")
-    places = places_of(case)
-    assert {places[name].buffer for name in ("dq", "dk", "dv")} == {"dqkv"}
-    assert places["dk"].strides == places["k"].strides
+    locations = locations_of(case)
+    assert {locations[name].buffer for name in ("dq", "dk", "dv")} == {"dqkv"}
+    assert locations["dk"].strides == locations["k"].strides
     assert verdict_after(case).ok

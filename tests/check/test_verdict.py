@@ -6,7 +6,7 @@ import pytest
 from flashsmith.base.dtypes import DType, from_bits, to_bits
 from flashsmith.base.errors import Mismatch
 from flashsmith.check.cases import Case, full_cases, inputs_of
-from flashsmith.check.placement import MARGIN, PLACEMENTS, fill_buffers, places_of
+from flashsmith.check.placement import MARGIN, PLACEMENTS, fill_buffers, locations_of
 from flashsmith.check.same_precision import same_precision
 from flashsmith.check.verdict import judge
 from flashsmith.kernels import parse_config
@@ -19,31 +19,31 @@ CASE = Case("planted", PROBLEM, placement="padded")
 
 def launched(case):
     """Buffers before a launch, and after one that wrote what the same precision gives."""
-    places = places_of(case)
+    locations = locations_of(case)
     inputs = inputs_of(case)
-    before = fill_buffers(case, places, inputs)
+    before = fill_buffers(case, locations, inputs)
     after = {name: buffer.copy() for name, buffer in before.items()}
     dtype = case.problem.dtype
     found = same_precision(
         case.problem, {name: from_bits(bits, dtype) for name, bits in inputs.items()}
     )
     o = found["o"]
-    places["o"].view(after["o"])[...] = to_bits(o, dtype).reshape(o.shape)
+    locations["o"].view(after["o"])[...] = to_bits(o, dtype).reshape(o.shape)
     if case.problem.lse:
         after["lse"][MARGIN:-MARGIN] = found["lse"].reshape(-1).view(np.uint32)
-    return places, before, after
+    return locations, before, after
 
 
 def verdict_after(case, plant):
-    places, before, after = launched(case)
-    plant(places["o"].view(after["o"]), after)
-    return judge(case, places, before, after)
+    locations, before, after = launched(case)
+    plant(locations["o"].view(after["o"]), after)
+    return judge(case, locations, before, after)
 
 
 @pytest.mark.parametrize("case", full_cases(CONFIG), ids=lambda case: case.name)
 def test_what_the_same_precision_gives_is_right(case):
-    places, before, after = launched(case)
-    verdict = judge(case, places, before, after)
+    locations, before, after = launched(case)
+    verdict = judge(case, locations, before, after)
     assert verdict.ok, verdict
     assert verdict.worst <= verdict.allowed
 
@@ -151,7 +151,7 @@ def test_an_lse_in_base_two_is_found():
 
 
 def test_an_lse_may_be_off_by_its_own_last_places_where_the_scores_are_small():
-    """Of 64 small scores it is log 64 and more: float32 has no more places there."""
+    """Of 64 small scores it is log 64 and more: float32 has no more digits there."""
     case = Case("small scores", AttentionProblem(2, 3, 1, 130, 64, 8, DType.FP16, lse=True))
 
     def off_by(steps):
@@ -167,12 +167,12 @@ def test_an_lse_may_be_off_by_its_own_last_places_where_the_scores_are_small():
 
 def test_a_nan_of_the_truth_must_come_out_as_one():
     case = Case("nan", AttentionProblem(1, 3, 1, 5, 9, 8, DType.FP16), nan=True)
-    places, before, after = launched(case)
-    assert judge(case, places, before, after).ok
+    locations, before, after = launched(case)
+    assert judge(case, locations, before, after).ok
     for at in ((0, 4, 2, 0), (0, 1, 0, 7)):  # of the NaN in Q, and of that in V
-        o = places["o"].view(after["o"])
+        o = locations["o"].view(after["o"])
         kept, o[at] = o[at], 0x3C00
-        assert judge(case, places, before, after).worst == np.inf
+        assert judge(case, locations, before, after).worst == np.inf
         o[at] = kept
 
 
@@ -187,11 +187,11 @@ def test_a_wrong_verdict_raises_with_configuration_case_and_place():
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_every_element_has_one_place_and_rows_begin_at_16_bytes(placement):
     case = Case("placed", AttentionProblem(2, 4, 2, 5, 5, 72), placement=placement)
-    places = places_of(case)
-    size = max(place.end for place in places.values())
-    seen = {place.buffer: np.zeros(size, np.int32) for place in places.values()}
-    for place in places.values():
-        place.view(seen[place.buffer])[...] += 1
-        assert not any(number % 8 for number in (place.offset, *place.strides))
+    locations = locations_of(case)
+    size = max(location.end for location in locations.values())
+    seen = {location.buffer: np.zeros(size, np.int32) for location in locations.values()}
+    for location in locations.values():
+        location.view(seen[location.buffer])[...] += 1
+        assert not any(number % 8 for number in (location.offset, *location.strides))
     assert all(buffer.max() == 1 for buffer in seen.values())
     assert sum(int(buffer.sum()) for buffer in seen.values()) == 2 * 5 * 72 * (4 + 2 + 2 + 4)

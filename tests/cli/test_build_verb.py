@@ -85,6 +85,4 @@ def test_generate_on_a_full_disk_names_the_folder_that_was_asked_for(tmp_path, m
 
     monkeypatch.setattr(shutil, "copyfile", full)
     ran = CliRunner().invoke(app, ["generate", "smoke", "-o", str(tmp_path / "out")])
-    assert str(ran.exception) == (
-        f"{tmp_path / 'out'}: the disk is full; make room and do it again."
-    )
+    assert str(ran.exception) == (f"{tmp_path / 'out'}: the disk is full; make room and try again.")

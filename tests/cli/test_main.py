@@ -59,8 +59,8 @@ def test_help_keeps_the_lines_of_examples_and_asks_no_value_of_a_flag():
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("configs", "nonsense"), "'nonsense' is no set of configurations; keys are prog, "),
-        (("configs", "--arch", "sm_12"), "'sm_12' is no known architecture; there are sm_80,"),
+        (("configs", "nonsense"), "unknown set 'nonsense'; the sets are prog, "),
+        (("configs", "--arch", "sm_12"), "unknown architecture 'sm_12'; choose one of sm_80,"),
         (("configs", "--json", "--csv"), "--json and --csv are both given"),
         (("configs", "--why", "(FP16, 128)"), "has 2 values in parentheses; there are 5"),
         (("configs", "--nosuch"), "No such option: --nosuch"),
@@ -70,9 +70,9 @@ def test_help_keeps_the_lines_of_examples_and_asks_no_value_of_a_flag():
         (("run", "smoke", "--json", "--csv"), "--json and --csv are both given"),
         (("run", "smoke", "--d-head", "300"), "d_head is 300; the kernels take multiples of 8 up"),
         (("tune", "--d-heads", "64,7"), "d_head is 7; the kernels take multiples of 8 up to 256"),
-        (("tune", "--seq-lens", "1024,²"), "--seq-lens is '1024,²'; it is a list of numbers"),
+        (("tune", "--seq-lens", "1024,²"), "--seq-lens is '1024,²'; it must be a list of numbers"),
         (("tune", "--causal", "--both-masks"), "--causal and --both-masks are both given"),
-        (("tune", "--budget", "0s"), "--budget is '0s'; it is a time above 0, such as 90s"),
+        (("tune", "--budget", "0s"), "--budget is '0s'; it must be a time above 0, such as 90s"),
         (("configs", "--why", "(FP16, 64)", "--page"), "--why and --page are both given"),
         (("configs", "prog", "--space"), "KEY and --space are both given"),
         (("compile", "--debug", "--line-info"), "--debug and --line-info are both given"),
@@ -86,15 +86,24 @@ def test_help_keeps_the_lines_of_examples_and_asks_no_value_of_a_flag():
         (("run", "--rounds", "15", "--device", "emulator"), "--rounds is given for the emulator"),
         (("progression", "--rounds", "15", "--device", "emulator"), "--rounds is given without a"),
         (("bench", "--suite", "nosuch.toml"), "nosuch.toml does not exist"),
-        (("compile", ""), "KEY is an empty text; it is a set such as tune, a short form or @file"),
+        (
+            ("compile", ""),
+            "KEY is an empty text; it must be a set such as tune, a short form or @file",
+        ),
         (("predict", ""), "KEY is an empty text"),
         (("tune", ""), "KEY is an empty text"),
         (("configs", "a" * 40_000), "…' has 40,000 letters; what names a configuration or a set"),
         (("configs", "--why", "a" * 40_000), "has 40,000 letters; what names a configuration"),
-        (("configs", f"64,{DIGITS[:3000]}"), "9…' is not of the form 'B_r,B_c'; there are"),
-        (("run", "smoke", "--seq-lens", DIGITS), "9…'; it is a list of numbers above 0, such as"),
+        (
+            ("configs", f"64,{DIGITS[:3000]}"),
+            "9…' is not of the form 'B_r,B_c'; the tuning set has",
+        ),
+        (
+            ("run", "smoke", "--seq-lens", DIGITS),
+            "9…'; it must be a list of numbers above 0, such as",
+        ),
         (("run", "smoke", "--batch", DIGITS), "Invalid value for '--batch': Unable to parse"),
-        (("run", "smoke", "--scale", DIGITS), "scale is inf; it is a finite number above 0"),
+        (("run", "smoke", "--scale", DIGITS), "scale is inf; it must be a finite number above 0"),
         (("run", "smoke", "--scale", "1e39"), "scale is 1e+39; kernels take it as float32"),
         (("run", "--device", "emulator", "--seq-lens", "1" + "0" * 12), "q_len is 1000000000000;"),
     ],
@@ -153,7 +162,7 @@ def test_a_full_disk_behind_the_output_is_said_and_is_exit_code_2():
         script = f"{sys.executable} -m flashsmith {arguments} > /dev/full"
         ran = subprocess.run(["bash", "-c", script], capture_output=True, text=True)
         assert ran.returncode == 2
-        assert ran.stderr == "flashsmith: the disk is full; make room and do it again.\n"
+        assert ran.stderr == "flashsmith: the disk is full; make room and try again.\n"
 
 
 def verb_commands():

@@ -89,7 +89,7 @@ def test_what_cannot_run_is_listed_with_its_reason_and_is_not_wrong():
 
 def test_a_kind_of_cases_that_does_not_exist_is_refused():
     done = run("verify", SMALL, "--cases", "some")
-    assert "--cases is 'some'; it is one of quick, full" in str(done.exception)
+    assert "--cases is 'some'; it must be one of quick, full" in str(done.exception)
 
 
 def test_run_checks_the_problem_that_is_given():
@@ -111,7 +111,7 @@ def test_run_takes_several_lengths_and_says_which_a_row_is_of():
         (SMALL, 70, "right"),
     ]
     done = run("run", SMALL, "--q-len", "33,x")
-    assert "--q-len is '33,x'; it is a list of numbers above 0" in str(done.exception)
+    assert "--q-len is '33,x'; it must be a list of numbers above 0" in str(done.exception)
     (row,) = rows(run("run", SMALL, "--q-len", 0, "--k-len", 99, "--json"))
     assert row["result"] == "right"
 
@@ -157,7 +157,7 @@ def test_counters_without_the_emulator_are_refused():
 
 def test_a_device_that_does_not_exist_is_refused():
     done = run("run", SMALL, "--device", "tpu")
-    assert "device is 'tpu'; it is 'cuda' or 'emulator'" in str(done.exception)
+    assert "device is 'tpu'; it must be 'cuda' or 'emulator'" in str(done.exception)
 
 
 def test_run_takes_the_options_of_a_problem_in_both_spellings():

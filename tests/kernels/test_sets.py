@@ -74,21 +74,23 @@ def test_kernels_is_read_when_used_and_a_key_goes_first(monkeypatch):
     assert len(get_kernel_configs()) == 32
     assert len(get_kernel_configs("prog")) == 7
     monkeypatch.delenv("KERNELS")
-    with pytest.raises(TypeError, match="kernels_key is 3; it is a text such as 'tune'"):
+    with pytest.raises(TypeError, match="kernels_key is 3; it must be a text such as 'tune'"):
         get_kernel_configs(3)
-    with pytest.raises(ValueError, match="no key is given and KERNELS is not set; keys are prog"):
+    with pytest.raises(
+        ValueError, match="no key is given and KERNELS is not set; the sets are prog"
+    ):
         get_kernel_configs()
 
 
 @pytest.mark.parametrize(
     ("key", "says"),
     [
-        ("nonsense", "'nonsense' is no set of configurations; keys are prog, prog-all, tune, all"),
-        ("tnue", r"keys are .*; did you mean 'tune'\?"),
-        ("64,", "'64,' is not of the form 'B_r,B_c'; there are 64,32 64,64 128,32 128,64"),
+        ("nonsense", "unknown set 'nonsense'; the sets are prog, prog-all, tune, all"),
+        ("tnue", r"the sets are .*; did you mean 'tune'\?"),
+        ("64,", "'64,' is not of the form 'B_r,B_c'; the tuning set has 64,32 64,64 128,32 128,64"),
         ("64,x", "'64,x' is not of the form 'B_r,B_c'"),
         ("64,32,16", "is not of the form 'B_r,B_c'"),
-        ("128,128", "'128,128' is no block size of the tuning set; there are 64,32"),
+        ("128,128", "unknown block size '128,128'; the tuning set has 64,32"),
     ],
 )
 def test_an_unknown_key_lists_the_valid_ones(key, says):
@@ -113,10 +115,10 @@ def test_a_bad_file_of_configurations_names_the_line(tmp_path):
     path.write_text("# nothing\n", encoding="utf-8")
     with pytest.raises(ConfigError, match="holds no configuration"):
         resolve_key(f"@{path}")
-    with pytest.raises(ArgumentError, match="is no file"):
+    with pytest.raises(ArgumentError, match="is not a file"):
         resolve_key(f"@{tmp_path}/missing.txt")
     path.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ArgumentError, match=r"bad\.txt cannot be read .*one short form a line"):
+    with pytest.raises(ArgumentError, match=r"bad\.txt cannot be read .*one short form per line"):
         resolve_key(f"@{path}")
 
 
@@ -161,7 +163,7 @@ def test_random_configurations_are_the_same_for_the_same_seed():
 def test_sets_are_joined_and_what_is_in_both_is_taken_once():
     joined = resolve_key("all+tune+hopper")
     assert joined == [*resolve_key("all"), *resolve_key("hopper")]
-    with pytest.raises(ConfigError, match="'tun' is no set"):
+    with pytest.raises(ConfigError, match="unknown set 'tun'"):
         resolve_key("hopper+tun")
 
 

@@ -88,7 +88,10 @@ def test_a_configuration_is_found_as_profilers_and_tables_print_it(text):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("nothing here", r"'nothing here' names no configuration; one is written '\(dtype, d_head"),
+        (
+            "nothing here",
+            r"'nothing here' is not a configuration; a configuration is written '\(dtype, d_head",
+        ),
         ("(FP16, 128, 64, 64): async+load_0_0_0_tiles", "has 4 values in parentheses; there are 5"),
         ("(FP8, 128, 64, 64, 4): load_0_0_0_tiles", "dtype cannot be 'FP8'; it takes FP16, BF16;"),
         ("(FP16, 128, 96, 64, 4): load_0_0_0_tiles", "B_r cannot be '96'; it takes 64, 128;"),
@@ -101,7 +104,10 @@ def test_a_configuration_is_found_as_profilers_and_tables_print_it(text):
             r"no flag 'swizled'; the flags are async, .*; did you mean 'swizzled'\?",
         ),
         ("(FP16, 128, 64, 64, 4): async+async+load_0_0_0_tiles", "has 'async' twice"),
-        ("(FP16, 128, 64, 64, 4): async", "does not say Q_mma_load_K_tiles, .*'load_0_0_0_tiles'"),
+        (
+            "(FP16, 128, 64, 64, 4): async",
+            "does not state Q_mma_load_K_tiles, .*'load_0_0_0_tiles'",
+        ),
         (
             "FlashForwardKernelConfig{5, 128}",
             "has 2 values; FlashForwardKernelConfig has 13 fields",

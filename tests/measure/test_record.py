@@ -75,10 +75,10 @@ def damaged(line, **changes):
     ("changes", "says"),
     [
         ({"schema": 9}, "line 2: schema is '9'; this version reads up to 2"),
-        ({"what": []}, "line 2: field 'what' is missing or no object"),
+        ({"what": []}, "line 2: field 'what' is missing or not an object"),
         ({"result__median_us": 0}, "line 2: field 'result.median_us' is 0; it must be a number"),
         ({"result__ratio": "fast"}, "line 2: field 'result.ratio' is 'fast'"),
-        ({"environment__date": 5}, "line 2: field 'environment.date' is missing or no text"),
+        ({"environment__date": 5}, "line 2: field 'environment.date' is missing or not a text"),
     ],
 )
 def test_a_damaged_field_is_named_with_its_line(records, tmp_path, changes, says):

@@ -136,5 +136,7 @@ def test_a_backward_that_is_to_write_the_lse_is_refused():
         replace(PROBLEM, lse=True)
     with pytest.raises(ArgumentError, match="gradients belong to a backward pass"):
         replace(PROBLEM, operation="forward", dlse=True)
-    with pytest.raises(ArgumentError, match=r"operation is 'sideways'; it is 'forward' .*backward"):
+    with pytest.raises(
+        ArgumentError, match=r"operation is 'sideways'; it must be 'forward' .*backward"
+    ):
         replace(PROBLEM, operation="sideways")

@@ -62,7 +62,7 @@ assert "toy 7" in problem_text(toy) and "toy" not in problem_text(plain)
 try:
     replace(plain, toy=0)
 except ArgumentError as error:
-    assert str(error) == "toy is 0; it is an integer of at least 1 or None.", error
+    assert str(error) == "toy is 0; it must be an integer of at least 1 or None.", error
 else:
     raise AssertionError
 mma = "(BF16, 128, 64, 64, 4): load_0_0_0_tiles"
@@ -91,7 +91,7 @@ q = torch.zeros(1, 5, 3, 64, dtype=torch.float16)
 try:
     flash_attention(q, q, q, toy=-1)
 except ArgumentError as error:
-    assert "toy is -1; it is an integer of at least 1 or None" in str(error), error
+    assert "toy is -1; it must be an integer of at least 1 or None" in str(error), error
 else:
     raise AssertionError
 try:

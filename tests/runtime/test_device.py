@@ -192,7 +192,7 @@ def test_a_device_is_asked_for_by_name(monkeypatch):
     assert devices.default_device_name() == "emulator"
     assert devices.default_device() is devices.default_device("emulator")
     assert devices.open_device("emulator") is not devices.open_device("emulator")
-    with pytest.raises(ArgumentError, match="device is 'tpu'; it is 'cuda' or 'emulator'"):
+    with pytest.raises(ArgumentError, match="device is 'tpu'; it must be 'cuda' or 'emulator'"):
         devices.open_device("tpu")
 
 

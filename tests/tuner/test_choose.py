@@ -117,8 +117,8 @@ def test_a_measurement_that_never_met_the_shipped_winner_does_not_replace_it():
     assert choice.config == parse_config(FAST)
     assert (choice.rejected[0].what, choice.rejected[0].reason) == (
         SLOW,
-        "measured on this machine, but not beside the winner of the shipped measurements; "
-        "`flashsmith tune` races both",
+        "measured on this machine, but it was not timed beside the winner of the shipped "
+        "measurements; `flashsmith tune` races both",
     )
     # Where it was in the race and lost, this machine's own winner is the choice.
     raced = replace(
@@ -157,13 +157,13 @@ def test_33_tiles_are_no_pairs_so_a_cluster_that_won_on_32_yields_and_it_is_said
     assert "on batch 8, heads 8, length 2048" in choice.reason
     # 8 waves of 65 blocks of keys in place of 8 of 32; the pairs need 9 waves instead of 8 of 64.
     us = 665.2 * 1.04 / 2 * 65 / 32
-    assert choice.reason.endswith(f"its whole tiles and waves make {us:.1f} µs of it here")
+    assert choice.reason.endswith(f"with whole tiles and waves, {us:.1f} µs expected here")
     (loser,) = choice.rejected
     assert loser.what == PAIRS
     assert loser.reason.startswith(
         "665.2 µs on the nearest shape measured, batch 4, heads 8, length 4096"
     )
-    assert loser.reason.endswith(f"make {665.2 * 9 / 8 * 65 / 64:.1f} µs of it here")
+    assert loser.reason.endswith(f"waves, {665.2 * 9 / 8 * 65 / 64:.1f} µs expected here")
 
 
 @pytest.mark.parametrize(
@@ -291,5 +291,5 @@ def test_a_damaged_file_is_said_and_left_out(tmp_path, monkeypatch, caplog):
 
 
 def test_what_is_no_problem_is_refused_by_type():
-    with pytest.raises(TypeError, match="problem is None; it is an AttentionProblem"):
+    with pytest.raises(TypeError, match="problem is None; it must be an AttentionProblem"):
         choose(None, "sm_80")

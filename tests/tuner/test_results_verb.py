@@ -175,7 +175,7 @@ def test_prune_forgets_kernels_that_changed_and_no_others(store):
         opened.add(theirs)
     said = run("prune", "--store", store).stderr
     assert "2 measurements of changed kernels forgotten" in said
-    assert "1 measurements stay unchecked: their machine code is of nvrtc 99" in said
+    assert "1 measurements were not checked: nvrtc 99 compiled their kernels" in said
     with ResultStore(store) as opened:
         assert opened.all() == [FAST, OTHER, current, theirs]
 
@@ -183,7 +183,7 @@ def test_prune_forgets_kernels_that_changed_and_no_others(store):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["forget"], "action is 'forget'; it is list, show, diff"),
+        (["forget"], "action is 'forget'; it must be list, show, diff"),
         (["export"], "export was given no file.*add -o FILE"),
         (["diff", "a.jsonl"], "diff was given 1 files; it takes 2"),
         (["diff", "a.jsonl", "b.jsonl"], "a.jsonl does not exist"),
@@ -211,5 +211,5 @@ def test_show_reads_any_spelling_of_a_configuration_and_says_when_there_is_nothi
     absent = run("show", CONFIGS[2].short_form(), "--store", store, "--json")
     assert json.loads(absent.stdout) == []
     assert "holds no measurement of" in absent.stderr
-    with pytest.raises(ConfigError, match="'nonsense' names no configuration"):
+    with pytest.raises(ConfigError, match="'nonsense' is not a configuration"):
         run("show", "nonsense", "--store", store)

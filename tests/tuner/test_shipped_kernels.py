@@ -112,7 +112,7 @@ def test_env_says_what_is_shipped_and_what_of_it_is_of_other_sources(shipped, mo
     monkeypatch.setattr(shipped_kernels, "kernel_source_hash", lambda *_: "another")
     assert found()["found"] == "sm_90a: 16 kernels, 16 of them of other sources"
     shipped_kernels.bundle_path(ARCH).write_bytes(b"PK")
-    assert "is no whole bundle" in found()["found"]
+    assert "is not a complete bundle" in found()["found"]
     shipped_kernels.bundle_path(ARCH).unlink()
     assert (found()["found"], found()["to_get_it"]) == (None, "make wheel")
 

@@ -161,27 +161,27 @@ def test_lines_go_out_and_come_back(tmp_path):
     ("change", "says"),
     [
         ({"schema": 7}, "schema is '7', this version reads up to 2"),
-        ({"outcome": "__import__('os')"}, "it is one of Timed"),
+        ({"outcome": "__import__('os')"}, "it must be one of Timed"),
         ({"median_us": "fast"}, "median_us of Timed is 'fast'"),
         ({"median_us": True}, "median_us of Timed is 'True'"),
-        ({"median_us": 0}, "median_us of Timed is 0; it is above 0"),
-        ({"median_us": -5.0}, "median_us of Timed is -5.0; it is above 0"),
+        ({"median_us": 0}, "median_us of Timed is 0; it must be above 0"),
+        ({"median_us": -5.0}, "median_us of Timed is -5.0; it must be above 0"),
         ({"p80_us": float("nan")}, "NaN is not a number of JSON"),
         ({"rounds": 10**30}, "rounds of Timed is 1000"),
         ({"config": "(FP16, 128): nonsense"}, "line 1"),
-        ({"gpu": 5}, "gpu is '5'; it is a text"),
+        ({"gpu": 5}, "gpu is '5'; it must be a text"),
         ({"gpu": "x" * 3000}, "a text of at most 2000 letters"),
         ({"problem": {"batch": 1}}, "its fields are batch, heads"),
         ({"problem": {**FIELDS, "k_len": 10**400}}, "k_len of the problem is 1000"),
-        ({"problem": {**FIELDS, "batch": 0}}, "batch of the problem is 0; it is from 1 to"),
-        ({"problem": {**FIELDS, "scale": "big"}}, "of the problem, scale is 'big'"),
+        ({"problem": {**FIELDS, "batch": 0}}, "batch of the problem is 0; it must be from 1 to"),
+        ({"problem": {**FIELDS, "scale": "big"}}, "in the problem: scale is 'big'"),
         ({"problem": {**FIELDS, "diagonal": 10**12}}, "diagonal of the problem is 1000"),
-        ({"gate": "yes"}, "gate is 'yes'; it is true or false"),
-        ({"when": None}, "when is 'None'; it is a text"),
+        ({"gate": "yes"}, "gate is 'yes'; it must be true or false"),
+        ({"when": None}, "when is 'None'; it must be a text"),
         ({"environment": {"a": float("inf")}}, "Infinity is not a number of JSON"),
         ({"environment": {"registers": "many"}}, "registers of the environment is 'many'"),
         ({"environment": {"note": "x" * 30_000}}, "environment takes more than 20,000 letters"),
-        ({"code": 7}, "code is '7'; it is a text"),
+        ({"code": 7}, "code is '7'; it must be a text"),
         ({"arch": "\ud800"}, "line 1: not a line of JSON"),
     ],
 )
@@ -263,7 +263,7 @@ def test_who_reads_does_not_wait_for_who_writes_and_who_writes_says_so(tmp_path,
         writer.add(measured())
         with writer._transaction(), ResultStore(path) as reader:
             assert len(reader.all()) == 1
-            with pytest.raises(FileInUse, match=r"r\.sqlite is kept by another process"):
+            with pytest.raises(FileInUse, match=r"r\.sqlite has been locked by another process"):
                 reader.add(measured(1))
 
 

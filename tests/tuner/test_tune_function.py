@@ -128,10 +128,10 @@ def test_the_shipped_winner_takes_part_and_is_screened_first(tmp_path, monkeypat
 @pytest.mark.parametrize(
     ("arguments", "error", "says"),
     [
-        ({"budget": "90"}, ArgumentError, "budget is '90'; it is a time above 0"),
-        ({"budget": -1}, ArgumentError, "budget is -1; it is a time above 0"),
-        ({"problems": ()}, ArgumentTypeError, "problems is .*; it is an AttentionProblem"),
-        ({"problems": "4096"}, ArgumentTypeError, "problems is .*; it is an AttentionProblem"),
+        ({"budget": "90"}, ArgumentError, "budget is '90'; it must be a time above 0"),
+        ({"budget": -1}, ArgumentError, "budget is -1; it must be a time above 0"),
+        ({"problems": ()}, ArgumentTypeError, "problems is .*; it must be an AttentionProblem"),
+        ({"problems": "4096"}, ArgumentTypeError, "problems is .*; it must be an AttentionProblem"),
         (
             {"problems": replace(PROBLEM, d_head=256)},
             ConfigError,

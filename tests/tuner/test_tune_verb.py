@@ -53,7 +53,9 @@ def test_a_budget_is_a_time(text, seconds):
 
 
 def test_a_budget_without_a_unit_is_refused():
-    with pytest.raises(ArgumentError, match="budget is '90'; it is a time above 0, such as 90s"):
+    with pytest.raises(
+        ArgumentError, match="budget is '90'; it must be a time above 0, such as 90s"
+    ):
         seconds_of("90")
 
 
@@ -66,10 +68,10 @@ def test_what_is_about_times_is_refused_without_a_gpu(option, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--executor", "dask"], "executor is 'dask'; it is local or ray"),
+        (["--executor", "dask"], "executor is 'dask'; it must be local or ray"),
         (["--address", "auto"], "address is given without a cluster"),
         (["--gpu-type", "H200"], "gpu_type is given without a cluster"),
-        (["--search", "random"], "--search is 'random'; it is exhaustive or optuna"),
+        (["--search", "random"], "--search is 'random'; it must be exhaustive or optuna"),
         (["--trials", "9"], "--trials is 9 with an exhaustive search"),
         (["--device", "cuda", "--arch", "sm_80"], "arch is 'sm_80' on a machine with a GPU"),
     ],

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from flashsmith.api import gpu_call, host_call
 from flashsmith.api.arrays import library_of, origin
-from flashsmith.api.arrays.library import Array
+from flashsmith.api.arrays.library import Array, ArrayOrTuple
 from flashsmith.api.options import (
     LSE,
     CallOptions,
+    checked_config,
     checked_flag,
     checked_options,
     common_options,
@@ -41,7 +40,7 @@ def flash_attention(
     backend: str | None = None,
     explain: bool = False,
     **facts: object,
-) -> Any:  # Any: an array, or a tuple of it, its log-sum-exp and the choice
+) -> ArrayOrTuple:
     """softmax(scale · Q Kᵀ) V of 4-D arrays in float16 or bfloat16, as an array of the same kind.
 
     `causal` aligns the diagonal bottom-right: the last query sees every key. `scale` is
@@ -53,8 +52,10 @@ def flash_attention(
     `Choice` as the last item with `explain`.
     """
     options = None
-    if scale is None and config is None and backend is None and not facts:
+    if scale is None and backend is None and not facts:
         options = common_options(causal, None, layout, return_lse)
+        if options is not None and config is not None:
+            options = CallOptions(options.facts, checked_config(config))
     if options is None:
         options = checked_options(
             causal=causal,
@@ -71,7 +72,7 @@ def flash_attention(
 
 def attend(
     q: Array, k: Array, v: Array, options: CallOptions, *, out: Array = None, explain: bool = False
-) -> Any:  # Any: an array, or a tuple of it, its log-sum-exp and the choice
+) -> ArrayOrTuple:
     """The same with checked options."""
     if settings.checks_calls():
         require_small_scores(q, k, options)
@@ -103,7 +104,7 @@ def _attend_padded(
     *,
     out: Array,
     explain: bool,
-) -> Any:  # Any: as above
+) -> ArrayOrTuple:
     """The same with zeros behind d_head: they add nothing to scores, and are cut off the output."""
     width = q.shape[-1]
     require_no_out(out, width)

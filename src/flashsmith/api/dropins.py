@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-from flashsmith.api.arrays.library import Array
+from flashsmith.api.arrays.library import Array, ArrayOrTuple
 from flashsmith.api.attention import attend
 from flashsmith.api.options import checked_fact, checked_flag, checked_options, common_options
 from flashsmith.base.errors import ArgumentError, Unsupported
+from flashsmith.base.loose_types import Foreign
 from flashsmith.problem.attention import FACTS
 
 _WHOLE_WINDOW = -1
@@ -27,7 +27,7 @@ def flash_attn_func(
     alibi_slopes: object = None,
     deterministic: bool = False,
     return_attn_probs: bool = False,
-) -> Any:  # Any: an array, or a tuple of it, its log-sum-exp and None
+) -> ArrayOrTuple:
     """flash-attn's `flash_attn_func`: (batch, sequence, heads, d_head), causal bottom-right.
 
     With `return_attn_probs`, (out, lse, None): the probabilities exist only for dropout.
@@ -78,25 +78,19 @@ def scaled_dot_product_attention(
     """
     is_causal = checked_flag("is_causal", is_causal)
     diagonal = 0 if is_causal else None
-    if _is_causal_bias(attn_mask):
+    if attn_mask is not None:
         is_causal, diagonal = True, _diagonal_of(attn_mask, query, key, is_causal)
-    elif attn_mask is not None:
-        raise _unsupported(
-            "attn_mask is given",
-            "a mask of the caller's",
-            "pass is_causal=True or torch's causal_lower_right(...) for a causal mask, or call "
-            "torch's own function",
-        )
     if dropout_p != 0:
         raise _unsupported(f"dropout_p is {dropout_p}", "dropout", "pass 0.0")
     options = common_options(is_causal, diagonal, "bhsd", False) if scale is None else None
     if options is None:
         options = checked_options(causal=is_causal, diagonal=diagonal, scale=scale, layout="bhsd")
-    shapes: list[tuple[int, ...]] = [getattr(array, "shape", ()) for array in (query, key, value)]
-    has_no_batch = len(shapes[0]) == len(shapes[1]) == len(shapes[2]) == 3
+    q_shape: tuple[int, ...] = getattr(query, "shape", ())
+    k_shape: tuple[int, ...] = getattr(key, "shape", ())
+    v_shape: tuple[int, ...] = getattr(value, "shape", ())
     if not checked_flag("enable_gqa", enable_gqa):
-        _require_equal_heads([shape[-3] for shape in shapes if len(shape) > 2])
-    if has_no_batch:
+        _require_equal_heads(q_shape, k_shape, v_shape)
+    if len(q_shape) == len(k_shape) == len(v_shape) == 3:
         return attend(query[None], key[None], value[None], options)[0]
     return attend(query, key, value, options)
 
@@ -107,9 +101,15 @@ def _is_causal_bias(attn_mask: object) -> bool:
     return kind.__name__ == "CausalBias" and kind.__module__.startswith("torch.")
 
 
-# Any: a class of torch, which may be absent.
-def _diagonal_of(bias: Any, query: Array, key: Array, is_causal: bool) -> int | None:
+def _diagonal_of(bias: Foreign, query: Array, key: Array, is_causal: bool) -> int | None:
     """The diagonal that a mask object of torch means: None is bottom-right, 0 top-left."""
+    if not _is_causal_bias(bias):
+        raise _unsupported(
+            "attn_mask is given",
+            "a mask of your own",
+            "pass is_causal=True or torch's causal_lower_right(...) for a causal mask, or call "
+            "torch's own function",
+        )
     if is_causal:
         raise ArgumentError("attn_mask and is_causal are both given; drop one of them.")
     made, met = (bias.seq_len_q, bias.seq_len_kv), (query.shape[-2], key.shape[-2])
@@ -121,8 +121,9 @@ def _diagonal_of(bias: Any, query: Array, key: Array, is_causal: bool) -> int | 
     return None if bias.variant.name == "LOWER_RIGHT" else 0
 
 
-def _require_equal_heads(heads: list[int]) -> None:
-    if any(heads[0] != others for others in heads[1:]):
+def _require_equal_heads(*shapes: tuple[int, ...]) -> None:
+    heads = [shape[-3] for shape in shapes if len(shape) > 2]
+    if heads and heads.count(heads[0]) != len(heads):
         raise ArgumentError(
             f"query, key and value have {heads[0]}, {heads[1]} and {heads[-1]} heads; pass "
             f"enable_gqa=True to share those of key and value."

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from flashsmith.api import gpu_call, host_call
 from flashsmith.api.arrays import library_of_all, origin
-from flashsmith.api.arrays.library import Array
+from flashsmith.api.arrays.library import Array, ArrayOrTuple
 from flashsmith.api.options import checked_flag, checked_options
 from flashsmith.kernels.kernel import KernelConfig
 
@@ -27,7 +25,7 @@ def flash_attention_backward(
     backend: str | None = None,
     explain: bool = False,
     **facts: object,
-) -> Any:  # Any: a tuple of three arrays, and the choice
+) -> ArrayOrTuple:
     """(dq, dk, dv) of `flash_attention(q, k, v, ..., return_lse=True)`, whose results were o, lse.
 
     `do` is the gradient of o, `dlse` that of lse where there is one. The other arguments are those

@@ -17,7 +17,7 @@ from flashsmith.api.problems import gradient_problem_of, problem_of, require_out
 from flashsmith.problem.attention import AttentionProblem
 from flashsmith.problem.signature import signature_of
 from flashsmith.runtime.device import Device
-from flashsmith.runtime.tensors import Place, bits_type, contiguous, in_layout, uploaded
+from flashsmith.runtime.tensors import Location, bits_type, contiguous, in_layout, uploaded
 from flashsmith.tuner.choose.choice import Choice
 
 
@@ -66,9 +66,9 @@ def attend_bits(
     readable = {name: _compacted(bits) for name, bits in inputs.items()}
     views = [_view(name, bits) for name, bits in readable.items()]
     launch = launch_for(device, problem, options, views)
-    places, buffers = _placed(problem, readable)
+    locations, buffers = _placed(problem, readable)
     with uploaded(device, buffers) as held:
-        launch.prepared(held.call(places))
+        launch.prepared(held.call(locations))
         found = {
             role.name: held.download(role.name).reshape(role.shape(problem))
             for role in signature_of(problem).outputs(problem)
@@ -78,14 +78,14 @@ def attend_bits(
 
 def _placed(
     problem: AttentionProblem, inputs: Mapping[str, NDArray[Any]]
-) -> tuple[dict[str, Place], dict[str, NDArray[Any]]]:
+) -> tuple[dict[str, Location], dict[str, NDArray[Any]]]:
     """Every tensor as a buffer of its own: inputs with their gaps, outputs contiguous."""
-    places: dict[str, Place] = {}
+    locations: dict[str, Location] = {}
     buffers: dict[str, NDArray[Any]] = {}
     for role in signature_of(problem).of(problem):
         shape = role.shape(problem)
         if role.is_output:
-            places[role.name] = in_layout(contiguous(role.name, shape), problem)
+            locations[role.name] = in_layout(contiguous(role.name, shape), problem)
             buffers[role.name] = np.zeros(int(np.prod(shape)), bits_type(role))
             continue
         view = _view(role.name, inputs[role.name])
@@ -94,10 +94,10 @@ def _placed(
             s if n > 1 else ALIGNED_ELEMENTS
             for n, s in zip(shape[:-1], view.strides[:-1], strict=True)
         )
-        places[role.name] = in_layout(Place(role.name, 0, shape, strides), problem)
+        locations[role.name] = in_layout(Location(role.name, 0, shape, strides), problem)
         given = inputs[role.name]
         buffers[role.name] = as_strided(given, (view.span,), (given.itemsize,))
-    return places, buffers
+    return locations, buffers
 
 
 def _compacted(bits: NDArray[Any]) -> NDArray[Any]:

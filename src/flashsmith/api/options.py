@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import difflib
 from numbers import Integral, Real
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from flashsmith.base.errors import ArgumentError, ArgumentTypeError
 from flashsmith.base.fields import Fact
+from flashsmith.base.loose_types import FactValue
 from flashsmith.kernels.kernel import KernelConfig
 from flashsmith.kernels.parse import parse_config
 from flashsmith.problem.attention import FACTS
@@ -16,10 +17,10 @@ _CONFIGS = (KernelConfig, str)  # a tuple: torch.compile of torch 2.6 cannot tra
 BACKENDS = (None, "cuda", "emulator")
 # What a caller may ask for beside arrays, by the names of the API; declared with the problem.
 CALL_FACTS = {what.call: name for name, what in FACTS.items() if what.call}
-_ORDER = {name: place for place, name in enumerate(CALL_FACTS.values())}
+_ORDER = {name: position for position, name in enumerate(CALL_FACTS.values())}
 _ABSENT = tuple(FACTS[name].absent for name in _ORDER)
 # Every call passes here, so what can be known beforehand is: the place of each argument.
-_PLACES = {call_name: _ORDER[name] for call_name, name in CALL_FACTS.items()}
+_POSITIONS = {call_name: _ORDER[name] for call_name, name in CALL_FACTS.items()}
 _FACTS = tuple(FACTS[name] for name in _ORDER)
 _KINDS = tuple(what.kind for what in _FACTS)
 # Values that are often given and need no look at the fact.
@@ -32,22 +33,22 @@ _CAUSAL, _DIAGONAL, LSE = (_ORDER[name] for name in ("causal", "diagonal", "lse"
 class CallOptions(NamedTuple):
     """What a call asks for, beside its arrays; a tuple, because every call makes one."""
 
-    facts: tuple[Any, ...] = _ABSENT  # Any: values of the facts of `CALL_FACTS`, in their order
+    facts: tuple[FactValue, ...] = _ABSENT  # of `CALL_FACTS`, in their order
     config: KernelConfig | str | None = None  # a text is read when the kernel is prepared
     backend: str | None = None
 
-    def fact(self, name: str) -> Any:  # Any: of the fact's kind
+    def fact(self, name: str) -> FactValue:
         """The value of a fact, by its name in the problem."""
         return self.facts[_ORDER[name]]
 
-    def given(self) -> dict[str, Any]:  # Any: as above
+    def given(self) -> dict[str, FactValue]:
         """All facts by their names in the problem."""
         return dict(zip(_ORDER, self.facts, strict=True))
 
     def with_fact(self, name: str, value: object) -> CallOptions:
         """The same with another value of one fact."""
-        place = _ORDER[name]
-        return self._replace(facts=(*self.facts[:place], value, *self.facts[place + 1 :]))
+        position = _ORDER[name]
+        return self._replace(facts=(*self.facts[:position], value, *self.facts[position + 1 :]))
 
 
 def checked_options(
@@ -55,19 +56,19 @@ def checked_options(
 ) -> CallOptions:
     """The options of a call, facts by the API's names; raises where one cannot be used."""
     if backend not in BACKENDS:
-        raise ArgumentError(f"backend is {backend!r}; it is None, 'cuda' or 'emulator'.")
+        raise ArgumentError(f"backend is {backend!r}; it must be None, 'cuda' or 'emulator'.")
     values = list(_ABSENT)
     for call_name, value in given.items():
-        place = _PLACES.get(call_name, -1)
-        if place < 0:
+        position = _POSITIONS.get(call_name, -1)
+        if position < 0:
             raise _unknown(call_name)
-        if value is _ABSENT[place]:
+        if value is _ABSENT[position]:
             continue
         # Equal to one of these in type too: True == 1.
-        if type(value) is _KINDS[place] and value in _ACCEPTED[place]:
-            values[place] = value
+        if type(value) is _KINDS[position] and value in _ACCEPTED[position]:
+            values[position] = value
         else:
-            values[place] = checked_fact(call_name, _FACTS[place], value)
+            values[position] = checked_fact(call_name, _FACTS[position], value)
     if values[_DIAGONAL] is not None and not values[_CAUSAL]:
         raise ArgumentError("diagonal is given without causal, whose mask it moves; add causal.")
     if config is not None:
@@ -101,7 +102,7 @@ def _unknown(call_name: str) -> ArgumentTypeError:
     return ArgumentTypeError(f"{call_name!r} is not an argument of this call; {hint}")
 
 
-def checked_fact(name: str, what: Fact, value: object) -> Any:  # Any: of the fact's kind
+def checked_fact(name: str, what: Fact, value: object) -> FactValue:
     """`value` as the fact's own type (NumPy's numbers are taken too); raises where it is none."""
     if value is what.absent:
         return value
@@ -137,7 +138,7 @@ def checked_flag(name: str, value: object) -> bool:
     plain = _plain(bool, value)
     if plain is True or plain is False:
         return plain
-    raise ArgumentTypeError(f"{name} is {value!r}; it is True or False.")
+    raise ArgumentTypeError(f"{name} is {value!r}; it must be True or False.")
 
 
 def checked_config(config: object) -> KernelConfig | str | None:
@@ -145,8 +146,8 @@ def checked_config(config: object) -> KernelConfig | str | None:
     if config is None or isinstance(config, _CONFIGS):
         return config
     raise ArgumentTypeError(
-        f"config is of type {type(config).__name__}; it is a kernel configuration, its short form, "
-        f"or None."
+        f"config is of type {type(config).__name__}; it must be a kernel configuration, its short "
+        f"form, or None."
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any
 
 from flashsmith.api.arrays import origin
 from flashsmith.api.arrays.library import Array
@@ -42,8 +41,8 @@ def require_no_out(out: Array, width: int) -> None:
     """Raises where the output shall be written in place: it is cut from a wider one."""
     if out is not None:
         raise Unsupported(
-            f"out is given and d_head is {width}, which is padded to a multiple of {D_HEAD_STEP} "
-            f"and cut off again; leave out away, or pad q, k, v and out."
+            f"out is given and d_head is {width}, which flashsmith pads to a multiple of "
+            f"{D_HEAD_STEP} in a copy; do not pass out, or pad q, k, v and out yourself."
         )
 
 
@@ -56,7 +55,7 @@ def widened(array: Array, columns: int) -> Array:
     return import_module(name).pad(array, [(0, 0), (0, 0), (0, 0), (0, columns)])
 
 
-def narrowed(array: Array, width: int) -> Any:  # Any: as the array
+def narrowed(array: Array, width: int) -> Array:
     """The first columns, contiguous."""
     cut = array[..., :width]
     if origin(array) == "torch":

@@ -47,7 +47,9 @@ def gradient_problem_of(views: Mapping[str, ArrayView], options: CallOptions) ->
     for name in ("o", "do"):
         view = views[name]
         if view.shape != q.shape:
-            raise ArgumentError(f"{name} has shape {view.shape} and q {q.shape}; they are equal.")
+            raise ArgumentError(
+                f"{name} has shape {view.shape} and q {q.shape}; they must be equal."
+            )
         if view.dtype != q.dtype:
             raise ArgumentTypeError(
                 f"{name} is {view.dtype} and q is {q.dtype}; convert {name} to the type of q."
@@ -56,12 +58,12 @@ def gradient_problem_of(views: Mapping[str, ArrayView], options: CallOptions) ->
     for view in (views[name] for name in ("lse", "dlse") if name in views):
         if view.dtype != "float32":
             raise ArgumentTypeError(
-                f"{view.name} is {view.dtype}; it is float32, as the log-sum-exp of "
+                f"{view.name} is {view.dtype}; it must be float32, as the log-sum-exp of "
                 f"flash_attention(return_lse=True)."
             )
         if view.shape != wanted:
             raise ArgumentError(
-                f"{view.name} has shape {view.shape}; it is {wanted}: (batch, heads, queries)."
+                f"{view.name} has shape {view.shape}; it must be {wanted}: (batch, heads, queries)."
             )
     _require_one_device(q, *(view for name, view in views.items() if name != "q"))
     return replace(forward, operation="backward", dlse="dlse" in views)

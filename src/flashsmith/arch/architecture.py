@@ -56,14 +56,12 @@ _BY_NAME = {arch.name: arch for arch in ARCHES}
 def get(name: str) -> Arch:
     """The architecture called `name`; `sm_90` and `90a` mean the one of that version."""
     if not isinstance(name, str):
-        raise ArgumentTypeError(f"arch is {name!r}; it is a text such as 'sm_90a'.")
+        raise ArgumentTypeError(f"arch is {name!r}; it must be a text such as 'sm_90a'.")
     wanted = name if name.startswith("sm_") else f"sm_{name}"
     for candidate in (wanted, f"{wanted}a", wanted.removesuffix("a")):
         if candidate in _BY_NAME:
             return _BY_NAME[candidate]
-    raise Unsupported(
-        f"{name!r} is no known architecture; there are {', '.join(_BY_NAME)}; choose one of these."
-    )
+    raise Unsupported(f"unknown architecture {name!r}; choose one of {', '.join(_BY_NAME)}.")
 
 
 def of_capability(major: int, minor: int) -> Arch:
@@ -71,7 +69,7 @@ def of_capability(major: int, minor: int) -> Arch:
     known = [a for a in ARCHES if a.sm_version[0] == major and a.sm_version[1] <= minor]
     if not known:
         raise Unsupported(
-            f"compute capability {major}.{minor} has no known architecture; there are "
-            f"{', '.join(a.compute_capability for a in ARCHES)}; use one of these GPUs."
+            f"compute capability {major}.{minor} is not supported; supported are "
+            f"{', '.join(a.compute_capability for a in ARCHES)}; use a GPU of one of these."
         )
     return max(known, key=lambda arch: arch.sm_version)

@@ -24,7 +24,7 @@ class DType(IntEnum):
         return 2
 
     @classmethod
-    def of(cls, array_dtype: Any) -> DType | None:  # Any: numpy, ml_dtypes and torch dtypes alike
+    def of(cls, array_dtype: object) -> DType | None:
         """The element type an array library means by `array_dtype`, or None if it is neither."""
         name = str(getattr(array_dtype, "name", array_dtype)).removeprefix("torch.")
         return {"float16": cls.FP16, "bfloat16": cls.BF16}.get(name)

@@ -121,9 +121,9 @@ class EmulationError(FlashsmithError):
         where += [f"warp {self.warp}"] if self.warp is not None else []
         where += [f"lane {self.lane}"] if self.lane is not None else []
         where += [f"address {self.address:#x}"] if self.address is not None else []
-        place = f" [{', '.join(where)}]" if where else ""
+        location = f" [{', '.join(where)}]" if where else ""
         other = f" Other party: {self.other}." if self.other else ""
-        return f"{self.kind}: {self.message}{place}.{other}"
+        return f"{self.kind}: {self.message}{location}.{other}"
 
 
 def _emulation_error(kind: str, message: str, fields: dict[str, object]) -> EmulationError:

@@ -11,6 +11,7 @@ from functools import cache
 from typing import Any, ClassVar, Self
 
 from flashsmith.base.errors import ConfigError
+from flashsmith.base.loose_types import DataClass, KnobValue
 
 _KNOB = "flashsmith.knob"
 _FACT = "flashsmith.fact"
@@ -31,7 +32,7 @@ class Knob:
     out where every field of it has its `absent` value.
     """
 
-    values: tuple[Any, ...]  # Any: int, bool or members of one Enum
+    values: tuple[KnobValue, ...]
     doc: str
     word: str
     absent: object
@@ -55,7 +56,7 @@ class Word:
         """Whether a short form without this word is complete."""
         return all(knob.absent is not _ALWAYS_WRITTEN for knob in self.knobs)
 
-    def absent_values(self) -> dict[str, Any]:  # Any: of each knob's type
+    def absent_values(self) -> dict[str, KnobValue]:
         """The fields' values where the word is not written."""
         return {name: knob.absent for name, knob in zip(self.names, self.knobs, strict=True)}
 
@@ -85,7 +86,7 @@ class Fact:
     where the problem needs it. One with an `argument` is passed to the kernel, as that C++ type.
     """
 
-    kind: type[Any]  # Any: bool, int, float, str or an Enum
+    kind: type[Any]  # bool, int, float, str or an Enum
     doc: str
     absent: object
     least: float | None  # of numbers
@@ -107,16 +108,16 @@ class Fact:
         if self.is_optional and value is None and self.absent is None:
             return ""
         if not _is_of_kind(value, self.kind):
-            return f"{name} is {_shown(value)}; it is {self.wanted()}."
+            return f"{name} is {_shown(value)}; it must be {self.wanted()}."
         if isinstance(value, float) and not math.isfinite(value):
-            return f"{name} is {value:g}; it is {self.wanted()}."
+            return f"{name} is {value:g}; it must be {self.wanted()}."
         if self.least is not None and isinstance(value, int | float) and value < self.least:
-            return f"{name} is {_shown(value)}; it is {self.wanted()}."
+            return f"{name} is {_shown(value)}; it must be {self.wanted()}."
         if self.least is not None and isinstance(value, int) and value > MOST:
             return f"{name} is {_shown(value)}; kernels count in 32 bits, up to {MOST:,}."
         if self.kind is float and isinstance(value, int | float) and not value > 0:
             shown = _shown(value) if isinstance(value, int) else f"{value:g}"
-            return f"{name} is {shown}; it is {self.wanted()}."
+            return f"{name} is {shown}; it must be {self.wanted()}."
         if self.kind is float and isinstance(value, int | float):
             least, most = FLOAT32
             if not least <= value <= most:
@@ -126,7 +127,7 @@ class Fact:
                     f"{most:.4g}{advice}."
                 )
         if self.choices and value not in self.choices:
-            return f"{name} is {_shown(value)}; it is {self.wanted()}."
+            return f"{name} is {_shown(value)}; it must be {self.wanted()}."
         return ""
 
     def is_of_kind(self, value: object) -> bool:
@@ -179,7 +180,7 @@ def fact(
     return field(metadata={_FACT: what})
 
 
-def facts_of(cls: type[Any]) -> dict[str, Fact]:  # Any: a dataclass
+def facts_of(cls: DataClass) -> dict[str, Fact]:
     """Every fact of a problem's class, in the order of the fields."""
     return {f.name: f.metadata[_FACT] for f in fields(cls)}
 
@@ -215,8 +216,7 @@ class Knobs:
     """A frozen dataclass whose fields are knobs; every text of it follows from the fields."""
 
     __slots__ = ()
-    # Any: of each knob's type
-    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
+    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[KnobValue]]]
     NAME: ClassVar[str]  # in identifiers, headers, documents and profilers alike
     FORMER_NAMES: ClassVar[tuple[str, ...]] = ()  # in identifiers of older versions
     CPP_TYPE: ClassVar[str]
@@ -244,7 +244,7 @@ class Knobs:
         return _words(cls)  # type: ignore[arg-type]  # as above
 
     @classmethod
-    def of(cls, **given: Any) -> Self:  # Any: values of any knob
+    def of(cls, **given: KnobValue) -> Self:
         """The configuration with these values, and absent ones where a knob has one."""
         absent = {n: k.absent for n, k in cls.knobs().items() if k.absent is not _ALWAYS_WRITTEN}
         return cls(**{**absent, **given})
@@ -293,7 +293,7 @@ class Knobs:
         ]
         return "\n".join([*map(_cpp_enum, enums), *known, *struct])
 
-    def replace(self, **changes: Any) -> Self:  # Any: values of any knob
+    def replace(self, **changes: KnobValue) -> Self:
         """The configuration that differs in the given fields."""
         return dataclasses.replace(self, **changes)
 
@@ -318,7 +318,7 @@ def _cpp_type(kind: type) -> str:
     return kind.__name__ if issubclass(kind, Enum) else {int: "int", bool: "bool"}[kind]
 
 
-def _cpp_enum(kind: type[Any]) -> str:  # Any: an Enum of whole numbers
+def _cpp_enum(kind: type[Enum]) -> str:
     members = ", ".join(f"k{member.name} = {member.value}" for member in kind)
     return f"enum class {kind.__name__} : int {{ {members} }};"
 

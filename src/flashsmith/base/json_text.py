@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Any, NoReturn
+from typing import NoReturn
+
+from flashsmith.base.loose_types import Json
 
 
-def parse_json(text: str | bytes) -> Any:  # Any: JSON
+def parse_json(text: str | bytes) -> Json:
     """As `json.loads`, less what no JSON writes: NaN, numbers beyond float, half a character."""
     try:
         value = json.loads(text, parse_constant=_refuse, parse_float=_finite)

@@ -49,7 +49,7 @@ def cache_limit_bytes() -> int:
     megabytes = whole_number(text)
     if not megabytes:
         raise ArgumentError(
-            f"{CACHE_LIMIT_MB} is {shortened(text)!r}; it is a number of megabytes above 0."
+            f"{CACHE_LIMIT_MB} is {shortened(text)!r}; it must be a number of megabytes above 0."
         )
     return megabytes << 20
 
@@ -70,7 +70,7 @@ def device_name() -> str | None:
     """The device that `FLASHSMITH_DEVICE` names (`cuda` or `emulator`), or None to look for one."""
     given = os.environ.get(DEVICE)
     if given not in (None, "", "cuda", "emulator"):
-        raise ArgumentError(f"{DEVICE} is {given!r}; it is 'cuda' or 'emulator'.")
+        raise ArgumentError(f"{DEVICE} is {given!r}; it must be 'cuda' or 'emulator'.")
     return given or None
 
 
@@ -84,7 +84,7 @@ def checks_calls() -> bool:
     if found is None:
         given = os.environ.get(CHECK, "")
         if given not in ("", "0", "1"):
-            raise ArgumentError(f"{CHECK} is {shortened(given)!r}; it is 0 or 1.")
+            raise ArgumentError(f"{CHECK} is {shortened(given)!r}; it must be 0 or 1.")
         found = _answers[CHECK] = given == "1"
     return found
 
@@ -108,8 +108,8 @@ def _expanded(name: str, given: str) -> Path:
     except RuntimeError as error:
         user = given.partition("/")[0]
         raise ArgumentError(
-            f"{name} is {shortened(given)!r}; {user} is the home of no user here; write the path "
-            f"out."
+            f"{name} is {shortened(given)!r}; {user} is not the home of any user here; write the "
+            f"whole path."
         ) from error
 
 
@@ -133,7 +133,7 @@ def _without_home(name: str) -> Path:
     folder.mkdir(mode=0o700, exist_ok=True)
     _log.warning(
         "there is no home folder (HOME is not set): files are kept in %s, which may not last; set "
-        "%s to a place that does",
+        "%s to a folder that does",
         *(folder, name),
     )
     return folder

@@ -32,9 +32,9 @@ def written_whole(path: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def scratch_folder(place: Path) -> Iterator[Path]:
-    """A new private folder beside `place`; what is still there at the end is removed."""
-    beside = scratch_beside(place)
+def scratch_folder(path: Path) -> Iterator[Path]:
+    """A new private folder beside `path`; what is still there at the end is removed."""
+    beside = scratch_beside(path)
     beside.mkdir(mode=0o700)
     try:
         yield beside
@@ -42,9 +42,9 @@ def scratch_folder(place: Path) -> Iterator[Path]:
         shutil.rmtree(beside, ignore_errors=True)
 
 
-def scratch_beside(place: Path) -> Path:
+def scratch_beside(path: Path) -> Path:
     """A name that no process has: numbers of processes repeat, in containers at every start."""
-    return place.with_name(f".{place.name}-{secrets.token_hex(8)}")
+    return path.with_name(f".{path.name}-{secrets.token_hex(8)}")
 
 
 @contextlib.contextmanager
@@ -64,7 +64,7 @@ def is_disk_full(error: OSError) -> bool:
 def disk_error(error: OSError) -> str:
     """What an error of a disk means, and what to do."""
     if is_disk_full(error):
-        return "the disk is full; make room and do it again"
+        return "the disk is full; make room and try again"
     if error.errno in _SHUT:
-        return f"it cannot be written ({error.strerror}); name another place"
+        return f"it cannot be written ({error.strerror}); name another path"
     return f"{error.strerror or error}; check the path"

@@ -9,7 +9,7 @@ from flashsmith.measure.record import Record
 from flashsmith.problem.attention import AttentionProblem
 
 # Suite, contender, problem, regime and GPU: the same measurement at another time.
-Place = tuple[str, str, AttentionProblem, str, str]
+Key = tuple[str, str, AttentionProblem, str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,28 +44,28 @@ class Agreement:
 
 
 def agreements(before: Iterable[Record], after: Iterable[Record]) -> list[Agreement]:
-    """The ratios to the baseline that two sets of records share, the newest of each place."""
-    old, new = _by_place(before), _by_place(after)
+    """The ratios to the baseline that two sets of records share, the newest of each key."""
+    old, new = _by_key(before), _by_key(after)
     return [
         Agreement(
             str(record.what["name"]),
             record.problem,
             _regime(record),
-            _stated(old[place]),
+            _stated(old[key]),
             _stated(record),
         )
-        for place, record in new.items()
-        if place in old and not _is_baseline(record)
+        for key, record in new.items()
+        if key in old and not _is_baseline(record)
     ]
 
 
-def _by_place(records: Iterable[Record]) -> dict[Place, Record]:
+def _by_key(records: Iterable[Record]) -> dict[Key, Record]:
     timed = (r for r in records if "ratio" in r.result and "control" in r.result)
     newest = sorted(timed, key=lambda r: str(r.environment["date"]))
-    return {_place(r): r for r in newest}
+    return {_key_of(r): r for r in newest}
 
 
-def _place(r: Record) -> Place:
+def _key_of(r: Record) -> Key:
     suite, name = str(r.what["suite"]), str(r.what["name"])
     return suite, name, r.problem, _regime(r), str(r.environment["device"])
 

@@ -60,7 +60,7 @@ def ablation(config: KernelConfig, knob: str) -> list[KernelConfig]:
     """The configuration, and those that differ from it in one knob alone and can be built."""
     knobs = config.knobs()
     if knob not in knobs:
-        raise ArgumentError(f"--knob is {knob!r}; it is one of {', '.join(knobs)}.")
+        raise ArgumentError(f"--knob is {knob!r}; it must be one of {', '.join(knobs)}.")
     others = [
         config.replace(**{knob: value})
         for value in knobs[knob].values
@@ -69,7 +69,7 @@ def ablation(config: KernelConfig, knob: str) -> list[KernelConfig]:
     found = [other for other in others if other.refusal() is None]
     if not found:
         raise ArgumentError(
-            f"{config.short_form()}: no other value of {knob} can be built with the rest of it; "
+            f"{config.short_form()}: no other value of {knob} fits its other knobs; "
             f"start from another configuration."
         )
     return [config, *found]

@@ -32,7 +32,7 @@ ALL = tuple(METRICS.values())
 ESSENTIAL = ALL[:4]
 # The name without its template arguments; `.*` because older versions match the whole of it.
 KERNELS = "regex:.*(flashsmith_|flash_fwd).*"
-_PLACES = ("/usr/local/cuda/bin/ncu", "/opt/nvidia/nsight-compute")
+_USUAL_PATHS = ("/usr/local/cuda/bin/ncu", "/opt/nvidia/nsight-compute")
 _LOOK_SECONDS = 0.5  # between two looks at what it has done
 _LAST_SECONDS = 5.0  # it may take to end when it is asked to
 _NOTHING = "No kernels were profiled"
@@ -44,14 +44,14 @@ def find_ncu() -> str:
     found = shutil.which("ncu")
     if found is not None:
         return found
-    usual = Path(_PLACES[0])
-    versions = [usual] if usual.is_file() else sorted(Path(_PLACES[1]).glob("*/ncu"))
+    usual = Path(_USUAL_PATHS[0])
+    versions = [usual] if usual.is_file() else sorted(Path(_USUAL_PATHS[1]).glob("*/ncu"))
     if versions:
         return str(versions[-1])
     raise Unsupported(
         "profile reads the GPU's counters with Nsight Compute, and no `ncu` is on the PATH or in "
-        f"{' or '.join(_PLACES)}; install the package nsight-compute or the CUDA toolkit, or add "
-        "its folder to the PATH. Times without counters: `flashsmith run` and `progression`."
+        f"{' or '.join(_USUAL_PATHS)}; install the package nsight-compute or the CUDA toolkit, or "
+        "add its folder to the PATH. Times without counters: `flashsmith run` and `progression`."
     )
 
 

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from flashsmith.base.errors import ArgumentError
+from flashsmith.base.loose_types import TorchTensor
 from flashsmith.measure.cuda_graph import Timer
 from flashsmith.measure.interleaved import Contender
 from flashsmith.problem.attention import AttentionProblem
@@ -20,10 +20,9 @@ from flashsmith.runtime.cuda.device import CudaDevice
 
 _log = logging.getLogger("flashsmith.bench")
 
-Tensor = Any  # Any: a torch tensor; torch may be missing
-Call = Callable[[], Tensor]
+Call = Callable[[], TorchTensor]
 # q, k and v are in (batch, row, head, d) order
-MakeCall = Callable[[AttentionProblem, Tensor, Tensor, Tensor], Call]
+MakeCall = Callable[[AttentionProblem, TorchTensor, TorchTensor, TorchTensor], Call]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +35,14 @@ class Peer:
 
 
 def _sdpa(backend_name: str) -> MakeCall:
-    def make(problem: AttentionProblem, q: Tensor, k: Tensor, v: Tensor) -> Call:
+    def make(problem: AttentionProblem, q: TorchTensor, k: TorchTensor, v: TorchTensor) -> Call:
         import torch
         from torch.nn.attention import SDPBackend, sdpa_kernel
 
         backend = getattr(SDPBackend, backend_name)
         heads_first = [tensor.transpose(1, 2) for tensor in (q, k, v)]
 
-        def call() -> Tensor:
+        def call() -> TorchTensor:
             with sdpa_kernel(backend):
                 return torch.nn.functional.scaled_dot_product_attention(
                     *heads_first,
@@ -57,7 +56,7 @@ def _sdpa(backend_name: str) -> MakeCall:
     return make
 
 
-def _flex(problem: AttentionProblem, q: Tensor, k: Tensor, v: Tensor) -> Call:
+def _flex(problem: AttentionProblem, q: TorchTensor, k: TorchTensor, v: TorchTensor) -> Call:
     import torch
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
@@ -77,7 +76,7 @@ def _flex(problem: AttentionProblem, q: Tensor, k: Tensor, v: Tensor) -> Call:
 def _module(module: str) -> MakeCall:
     """flash-attn's own function, from whichever package is installed."""
 
-    def make(problem: AttentionProblem, q: Tensor, k: Tensor, v: Tensor) -> Call:
+    def make(problem: AttentionProblem, q: TorchTensor, k: TorchTensor, v: TorchTensor) -> Call:
         function = importlib.import_module(module).flash_attn_func
         return lambda: function(q, k, v, softmax_scale=problem.softmax_scale, causal=problem.causal)
 
@@ -105,8 +104,8 @@ def peer_of_file(text: str) -> Peer:
     path = Path(path_text)
     if not colon or not name.isidentifier() or not path.is_file():
         raise ArgumentError(
-            f"--peer is {text!r}; it is FILE.py:NAME, a function of a file that takes (problem, q, "
-            f"k, v) and returns the call to time; check the path and the name."
+            f"--peer is {text!r}; it must be FILE.py:NAME, a function of a file that takes "
+            f"(problem, q, k, v) and returns the call to time; check the path and the name."
         )
     spec = importlib.util.spec_from_file_location(f"flashsmith_peer_{path.stem}", path)
     assert spec is not None
@@ -137,9 +136,9 @@ def contenders_of(
     device: CudaDevice,
     peers: list[Peer],
     problem: AttentionProblem,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
+    q: TorchTensor,
+    k: TorchTensor,
+    v: TorchTensor,
 ) -> Iterator[Contender]:
     """Peers that run this problem inside a CUDA graph; the others are said and left out."""
     for peer in peers:
@@ -169,7 +168,9 @@ def _on_stream(call: Call) -> Callable[[int], None]:
 
 
 @contextmanager
-def torch_tensors(problem: AttentionProblem) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+def torch_tensors(
+    problem: AttentionProblem,
+) -> Iterator[tuple[TorchTensor, TorchTensor, TorchTensor, TorchTensor]]:
     """Normal q, k, v and an empty o on the GPU, in (batch, row, head, d) order."""
     import torch
 

@@ -132,7 +132,9 @@ def profile(
         noted = notes.read_text(encoding="utf-8").splitlines() if notes.exists() else []
     launches = [Launched(**json.loads(line)) for line in noted]
     if not launches:
-        raise LaunchError("ncu", "no launches", "the profiled program ended before its first")
+        raise LaunchError(
+            "ncu", "no launches", "the profiled program ended before its first launch"
+        )
     missing = dict.fromkeys(x.left_out for x in launches if x.left_out)
     made = [x for x in launches if not x.left_out]
     return profiles_of(job, made, parse_ncu_csv(log)), list(missing)
@@ -165,22 +167,22 @@ def _paired(
 ) -> list[tuple[Launched, list[ProfiledKernel]]]:
     """Every call with the kernels it started: one of ours, or those between two of ours."""
     pairs = []
-    place = 0
+    position = 0
     for launched in launches:
-        start = place
+        start = position
         if launched.who == REFERENCE:
-            while place < len(kernels) and _config_of(kernels[place]) is None:
-                place += 1
-        elif place < len(kernels) and _config_of(kernels[place]) == launched.who:
-            place += 1
+            while position < len(kernels) and _config_of(kernels[position]) is None:
+                position += 1
+        elif position < len(kernels) and _config_of(kernels[position]) == launched.who:
+            position += 1
         else:
-            seen = kernels[place].name[:100] if place < len(kernels) else "nothing more"
+            seen = kernels[position].name[:100] if position < len(kernels) else "nothing more"
             raise DamagedFile(
                 f"{launched.who} was launched, and Nsight Compute shows {seen}; kernels are "
                 f"matched by their order; profile again with fewer configurations."
             )
-        if place > start:
-            pairs.append((launched, list(kernels[start:place])))
+        if position > start:
+            pairs.append((launched, list(kernels[start:position])))
     return pairs
 
 

@@ -75,9 +75,9 @@ def compiled_ahead(
                 refused[task.problem, config] = str(error)
     wanted = list(dict.fromkeys(jobs.values()))
     made = dict(zip(wanted, compile_many(wanted, progress=progress), strict=True))
-    for place, one in jobs.items():
+    for pair, one in jobs.items():
         if not isinstance(made[one], CompiledKernel):
-            refused[place] = str(made[one])
+            refused[pair] = str(made[one])
     tasks = [
         Task(task.problem, tuple(c for c in task.configs if (task.problem, c) not in refused))
         for task in job.tasks

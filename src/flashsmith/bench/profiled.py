@@ -33,7 +33,7 @@ Call = Callable[[], None]
 def launch_all(device: Device, job: Job, note: Note) -> None:
     """Launches every configuration of every task `job.runs` times; notes each launch."""
     for number, task in enumerate(job.tasks):
-        places, buffers = contiguous_tensors(task.problem, random_inputs(task.problem))
+        locations, buffers = contiguous_tensors(task.problem, random_inputs(task.problem))
         with (
             _reference(task.problem, job.reference) as reference,
             uploaded(device, buffers) as held,
@@ -49,7 +49,7 @@ def launch_all(device: Device, job: Job, note: Note) -> None:
                     reference()
                     note(Launched(number, REFERENCE))
                 for name, prepared in ready.items():
-                    prepared(held.call(places))
+                    prepared(held.call(locations))
                     device.synchronize()
                     note(Launched(number, name))
 

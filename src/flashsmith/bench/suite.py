@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
 
 from flashsmith.base.dtypes import DType
 from flashsmith.base.errors import ArgumentError
+from flashsmith.base.loose_types import Json
 from flashsmith.problem.attention import AttentionProblem
 
 FOLDER = Path(__file__).parent / "suites"
@@ -53,15 +53,15 @@ def read_suite(name: str, dtype: DType) -> Suite:
         near = get_close_matches(name, suite_names(), 1)
         hint = f"did you mean {near[0]}?" if near else "choose one."
         raise ArgumentError(
-            f"--suite is {name!r}; it is {', '.join(suite_names())} or a path to a .toml file; "
-            f"{hint}"
+            f"--suite is {name!r}; it must be {', '.join(suite_names())} or a path to a .toml "
+            f"file; {hint}"
         )
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
     except RecursionError as error:
-        raise ArgumentError(f"{path} is no TOML file of ours: it is nested too deeply.") from error
+        raise ArgumentError(f"{path} is not a suite: it is nested too deeply.") from error
     except (OSError, ValueError) as error:  # ValueError: TOML's, UTF-8's, or too many digits
-        raise ArgumentError(f"{path} is no TOML file: {error}.") from error
+        raise ArgumentError(f"{path} is not a TOML file: {error}.") from error
     try:
         shapes = [shape for table in data.get("grid", []) for shape in _grid(path, table, dtype)]
         shapes += [_shape(path, table, dtype) for table in data.get("shape", [])]
@@ -69,8 +69,8 @@ def read_suite(name: str, dtype: DType) -> Suite:
         raise ArgumentError(error if str(path) in str(error) else f"{path}: {error}") from error
     except (AttributeError, OverflowError, TypeError, ZeroDivisionError) as error:
         raise ArgumentError(
-            f"{path} has a field of a wrong type or a length or width of 0 ({error}); the shipped "
-            f"suites in {FOLDER} show how one is written."
+            f"{path} has a field of the wrong type, or a length or width of 0 ({error}); the "
+            f"shipped suites in {FOLDER} show how one is written."
         ) from error
     if not shapes:
         raise ArgumentError(f"{path} holds no shapes; add a [[grid]] or [[shape]] table.")
@@ -90,7 +90,7 @@ def of_lengths(suite: Suite, lengths: Sequence[int]) -> Suite:
     return replace(suite, shapes=shapes)
 
 
-def _grid(path: Path, table: Mapping[str, Any], dtype: DType) -> list[Shape]:  # Any: TOML values
+def _grid(path: Path, table: Mapping[str, Json], dtype: DType) -> list[Shape]:
     _require_fields(path, "grid", table, _GRID)
     shapes = []
     for d_head in table["d_heads"]:
@@ -103,7 +103,7 @@ def _grid(path: Path, table: Mapping[str, Any], dtype: DType) -> list[Shape]:  #
     return shapes
 
 
-def _shape(path: Path, table: Mapping[str, Any], dtype: DType) -> Shape:  # Any: TOML values
+def _shape(path: Path, table: Mapping[str, Json], dtype: DType) -> Shape:
     _require_fields(path, "shape", table, _SHAPE)
     t = table
     problem = _problem(
@@ -123,7 +123,7 @@ def _problem(
     dtype: DType,
 ) -> AttentionProblem:
     if mask not in _MASKS:
-        raise ArgumentError(f"{path}: mask is {mask!r}; it is full or causal.")
+        raise ArgumentError(f"{path}: mask is {mask!r}; it must be full or causal.")
     return AttentionProblem(
         batch, heads, kv_heads, length, length, d_head, dtype, causal=_MASKS[mask]
     )
@@ -134,6 +134,6 @@ def _require_fields(path: Path, kind: str, table: Mapping[str, object], known: s
     if set(table) != known:
         odd = sorted(set(table) ^ known)
         raise ArgumentError(
-            f"{path}: [[{kind}]] has {', '.join(odd)} missing or unknown; its fields are "
+            f"{path}: fields of [[{kind}]] are missing or unknown: {', '.join(odd)}; known are "
             f"{', '.join(sorted(known))}."
         )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
+from flashsmith.base.loose_types import TorchTensor
 from flashsmith.bench.peers import Peer, contenders_of, torch_tensors
 from flashsmith.bench.suite import Shape
 from flashsmith.kernels.arguments import TensorArg
@@ -101,7 +101,7 @@ def _gemm(device: CudaDevice, problem: AttentionProblem) -> Iterator[Contender]:
     return contenders_of(device, [product], problem, None, None, None)
 
 
-def _arg(tensor: Any) -> TensorArg:  # Any: a torch tensor
+def _arg(tensor: TorchTensor) -> TensorArg:
     batch, seq, head, _ = tensor.stride()
     return TensorArg(tensor.data_ptr(), batch, seq, head)
 

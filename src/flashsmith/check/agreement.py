@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from flashsmith.base.dtypes import DType, from_bits
 from flashsmith.check.cases import Case, inputs_of
-from flashsmith.check.placement import fill_buffers, places_of
+from flashsmith.check.placement import fill_buffers, locations_of
 from flashsmith.check.verdict import run_case
 from flashsmith.kernels.kernel import KernelConfig
 from flashsmith.runtime.device import Device
@@ -17,9 +17,11 @@ _MANTISSA_BITS = {DType.FP16: 10, DType.BF16: 7}
 
 def output_of(device: Device, config: KernelConfig, case: Case) -> NDArray[np.uint16]:
     """O as 16-bit patterns, indexed (batch, row, head, d)."""
-    places = places_of(case)
-    after = run_case(device, config, case, places, fill_buffers(case, places, inputs_of(case)))
-    return np.ascontiguousarray(places["o"].view(after["o"]))
+    locations = locations_of(case)
+    after = run_case(
+        device, config, case, locations, fill_buffers(case, locations, inputs_of(case))
+    )
+    return np.ascontiguousarray(locations["o"].view(after["o"]))
 
 
 def ulps_apart(first: NDArray[np.uint16], second: NDArray[np.uint16], dtype: DType) -> float:

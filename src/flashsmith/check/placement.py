@@ -13,17 +13,17 @@ from flashsmith.check.cases import Case
 from flashsmith.kernels.launch import SCRATCH
 from flashsmith.problem.attention import AttentionProblem
 from flashsmith.problem.signature import TensorRole, signature_of
-from flashsmith.runtime.tensors import STATISTICS_POISON, Place, bits_type, contiguous, poison_of
+from flashsmith.runtime.tensors import STATISTICS_POISON, Location, bits_type, contiguous, poison_of
 
 MARGIN = 128  # elements before and behind the tensors of a buffer
 PLACEMENTS = ("contiguous", "padded", "transposed", "packed")
 _CANARY_XOR = 0x0003  # a canary is a NaN too (a read of it spoils the output), but not the poison
 
 
-def places_of(case: Case) -> dict[str, Place]:
-    """The place of every tensor of the call."""
+def locations_of(case: Case) -> dict[str, Location]:
+    """The location of every tensor of the call."""
     if case.placement not in PLACEMENTS:
-        raise ArgumentError(f"placement is {case.placement!r}; it is one of {PLACEMENTS}.")
+        raise ArgumentError(f"placement is {case.placement!r}; it must be one of {PLACEMENTS}.")
     problem = case.problem
     packed = _packed(problem) if case.placement == "packed" else {}
     return {
@@ -33,39 +33,41 @@ def places_of(case: Case) -> dict[str, Place]:
 
 
 def fill_buffers(
-    case: Case, places: Mapping[str, Place], inputs: Mapping[str, NDArray[Any]]
+    case: Case, locations: Mapping[str, Location], inputs: Mapping[str, NDArray[Any]]
 ) -> dict[str, NDArray[Any]]:
     """Every buffer as it is before the launch: inputs, poisoned outputs, canaries elsewhere."""
     problem = case.problem
     roles = {role.name: role for role in signature_of(problem).of(problem)}
     buffers: dict[str, NDArray[Any]] = {}
-    for name, place in places.items():
-        end = max(other.end for other in places.values() if other.buffer == place.buffer)
+    for name, location in locations.items():
+        end = max(other.end for other in locations.values() if other.buffer == location.buffer)
         canary = poison_of(roles[name], problem) ^ _CANARY_XOR
-        if place.buffer not in buffers:
-            buffers[place.buffer] = np.full(end + MARGIN, canary, bits_type(roles[name]))
-        place.view(buffers[place.buffer])[...] = inputs.get(name, poison_of(roles[name], problem))
+        if location.buffer not in buffers:
+            buffers[location.buffer] = np.full(end + MARGIN, canary, bits_type(roles[name]))
+        location.view(buffers[location.buffer])[...] = inputs.get(
+            name, poison_of(roles[name], problem)
+        )
     return buffers
 
 
-def scratch_place(n_bytes: int) -> Place:
+def scratch_location(n_bytes: int) -> Location:
     """Memory of a call that is no tensor, in 32-bit words."""
-    return Place(SCRATCH, MARGIN, (n_bytes // 4,), ())
+    return Location(SCRATCH, MARGIN, (n_bytes // 4,), ())
 
 
-def scratch_buffer(place: Place) -> NDArray[Any]:
+def scratch_buffer(location: Location) -> NDArray[Any]:
     """Scratch as it is before the launches: NaN, between canaries."""
-    buffer = np.full(place.end + MARGIN, STATISTICS_POISON ^ _CANARY_XOR, np.uint32)
-    place.view(buffer)[...] = STATISTICS_POISON
+    buffer = np.full(location.end + MARGIN, STATISTICS_POISON ^ _CANARY_XOR, np.uint32)
+    location.view(buffer)[...] = STATISTICS_POISON
     return buffer
 
 
-def _placed(role: TensorRole, case: Case) -> Place:
+def _placed(role: TensorRole, case: Case) -> Location:
     shape = role.rows_first(case.problem)
     if role.is_statistics or case.placement in ("contiguous", "packed"):
         return contiguous(role.name, shape, MARGIN)
     make = {"padded": _padded, "transposed": _transposed}[case.placement]
-    return Place(role.name, MARGIN, shape, make(shape))
+    return Location(role.name, MARGIN, shape, make(shape))
 
 
 def _padded(shape: tuple[int, ...]) -> tuple[int, int, int]:
@@ -83,7 +85,7 @@ def _transposed(shape: tuple[int, ...]) -> tuple[int, int, int]:
     return heads * rows * row, row, rows * row
 
 
-def _packed(problem: AttentionProblem) -> dict[str, Place]:
+def _packed(problem: AttentionProblem) -> dict[str, Location]:
     """Q, K and V side by side in the heads of one tensor, as a fused projection writes them.
 
     Their gradients likewise, as its own gradient takes them.
@@ -94,7 +96,7 @@ def _packed(problem: AttentionProblem) -> dict[str, Place]:
     strides = (problem.q_len * row, row, problem.d_head)
     first = {"q": 0, "k": problem.heads, "v": problem.heads + problem.kv_heads}
     return {
-        role.name: Place(
+        role.name: Location(
             "dqkv" if role.is_output else "qkv",
             MARGIN + first[role.name.removeprefix("d")] * problem.d_head,
             role.rows_first(problem),

@@ -76,7 +76,7 @@ def expectation(problem: AttentionProblem, bits: Inputs) -> Mapping[str, Expecte
 def distance(name: str, expected: Expected, got: NDArray[np.float32]) -> Distance:
     """The element of an output that is furthest off, relative to its scale (check/scales.py)."""
     worst, at = _furthest(_errors(got, expected.truth, expected.scale))
-    return Distance(name, worst, expected.allowed, _place(name, at, got, expected.truth))
+    return Distance(name, worst, expected.allowed, _position(name, at, got, expected.truth))
 
 
 def _errors(
@@ -97,14 +97,14 @@ def _furthest(errors: NDArray[np.float64]) -> tuple[float, tuple[int, ...]]:
     return float(errors[at]), at
 
 
-def place_text(tensor: str, at: tuple[int, ...]) -> str:
+def position_text(tensor: str, at: tuple[int, ...]) -> str:
     """`o[batch 0, row 17, head 2, d 5]`."""
     axes = ("batch", "row", "head", "d") if len(at) == 4 else ("batch", "head", "row")
     index = ", ".join(f"{axis} {i}" for axis, i in zip(axes, at, strict=True))
     return f"{tensor}[{index}]"
 
 
-def _place(tensor: str, at: tuple[int, ...], got: NDArray[Any], truth: NDArray[Any]) -> str:
+def _position(tensor: str, at: tuple[int, ...], got: NDArray[Any], truth: NDArray[Any]) -> str:
     if not at:
         return ""
-    return f"{place_text(tensor, at)} = {got[at]:.6g}, truth {truth[at]:.6g}"
+    return f"{position_text(tensor, at)} = {got[at]:.6g}, truth {truth[at]:.6g}"

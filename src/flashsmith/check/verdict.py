@@ -1,4 +1,4 @@
-"""The one place that decides whether a configuration's output is right."""
+"""The one module that decides whether a configuration's output is right."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from numpy.typing import NDArray
 
 from flashsmith.base.errors import EmulationError, LaunchError, Mismatch
 from flashsmith.check.cases import Case, inputs_of
-from flashsmith.check.placement import fill_buffers, places_of, scratch_buffer, scratch_place
-from flashsmith.check.tolerance import Distance, distance, expectation_of, place_text
+from flashsmith.check.placement import fill_buffers, locations_of, scratch_buffer, scratch_location
+from flashsmith.check.tolerance import Distance, distance, expectation_of, position_text
 from flashsmith.kernels.kernel import KernelConfig
 from flashsmith.kernels.launch import SCRATCH
 from flashsmith.kernels.plans import plan, scratch_bytes
 from flashsmith.problem.signature import TensorRole, signature_of
 from flashsmith.runtime.device import Device
 from flashsmith.runtime.run import prepare, require_aligned
-from flashsmith.runtime.tensors import Place, numbers_of, poison_of, uploaded
+from flashsmith.runtime.tensors import Location, numbers_of, poison_of, uploaded
 
 Buffers = Mapping[str, NDArray[Any]]
 
@@ -48,17 +48,17 @@ def check_case(device: Device, config: KernelConfig, case: Case) -> Verdict:
 
     A fault of the kernel is a verdict; a configuration that cannot be run raises.
     """
-    places = places_of(case)
-    before = fill_buffers(case, places, inputs_of(case))
+    locations = locations_of(case)
+    before = fill_buffers(case, locations, inputs_of(case))
     scratch = _scratch_bytes(device, config, case)
     if scratch:
-        places[SCRATCH] = scratch_place(scratch)
-        before[SCRATCH] = scratch_buffer(places[SCRATCH])
+        locations[SCRATCH] = scratch_location(scratch)
+        before[SCRATCH] = scratch_buffer(locations[SCRATCH])
     try:
-        after = run_case(device, config, case, places, before)
+        after = run_case(device, config, case, locations, before)
     except (EmulationError, LaunchError) as error:
         return Verdict(case.name, ok=False, worst=np.inf, reason=str(error), fault=True)
-    return judge(case, places, before, after)
+    return judge(case, locations, before, after)
 
 
 def _scratch_bytes(device: Device, config: KernelConfig, case: Case) -> int:
@@ -68,14 +68,16 @@ def _scratch_bytes(device: Device, config: KernelConfig, case: Case) -> int:
     return scratch_bytes(plan(config, case.problem, sm_count=device.sm_count))
 
 
-def judge(case: Case, places: Mapping[str, Place], before: Buffers, after: Buffers) -> Verdict:
+def judge(
+    case: Case, locations: Mapping[str, Location], before: Buffers, after: Buffers
+) -> Verdict:
     """The verdict on what a launch left in the buffers."""
-    damage = _damage(case, places, before, after)
+    damage = _damage(case, locations, before, after)
     if damage:
         return Verdict(case.name, ok=False, worst=np.inf, where=damage[1], reason=damage[0])
     expected = expectation_of(case)
     distances = []
-    for role, bits in _outputs(case, places, after):
+    for role, bits in _outputs(case, locations, after):
         numbers = numbers_of(role, bits, case.problem)
         distances.append(distance(role.name, expected[role.name], numbers))
     return _verdict(case, distances)
@@ -91,44 +93,46 @@ def run_case(
     device: Device,
     config: KernelConfig,
     case: Case,
-    places: Mapping[str, Place],
+    locations: Mapping[str, Location],
     before: Buffers,
 ) -> dict[str, NDArray[Any]]:
     """What is in the buffers after `config` ran on them."""
     with uploaded(device, before) as held:
-        call = held.call(places)
+        call = held.call(locations)
         require_aligned(case.problem, call)
         prepare(device, config, case.problem)(call)
         return {name: held.download(name) for name in before}
 
 
 def _damage(
-    case: Case, places: Mapping[str, Place], before: Buffers, after: Buffers
+    case: Case, locations: Mapping[str, Location], before: Buffers, after: Buffers
 ) -> tuple[str, str] | None:
-    """What was written and must not be, or the reverse, with its place; None if nothing."""
+    """What was written and must not be, or the reverse, and where; None if nothing."""
     for name, buffer in before.items():
         own = np.zeros(buffer.shape, np.bool_)  # the elements the kernels may write
         written = [role.name for role in signature_of(case.problem).outputs(case.problem)]
         for output in (*written, SCRATCH):
-            if output in places and places[output].buffer == name:
-                places[output].view(own)[...] = True
+            if output in locations and locations[output].buffer == name:
+                locations[output].view(own)[...] = True
         outside = np.flatnonzero((after[name] != buffer) & ~own)
         if outside.size:
             what = "elements outside the output" if own.any() else "elements of an input"
             return f"{outside.size} {what} changed", f"buffer {name}, element {outside[0]}"
-    for role, view in _outputs(case, places, after):
+    for role, view in _outputs(case, locations, after):
         unwritten = np.argwhere(view == poison_of(role, case.problem))
         if unwritten.size:
             at = tuple(int(i) for i in unwritten[0])
-            text = place_text(role.name, at)
+            text = position_text(role.name, at)
             return f"{len(unwritten)} elements of {role.name} never written", text
     return None
 
 
 def _outputs(
-    case: Case, places: Mapping[str, Place], buffers: Buffers
+    case: Case, locations: Mapping[str, Location], buffers: Buffers
 ) -> list[tuple[TensorRole, NDArray[Any]]]:
     """The outputs of a case as they lie in `buffers`."""
     roles = signature_of(case.problem).outputs(case.problem)
-    found = [(role, places[role.name].view(buffers[places[role.name].buffer])) for role in roles]
+    found = [
+        (role, locations[role.name].view(buffers[locations[role.name].buffer])) for role in roles
+    ]
     return [(role, np.ascontiguousarray(view)) for role, view in found]

@@ -10,10 +10,12 @@ from typing import Annotated, Any
 
 import typer
 
+from flashsmith.base.loose_types import FactValue
 from flashsmith.problem.attention import FACTS
 from flashsmith.problem.needs import NEEDS, Needs
 
-Facts = dict[str, Any]  # Any: values of facts, by name; absent ones are left out
+Facts = dict[str, FactValue]  # by name; absent ones are left out
+OptionValue = Any  # Any: of each option's type
 NONE = Needs()  # what a verb's parameter has where users see options
 Verb = Callable[..., None]
 
@@ -25,7 +27,7 @@ def takes_facts(verb: Verb) -> Verb:
     """Adds an option for every fact that has one; the verb is given them as `facts`."""
     named = FACT_OPTIONS
 
-    def gather(given: dict[str, Any]) -> Facts:  # Any: of each option's type
+    def gather(given: dict[str, OptionValue]) -> Facts:
         found = {name: given.pop(name) for name in named}
         return {name: value for name, value in found.items() if value != named[name].absent}
 
@@ -41,7 +43,7 @@ def takes_facts(verb: Verb) -> Verb:
 def takes_needs(verb: Verb) -> Verb:
     """Adds a flag for everything that is compiled in; the verb is given `needs`."""
 
-    def gather(given: dict[str, Any]) -> Needs:  # Any: of each option's type
+    def gather(given: dict[str, OptionValue]) -> Needs:
         return Needs(tuple(name for name in NEEDS if given.pop(name)))
 
     added = [
@@ -64,16 +66,16 @@ def _with_options(
     verb: Verb,
     name: str,
     added: Iterable[Parameter],
-    gather: Callable[[dict[str, Any]], object],  # Any: as above
+    gather: Callable[[dict[str, OptionValue]], object],
 ) -> Verb:
     """The verb with parameter `name` in place of options, which its users see instead."""
     own = inspect.signature(verb, eval_str=True)
     kept = [p.replace(kind=Parameter.KEYWORD_ONLY) for p in own.parameters.values()]
-    at = next(place for place, p in enumerate(kept) if p.name == name)
+    at = next(position for position, p in enumerate(kept) if p.name == name)
     parameters = [*kept[:at], *added, *kept[at + 1 :]]
 
     @functools.wraps(verb)
-    def command(**given: Any) -> None:  # Any: as above
+    def command(**given: OptionValue) -> None:
         given[name] = gather(given)
         verb(**given)
 

@@ -8,13 +8,14 @@ import inspect
 import os
 import sys
 import threading
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import typer
 from typer.core import TyperGroup
 
 from flashsmith import __version__
 from flashsmith.base.errors import ArgumentError, FlashsmithError, Interrupted
+from flashsmith.base.loose_types import Foreign
 from flashsmith.base.plain_text import plain
 from flashsmith.base.whole_file import disk_error, is_disk_full
 from flashsmith.cli.pipes import drop_output, let_readers_leave
@@ -28,7 +29,7 @@ INTERRUPTED = 130  # as shells have it: 128 and the number of the signal
 # in cli/verbs, unless DOORS says otherwise.
 VERBS: dict[str, str] = {
     "configs": "Show a set of configurations, or why one is out.",
-    "env": "Say what is installed here, and what is missing for what.",
+    "env": "Say what is installed, and what missing parts are for.",
     "compile": "Compile a set: registers, spills, blocks per SM.",
     "tune": "Find the best configuration for each problem.",
     "tune predict": "Order configurations without a GPU.",
@@ -63,13 +64,16 @@ OLD_NAMES: dict[str, str] = {
 }
 
 
+TyperObject = Foreign  # typer exports neither its contexts nor its commands
+
+
 class _Verbs(TyperGroup):
     """Looks verbs up in VERBS; a verb's module is imported when the verb is used."""
 
-    def list_commands(self, ctx: Any) -> list[str]:  # Any: typer does not export its context type
+    def list_commands(self, ctx: TyperObject) -> list[str]:
         return list(VERBS)
 
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # Any: nor its command type
+    def get_command(self, ctx: TyperObject, cmd_name: str) -> TyperObject:
         verb = OLD_NAMES.get(cmd_name, cmd_name)
         if verb not in VERBS:
             return None
@@ -86,7 +90,7 @@ class _Verbs(TyperGroup):
         _state_default_key(command, getattr(module, "DEFAULT_KEY", ""))
         return command
 
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:  # Any: as above
+    def resolve_command(self, ctx: TyperObject, args: list[str]) -> TyperObject:
         if " ".join(args[:2]) in VERBS and args[0] in VERBS and len(args) > 1:
             verb = " ".join(args[:2])
             return verb, self.get_command(ctx, verb), args[2:]
@@ -100,18 +104,18 @@ class _Verbs(TyperGroup):
             )
         return super().resolve_command(ctx, args)
 
-    def invoke(self, ctx: Any) -> Any:  # Any: as above
+    def invoke(self, ctx: TyperObject) -> TyperObject:
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt as error:
             raise Interrupted("interrupted; what was finished is kept") from error
 
-    def format_commands(self, ctx: Any, formatter: Any) -> None:  # Any: as above
+    def format_commands(self, ctx: TyperObject, formatter: TyperObject) -> None:
         with formatter.section("Verbs"):
             formatter.write_dl(list(VERBS.items()))
 
 
-def _state_default_key(command: Any, default: str) -> None:  # Any: as above
+def _state_default_key(command: TyperObject, default: str) -> None:
     """Puts the set that a verb takes without KEY into the help of its KEY."""
     for parameter in command.params:
         if parameter.name == "key":

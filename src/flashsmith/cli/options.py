@@ -48,8 +48,8 @@ def _not_empty(value: str | None) -> str | None:
     # An empty text is mostly a variable that is not set: what it asks for is not the default.
     if value is not None and not value.strip():
         raise ArgumentError(
-            "KEY is an empty text; it is a set such as tune, a short form or @file; name one, or "
-            "leave it out."
+            "KEY is an empty text; it must be a set such as tune, a short form or @file; name "
+            "one, or leave it out."
         )
     return value
 
@@ -204,7 +204,8 @@ def numbers_of(option: str, text: str) -> list[int]:
     numbers = [whole_number(part.strip()) for part in text.split(",")]
     if not all(numbers):
         raise ArgumentError(
-            f"{option} is {shortened(text)!r}; it is a list of numbers above 0, such as 1024,4096."
+            f"{option} is {shortened(text)!r}; it must be a list of numbers above 0, such as "
+            f"1024,4096."
         )
     return [number for number in numbers if number]
 
@@ -213,5 +214,5 @@ def dtype_of(text: str) -> DType:
     """The element type an option names."""
     found = DType.__members__.get(text.upper())
     if found is None:
-        raise ArgumentError(f"--dtype is {text!r}; it is bf16 or fp16.")
+        raise ArgumentError(f"--dtype is {text!r}; it must be bf16 or fp16.")
     return found

@@ -5,13 +5,16 @@ from __future__ import annotations
 import io
 import os
 import sys
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 
 class _LeftAlone(io.FileIO):
     """A descriptor that takes what nobody reads any more, and says nothing."""
 
-    def write(self, data: Any, /) -> int:  # Any: bytes, or what reads like them
+    def write(self, data: ReadableBuffer, /) -> int:
         try:
             return super().write(data)
         except BrokenPipeError:

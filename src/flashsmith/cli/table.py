@@ -25,7 +25,7 @@ _SPARED = ("bits", "same_as", "protocol", "imported", "when", "compile_s", "seco
 _CONFIGS = ("config", "short_form", "contender", "before", "after", "same_as")
 _COUNTED = 10**9  # whole numbers from here on are estimates, or not read to the last digit
 _AGAINST = "against_the_"  # first, or row above: the column of changes
-# What is copied whole: spaces in it are no places to break a line.
+# What is copied whole: lines do not break at spaces in it.
 _SHORT_FORM = re.compile(r"(?<!\w)\w*\([^(),]*,[^()]*\)(?:: [\w+]+)?")
 
 
@@ -131,8 +131,8 @@ def _layouts(rows: Sequence[Row], names: Sequence[str], prose: Sequence[str]) ->
     if main is None or len(rows) < 2 or len(known) < len(rows):
         yield _without_constants(columns)
         return
-    place = names.index(main)
-    before, after = columns[:place], columns[place + 1 :]
+    position = names.index(main)
+    before, after = columns[:position], columns[position + 1 :]
     after = [_beside(column, known, rows) for column in after]
     found = varying(known)
     for table in (found.table(), found.narrow_table()):

@@ -36,10 +36,10 @@ def resources_from(data: object) -> Resources:
     for name in names - {"warnings"}:
         value = data[name]
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**31:
-            raise DamagedFile(f"{name} is {str(value)[:40]!r}; it is a count")
+            raise DamagedFile(f"{name} is {str(value)[:40]!r}; it must be a count")
     warnings = data["warnings"]
     if not isinstance(warnings, list) or not all(isinstance(text, str) for text in warnings):
-        raise DamagedFile(f"warnings are {str(warnings)[:40]!r}; they are a list of texts")
+        raise DamagedFile(f"warnings are {str(warnings)[:40]!r}; they must be a list of texts")
     return Resources(**{**data, "warnings": tuple(warnings)})
 
 
@@ -47,7 +47,7 @@ def text_from(data: Mapping[str, object], name: str) -> str:
     """A field of a file that is a text; raises where it is anything else."""
     value = data.get(name)
     if not isinstance(value, str):
-        raise DamagedFile(f"{name} is {str(value)[:40]!r}, no text")
+        raise DamagedFile(f"{name} is {str(value)[:40]!r}; it must be a text")
     return value
 
 

@@ -150,7 +150,9 @@ class _Unit:
 
 def _compile(unit: _Unit, cache: KernelCache | None) -> CompiledKernel:
     if not re.fullmatch(r"sm_\d{2,3}[af]?", unit.arch):
-        raise ArgumentError(f"arch is {unit.arch!r}; it is a real architecture such as 'sm_90a'.")
+        raise ArgumentError(
+            f"arch is {unit.arch!r}; it must be a real architecture such as 'sm_90a'."
+        )
     cache = cache or default_cache()
     key = unit.key
     found = cache.get(key)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+
+import numpy as np
 
 from flashsmith.emulator.checks.counters import Counters
 from flashsmith.emulator.memory import GlobalMemory
@@ -37,7 +38,7 @@ class LaunchSetup:
     dynamic_bytes: int
     params: bytes
     memory: GlobalMemory
-    symbols: dict[str, Any]  # Any: numpy u64 addresses of module variables
+    symbols: dict[str, np.uint64]  # addresses of module variables
     local_bytes: int
     options: EmulatorOptions
     cluster: int

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+
+from flashsmith.base.loose_types import Foreign, TorchTensor
 
 CAUSE = "_flashsmith_cause"  # the attribute of a mask that says it
-Asked = dict[str, Any]  # Any: what each version of transformers asks by
+Asked = dict[str, Foreign]  # what each version of transformers asks by
 
 
 def is_plain_prefill(asked: Asked, causal_mask_function: object) -> bool:
@@ -47,11 +48,11 @@ def _q_length(asked: Asked) -> int:
     return int(asked["q_length"] if "q_length" in asked else asked["cache_position"].shape[0])
 
 
-def _has_padding(attention_mask: Any) -> bool:  # Any: a tensor or None
+def _has_padding(attention_mask: TorchTensor | None) -> bool:
     return attention_mask is not None and not bool(attention_mask.bool().all())
 
 
-def _names_in(function: Any, depth: int = 4) -> Iterator[str]:  # Any: a function, or its parts
+def _names_in(function: object, depth: int = 4) -> Iterator[str]:
     """The names of a mask function and of those that it closes over: it is made of them."""
     if isinstance(function, tuple | list):
         for part in function:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 from torch import Tensor
 from torch.nn import Module
 
 from flashsmith.api.dropins import scaled_dot_product_attention
 from flashsmith.base.errors import ArgumentTypeError, Unsupported
+from flashsmith.base.loose_types import Foreign
 from flashsmith.integrations.mask_causes import CAUSE, cause_of, is_plain_prefill
 
 NAME = "flashsmith"
@@ -43,7 +43,7 @@ def register(name: str = NAME) -> None:
             f"transformers cannot be used ({error}); install version {_OLDEST} or later."
         ) from error
 
-    def mask(**asked: Any) -> Tensor | None:  # Any: what each version asks by
+    def mask(**asked: Foreign) -> Tensor | None:
         # torch's rule for its own attention is ours: no mask is made where is_causal says it all.
         # While torch.compile traces, that rule always makes one; a plain prefill needs none there.
         if is_plain_prefill(asked, causal_mask_function):
@@ -70,8 +70,9 @@ def _take_meaning_from(name: str) -> None:
         return  # a version without this check, or it is done
 
     @functools.wraps(check)
-    def checked(self: Any, attn_implementation: str | None, *args: Any, **kwargs: Any) -> Any:
-        # Any: a model, and what each version passes on
+    def checked(
+        self: Foreign, attn_implementation: str | None, *args: Foreign, **kwargs: Foreign
+    ) -> Foreign:
         is_ours = attn_implementation in (name, INSIDE)
         if is_ours and not getattr(self, "_supports_sdpa", True):
             _without_sdpa.add(type(self.config))
@@ -94,7 +95,7 @@ def _spare_flash_attn(name: str) -> None:
     modeling_utils.lazy_import_flash_attention = load_unless_ours
 
 
-# Any: what models pass to every attention function, in each version of transformers something more.
+# `others` is what models pass to every attention function; each version of transformers adds some.
 def attention_forward(
     module: Module,
     query: Tensor,
@@ -104,7 +105,7 @@ def attention_forward(
     dropout: float = 0.0,
     scaling: float | None = None,
     is_causal: bool | None = None,
-    **others: Any,
+    **others: Foreign,
 ) -> tuple[Tensor, None]:
     """Attention as transformers calls it: (batch, heads, sequence, d_head) in, heads inside out."""
     if attention_mask is not None:

@@ -6,9 +6,10 @@ import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cache
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from flashsmith.base.fields import Declared
+from flashsmith.base.loose_types import DataClass
 from flashsmith.problem.attention import FACTS, AttentionProblem
 
 _KIND = "flashsmith.argument"
@@ -107,7 +108,7 @@ _kinds_of: dict[type, dict[str, _Kind]] = {}
 _layout_of: dict[type, struct.Struct] = {}
 
 
-def _kinds(cls: type[Any]) -> dict[str, _Kind]:  # Any: a dataclass of arguments
+def _kinds(cls: DataClass) -> dict[str, _Kind]:
     if cls not in _kinds_of:
         _kinds_of[cls] = {f.name: f.metadata[_KIND] for f in fields(cls)}
     return _kinds_of[cls]
@@ -118,14 +119,14 @@ def _of_facts() -> dict[str, _Kind]:
     return {n: _Kind(what.argument, what.doc) for n, what in FACTS.items() if what.argument}
 
 
-def _layout(cls: type[Any]) -> struct.Struct:  # Any: as above
+def _layout(cls: DataClass) -> struct.Struct:
     """The fields as C++ lays them out: each at a multiple of its alignment, the whole too."""
     if cls not in _layout_of:
         _layout_of[cls] = _laid_out(cls)
     return _layout_of[cls]
 
 
-def _laid_out(cls: type[Any]) -> struct.Struct:  # Any: as above
+def _laid_out(cls: DataClass) -> struct.Struct:
     at, largest, text = 0, 1, "<"
     for kind in (*_kinds(cls).values(), *_of_facts().values()):
         size, alignment, form = _TYPES[kind.cpp]

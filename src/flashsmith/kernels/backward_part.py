@@ -40,6 +40,6 @@ def require_gradients(config: KernelConfig, problem: AttentionProblem) -> None:
         changed.append("a left edge of the mask")
     if changed:
         raise Unsupported(
-            f"{config.short_form()}: these kernels know no gradient with {changed[0]}; leave it "
+            f"{config.short_form()}: these kernels have no gradient with {changed[0]}; leave it "
             f"out, or use torch's own attention to train."
         )

@@ -79,7 +79,7 @@ def _sets_section() -> str:
     lines += [
         "",
         "`B_r,B_c` (as `64,32`) is the part of `tune` with these blocks. A KEY may also be a short",
-        "form, or `@file` with one short form a line (`#` begins a comment). Without a KEY, the",
+        "form, or `@file` with one short form per line (`#` begins a comment). Without a KEY, the",
         "environment variable `KERNELS` is asked.",
     ]
     return "\n".join(lines)

@@ -71,7 +71,7 @@ def _nearest_family(text: str) -> type[KernelConfig]:
     if not looks_like_config(text):
         forms = " or ".join(repr(form_text(family)) for family in CATALOGUE)
         raise ConfigError(
-            f"{text.strip()!r} names no configuration; one is written {forms}; "
+            f"{text.strip()!r} is not a configuration; a configuration is written {forms}; "
             f"`flashsmith configs` shows some."
         )
     every = (*CATALOGUE, *PARTS)

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+FamilyConfig = Any  # Any: a rule belongs to one family and reads its fields
+
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
@@ -24,7 +26,7 @@ class Rule:
     """A predicate with a name; `reason` and `advice` are the second and third part of a message."""
 
     name: str
-    refuses: Callable[[Any], bool]  # Any: a rule belongs to one family and reads its fields
+    refuses: Callable[[FamilyConfig], bool]
     reason: str
     advice: str
 

@@ -34,7 +34,9 @@ def get_kernel_configs(kernels_key: str | None = "") -> list[KernelConfig]:
     is built ahead of time, `64,32` the part of the tuning set with B_r 64 and B_c 32.
     """
     if not isinstance(kernels_key, str | None):
-        raise ArgumentTypeError(f"kernels_key is {kernels_key!r}; it is a text such as 'tune'.")
+        raise ArgumentTypeError(
+            f"kernels_key is {kernels_key!r}; it must be a text such as 'tune'."
+        )
     key = kernels_key or settings.kernels_key()
     require_short(key)
     sets = named_sets()
@@ -69,11 +71,12 @@ def _with_blocks(key: str) -> list[FlashForwardKernelConfig]:
     wanted = tuple(map(whole_number, parts))
     if len(parts) != 2 or None in wanted:
         raise ConfigError(
-            f"{shortened(key)!r} is not of the form {_BLOCKS!r}; there are {listed}; name one."
+            f"{shortened(key)!r} is not of the form {_BLOCKS!r}; the tuning set has {listed}; name "
+            f"one of these."
         )
     if wanted not in blocks:
         raise ConfigError(
-            f"{key!r} is no block size of the tuning set; there are {listed}; name one."
+            f"unknown block size {key!r}; the tuning set has {listed}; name one of these."
         )
     return [config for config in tune if (config.B_r, config.B_c) == wanted]
 
@@ -81,20 +84,22 @@ def _with_blocks(key: str) -> list[FlashForwardKernelConfig]:
 def _unknown(key: str, valid: list[str]) -> ConfigError:
     listed = ", ".join(valid)
     if not key:
-        return ConfigError(f"no key is given and KERNELS is not set; keys are {listed}; give one.")
+        return ConfigError(
+            f"no key is given and KERNELS is not set; the sets are {listed}; give one."
+        )
     near = difflib.get_close_matches(key, valid, n=1, cutoff=0.4)
     hint = f"did you mean {near[0]!r}?" if near else "give one of these."
-    return ConfigError(f"{shortened(key)!r} is no set of configurations; keys are {listed}; {hint}")
+    return ConfigError(f"unknown set {shortened(key)!r}; the sets are {listed}; {hint}")
 
 
 def _from_file(path: Path) -> list[KernelConfig]:
     if not path.is_file():
-        raise ArgumentError(f"@{path} is no file; it holds one short form a line; check the path.")
+        raise ArgumentError(f"@{path} is not a file; give a file with one short form per line.")
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ArgumentError(
-            f"@{path} cannot be read ({error}); it is text with one short form a line; check it."
+            f"@{path} cannot be read ({error}); it must be text with one short form per line."
         ) from error
     configs = []
     for number, line in enumerate(lines, start=1):
@@ -106,5 +111,5 @@ def _from_file(path: Path) -> list[KernelConfig]:
         except ConfigError as error:
             raise ConfigError(f"{path}:{number}: {error}") from error
     if not configs:
-        raise ConfigError(f"{path} holds no configuration; one short form a line; add some.")
+        raise ConfigError(f"{path} holds no configuration; write one short form per line.")
     return configs

@@ -6,14 +6,15 @@ import difflib
 import re
 from enum import Enum
 from functools import cache
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from flashsmith.base.errors import ConfigError
 from flashsmith.base.fields import Knob, Knobs, Word, legal_text, require_legal, value_text
+from flashsmith.base.loose_types import KnobValue
 from flashsmith.base.whole_number import whole_number
 
 C = TypeVar("C", bound=Knobs)
-Values = dict[str, Any]  # Any: of each knob's type
+Values = dict[str, KnobValue]
 
 _VALUE = "([A-Za-z0-9]+)"
 _INITIALISER = re.compile(r"(?:\.(?P<name>\w+)\s*=)?\s*(?:\([\w:\s]+\))?\s*(?P<value>[\w:-]+)\s*")
@@ -37,7 +38,7 @@ def parse_short_form(text: str, family: type[C]) -> C:
     found = re.fullmatch(rf"\s*{re.escape(family.PREFIX)}\s*\(([^()]*)\)\s*(?::\s*(\S*))?\s*", text)
     if found is None:
         raise ConfigError(
-            f"{text.strip()!r} is no configuration; a configuration is written "
+            f"{text.strip()!r} is not a configuration; a configuration is written "
             f"{form_text(family)!r}; `flashsmith configs` shows some."
         )
     values = _head_values(text, [part.strip() for part in found[1].split(",")], family)
@@ -138,17 +139,15 @@ def _word_values(text: str, written: str, family: type[Knobs]) -> Values:
     for token in written.split("+") if written else []:
         word, inner = _match_word(text, token, family)
         if word.names[0] in values:
-            raise ConfigError(
-                f"{text.strip()!r} has {token!r} twice; a word stands once; drop one."
-            )
+            raise ConfigError(f"{text.strip()!r} has {token!r} twice; write each word once.")
         values |= _written(word, inner)
     for word in family.words():
         if word.names[0] not in values:
             if not word.may_be_absent:
                 example = word.form.format(*(value_text(what.values[0]) for what in word.knobs))
                 raise ConfigError(
-                    f"{text.strip()!r} does not say {', '.join(word.names)}; that is the word "
-                    f"{word.form!r}; add for example {example!r}."
+                    f"{text.strip()!r} does not state {', '.join(word.names)}; add the word "
+                    f"{word.form!r}, for example {example!r}."
                 )
             values |= word.absent_values()
     return values
@@ -176,7 +175,7 @@ def _written(word: Word, inner: list[str]) -> Values:
     return {name: _value(name, what, text) for name, what, text in triples}
 
 
-def _value(name: str, what: Knob, text: str) -> Any:  # Any: a value of the knob
+def _value(name: str, what: Knob, text: str) -> KnobValue:
     for value in what.values:
         if value_text(value) == text:
             return value
@@ -185,7 +184,7 @@ def _value(name: str, what: Knob, text: str) -> Any:  # Any: a value of the knob
     )
 
 
-def _cpp_value(name: str, what: Knob, text: str) -> Any:  # Any: a value of the knob
+def _cpp_value(name: str, what: Knob, text: str) -> KnobValue:
     last = text.rpartition("::")[2]
     kind = type(what.values[0])
     if issubclass(kind, Enum):

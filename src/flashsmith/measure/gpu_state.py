@@ -6,7 +6,8 @@ import ctypes
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+
+from flashsmith.base.loose_types import CLibrary
 
 CLOCKS_MOVED = 0.02  # a change of the SM clock by more than this flags a record
 _SM_CLOCK, _MEMORY_CLOCK = 1, 2  # nvmlClockType_t
@@ -34,7 +35,7 @@ class GpuMonitor:
     """Reads one GPU; every reading is None on a machine without NVML."""
 
     def __init__(self, pci_bus_id: str) -> None:
-        self._library: Any = None  # Any: a ctypes library has no static functions
+        self._library: CLibrary | None = None
         self._handle = ctypes.c_void_p()
         try:
             name = "nvml.dll" if sys.platform == "win32" else "libnvidia-ml.so.1"

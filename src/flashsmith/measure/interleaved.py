@@ -144,14 +144,14 @@ def sample_us(device: CudaDevice, contender: Contender, *, runs: int) -> list[fl
 
 
 def rotations(count: int, rounds: int) -> list[list[int]]:
-    """The order of every round: each starts one further, so that every place is taken in turn.
+    """The order of every round: each starts one further, so that every position is taken in turn.
 
-    Places go back and forth (0, 1, -1, 2, -2, …): neighbours differ by another number each, so over
-    `count` rounds everyone runs behind everyone else equally often (a Williams square); where
+    Positions go back and forth (0, 1, -1, 2, -2, …): neighbours differ by another number each, so
+    over `count` rounds everyone runs behind everyone else equally often (a Williams square); where
     `count` is odd that takes the mirror image too, in every second round.
     """
-    places = [(i + 1) // 2 * (1 if i % 2 else -1) for i in range(count)]
-    orders = [[(place + start) % count for place in places] for start in range(rounds)]
+    positions = [(i + 1) // 2 * (1 if i % 2 else -1) for i in range(count)]
+    orders = [[(position + start) % count for position in positions] for start in range(rounds)]
     return [
         order[::-1] if count % 2 and number % 2 else order for number, order in enumerate(orders)
     ]

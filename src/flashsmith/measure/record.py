@@ -8,10 +8,10 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from flashsmith.base.errors import DamagedFile
 from flashsmith.base.json_text import parse_json
+from flashsmith.base.loose_types import Json
 from flashsmith.base.whole_file import named_in_errors
 from flashsmith.measure.environment import Environment
 from flashsmith.measure.interleaved import Comparison, Timed
@@ -24,7 +24,7 @@ from flashsmith.problem.text import (
 
 SCHEMA = 2
 _SCHEMA_OF_0_1 = 1  # wrote every field of the problem, and the scale as a number
-Flat = Mapping[str, Any]  # Any: flat JSON values
+Flat = Mapping[str, Json]
 _RESULT_NUMBERS = ("median_us", "p20_us", "p80_us", "ratio", "ratio_p20", "ratio_p80", "control")
 _SECTIONS = ("what", "result", "environment")
 
@@ -122,31 +122,31 @@ def _result(comparison: Comparison, timed: Timed, flops: float) -> Flat:
     }
 
 
-def record_from_line(line: str, place: str) -> Record:
-    """The record of one line; `place` names file and line in the error."""
+def record_from_line(line: str, where: str) -> Record:
+    """The record of one line; `where` names file and line in the error."""
     try:
         data = parse_json(line)
     except ValueError as error:
-        raise DamagedFile(f"{place}: not JSON: {error}.") from error
+        raise DamagedFile(f"{where}: not JSON: {error}.") from error
     if not isinstance(data, dict):
-        raise DamagedFile(f"{place}: a record is an object, this is {type(data).__name__}.")
+        raise DamagedFile(f"{where}: a record is an object, this is {type(data).__name__}.")
     if data.get("schema") not in (_SCHEMA_OF_0_1, SCHEMA):
         raise DamagedFile(
-            f"{place}: schema is {str(data.get('schema'))[:40]!r}; this version reads up to "
+            f"{where}: schema is {str(data.get('schema'))[:40]!r}; this version reads up to "
             f"{SCHEMA}."
         )
     for name in _SECTIONS:
         if not isinstance(data.get(name), dict):
-            raise DamagedFile(f"{place}: field {name!r} is missing or no object.")
+            raise DamagedFile(f"{where}: field {name!r} is missing or not an object.")
     for name in _RESULT_NUMBERS:
         value = data["result"].get(name, 1.0)
         if isinstance(value, bool) or not isinstance(value, int | float) or not _is_above_0(value):
             raise DamagedFile(
-                f"{place}: field 'result.{name}' is {value!r}; it must be a number above 0."
+                f"{where}: field 'result.{name}' is {value!r}; it must be a number above 0."
             )
     for name in ("device", "date", "commit"):
         if not isinstance(data["environment"].get(name), str):
-            raise DamagedFile(f"{place}: field 'environment.{name}' is missing or no text.")
+            raise DamagedFile(f"{where}: field 'environment.{name}' is missing or not a text.")
     what = data["what"] if data["schema"] == SCHEMA else _converted(data["what"])
     return Record(what, data["result"], data["environment"])
 

@@ -33,9 +33,9 @@ def time_configs(
     regime: Regime = "burst",
 ) -> Comparison:
     """Times `others` and then the configurations; the first of all is the baseline."""
-    places, buffers = contiguous_tensors(problem, random_inputs(problem))
+    locations, buffers = contiguous_tensors(problem, random_inputs(problem))
     with uploaded(device, buffers) as held:
-        call = held.call(places)
+        call = held.call(locations)
         ours = [contender_of(device, config, problem, call) for config in configs]
         return compare(device, [*others, *ours], rounds=rounds, regime=regime)
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import Enum
-from typing import Any
 
 from flashsmith.base.errors import ArgumentError, DamagedFile
 from flashsmith.base.fields import MOST
+from flashsmith.base.loose_types import FactValue, Json, JsonObject
 from flashsmith.problem.attention import FACTS, AttentionProblem
 
-Flat = dict[str, Any]  # Any: JSON
+Flat = JsonObject
 
 _ABSENT = {name: what.absent for name, what in FACTS.items() if what.is_optional}
 # In the text elsewhere, or without a say in what is computed and how long it takes.
@@ -28,7 +28,7 @@ def problem_fields(problem: AttentionProblem) -> Flat:
     return {name: v.name if isinstance(v, Enum) else v for name, v in kept.items()}
 
 
-def without_absent(data: Mapping[str, Any]) -> Flat:  # Any: JSON
+def without_absent(data: Mapping[str, Json]) -> Flat:
     """Flat data less the facts of a problem that have their absent value."""
     return {n: v for n, v in data.items() if n not in _ABSENT or v != _ABSENT[n]}
 
@@ -46,23 +46,23 @@ def problem_from_fields(data: object) -> AttentionProblem:
         is_size = is_number and name in _NEEDED
         if is_number and not (1 if is_size else -MOST) <= value <= MOST:
             raise DamagedFile(
-                f"{name} of the problem is {str(value)[:40]}; it is from "
+                f"{name} of the problem is {str(value)[:40]}; it must be from "
                 f"{1 if is_size else -MOST} to {MOST:,}."
             )
     try:
         return AttentionProblem(**values)
     except ArgumentError as error:
-        raise DamagedFile(f"of the problem, {error}") from error
+        raise DamagedFile(f"in the problem: {error}") from error
 
 
-def _member(name: str, value: object) -> Any:  # Any: of the fact's kind
+def _member(name: str, value: object) -> FactValue:
     kind = FACTS[name].kind
     if not issubclass(kind, Enum):
         return value
     found = kind.__members__.get(str(value))
     if found is None:
         names = " or ".join(kind.__members__)
-        raise DamagedFile(f"{name} is {str(value)[:40]!r}; it is {names}.")
+        raise DamagedFile(f"{name} is {str(value)[:40]!r}; it must be {names}.")
     return found
 
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import html
 from collections.abc import Sequence
-from typing import Any
 
+from flashsmith.base.loose_types import JsonObject
 from flashsmith.base.plain_text import plain
-
-Json = dict[str, Any]  # Any: what plotly.js takes
 
 GREY = "#888888"  # readable on white and on black
 
@@ -17,8 +15,8 @@ class Figure:
     """Collects traces; the page's own script adds the width and the colours of light and dark."""
 
     def __init__(self) -> None:
-        self.data: list[Json] = []
-        self.layout: Json = {"xaxis": {}, "yaxis": {}, "shapes": []}
+        self.data: list[JsonObject] = []
+        self.layout: JsonObject = {"xaxis": {}, "yaxis": {}, "shapes": []}
         self.title, self.reads = "", ""
         self.height, self.is_wide, self.is_filtered = 380, False, False
 
@@ -64,7 +62,7 @@ class Figure:
             found.append((str(trace.get("name", "")), colour, "broken" if "dash" in line else kind))
         return found
 
-    def to_json(self) -> Json:
+    def to_json(self) -> JsonObject:
         """What the page's script takes."""
         data = [{**trace, "name": escaped(str(trace.get("name", "")))} for trace in self.data]
         return {
@@ -85,7 +83,7 @@ def hover(*lines: str) -> str:
     return "<br>".join(escaped(line) for line in lines if line)
 
 
-def spread(values: Sequence[tuple[float, float | None, float | None]]) -> Json:
+def spread(values: Sequence[tuple[float, float | None, float | None]]) -> JsonObject:
     """Error bars from the 20 % to the 80 % point."""
     return {
         "type": "data",
@@ -98,6 +96,6 @@ def spread(values: Sequence[tuple[float, float | None, float | None]]) -> Json:
     }
 
 
-def ticks(values: Sequence[int]) -> Json:
+def ticks(values: Sequence[int]) -> JsonObject:
     """An axis marked at these numbers."""
     return {"tickvals": list(values), "ticktext": [f"{value:,}" for value in values]}

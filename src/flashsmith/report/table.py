@@ -97,7 +97,7 @@ def _cell_html(cell: Cell) -> str:
     inner += element("small", cell.small) if cell.small else ""
     if cell.bar is not None:
         start, end = sorted(cell.bar)
-        place = f"margin-left:{start:.1f}%;width:{max(end - start, 0.5):.1f}%"
-        inner += f'<b class="bar" style="{place}"></b>'
+        extent = f"margin-left:{start:.1f}%;width:{max(end - start, 0.5):.1f}%"
+        inner += f'<b class="bar" style="{extent}"></b>'
     kind = cell.kind or ("words" if "+" in cell.text and len(cell.text) > _LONG else "")
     return f'<td class="{kind}">{inner}</td>' if kind else f"<td>{inner}</td>"

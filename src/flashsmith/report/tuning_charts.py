@@ -75,8 +75,8 @@ def _count(problems: int) -> str:
 def occupancy(measurements: Sequence[Measurement]) -> Figure | None:
     """Registers and shared memory of every kernel, coloured by the blocks that an SM then holds."""
     known = with_facts(measurements)
-    places = {(m.environment["registers"], m.environment.get("smem_bytes")) for m in known}
-    if len(places) < _LEAST:
+    points = {(m.environment["registers"], m.environment.get("smem_bytes")) for m in known}
+    if len(points) < _LEAST:
         return None
     figure = Figure()
     blocks = sorted({str(m.environment.get("blocks_per_sm")) for m in known})

@@ -61,7 +61,7 @@ def open_device(name: str, ordinal: int = 0) -> Device:
         from flashsmith.runtime.emulated import EmulatedDevice
 
         return EmulatedDevice()
-    raise ArgumentError(f"device is {name!r}; it is 'cuda' or 'emulator'.")
+    raise ArgumentError(f"device is {name!r}; it must be 'cuda' or 'emulator'.")
 
 
 def default_device(name: str | None = None, ordinal: int = 0) -> Device:

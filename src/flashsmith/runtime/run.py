@@ -162,9 +162,9 @@ def run_arrays(
                 f"{role.name} has shape {array.shape} and {array.itemsize}-byte elements; the "
                 f"problem asks for {wanted} and {role.element_bytes(problem)}."
             )
-    places, buffers = contiguous_tensors(problem, inputs)
+    locations, buffers = contiguous_tensors(problem, inputs)
     with uploaded(device, buffers) as held:
-        prepare(device, config, problem)(held.call(places))
+        prepare(device, config, problem)(held.call(locations))
         return {
             role.name: held.download(role.name).reshape(role.shape(problem))
             for role in signature.outputs(problem)

@@ -43,7 +43,7 @@ def numbers_of(
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Location:
     """A tensor inside a buffer, indexed (batch, row, head, d); everything counts elements.
 
     One with a number a row is (batch, head, row) and contiguous.
@@ -73,12 +73,12 @@ class Place:
         return TensorArg(start, *self.strides) if len(self.shape) == 4 else TensorArg(start)
 
 
-def contiguous(buffer: str, shape: tuple[int, ...], offset: int = 0) -> Place:
+def contiguous(buffer: str, shape: tuple[int, ...], offset: int = 0) -> Location:
     """A tensor without gaps."""
     strides = [1]
     for extent in reversed(shape[1:]):
         strides.insert(0, strides[0] * extent)
-    return Place(buffer, offset, shape, tuple(strides[:-1]))
+    return Location(buffer, offset, shape, tuple(strides[:-1]))
 
 
 class Uploaded:
@@ -89,11 +89,13 @@ class Uploaded:
         self._buffers = buffers
         self._addresses: dict[str, int] = {}
 
-    def call(self, places: Mapping[str, Place]) -> Call:
+    def call(self, locations: Mapping[str, Location]) -> Call:
         """Where the tensors lie."""
         return {
-            name: place.arg(self._addresses[place.buffer], self._buffers[place.buffer].itemsize)
-            for name, place in places.items()
+            name: location.arg(
+                self._addresses[location.buffer], self._buffers[location.buffer].itemsize
+            )
+            for name, location in locations.items()
         }
 
     def download(self, name: str) -> NDArray[Any]:
@@ -119,27 +121,27 @@ def uploaded(device: Device, buffers: Mapping[str, NDArray[Any]]) -> Iterator[Up
 
 def contiguous_tensors(
     problem: AttentionProblem, inputs: Mapping[str, NDArray[Any]]
-) -> tuple[dict[str, Place], dict[str, NDArray[Any]]]:
-    """Places and buffers of a call: inputs (in the problem's layout) as given, outputs poisoned."""
-    places: dict[str, Place] = {}
+) -> tuple[dict[str, Location], dict[str, NDArray[Any]]]:
+    """Locations and buffers of a call: inputs (in the layout) as given, outputs poisoned."""
+    locations: dict[str, Location] = {}
     buffers: dict[str, NDArray[Any]] = {}
     for role in signature_of(problem).of(problem):
-        places[role.name] = in_layout(contiguous(role.name, role.shape(problem)), problem)
+        locations[role.name] = in_layout(contiguous(role.name, role.shape(problem)), problem)
         if role.is_output:
             size = int(np.prod(role.shape(problem)))
             poison = poison_of(role, problem)
             buffers[role.name] = np.full(size, poison, bits_type(role))
         else:
             buffers[role.name] = np.ascontiguousarray(inputs[role.name]).reshape(-1)
-    return places, buffers
+    return locations, buffers
 
 
-def in_layout(place: Place, problem: AttentionProblem) -> Place:
-    """A place whose dimensions are in the problem's layout, indexed (batch, row, head, d)."""
-    if len(place.shape) != 4 or problem.layout == "bshd":
-        return place
-    batch, heads, rows, d_head = place.shape
-    by_batch, by_head, by_row = place.strides
-    return Place(
-        place.buffer, place.offset, (batch, rows, heads, d_head), (by_batch, by_row, by_head)
+def in_layout(location: Location, problem: AttentionProblem) -> Location:
+    """A location whose dimensions are in the problem's layout, indexed (batch, row, head, d)."""
+    if len(location.shape) != 4 or problem.layout == "bshd":
+        return location
+    batch, heads, rows, d_head = location.shape
+    by_batch, by_head, by_row = location.strides
+    return Location(
+        location.buffer, location.offset, (batch, rows, heads, d_head), (by_batch, by_row, by_head)
     )

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from flashsmith.api.options import BACKENDS, CALL_FACTS, LSE, CallOptions, checked_fact
 from flashsmith.base.errors import ArgumentError
+from flashsmith.base.loose_types import FactValue
 from flashsmith.problem.attention import FACTS
 
 # The log-sum-exp is asked for by the operator's name, not by an argument.
 _NAMES = tuple(name for name in CALL_FACTS.values() if name != "lse")
 _TYPES = {bool: "bool", int: "int", float: "float", str: "str"}
-Given = tuple[Any, ...]  # Any: values of the facts in `_NAMES`, then configuration and backend
+Argument = FactValue  # or the text of the configuration or the backend
+Given = tuple[Argument, ...]  # values of the facts in `_NAMES`, then configuration and backend
 
 
 def schema() -> str:
@@ -37,8 +37,8 @@ def given_of(options: CallOptions) -> Given:
 
 def without_config(given: Given) -> Given:
     """The same without the configuration: it names kernels of the other pass."""
-    place = len(_NAMES)
-    return (*given[:place], "", *given[place + 1 :]) if len(given) > place else given
+    position = len(_NAMES)
+    return (*given[:position], "", *given[position + 1 :]) if len(given) > position else given
 
 
 def options_of(given: Given, *, lse: bool) -> CallOptions:
@@ -49,7 +49,7 @@ def options_of(given: Given, *, lse: bool) -> CallOptions:
     )
     config, backend = values.pop("config") or None, values.pop("backend") or None
     if backend not in BACKENDS:
-        raise ArgumentError(f"backend is {backend!r}; it is '', 'cuda' or 'emulator'.")
+        raise ArgumentError(f"backend is {backend!r}; it must be '', 'cuda' or 'emulator'.")
     facts = {name: checked_fact(name, FACTS[name], value) for name, value in values.items()}
     facts["lse"] = lse
     return CallOptions(tuple(facts[name] for name in CALL_FACTS.values()), config, backend)

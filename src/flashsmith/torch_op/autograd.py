@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
 from flashsmith.base.errors import Unsupported
-from flashsmith.torch_op.arguments import without_config
+from flashsmith.base.loose_types import Foreign
+from flashsmith.torch_op.arguments import Argument, without_config
 
-Context = Any  # Any: torch's context of one call
+Context = Foreign  # torch's, of one call
+Input = Argument  # or a tensor: of an operator
 
 
 def wants_gradient(q: Tensor, k: Tensor, v: Tensor) -> bool:
@@ -32,7 +32,7 @@ def refuse_tangents(q: Tensor, k: Tensor, v: Tensor) -> None:
             )
 
 
-def keep(ctx: Context, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+def keep(ctx: Context, inputs: tuple[Input, ...], output: tuple[Tensor, Tensor]) -> None:
     """What a backward pass needs of the forward one: its inputs, O and LSE, no matrix of scores."""
     q, k, v, *given = inputs
     ctx.set_materialize_grads(False)
@@ -60,7 +60,7 @@ class Attention(torch.autograd.Function):  # type: ignore[misc]  # torch does no
     """The operator under transforms of torch.func, which do not follow a registered formula."""
 
     @staticmethod
-    def forward(*inputs: Any) -> tuple[Tensor, Tensor]:  # Any: tensors, then as in arguments.py
+    def forward(*inputs: Input) -> tuple[Tensor, Tensor]:
         """O and LSE."""
         out, lse = torch.ops.flashsmith.forward_lse.default(*inputs)
         return out, lse
@@ -74,7 +74,7 @@ def is_transformed() -> bool:
     return not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
 
 
-def keep_nothing(ctx: Context, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+def keep_nothing(ctx: Context, inputs: tuple[Input, ...], output: tuple[Tensor, ...]) -> None:
     """Gradients have none: there is nothing to keep."""
 
 

@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from flashsmith.api.host_call import attend_bits
 from flashsmith.api.launches import host_device
 from flashsmith.api.problems import gradient_problem_of
 from flashsmith.problem.attention import AttentionProblem
-from flashsmith.torch_op.arguments import options_of
+from flashsmith.torch_op.arguments import Argument, options_of
 from flashsmith.torch_op.cpu_kernel import require_cpu_options, visible_keys
 from flashsmith.torch_op.fake_kernel import empty_output
 from flashsmith.torch_op.tensor_view import tensor_view
@@ -26,7 +27,7 @@ def backward(
     o: Tensor,
     lse: Tensor,
     dlse: Tensor | None = None,
-    *given: Any,  # Any: as in torch_op/arguments.py
+    *given: Argument,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dq, dk and dv of tensors on the CPU."""
     options = options_of(given, lse=False)
@@ -45,9 +46,10 @@ def backward(
     return dq, dk, dv
 
 
-def _bits(tensor: Tensor) -> Any:  # Any: a NumPy array
+def _bits(tensor: Tensor) -> NDArray[Any]:
     kind = torch.uint32 if tensor.dtype == torch.float32 else torch.uint16
-    return tensor.detach().view(kind).numpy()
+    bits: NDArray[Any] = tensor.detach().view(kind).numpy()
+    return bits
 
 
 def _by_products(problem: AttentionProblem, tensors: Mapping[str, Tensor]) -> list[Tensor]:

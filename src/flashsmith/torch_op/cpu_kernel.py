@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -18,16 +16,14 @@ from flashsmith.base import settings
 from flashsmith.base.errors import ArgumentError, Unsupported
 from flashsmith.problem.attention import AttentionProblem
 from flashsmith.problem.needs import changed_scores
-from flashsmith.torch_op.arguments import options_of
+from flashsmith.torch_op.arguments import Argument, options_of
 from flashsmith.torch_op.tensor_view import refuse_gradients, tensor_view
 from flashsmith.tuner.choose.choice import Choice
 
 TORCH_RUNS = Choice(None, "torch", "CPU tensors go to torch's own attention")
 
 
-def forward(
-    q: Tensor, k: Tensor, v: Tensor, *given: Any
-) -> Tensor:  # Any: as in torch_op/arguments.py
+def forward(q: Tensor, k: Tensor, v: Tensor, *given: Argument) -> Tensor:
     """Attention of tensors on the CPU."""
     return _attend(q, k, v, options_of(given, lse=False))[0]
 
@@ -36,7 +32,7 @@ def forward_lse(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    *given: Any,  # Any: as above
+    *given: Argument,
 ) -> tuple[Tensor, Tensor]:
     """The same, and the log-sum-exp."""
     out, lse = _attend(q, k, v, options_of(given, lse=True))
@@ -50,7 +46,7 @@ def forward_out(
     v: Tensor,
     out: Tensor,
     lse: Tensor | None,
-    *given: Any,  # Any: as above
+    *given: Argument,
 ) -> None:
     """The same into `out`, and `lse` if given."""
     views = [tensor_view(name, tensor) for name, tensor in zip("qkv", (q, k, v), strict=True)]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -11,7 +9,7 @@ from flashsmith.api.array_view import compact
 from flashsmith.api.launches import Launch, call_of, gpu_device, kept_launch, launch_for
 from flashsmith.api.problems import gradient_problem_of
 from flashsmith.kernels.launch import SCRATCH
-from flashsmith.torch_op.arguments import Given, options_of
+from flashsmith.torch_op.arguments import Argument, Given, options_of
 from flashsmith.torch_op.cuda_kernel import current_stream
 from flashsmith.torch_op.fake_kernel import empty_output
 from flashsmith.torch_op.tensor_view import tensor_view
@@ -25,7 +23,7 @@ def backward(
     o: Tensor,
     lse: Tensor,
     dlse: Tensor | None = None,
-    *given: Any,  # Any: as in torch_op/arguments.py
+    *given: Argument,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dq, dk and dv of tensors on a GPU, in torch's current stream."""
     inputs = {"q": q, "k": k, "v": v, "o": o, "lse": lse, "do": do}

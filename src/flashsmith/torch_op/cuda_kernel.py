@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,7 +19,7 @@ from flashsmith.api.launches import (
 )
 from flashsmith.api.problems import problem_of, require_out_fits
 from flashsmith.kernels.launch import Call
-from flashsmith.torch_op.arguments import Given, options_of
+from flashsmith.torch_op.arguments import Argument, Given, options_of
 from flashsmith.torch_op.fake_kernel import empty_lse, empty_output
 from flashsmith.torch_op.tensor_view import refuse_gradients, tensor_view
 
@@ -37,9 +36,7 @@ class _TorchLaunch(Launch):
     is_direct: bool = True  # there is something to launch, and no input is copied before
 
 
-def forward(
-    q: Tensor, k: Tensor, v: Tensor, *given: Any
-) -> Tensor:  # Any: as in torch_op/arguments.py
+def forward(q: Tensor, k: Tensor, v: Tensor, *given: Argument) -> Tensor:
     """Attention of tensors on a GPU, in torch's current stream."""
     launch = _launch_of(q, k, v, False, given)
     out = launch.empty_output(q)
@@ -51,7 +48,7 @@ def forward_lse(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    *given: Any,  # Any: as above
+    *given: Argument,
 ) -> tuple[Tensor, Tensor]:
     """The same, and the log-sum-exp."""
     launch = _launch_of(q, k, v, True, given)
@@ -66,7 +63,7 @@ def forward_out(
     v: Tensor,
     out: Tensor,
     lse: Tensor | None,
-    *given: Any,  # Any: as above
+    *given: Argument,
 ) -> None:
     """The same into `out`, and `lse` if given."""
     launch = _launch_of(q, k, v, lse is not None, given)

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch._subclasses import FakeTensor
 
 from flashsmith.api.array_view import ArrayView
 from flashsmith.api.problems import problem_of
-from flashsmith.torch_op.arguments import Given, options_of
+from flashsmith.torch_op.arguments import Argument, Given, options_of
 
 
-def forward(
-    q: Tensor, k: Tensor, v: Tensor, *given: Any
-) -> Tensor:  # Any: as in torch_op/arguments.py
+def forward(q: Tensor, k: Tensor, v: Tensor, *given: Argument) -> Tensor:
     """An output like the real one, in shape, strides and type."""
     _check(q, k, v, given)
     return empty_output(q)
@@ -25,7 +21,7 @@ def forward_lse(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    *given: Any,  # Any: as above
+    *given: Argument,
 ) -> tuple[Tensor, Tensor]:
     """The same, and a log-sum-exp."""
     _check(q, k, v, given)
@@ -38,7 +34,7 @@ def forward_out(
     v: Tensor,
     out: Tensor,
     lse: Tensor | None,
-    *given: Any,  # Any: as above
+    *given: Argument,
 ) -> None:
     """Nothing to return: `out` and `lse` are written."""
     _check(q, k, v, given)
@@ -52,7 +48,7 @@ def backward(
     o: Tensor,
     lse: Tensor,
     dlse: Tensor | None = None,
-    *given: Any,  # Any: as above
+    *given: Argument,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients like q, k and v."""
     _check(q, k, v, given)

@@ -64,8 +64,8 @@ def refuse_out(q: Tensor, k: Tensor, v: Tensor) -> None:
     """Raises: autograd cannot follow a call that writes into memory of its caller's."""
     name = next(n for n, tensor in (("q", q), ("k", k), ("v", v)) if tensor.requires_grad)
     raise Unsupported(
-        f"out is given and {name} requires a gradient, which autograd cannot follow into it; leave "
-        f"out away, or call under torch.no_grad()."
+        f"out is given and {name} requires a gradient; autograd cannot follow a result into "
+        f"out; do not pass out, or call under torch.no_grad()."
     )
 
 

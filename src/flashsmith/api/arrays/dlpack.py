@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 from ctypes import POINTER, c_char_p, c_int32, c_int64, c_uint8, c_uint16, c_uint64, c_void_p
-from typing import Any
 
 from flashsmith.api.array_view import ArrayView, compact
 from flashsmith.base.errors import ArgumentError
@@ -37,7 +36,7 @@ _get_pointer.restype = c_void_p
 _get_pointer.argtypes = (ctypes.py_object, c_char_p)
 
 
-def dlpack_view(name: str, capsule: Any) -> ArrayView:  # Any: a PyCapsule has no static type
+def dlpack_view(name: str, capsule: object) -> ArrayView:
     """Where the array of a `dltensor` capsule lies.
 
     The capsule is read, not taken over: it frees itself, and the array must outlive the view.

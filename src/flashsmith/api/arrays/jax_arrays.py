@@ -30,7 +30,7 @@ class JaxArrays:
                 f"{name} is of type {type(array).__name__}; pass a plain jax.Array."
             )
         if name == "out":
-            raise ArgumentError("out is a JAX array, and those are immutable; leave out away.")
+            raise ArgumentError("out is a JAX array, which cannot be written to; do not pass out.")
         if len(array.devices()) != 1:
             raise Unsupported(
                 f"{name} is spread over {len(array.devices())} devices; flashsmith works on one; "

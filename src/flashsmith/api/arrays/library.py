@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from flashsmith.api.array_view import ArrayView
 
 Array = Any  # Any: an array of the library that a caller uses; none is imported here
+ArrayOrTuple = Array  # an array, or a tuple that begins with one
 
 
 class ArrayLibrary(Protocol):

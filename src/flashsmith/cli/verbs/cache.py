@@ -16,7 +16,7 @@ from flashsmith.compile.cache.upkeep import CacheEntry
 COLUMNS = ("part", "key", "kernel", "arch", "bytes", "days_since_use")
 KEY_DIGITS = 12  # enough to find the folder by
 CleanOption = Annotated[bool, typer.Option("--clean", help="Remove every entry.")]
-ListOption = Annotated[bool, typer.Option("--list", help="One row an entry, newest use first.")]
+ListOption = Annotated[bool, typer.Option("--list", help="One row per entry, last used first.")]
 
 
 def command(

@@ -37,7 +37,8 @@ LineInfoOption = Annotated[
 ]
 DebugOption = Annotated[bool, typer.Option("--debug", help="No optimisation, for cuda-gdb.")]
 WorkersOption = Annotated[
-    int | None, typer.Option("--workers", min=1, help="Compiles at a time; else one a core.")
+    int | None,
+    typer.Option("--workers", min=1, help="Compilations at a time; without it one per core."),
 ]
 
 

@@ -35,7 +35,7 @@ AgainstOption = Annotated[
     list[Path] | None,
     typer.Option(
         "--against",
-        help="Records to hold the order against, each on its problem; may be given repeatedly.",
+        help="Records to hold the order against, each on its problem; may be given several times.",
     ),
 ]
 OutputOption = Annotated[

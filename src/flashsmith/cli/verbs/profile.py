@@ -95,7 +95,7 @@ def command(
     title = f"Counters on this GPU; times_as_fast is against {REFERENCE} in the same run"
     show(rows, json=json, csv=csv, columns=columns, every=every, title=title)
     if found.failures:
-        note(f"{len(rows)} rows are what there is; more are missing")
+        note(f"only {len(rows)} rows could be measured; the others are missing")
         raise typer.Exit(FAILED)
 
 

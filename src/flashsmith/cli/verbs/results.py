@@ -58,7 +58,7 @@ def command(
     path = store or settings.results_path()
     names = files or []
     if action not in _TAKES:
-        raise ArgumentError(f"action is {action!r}; it is {_ACTIONS}.")
+        raise ArgumentError(f"action is {action!r}; it must be {_ACTIONS}.")
     _require_files(action, names, _TAKES[action])
     if output is not None and action != "export":
         raise ArgumentError(f"-o is given for {action}; only export writes a file; drop it.")
@@ -104,8 +104,8 @@ def _prune(store: ResultStore) -> None:
     if others:
         kept = sum(standing is Standing.UNCHECKABLE for _, standing in found)
         note(
-            f"{kept} measurements stay unchecked: their machine code is of {', '.join(others)}, "
-            f"and here is {find_nvrtc().compiler}"
+            f"{kept} measurements were not checked: {', '.join(others)} compiled their kernels, "
+            f"and this machine has {find_nvrtc().compiler}"
         )
 
 

@@ -114,8 +114,8 @@ def _baselines(records: Sequence[Record]) -> Baselines:
     found: dict[tuple[AttentionProblem, str], set[str]] = {}
     for record in records:
         if is_baseline(record):
-            place = (record.problem, regime_of(record))
-            found.setdefault(place, set()).add(str(record.what["name"]))
+            key = (record.problem, regime_of(record))
+            found.setdefault(key, set()).add(str(record.what["name"]))
     return found
 
 

@@ -251,7 +251,7 @@ def _time(
                 "tflops": round(cost.tflops(timed.time_us.median / 1e6), 1),
                 "ratio": round(timed.ratio.median, 3),
             }
-        warning = "; void, take it again" if run.is_void else ""
+        warning = "; void, measure again" if run.is_void else ""
         note(f"control {run.control.median:.4f}{warning}")
 
 

@@ -65,7 +65,7 @@ AddressOption = Annotated[
 ]
 WorkersOption = Annotated[
     int | None,
-    typer.Option("--workers", min=1, help="Workers; else one a GPU, or one a core without."),
+    typer.Option("--workers", min=1, help="Workers; without it one per GPU, or one per core."),
 ]
 GpuTypeOption = Annotated[
     str | None, typer.Option("--gpu-type", help="With --executor ray: only GPUs of this type.")
@@ -150,7 +150,7 @@ def command(
 def _trials(search: str, trials: int | None) -> int | None:
     """How many configurations a search may measure, or None to measure all that are given."""
     if search not in SEARCHES:
-        raise ArgumentError(f"--search is {search!r}; it is {' or '.join(SEARCHES)}.")
+        raise ArgumentError(f"--search is {search!r}; it must be {' or '.join(SEARCHES)}.")
     if search == "exhaustive" and trials is not None:
         raise ArgumentError(
             f"--trials is {trials} with an exhaustive search, which measures all; add "

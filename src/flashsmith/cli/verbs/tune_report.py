@@ -69,7 +69,9 @@ def say_end(found: Tuned, path: Path, began: float, page: str = "") -> None:
         f"known from before; {time.time() - began:.0f} s."
     )
     if found.unreached:
-        note(f"{found.unreached} were not reached within the budget; the same line again goes on.")
+        note(
+            f"{found.unreached} were not reached within the budget; run the same command to go on."
+        )
     named = FIRST if len(found.results) <= FIRST else 1
     for number, (problem, group) in enumerate(found.results.items()):
         if number == MOST_ROWS:

@@ -22,10 +22,11 @@ COLUMNS = (
     *("seconds", "where", "reason"),
 )
 CasesOption = Annotated[
-    str, typer.Option("--cases", help="quick (3 a configuration) or full (12).")
+    str, typer.Option("--cases", help="quick (3 per configuration) or full (12).")
 ]
 WorkersOption = Annotated[
-    int | None, typer.Option("--workers", min=1, help="Processes at a time; else one a core.")
+    int | None,
+    typer.Option("--workers", min=1, help="Processes at a time; without it one per core."),
 ]
 
 
@@ -43,7 +44,7 @@ def command(
     Example: flashsmith verify smoke --device emulator --json
     """
     if cases not in CASES:
-        raise ArgumentError(f"--cases is {cases!r}; it is one of {', '.join(CASES)}.")
+        raise ArgumentError(f"--cases is {cases!r}; it must be one of {', '.join(CASES)}.")
     configs = options.configs_of(key, DEFAULT_KEY)
     name = device or default_device_name()
     with progress_bar(f"verifying on {name}") as progress:

@@ -14,10 +14,10 @@ import zlib
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from flashsmith.base.errors import DamagedFile, FlashsmithError, Unsupported
 from flashsmith.base.json_text import parse_json
+from flashsmith.base.loose_types import JsonObject
 from flashsmith.base.whole_file import written_whole
 from flashsmith.compile.artefact import CompiledKernel, resources_from, text_from
 from flashsmith.kernels.kernel import KernelConfig
@@ -38,7 +38,7 @@ class _Listed:
     """One kernel as the manifest lists it."""
 
     name: str
-    facts: dict[str, Any]  # Any: JSON, checked when the kernel is read
+    facts: JsonObject  # checked when the kernel is read
 
 
 class Bundle:
@@ -74,8 +74,8 @@ class Bundle:
         ]
         if not covering:
             raise Unsupported(
-                f"{config.short_form()}: {self.path} holds no kernel of it for "
-                f"{needs.identifier()}; build the bundle anew."
+                f"{config.short_form()}: {self.path} has no kernel of it for "
+                f"{needs.identifier()}; build the bundle again."
             )
         return self._read((config, min(covering)[1], arch))
 
@@ -139,11 +139,11 @@ def _write_kernels(
 ) -> None:
     listed = []
     for config, needs, kernel in kernels:
-        place = f"{kernel.arch}/{kernel.name}"
-        _write(archive, f"{place}.cubin", kernel.cubin)
+        stem = f"{kernel.arch}/{kernel.name}"
+        _write(archive, f"{stem}.cubin", kernel.cubin)
         facts = _facts(config, needs, kernel)
         if with_ptx:
-            _write(archive, f"{place}.ptx", kernel.ptx.encode())
+            _write(archive, f"{stem}.ptx", kernel.ptx.encode())
             facts["ptx"] = hashlib.sha256(kernel.ptx.encode()).hexdigest()
         listed.append(facts)
     manifest = {"format": FORMAT, "schema": SCHEMA, "kernels": listed}
@@ -158,7 +158,7 @@ def read_bundle(path: Path) -> Bundle:
         with zipfile.ZipFile(path) as archive:
             text = _bytes(archive, MANIFEST)
             if hashlib.sha256(text).hexdigest().encode() != archive.comment:
-                raise DamagedFile(f"{MANIFEST} has another hash than the archive states")
+                raise DamagedFile(f"the hash of {MANIFEST} is not the one that the archive states")
         manifest = parse_json(text)
         if manifest["format"] != FORMAT or manifest["schema"] != SCHEMA:
             raise DamagedFile(f"its format is {manifest['format']!r} {manifest['schema']!r}")
@@ -171,13 +171,13 @@ def read_bundle(path: Path) -> Bundle:
         return Bundle(path, listed)
     except FileNotFoundError as error:
         raise DamagedFile(
-            f"{path} is no file; a bundle is made by `flashsmith build bundle`; check the path."
+            f"{path} is not a file; a bundle is made by `flashsmith build bundle`; check the path."
         ) from error
     except _DAMAGE as error:
         raise _damaged(path, error) from error
 
 
-def _require_types(facts: dict[str, Any]) -> None:  # Any: JSON
+def _require_types(facts: JsonObject) -> None:
     for name in ("arch", "name", "source_hash", "compiler", "key", "cubin"):
         text_from(facts, name)
     if "ptx" in facts:
@@ -230,8 +230,8 @@ _DAMAGE = (
 
 def _damaged(path: Path, error: Exception) -> DamagedFile:
     return DamagedFile(
-        f"{path} is no whole bundle ({error}); it is one file written by `flashsmith build "
-        f"bundle`; build it anew."
+        f"{path} is not a complete bundle ({error}); it is one file written by `flashsmith build "
+        f"bundle`; build it again."
     )
 
 
@@ -251,7 +251,7 @@ def _bytes(archive: zipfile.ZipFile, name: str) -> bytes:
 def _checked(archive: zipfile.ZipFile, name: str, digest: str) -> bytes:
     data = _bytes(archive, name)
     if hashlib.sha256(data).hexdigest() != digest:
-        raise DamagedFile(f"{name} has another hash than the manifest states")
+        raise DamagedFile(f"the hash of {name} is not the one that the manifest states")
     return data
 
 

@@ -38,20 +38,20 @@ def build_library(
     compiler = nvcc.find_nvcc()
     targets = {config: _targets(config, arches) for config in configs}
     folder.mkdir(parents=True, exist_ok=True)
-    place = folder / "libflashsmith.so"
+    path = folder / "libflashsmith.so"
     with tempfile.TemporaryDirectory(prefix="flashsmith-build-") as scratch:
         written = write_registry(configs, Path(scratch) / "registry")
         objects = _compile(compiler, written, targets, workers, progress)
-        nvcc.link_library(compiler, objects, Path(scratch) / place.name)
-        for name in ("flashsmith.h", place.name):
+        nvcc.link_library(compiler, objects, Path(scratch) / path.name)
+        for name in ("flashsmith.h", path.name):
             made = (written.folder if name == "flashsmith.h" else Path(scratch)) / name
             with written_whole(folder / name) as beside:
                 shutil.copyfile(made, beside)
     return Built(
-        path=place,
+        path=path,
         n_configs=len(written.units),
         n_kernels=len(REGISTERED_NEEDS) * sum(len(names) for names in targets.values()),
-        n_bytes=place.stat().st_size,
+        n_bytes=path.stat().st_size,
         seconds=time.perf_counter() - started,
         compiler=nvcc.nvcc_version(compiler),
     )
@@ -69,10 +69,10 @@ def _compile(
     work += [(unit, c.short_form(), targets[c]) for c, unit in written.units.items()]
 
     def one(source: Path, subject: str, names: list[str]) -> Path:
-        place = source.with_suffix(".o")
+        path = source.with_suffix(".o")
         include = (written.folder, written.folder / "include")
-        nvcc.compile_object(compiler, source, place, subject=subject, include=include, arches=names)
-        return place
+        nvcc.compile_object(compiler, source, path, subject=subject, include=include, arches=names)
+        return path
 
     with dropping_threads(workers or available_cores()) as pool:
         futures = [pool.submit(one, *item) for item in work]

@@ -38,7 +38,7 @@ def nvcc_version(nvcc: Path) -> str:
 def compile_object(
     nvcc: Path,
     source: Path,
-    place: Path,
+    output: Path,
     *,
     subject: str,
     include: Sequence[Path],
@@ -47,12 +47,12 @@ def compile_object(
     """Compiles one file to an object; raises with the first error where nvcc refuses it."""
     targets = [f"-gencode=arch={arch.replace('sm_', 'compute_')},code={arch}" for arch in arches]
     folders = [f"-I{folder}" for folder in include]
-    _run([nvcc, *OPTIONS, *targets, *folders, "-c", source, "-o", place], subject, source)
+    _run([nvcc, *OPTIONS, *targets, *folders, "-c", source, "-o", output], subject, source)
 
 
-def link_library(nvcc: Path, objects: Sequence[Path], place: Path) -> None:
+def link_library(nvcc: Path, objects: Sequence[Path], output: Path) -> None:
     """Links objects to a shared library that brings its own CUDA runtime."""
-    _run([nvcc, "-shared", "-cudart=static", *objects, "-o", place], place.name, place)
+    _run([nvcc, "-shared", "-cudart=static", *objects, "-o", output], output.name, output)
 
 
 def _run(command: Sequence[str | Path], subject: str, source: Path) -> None:

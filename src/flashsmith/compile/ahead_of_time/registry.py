@@ -55,9 +55,9 @@ def _written(ordered: Sequence[KernelConfig], folder: Path) -> WrittenRegistry:
         units[config] = folder / "kernels" / f"{config.identifier()}.cu"
         units[config].write_text(registry_unit(config))
         for name in header_closure(_structs_header(config) + registry_unit(config)):
-            place = folder / "include" / name
-            place.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(INCLUDE_ROOT / name, place)
+            target = folder / "include" / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(INCLUDE_ROOT / name, target)
     return WrittenRegistry(folder, folder / "flashsmith.cu", units)
 
 
@@ -83,7 +83,7 @@ def registry_configs(configs: Sequence[KernelConfig]) -> list[KernelConfig]:
     if len({config.CPP_TYPE for config in configs}) > 1:
         raise Unsupported(
             "configurations of several families are given; one registry holds one family; "
-            "generate one registry each."
+            "generate one for each."
         )
     return sorted(set(configs), key=astuple)
 

@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from flashsmith.base import settings
 from flashsmith.base.errors import ArgumentError, DamagedFile, Unsupported
 from flashsmith.base.json_text import parse_json
+from flashsmith.base.loose_types import JsonObject
 from flashsmith.base.whole_file import scratch_folder
 from flashsmith.compile.artefact import CompiledKernel, resources_from, text_from
 from flashsmith.compile.cache import upkeep as cache_upkeep
@@ -25,7 +25,7 @@ try:
     import fcntl
 except ImportError as error:
     raise Unsupported(
-        "this system has no file locks of POSIX; the kernel cache is held together by them; use "
+        "this system has no POSIX file locks, which the kernel cache needs; use "
         "Linux or macOS (on Windows: WSL)."
     ) from error
 
@@ -116,16 +116,16 @@ class KernelCache:
 
     def _write_folder(self, part: str, key: str, files: dict[str, bytes]) -> Path:
         self._make_private(part)
-        place = self.root / part / key
-        with scratch_folder(place) as beside:
+        target = self.root / part / key
+        with scratch_folder(target) as beside:
             for name, data in files.items():
                 (beside / name).write_bytes(data)
             try:
-                beside.rename(place)
+                beside.rename(target)
             except OSError:
-                if not place.is_dir():
+                if not target.is_dir():
                     raise
-        return place
+        return target
 
     def _make_private(self, part: str) -> None:
         folder = self.root / part
@@ -144,21 +144,21 @@ class KernelCache:
         if user not in (owner, 0):
             raise ArgumentError(
                 f"the cache folder {self.root} belongs to user {owner}; machine code is only read "
-                f"from a folder of one's own; set {settings.CACHE_DIR} to another one."
+                f"from your own folder; set {settings.CACHE_DIR} to another one."
             )
         self._is_own = True
 
     def _move_aside(self, folder: Path, reason: str) -> None:
-        place = self.root / "damaged" / f"{folder.name}-{secrets.token_hex(4)}"
+        aside = self.root / "damaged" / f"{folder.name}-{secrets.token_hex(4)}"
         try:
             self._make_private("damaged")
-            folder.rename(place)
+            folder.rename(aside)
         except FileNotFoundError:
             return  # another process was first
         except OSError as error:  # of a cache that is another's, or on a full disk
             _log.warning("cache entry %s is damaged (%s); left there: %s", folder, reason, error)
             return
-        _log.warning("cache entry %s is damaged (%s); moved to %s", folder.name, reason, place)
+        _log.warning("cache entry %s is damaged (%s); moved to %s", folder.name, reason, aside)
 
     def _note_growth(self, n_bytes: int) -> None:
         self._since_count += 1
@@ -198,17 +198,17 @@ def _take_lock(path: Path) -> int:
 def _read_entry(folder: Path, key: str) -> CompiledKernel:
     text = (folder / FACTS).read_bytes()
     if hashlib.sha256(text).hexdigest().encode() != (folder / FACTS_HASH).read_bytes():
-        raise DamagedFile(f"{FACTS} has another hash")
-    facts: dict[str, Any] = parse_json(text)  # Any: JSON
+        raise DamagedFile(f"the hash of {FACTS} is not the stated one")
+    facts: JsonObject = parse_json(text)
     if facts["schema"] != SCHEMA or facts["key"] != key:
-        raise DamagedFile("its key is another one")
+        raise DamagedFile("it belongs to another key")
     files = {name: (folder / name).read_bytes() for name in ("kernel.ptx", "kernel.cubin")}
     for name, data in files.items():
         if hashlib.sha256(data).hexdigest() != facts["files"][name]:
-            raise DamagedFile(f"{name} has another hash")
+            raise DamagedFile(f"the hash of {name} is not the stated one")
     seconds = facts["compile_seconds"]
     if not isinstance(seconds, float) or seconds < 0:
-        raise DamagedFile(f"compile_seconds is {str(seconds)[:40]!r}; it is a time")
+        raise DamagedFile(f"compile_seconds is {str(seconds)[:40]!r}; it must be a time")
     return CompiledKernel(
         name=text_from(facts, "name"),
         arch=text_from(facts, "arch"),

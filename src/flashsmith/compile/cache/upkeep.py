@@ -44,8 +44,8 @@ def entries(root: Path) -> list[CacheEntry]:
     """Every folder of the cache, the least recently used first."""
     found = []
     for part in PARTS:
-        place = root / part
-        folders = list(place.iterdir()) if place.is_dir() else []
+        parent = root / part
+        folders = list(parent.iterdir()) if parent.is_dir() else []
         for folder in folders:
             try:
                 last_used = folder.stat().st_mtime

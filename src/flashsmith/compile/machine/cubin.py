@@ -14,7 +14,7 @@ _SECTION = struct.Struct("<II16xQQ")  # sh_name, sh_type, sh_offset, sh_size
 def machine_code(cubin: bytes) -> bytes:
     """The contents of every `.text` section, in the order of the file."""
     if cubin[:6] != b"\x7fELF\x02\x01":
-        raise DamagedFile("this is no cubin: it does not begin as a 64-bit ELF file.")
+        raise DamagedFile("this is not a cubin: it does not begin like a 64-bit ELF file.")
     try:
         return b"".join(data for name, data in _sections(cubin) if name.startswith(b".text"))
     except (struct.error, IndexError) as error:

@@ -78,8 +78,8 @@ def _find(setting: Path | None, driver: int | None) -> NvrtcLibrary:
     if setting is not None:
         if not setting.is_file():
             raise CompilerMissing(
-                f"{settings.NVRTC} is {str(setting)!r} and no file is there; it names an NVRTC "
-                f"library, libnvrtc.so.13; correct it or unset it."
+                f"{settings.NVRTC} is {str(setting)!r}, which is not a file; it must name an "
+                f"NVRTC library such as libnvrtc.so.13; correct it or unset it."
             )
         return NvrtcLibrary(setting, _version(setting), "setting")
     found = list(_candidates())
@@ -87,20 +87,20 @@ def _find(setting: Path | None, driver: int | None) -> NvrtcLibrary:
     for library in fitting or found:
         return library
     raise CompilerMissing(
-        "no NVRTC was found in the Python environment, in torch or in /usr/local/cuda; kernels are "
-        "compiled by it; install the package nvidia-cuda-nvrtc or set " + settings.NVRTC + "."
+        "no NVRTC was found in the Python environment, in torch or in /usr/local/cuda; it "
+        "compiles the kernels; install the package nvidia-cuda-nvrtc or set " + settings.NVRTC + "."
     )
 
 
 def _candidates() -> Iterator[NvrtcLibrary]:
-    places = [Path(entry) for entry in sys.path if entry]
+    folders = [Path(entry) for entry in sys.path if entry]
     # The folder of a CUDA 13 wheel names the major version, that of a CUDA 12 wheel the package.
     for pattern in ("nvidia/cu13/lib/libnvrtc.so.13", "nvidia/cuda_nvrtc/lib/libnvrtc.so.12"):
-        for place in places:
-            if (place / pattern).is_file():
-                yield _library(place / pattern, "wheel")
-    for place in places:
-        for path in sorted((place / "torch" / "lib").glob("libnvrtc*.so*")):
+        for folder in folders:
+            if (folder / pattern).is_file():
+                yield _library(folder / pattern, "wheel")
+    for folder in folders:
+        for path in sorted((folder / "torch" / "lib").glob("libnvrtc*.so*")):
             if "builtins" not in path.name:
                 yield _library(path, "torch")
     for root in TOOLKITS:

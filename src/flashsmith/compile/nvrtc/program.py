@@ -8,10 +8,10 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from flashsmith.base.errors import CompilerMissing, FlashsmithError
 from flashsmith.base.forks import call_in_forked_child
+from flashsmith.base.loose_types import CLibrary
 from flashsmith.compile.nvrtc.library import NvrtcLibrary
 
 SUCCESS = 0
@@ -65,7 +65,7 @@ def _note_fork() -> None:
 
 
 def _compile(
-    nvrtc: Any,  # Any: as in _load
+    nvrtc: CLibrary,
     source: str,
     file_name: str,
     options: Sequence[str],
@@ -92,7 +92,7 @@ def _compile(
 
 
 @functools.lru_cache(maxsize=8)
-def _load(path: Path) -> Any:  # Any: ctypes makes its functions by name
+def _load(path: Path) -> CLibrary:
     try:
         # NVRTC opens its builtins by name alone, and not every wheel tells the loader where they
         # lie (13.0 does not); one that is loaded already is found by its name.
@@ -102,12 +102,12 @@ def _load(path: Path) -> Any:  # Any: ctypes makes its functions by name
         return ctypes.CDLL(str(path))
     except OSError as error:
         raise CompilerMissing(
-            f"{path} does not load: {error}; kernels are compiled by it; reinstall "
+            f"{path} does not load: {error}; it compiles the kernels; reinstall "
             f"nvidia-cuda-nvrtc or set FLASHSMITH_NVRTC to another one."
         ) from error
 
 
-def _read(nvrtc: Any, program: ctypes.c_void_p, what: str) -> bytes:  # Any: as in _load
+def _read(nvrtc: CLibrary, program: ctypes.c_void_p, what: str) -> bytes:
     size = ctypes.c_size_t()
     get_size = getattr(nvrtc, f"nvrtcGet{what}Size")
     _check(nvrtc, f"nvrtcGet{what}Size", get_size(program, ctypes.byref(size)))
@@ -117,7 +117,7 @@ def _read(nvrtc: Any, program: ctypes.c_void_p, what: str) -> bytes:  # Any: as 
     return buffer.raw[: size.value]
 
 
-def _check(nvrtc: Any, call: str, result: int) -> None:  # Any: as in _load
+def _check(nvrtc: CLibrary, call: str, result: int) -> None:
     if result != SUCCESS:
         raise FlashsmithError(
             f"{call} returned {_result_name(nvrtc, result)}; this is a fault inside NVRTC or of "
@@ -125,6 +125,6 @@ def _check(nvrtc: Any, call: str, result: int) -> None:  # Any: as in _load
         )
 
 
-def _result_name(nvrtc: Any, result: int) -> str:  # Any: as in _load
+def _result_name(nvrtc: CLibrary, result: int) -> str:
     nvrtc.nvrtcGetErrorString.restype = ctypes.c_char_p
     return str(nvrtc.nvrtcGetErrorString(result).decode())

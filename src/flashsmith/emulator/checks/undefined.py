@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from flashsmith.emulator.machine.values import Value
+from flashsmith.emulator.machine.values import NumpyArgument, Value
 
 if TYPE_CHECKING:
     from flashsmith.emulator.machine.chunk import Chunk
     from flashsmith.emulator.machine.unit import Unit
 
-_Function = TypeVar("_Function", bound=Callable[..., Any])
+_Function = TypeVar("_Function", bound=Callable[..., Value])
 MESSAGE = "uses a product of shared memory that nothing has written"
 
 
@@ -30,25 +30,24 @@ class Undefined(np.ndarray[Any, Any]):
 
     undefined: NDArray[np.bool_] | None = None  # of the array's shape
 
-    def _with(self, result: Any, mask: NDArray[np.bool_] | None) -> Any:  # Any: array or scalar
+    def _with(self, result: Value, mask: NDArray[np.bool_] | None) -> Value:
         """The result as it is, with its own mask; plain when all of it is defined."""
         if mask is None or not isinstance(result, np.ndarray) or not mask.any():
             return np.asarray(result) if isinstance(result, np.ndarray) else result
         return marked(result, np.broadcast_to(mask, result.shape))
 
-    def __getitem__(self, key: Any) -> Any:
+    def __getitem__(self, key: NumpyArgument) -> Value:
         mask = None if self.undefined is None else self.undefined[key]
         return self._with(np.asarray(self)[key], mask)
 
-    # Any: the forms of numpy's own methods
-    def reshape(self, *shape: Any, **options: Any) -> Any:
+    def reshape(self, *shape: NumpyArgument, **options: NumpyArgument) -> Value:
         mask = None if self.undefined is None else self.undefined.reshape(*shape)
         return self._with(np.asarray(self).reshape(*shape, **options), mask)
 
-    def astype(self, dtype: Any, **options: Any) -> Any:  # type: ignore[override]
+    def astype(self, dtype: NumpyArgument, **options: NumpyArgument) -> Value:  # type: ignore[override]
         return self._with(np.asarray(self).astype(dtype, **options), self.undefined)
 
-    def view(self, dtype: Any = None, **options: Any) -> Any:  # type: ignore[override]
+    def view(self, dtype: NumpyArgument = None, **options: NumpyArgument) -> Value:  # type: ignore[override]
         plain = np.asarray(self)
         result = plain.view(dtype, **options) if dtype is not None else plain
         mask = self.undefined
@@ -60,7 +59,9 @@ class Undefined(np.ndarray[Any, Any]):
                 mask = np.asarray(mask.reshape(*result.shape, -1).any(axis=-1))
         return self._with(result, mask)
 
-    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
+    def __array_ufunc__(
+        self, ufunc: np.ufunc, method: str, *inputs: Value, **options: NumpyArgument
+    ) -> Value:
         plain = [np.asarray(x) if isinstance(x, Undefined) else x for x in inputs]
         result = getattr(ufunc, method)(*plain, **options)
         if method != "__call__" or "out" in options or isinstance(result, tuple):
@@ -72,7 +73,9 @@ class Undefined(np.ndarray[Any, Any]):
                 met = met | mask
         return self._with(result, met)
 
-    def __array_function__(self, function: Any, types: Any, given: Any, options: Any) -> Any:
+    def __array_function__(
+        self, function: NumpyArgument, types: NumpyArgument, given: Value, options: NumpyArgument
+    ) -> Value:
         plain = tuple(np.asarray(x) if isinstance(x, Undefined) else x for x in given)
         result = function(*plain, **options)
         if function is not np.where or len(given) != 3:
@@ -107,9 +110,11 @@ def spreads_in_warp(function: _Function) -> _Function:
     return _marking(function, lambda mask: np.repeat(mask.reshape(-1, 32).any(axis=1), 32))
 
 
-def _marking(function: _Function, spread: Callable[[Any], NDArray[np.bool_]]) -> _Function:
+def _marking(
+    function: _Function, spread: Callable[[NDArray[np.bool_]], NDArray[np.bool_]]
+) -> _Function:
     @wraps(function)
-    def apply(*given: Any) -> Any:  # Any: as the function's own
+    def apply(*given: Value) -> Value:
         out = function(*given)
         undefined = [x for x in _flat(given) if isinstance(x, Undefined)]
         if not undefined:
@@ -124,7 +129,7 @@ def _marking(function: _Function, spread: Callable[[Any], NDArray[np.bool_]]) ->
     return apply  # type: ignore[return-value]
 
 
-def _flat(given: tuple[Any, ...]) -> Iterator[Any]:
+def _flat(given: tuple[Value, ...]) -> Iterator[Value]:
     for x in given:
         if isinstance(x, tuple):
             yield from x

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -216,7 +216,7 @@ def told(
     unit: Unit,
     index: int,
     lanes: NDArray[np.intp],
-    action: Callable[..., Any],  # Any: arrays of the table
+    action: Callable[..., Value],
     *arguments: Value,
 ) -> Value:
     """Runs an action of the barrier table; its faults get kernel, line, block, warp and lane."""

@@ -15,6 +15,7 @@ from flashsmith.emulator.copies.mbarrier import Ints
 from flashsmith.emulator.copies.smem_layout import CHUNK_BYTES, swizzled
 from flashsmith.emulator.copies.tensor_map import TensorMap, box_rows, element_view, row_elements
 from flashsmith.emulator.machine.unit import Wait
+from flashsmith.emulator.machine.values import NumpyArgument
 from flashsmith.emulator.ordering.async_writes import NOT_WAITED
 from flashsmith.emulator.ordering.sums import reduce_bf16
 from flashsmith.emulator.ordering.traits import FLOATS
@@ -30,7 +31,7 @@ TYPES = {
     "u32": "u4", "s32": "i4", "u64": "u8", "s64": "i8", "f16": "f2", "f32": "f4", "f64": "f8",
     "b32": "u4", "b64": "u8", "bf16": "bf16",
 }  # fmt: skip
-OPERATIONS: dict[str, Any] = {  # Any: numpy ufuncs
+OPERATIONS: dict[str, np.ufunc] = {
     "add": np.add, "min": np.minimum, "max": np.maximum, "and": np.bitwise_and,
     "or": np.bitwise_or, "xor": np.bitwise_xor,
 }  # fmt: skip
@@ -70,7 +71,7 @@ class Place:
         parts = exists.reshape(len(exists), -1, CHUNK_BYTES // dtype.itemsize)
         return np.asarray(parts.any(axis=2))
 
-    def select(self, entries: Any) -> Place:  # Any: what numpy takes as an index
+    def select(self, entries: NumpyArgument) -> Place:
         """Some of the transfers."""
         return replace(self, start=self.start[entries])
 

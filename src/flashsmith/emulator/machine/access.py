@@ -30,12 +30,12 @@ from flashsmith.emulator.machine.address_space import (
     WINDOW_BYTES,
 )
 from flashsmith.emulator.machine.unit import Unit
-from flashsmith.emulator.machine.values import Value
+from flashsmith.emulator.machine.values import ScalarClass, Value
 
 if TYPE_CHECKING:
     from flashsmith.emulator.machine.chunk import Chunk
 
-UINT: dict[int, Any] = {  # Any: numpy scalar classes
+UINT: dict[int, ScalarClass] = {
     1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128,
 }  # fmt: skip
 Mask = NDArray[np.bool_] | None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +30,14 @@ ALWAYS = 1 << 40  # later than any time
 Slots = NDArray[np.intp]
 ASYNC_AGENTS = 40
 POISON = 0xFF  # byte that fills shared memory at the start: NaN in every float type
+FamilyState = Any  # Any: each family of instructions keeps a class of its own
+
+
+class Flight(Protocol):
+    """A copy in flight."""
+
+    def land(self, chunk: Chunk, *, whole: bool) -> bool:
+        """Takes the next step, or all of them; true when there is none left."""
 
 
 class Chunk:
@@ -75,13 +83,13 @@ class Chunk:
         self.barriers = Barriers(self)
         self.shadow = Shadow(self, shadow_grain(setup.kernel)) if setup.options.checks else None
         self.counters = Counters() if setup.options.counters else None
-        self.flights: list[Any] = []  # Any: objects with land(chunk, whole)
+        self.flights: list[Flight] = []
         self.forks: list[Unit] = []
         self.live: Sequence[Sequence[int]] = ()  # registers that live at each segment's start
         self.lines: Sequence[int] = ()  # of PTX, where each segment begins
         self.on_exit: list[Callable[[Unit], None]] = []  # called with warps that end
         self.on_start: list[Callable[[Slots], None]] = []  # called with slots that begin anew
-        self.state: dict[str, Any] = {}  # Any: state of instruction families, by family
+        self.state: dict[str, FamilyState] = {}  # by family of instructions
         self.clocks = GlobalClocks(self) if self.flag_columns else None
         self.writes = AsyncWrites(self) if self.tracks_writes else None
         seed = setup.options.seed
@@ -264,8 +272,8 @@ class Chunk:
         if not self.options.delayed_landing:
             self.land_all()
             return
-        landing: list[Any] = []  # Any: as flights
-        flying: list[Any] = []  # Any: as flights
+        landing: list[Flight] = []
+        flying: list[Flight] = []
         for flight in self.flights:
             late = random is None or random.random() > 0.15
             (flying if late else landing).append(flight)

@@ -15,7 +15,7 @@ from flashsmith.emulator.machine.convergence import is_apart, members_of
 from flashsmith.emulator.machine.matrix_products import PendingProducts
 from flashsmith.emulator.machine.opcode import OPCODES, Unknown, opcode_of
 from flashsmith.emulator.machine.segments import CONTROL, Segment, numbers
-from flashsmith.emulator.machine.values import Value
+from flashsmith.emulator.machine.values import ScalarClass, Value
 from flashsmith.emulator.ptx.instruction import (
     Address,
     Imm,
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from flashsmith.emulator.machine.unit import Unit
 
 # The numpy type that holds a value of each PTX type, and its name in generated text.
-NUMPY: dict[str, Any] = {  # Any: numpy scalar classes
+NUMPY: dict[str, ScalarClass] = {
     "pred": np.bool_, "b8": np.uint8, "u8": np.uint8, "s8": np.int8,
     "b16": np.uint16, "u16": np.uint16, "s16": np.int16, "f16": np.float16, "bf16": np.uint16,
     "b32": np.uint32, "u32": np.uint32, "s32": np.int32, "f32": np.float32,
@@ -69,8 +69,7 @@ class Emitter:
         self.kernel = kernel
         self.storage = storage  # type each register is kept in, by number
         self.symbols = symbols  # name → (space, address in it)
-        # Any: as in value()
-        self.namespace: dict[str, Any] = {name_of(k): v for k, v in NUMPY.items()}
+        self.namespace: dict[str, Value] = {name_of(k): v for k, v in NUMPY.items()}
         self.namespace["np"] = np
         self.unknown: list[tuple[int, str]] = []
         self.lines: list[str] = []
@@ -224,7 +223,7 @@ class Emitter:
             self.namespace[name] = function
         return name
 
-    def value(self, name: str, value: Any) -> str:  # Any: whatever generated text refers to
+    def value(self, name: str, value: Value) -> str:
         """Makes an object known to generated text under `name`."""
         self.namespace[name] = value
         return name
@@ -322,7 +321,7 @@ def _converted(expression: str, kind: str, have: str) -> str:
     return wide if name_of(have)[0] == "U" and kind[0] != "s" else f"{wide}.view({name_of(have)})"
 
 
-def _narrow_float(imm: Imm, dtype: Any) -> int:  # Any: a numpy dtype
+def _narrow_float(imm: Imm, dtype: np.dtype[Any]) -> int:
     given = np.array(imm.value, f"u{imm.float_bits // 8}").view(f"f{imm.float_bits // 8}")
     return int(given.astype(dtype).view(f"u{dtype.itemsize}"))
 

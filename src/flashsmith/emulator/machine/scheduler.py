@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from flashsmith.emulator.checks.undefined import Undefined, require_defined_value
 from flashsmith.emulator.machine.convergence import Convergence
@@ -291,7 +292,7 @@ class Scheduler:
         return True
 
 
-def split_pairs(unit: Unit, pairs: Any, live: Sequence[int]) -> Unit:  # Any: positions
+def split_pairs(unit: Unit, pairs: NDArray[np.intp], live: Sequence[int]) -> Unit:
     """The unit of some pairs, which keeps waiting for what the whole unit waits for."""
     if unit.mask is None:
         return unit.select(pairs, None, live)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from flashsmith.base.errors import EmulationError
 from flashsmith.emulator import ops
@@ -45,7 +44,7 @@ def translate(kernel: Kernel, *, fine: bool = False) -> Translation:
         emitter.emit(segment)
     _refuse_unknown(kernel, emitter.unknown)
     source = "\n".join(emitter.lines)
-    namespace: dict[str, Any] = emitter.namespace  # Any: what generated text refers to
+    namespace = emitter.namespace
     exec(compile(source, f"<{kernel.name}>", "exec"), namespace)  # noqa: S102 - our own text
     return Translation(
         [namespace[f"s{segment.number}"] for segment in segments],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -78,14 +78,14 @@ class Unit:
         self.safe = (-1, 0)  # Chunk.safe_time and the version of the clocks it was taken from
         self.yielded = False  # asked to let others run first
         self.idle = 0  # segments since it last changed memory, waited or looked at a flag
-        self._cache: dict[str, Any] = {}  # Any: as in cached()
+        self._cache: dict[str, Value] = {}
 
     @property
     def pairs(self) -> int:
         """How many pairs of block and warp the unit has."""
         return len(self.block)
 
-    def cached(self, key: str, make: Any) -> Any:  # Any: arrays derived from the pairs
+    def cached(self, key: str, make: Callable[[], Value]) -> Value:
         """An array that depends on the pairs only, made once."""
         value = self._cache.get(key)
         if value is None:

@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from flashsmith.emulator.machine.chunk import Chunk
     from flashsmith.emulator.machine.unit import Unit
 
-_UFUNC: dict[str, Any] = {  # Any: numpy ufuncs
+_UFUNC: dict[str, np.ufunc] = {
     "add": np.add, "min": np.minimum, "max": np.maximum, "and": np.bitwise_and,
     "or": np.bitwise_or, "xor": np.bitwise_xor,
 }  # fmt: skip
-_STEP: dict[str, Callable[[Any, Any], Any]] = {  # Any: numpy scalars
+_STEP: dict[str, Callable[[Value, Value], Value]] = {
     "exch": lambda old, new: new,
     "inc": lambda old, limit: old - old if old >= limit else old + limit.dtype.type(1),
     "dec": lambda old, limit: limit if old == 0 or old > limit else old - limit.dtype.type(1),

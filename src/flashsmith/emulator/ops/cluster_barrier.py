@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,7 +75,7 @@ class ClusterBarrier:
             self.missing[cluster] = self.alive[cluster]
             self.ended[blocks] = self._met(np.arange(blocks.start, blocks.stop))
 
-    def _met(self, blocks: Any) -> Any:  # Any: arrays of blocks and of their clocks
+    def _met(self, blocks: NDArray[np.intp]) -> NDArray[np.int64]:
         """What all warps of a cluster knew, in each block's own columns."""
         rows = self.clock[blocks]
         met = rows.copy()

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashsmith.base.dtypes import DType, from_bits, to_bits
+from flashsmith.emulator.machine.values import Value
 from flashsmith.emulator.ordering.async_writes import NOT_WAITED
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ class Sum:
     high: int
 
 
-def add_to(memory: NDArray[np.uint8], cells: NDArray[np.int64], values: Any, kind: str) -> None:
+def add_to(memory: NDArray[np.uint8], cells: NDArray[np.int64], values: Value, kind: str) -> None:
     """Adds elements one after another; `values` are bits for bf16, numbers for all else."""
     if kind == "bf16":
         reduce_bf16(memory.view(np.uint16), cells, values, np.add)
@@ -48,7 +49,9 @@ def add_to(memory: NDArray[np.uint8], cells: NDArray[np.int64], values: Any, kin
         np.add.at(memory.view(kind), cells, values.view(kind))
 
 
-def reduce_bf16(target: Any, cells: Any, values: Any, operation: Any) -> None:  # Any: arrays, ufunc
+def reduce_bf16(
+    target: NDArray[np.uint16], cells: NDArray[np.int64], values: Value, operation: np.ufunc
+) -> None:
     """Applies an operation to bf16 elements, those of equal cells one after another."""
     numbers = from_bits(values, DType.BF16)
     order = np.argsort(cells, kind="stable")
@@ -137,7 +140,7 @@ class PendingSums:
 
 
 def put_off_lanes(
-    c: Chunk, u: Unit, lanes: NDArray[np.intp], cells: NDArray[np.int64], values: Any, index: int
+    c: Chunk, u: Unit, lanes: NDArray[np.intp], cells: NDArray[np.int64], values: Value, index: int
 ) -> None:
     """The sums of a red instruction, warp by warp; `cells` and `values` have a row a lane."""
     assert c.sums is not None

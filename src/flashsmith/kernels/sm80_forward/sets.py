@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 from flashsmith.base.dtypes import DType
+from flashsmith.base.loose_types import KnobValue
 from flashsmith.kernels.kernel import KernelConfig
 from flashsmith.kernels.short_form import parse_short_form
 from flashsmith.kernels.sm80_forward.config import FlashForwardKernelConfig
 
-TUNE_GRID: dict[str, tuple[Any, ...]] = {  # Any: int and bool knobs
+TUNE_GRID: dict[str, tuple[KnobValue, ...]] = {
     "d_head": (128,),
     "B_r": (64, 128),
     "B_c": (32, 64),

@@ -294,7 +294,7 @@ Sm90ForwardConfig.BUILD_RULES = (
     Rule(
         "cluster_with_pingpong",
         lambda c: c.cluster > 1 and c.pingpong,
-        "who waits for its turn keeps a block of K from the other block of the cluster, which may"
+        "a warpgroup that waits for its turn keeps K from the other cta of the cluster, which may"
         " have to go first: with a causal mask they can wait for each other for ever",
         "drop pingpong or cluster",
     ),
@@ -307,7 +307,7 @@ Sm90ForwardConfig.BUILD_RULES = (
     Rule(
         "lazy_needs_threshold",
         lambda c: c.statistics != Statistics.MAX and c.rescale_threshold == 0,
-        "VOTE and SUM know no row maximum in most blocks, so they need room to grow",
+        "VOTE and SUM do not know the row maxima of most blocks, so rows need room to grow",
         "add lazy_8 or use MAX",
     ),
     Rule(

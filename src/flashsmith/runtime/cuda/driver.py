@@ -6,16 +6,15 @@ import ctypes
 import sys
 import threading
 from ctypes import POINTER, c_char_p, c_float, c_int, c_size_t, c_uint, c_ulonglong, c_void_p
-from typing import Any
 
 from flashsmith.base.errors import DeviceMissing, LaunchError
 from flashsmith.base.forks import call_in_forked_child
+from flashsmith.base.loose_types import CLibrary
 
-CMade = Any  # Any: a library or function of ctypes, which makes them by name
 # The driver is called through ctypes, not cuda.bindings: importing that takes 80 ms, which is
 # most of what a first call with a warm kernel cache may take.
 _Out = c_void_p  # a pointer the driver writes through; callers pass `ctypes.byref(...)`
-_PROTOTYPES: dict[str, tuple[Any, ...]] = {  # Any: ctypes types have no common static type
+_PROTOTYPES: dict[str, tuple[type[object], ...]] = {
     "cuInit": (c_uint,),
     "cuDriverGetVersion": (_Out,),
     "cuDeviceGetCount": (_Out,),
@@ -89,11 +88,11 @@ _ADVICE = {
 class Driver:
     """The driver library of this process; every call raises `LaunchError` unless it succeeds."""
 
-    def __init__(self, library: CMade) -> None:
+    def __init__(self, library: CLibrary) -> None:
         self._library = library
-        self._functions: dict[str, CMade] = {}
+        self._functions: dict[str, CLibrary] = {}
 
-    def function(self, name: str) -> CMade:
+    def function(self, name: str) -> CLibrary:
         """The function `name`, which returns a result code."""
         found = self._functions.get(name)
         if found is None:
@@ -108,7 +107,7 @@ class Driver:
             self._functions[name] = found
         return found
 
-    def bare(self, name: str) -> CMade:
+    def bare(self, name: str) -> CLibrary:
         """A copy of the function `name` that converts no argument: all must be ctypes values."""
         self.function(name)  # said where the driver lacks it
         found = self._library[name]

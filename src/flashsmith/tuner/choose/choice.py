@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from flashsmith.arch import Arch
 from flashsmith.arch import get as get_arch
@@ -15,6 +14,7 @@ from flashsmith.base.errors import (
     FlashsmithError,
     Unsupported,
 )
+from flashsmith.base.loose_types import KnobValue
 from flashsmith.kernels.catalogue import CATALOGUE
 from flashsmith.kernels.kernel import KernelConfig
 from flashsmith.kernels.parse import parse_config
@@ -76,7 +76,7 @@ def choose(
     used or refused, never replaced.
     """
     if not isinstance(problem, AttentionProblem):
-        raise ArgumentTypeError(f"problem is {problem!r}; it is an AttentionProblem.")
+        raise ArgumentTypeError(f"problem is {problem!r}; it must be an AttentionProblem.")
     question = _Question(problem, get_arch(arch), gpu, unusable)
     if given is not None:
         require_computable(given, problem)
@@ -127,16 +127,18 @@ def _measured_choice(
     least, ranked = _nearest(question, table)
     unknown = _unknown_winner(question, table, ranked)
     if unknown is not None:
-        passed.append(Rejected(ranked[0].config, f"{table.label}, but not beside {unknown}"))
+        passed.append(
+            Rejected(ranked[0].config, f"{table.label}, but it was not timed beside {unknown}")
+        )
         return None
-    for place, item in enumerate(ranked):
+    for index, item in enumerate(ranked):
         config, obstacle = _usable(question, item)
         if config is None:
             passed.append(Rejected(item.config, obstacle))
             continue
         slower = tuple(
             Rejected(other.config, f"{other.median_us:.1f} µs against {item.median_us:.1f}")
-            for other in ranked[place + 1 :]
+            for other in ranked[index + 1 :]
         )
         where = "this shape"
         if least > 0:
@@ -196,11 +198,11 @@ def _better_filled(
     rival_us, rival, other = best
     reason = (
         f"{table.label}: {other.median_us:.1f} µs on {problem_text(other.problem)}, "
-        f"{question.gpu}; its whole tiles and waves make {rival_us:.1f} µs of it here"
+        f"{question.gpu}; with whole tiles and waves, {rival_us:.1f} µs expected here"
     )
     loser = (
-        f"{item.median_us:.1f} µs on the nearest shape measured, {problem_text(item.problem)}; its "
-        f"whole tiles and waves make {expected_us:.1f} µs of it here"
+        f"{item.median_us:.1f} µs on the nearest shape measured, {problem_text(item.problem)}; "
+        f"with whole tiles and waves, {expected_us:.1f} µs expected here"
     )
     return Choice(rival, table.label, reason, (Rejected(item.config, loser),))
 
@@ -219,7 +221,7 @@ def _usable(question: _Question, item: MeasuredConfig) -> tuple[KernelConfig | N
         config = parse_config(item.config)
     except ConfigError as error:
         return None, str(error)
-    fields: dict[str, Any] = {"dtype": question.problem.dtype}  # Any: a field of each family
+    fields: dict[str, KnobValue] = {"dtype": question.problem.dtype}
     config = replace(config, **fields)
     obstacle = question.obstacle(config)
     return (config, "") if not obstacle else (None, obstacle)
@@ -247,5 +249,5 @@ def _ruled_choice(question: _Question, passed: list[Rejected]) -> Choice:
             f"No configuration computes {problem_text(question.problem)} on {question.arch.name}; "
             f"the kernels take d_head in multiples of {D_HEAD_STEP} up to {MAX_D_HEAD}."
         )
-    reason = "nothing was measured near this shape; the first of the rule's list that fits"
+    reason = "nothing was measured near this shape; the rule's first configuration that fits"
     return Choice(chosen, "rule", reason, tuple(passed))

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 from flashsmith.base.dtypes import DType
 from flashsmith.base.errors import DamagedFile, FlashsmithError, Unsupported
+from flashsmith.base.loose_types import KnobValue
 from flashsmith.compile.ahead_of_time.bundle import open_bundle, write_bundle
 from flashsmith.compile.artefact import CompiledKernel
 from flashsmith.compile.compiler import (
@@ -109,7 +109,7 @@ def _jobs(items: Iterable[Measurement]) -> Iterator[CompileJob]:
     """
     for item in items:
         for dtype, lse in product(DType, (False, True)):
-            fields: dict[str, Any] = {"dtype": dtype}  # Any: a field of each family
+            fields: dict[str, KnobValue] = {"dtype": dtype}
             config = replace(parse_config(item.key.config), **fields)
             q_lens, k_lens = ((n * _TILES, n * _TILES + 1) for n in (config.tile_q, config.tile_k))
             for q_len, k_len in product(q_lens, k_lens):

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict
 from functools import cache
-from typing import Any
 
 from flashsmith.base.errors import (
     CompileError,
@@ -17,6 +16,7 @@ from flashsmith.base.errors import (
     OutOfResources,
     Unsupported,
 )
+from flashsmith.base.loose_types import JsonObject
 from flashsmith.check.survey import CASES
 from flashsmith.check.verdict import check_case
 from flashsmith.kernels import KernelConfig, parse_config
@@ -44,7 +44,6 @@ from flashsmith.tuner.store.outcome import (
     outcome_fields,
 )
 
-Json = dict[str, Any]  # Any: JSON
 SCREEN_RUNS = 5
 
 
@@ -61,9 +60,9 @@ class _Tensors:
         if self._call is None or problem != self._problem:
             self._held.close()
             self._call = None
-            places, buffers = contiguous_tensors(problem, random_inputs(problem))
+            locations, buffers = contiguous_tensors(problem, random_inputs(problem))
             held = self._held.enter_context(uploaded(device, buffers))
-            self._call, self._problem = held.call(places), problem
+            self._call, self._problem = held.call(locations), problem
         return self._call
 
 
@@ -71,9 +70,9 @@ _tensors = _Tensors()
 _checked: dict[tuple[KernelConfig, str], Outcome | None] = {}
 
 
-def evaluate(job: Json) -> Json:
+def evaluate(job: JsonObject) -> JsonObject:
     """Answers one job of the tuner; see the functions below for the kinds there are."""
-    kinds: dict[str, Callable[[Json], Json]] = {
+    kinds: dict[str, Callable[[JsonObject], JsonObject]] = {
         "screen": _screen,
         "race": _race,
         "gate": _gate,
@@ -83,7 +82,7 @@ def evaluate(job: Json) -> Json:
     return kinds[job["kind"]](job)
 
 
-def _screen(job: Json) -> Json:
+def _screen(job: JsonObject) -> JsonObject:
     """One configuration on one problem: right? which bits? roughly how fast?"""
     if _is_late(job):
         return {"skipped": True}
@@ -94,7 +93,7 @@ def _screen(job: Json) -> Json:
     return _answer(device, outcome)
 
 
-def _race(job: Json) -> Json:
+def _race(job: JsonObject) -> JsonObject:
     """Several configurations side by side on one problem: what the final order is taken from."""
     device, problem = _device(job), _problem(job)
     configs = [parse_config(text) for text in job["configs"]]
@@ -112,14 +111,14 @@ def _race(job: Json) -> Json:
     return {"timed": timed, "control": run.control.median, "void": run.is_void}
 
 
-def _gate(job: Json) -> Json:
+def _gate(job: JsonObject) -> JsonObject:
     """One configuration on all of check/'s cases."""
     device, config = _device(job), parse_config(job["config"])
     outcome = _checked_on(device, config, "full") or Verified("")
     return _answer(device, outcome)
 
 
-def _count(job: Json) -> Json:
+def _count(job: JsonObject) -> JsonObject:
     """One configuration's facts, for a prediction; empty if it cannot be compiled in time."""
     if _is_late(job):
         return {}
@@ -129,11 +128,11 @@ def _count(job: Json) -> Json:
         return {}
 
 
-def _is_late(job: Json) -> bool:
+def _is_late(job: JsonObject) -> bool:
     return job["until"] is not None and time.time() > job["until"]
 
 
-def _target(job: Json) -> Json:
+def _target(job: JsonObject) -> JsonObject:
     """What this worker measures on: asked by a driver that has no GPU itself."""
     return asdict(target_here(job["device"]))
 
@@ -189,13 +188,13 @@ def _measured(device: Device, config: KernelConfig, problem: AttentionProblem) -
     return Timed(times.median, times.p20, times.p80, times.rounds, bits)
 
 
-def _answer(device: Device, outcome: Outcome) -> Json:
+def _answer(device: Device, outcome: Outcome) -> JsonObject:
     # After a fault the CUDA context of this process answers every call with the same error.
     broken = device.can_time and isinstance(outcome, DidNotRun)
     return {**outcome_fields(outcome), "retire": broken}
 
 
-def _device(job: Json) -> Device:
+def _device(job: JsonObject) -> Device:
     return default_device("cuda") if job["device"] == "cuda" else _emulator(job["arch"])
 
 
@@ -204,5 +203,5 @@ def _emulator(arch: str) -> Device:
     return EmulatedDevice(arch)
 
 
-def _problem(job: Json) -> AttentionProblem:
+def _problem(job: JsonObject) -> AttentionProblem:
     return problem_from_fields(job["problem"])

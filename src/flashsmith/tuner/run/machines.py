@@ -62,7 +62,9 @@ class Machines:
 
     def _require_sense(self) -> None:
         if self.executor not in EXECUTORS:
-            raise ArgumentError(f"executor is {self.executor!r}; it is {' or '.join(EXECUTORS)}.")
+            raise ArgumentError(
+                f"executor is {self.executor!r}; it must be {' or '.join(EXECUTORS)}."
+            )
         if self.executor == "local" and (self.address or self.gpu_type):
             name = "address" if self.address else "gpu_type"
             raise ArgumentError(f"{name} is given without a cluster; give executor 'ray' too.")

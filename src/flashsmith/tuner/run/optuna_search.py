@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from flashsmith.base.errors import Unsupported
-from flashsmith.base.fields import value_text
+from flashsmith.base.fields import Knob, value_text
+from flashsmith.base.loose_types import Foreign, KnobValue, OptionalModule
 from flashsmith.kernels.kernel import KernelConfig
 
 AT_ONCE = 8  # configurations asked for together: compiled side by side, then measured
 _ASKS_A_TRIAL = 20  # what was asked for before is not measured again; a small space runs dry
 _FIXED = ("dtype", "d_head")  # the problem decides them
 _FAMILY = "family"
+Trial = Foreign  # Optuna's
 
 Measure = Callable[[Sequence[KernelConfig]], Mapping[KernelConfig, float | None]]
 
@@ -67,7 +68,7 @@ class _Space:
         self._is_legal = is_legal
         self._random = random.Random(0)
 
-    def distributions(self, optuna: Any) -> dict[str, Any]:  # Any: a module that may be missing
+    def distributions(self, optuna: OptionalModule) -> dict[str, Foreign]:
         """Every knob of every family, by its values' texts."""
         choice = optuna.distributions.CategoricalDistribution
         found = {_FAMILY: choice(tuple(self._models))}
@@ -76,10 +77,10 @@ class _Space:
                 found[f"{family}.{name}"] = choice(tuple(value_text(v) for v in knob.values))
         return found
 
-    def asked(self, trial: Any) -> KernelConfig:  # Any: as above
+    def asked(self, trial: Trial) -> KernelConfig:
         """The configuration of a trial, or the nearest way back to one that can be built."""
         model = self._models[trial.params[_FAMILY]]
-        chosen: dict[str, Any] = {}  # Any: a knob's value
+        chosen: dict[str, KnobValue] = {}
         for name, knob in _free_knobs(model).items():
             text = trial.params[f"{model.NAME}.{name}"]
             chosen[name] = next(v for v in knob.values if value_text(v) == text)
@@ -91,9 +92,7 @@ class _Space:
             config = config.replace(**{name: getattr(model, name)})
         return config
 
-    def trial(
-        self, optuna: Any, config: KernelConfig, time_us: float | None
-    ) -> Any:  # Any: as above
+    def trial(self, optuna: OptionalModule, config: KernelConfig, time_us: float | None) -> Trial:
         """What was measured, as Optuna is told."""
         own = {
             f"{config.NAME}.{name}": value_text(getattr(config, name))
@@ -110,11 +109,11 @@ class _Space:
         )
 
 
-def _free_knobs(config: KernelConfig) -> dict[str, Any]:  # Any: Knob, of each family's own
+def _free_knobs(config: KernelConfig) -> dict[str, Knob]:
     return {name: knob for name, knob in config.knobs().items() if name not in _FIXED}
 
 
-def _import_optuna() -> Any:  # Any: a module that may be missing
+def _import_optuna() -> OptionalModule:
     try:
         import optuna
     except ImportError as error:

@@ -99,20 +99,20 @@ def _gated(tuner: Tuner, ranked: list[Result]) -> list[Result]:
     The next of the same race with other tiles may be chosen too: for a neighbour of this problem
     whose lengths or waves it fits better.
     """
-    for place, result in enumerate(ranked):
+    for index, result in enumerate(ranked):
         if _passes(tuner, result):
             winner = replace(_choosable(result), is_winner=True)
-            others = [*ranked[:place], *ranked[place + 1 :]]
+            others = [*ranked[:index], *ranked[index + 1 :]]
             return [winner, *_with_stand_in(tuner, winner, others)]
     return ranked
 
 
 def _with_stand_in(tuner: Tuner, winner: Result, others: list[Result]) -> list[Result]:
     protocol = winner.measurement.key.protocol
-    for place, result in enumerate(others):
+    for index, result in enumerate(others):
         beside = result.measurement.key.protocol == protocol and _speed(winner) < _speed(result)
         if beside and _rows(result) != _rows(winner) and _passes(tuner, result):
-            return [*others[:place], _choosable(result), *others[place + 1 :]]
+            return [*others[:index], _choosable(result), *others[index + 1 :]]
     return others
 
 

@@ -89,7 +89,9 @@ def tune(
     wanted = (problems,) if isinstance(problems, AttentionProblem) else tuple(problems)
     deadline = None if budget is None else time.time() + seconds_of(budget)
     if not wanted or not all(isinstance(problem, AttentionProblem) for problem in wanted):
-        raise ArgumentTypeError(f"problems is {problems!r}; it is an AttentionProblem or several.")
+        raise ArgumentTypeError(
+            f"problems is {problems!r}; it must be an AttentionProblem or several."
+        )
     model = parse_config(same_bits_as) if isinstance(same_bits_as, str) else same_bits_as
     path = Path(store) if store is not None else settings.results_path()
     with (machines or Machines()).open() as (target, pool), ResultStore(path) as opened:
@@ -113,7 +115,9 @@ def seconds_of(budget: float | str, name: str = "budget") -> float:
     else:
         seconds = float(budget)
     if not seconds > 0:
-        raise ArgumentError(f"{name} is {budget!r}; it is a time above 0, such as 90s, 2m or 1h.")
+        raise ArgumentError(
+            f"{name} is {budget!r}; it must be a time above 0, such as 90s, 2m or 1h."
+        )
     return seconds
 
 

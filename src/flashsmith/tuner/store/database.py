@@ -37,7 +37,7 @@ _REST = ("outcome", "gate", "moment", "environment")
 _COLUMNS = (*_KEY, *_REST, "is_imported")
 _COLUMNS_OF_0_1 = (*("source_hash" if name == "code" else name for name in _KEY), *_REST)
 _SAID = {
-    sqlite3.SQLITE_FULL: "the disk is full; make room and do it again",
+    sqlite3.SQLITE_FULL: "the disk is full; make room and try again",
     sqlite3.SQLITE_READONLY: "it cannot be written; name another results file (--store)",
     sqlite3.SQLITE_CANTOPEN: "it cannot be opened; check the path and who may write there",
     sqlite3.SQLITE_IOERR: "reading or writing it failed; check the disk",
@@ -270,8 +270,8 @@ def _explained(path: Path) -> Iterator[None]:
         code = _code(error)
         if code == sqlite3.SQLITE_BUSY:
             raise FileInUse(
-                f"{path} is kept by another process for more than {_BUSY_SECONDS:.0f} s; wait for "
-                f"it, or name another results file."
+                f"{path} has been locked by another process for over {_BUSY_SECONDS:.0f} s; wait "
+                f"for it, or name another results file."
             ) from error
         if code in _SAID:
             raise StorageError(f"{path}: {_SAID[code]} ({error}).") from error
@@ -330,7 +330,7 @@ def _fields(columns: tuple[str, ...], row: Row, schema: int) -> dict[str, object
     values = dict(zip(columns, row, strict=True))
     outcome = parse_json(values.pop("outcome"))
     if not isinstance(outcome, dict):
-        raise DamagedFile(f"outcome is {str(outcome)[:40]!r}; it is an object.")
+        raise DamagedFile(f"outcome is {str(outcome)[:40]!r}; it must be an object.")
     gate = values.pop("gate")
     return {
         **values,

@@ -84,11 +84,11 @@ def measurement_from_fields(data: object) -> Measurement:
         )
     texts = {f.name: _text(data, f.name) for f in fields(MeasurementKey) if f.name != "problem"}
     if parse_config(texts["config"]).short_form() != texts["config"]:
-        raise ConfigError(f"config is {texts['config']!r}; it is not a whole short form.")
+        raise ConfigError(f"config is {texts['config']!r}, which is not a complete short form.")
     key = MeasurementKey(**texts, problem=problem_from_fields(data.get("problem")))
     gate = data.get("gate")
     if not isinstance(gate, bool):
-        raise DamagedFile(f"gate is {str(gate)[:40]!r}; it is true or false.")
+        raise DamagedFile(f"gate is {str(gate)[:40]!r}; it must be true or false.")
     outcome = outcome_from_fields(data)
     return Measurement(key, outcome, gate, _text(data, "when"), _environment(data))
 
@@ -97,7 +97,7 @@ def _text(data: Mapping[str, object], name: str) -> str:
     value = data.get(name)
     if not isinstance(value, str) or len(value) > _MOST_LETTERS:
         raise DamagedFile(
-            f"{name} is {str(value)[:40]!r}; it is a text of at most {_MOST_LETTERS} letters."
+            f"{name} is {str(value)[:40]!r}; it must be a text of at most {_MOST_LETTERS} letters."
         )
     return value
 
@@ -112,5 +112,7 @@ def _environment(data: Mapping[str, object]) -> Mapping[str, object]:
         value = found.get(name)
         is_count = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**40
         if value is not None and not is_count:
-            raise DamagedFile(f"{name} of the environment is {str(value)[:40]!r}; it is a count.")
+            raise DamagedFile(
+                f"{name} of the environment is {str(value)[:40]!r}; it must be a count."
+            )
     return found

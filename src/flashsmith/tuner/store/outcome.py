@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, fields
-from typing import Any
 
 from flashsmith.base.errors import DamagedFile
+from flashsmith.base.loose_types import DataClass
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class Wrong:
 
 
 Outcome = Timed | Verified | Refused | DidNotCompile | DidNotRun | TimedOut | Wrong
-KINDS: dict[str, type[Any]] = {  # Any: the classes share no base but object
+KINDS: dict[str, DataClass] = {
     kind.__name__: kind
     for kind in (Timed, Verified, Refused, DidNotCompile, DidNotRun, TimedOut, Wrong)
 }
@@ -81,20 +81,21 @@ def outcome_from_fields(data: dict[str, object]) -> Outcome:
     name = data.get("outcome")
     kind = KINDS.get(name) if isinstance(name, str) else None
     if kind is None:
-        raise DamagedFile(f"outcome is {str(name)[:40]!r}; it is one of {', '.join(KINDS)}.")
+        raise DamagedFile(f"outcome is {str(name)[:40]!r}; it must be one of {', '.join(KINDS)}.")
     values: dict[str, object] = {}
     for field in fields(kind):
         value = data.get(field.name)
         allowed = _TYPES[str(field.type)]
         if isinstance(value, bool) or not isinstance(value, allowed):
             raise DamagedFile(
-                f"{field.name} of {name} is {str(value)[:40]!r}; it is a {field.type}."
+                f"{field.name} of {name} is {str(value)[:40]!r}; it must be a {field.type}."
             )
         if isinstance(value, str) and len(value) > _MOST_LETTERS:
             raise DamagedFile(f"{field.name} of {name} has more than {_MOST_LETTERS} letters.")
         if isinstance(value, int | float) and not 0 < value <= _MOST:
             raise DamagedFile(
-                f"{field.name} of {name} is {str(value)[:40]}; it is above 0 and at most {_MOST:g}."
+                f"{field.name} of {name} is {str(value)[:40]}; it must be above 0 and at most "
+                f"{_MOST:g}."
             )
         values[field.name] = value
     outcome: Outcome = kind(**values)

@@ -13,7 +13,7 @@ ALLOWED_GAP = 0.01  # picks that differ by less are as good as each other
 # Times of one protocol were taken side by side; the later one in more rounds.
 _PROTOCOLS = ("final", "race", "screen")
 Where = tuple[str, AttentionProblem]  # GPU and problem
-_Times = dict[tuple[Where, str, str], float]  # by place, configuration and protocol
+_Times = dict[tuple[Where, str, str], float]  # by where, configuration and protocol
 
 
 @dataclass(frozen=True, slots=True)

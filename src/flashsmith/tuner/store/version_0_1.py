@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from flashsmith.base.errors import FlashsmithError
 from flashsmith.base.json_text import parse_json
+from flashsmith.base.loose_types import JsonObject
 from flashsmith.kernels import parse_config
 from flashsmith.kernels.plans import plan, sum_order
 from flashsmith.problem.text import problem_fields, problem_from_fields
@@ -22,7 +22,7 @@ SIDE_FILE = Path(__file__).parents[2] / "shipped" / "code_of_version_0_1.json"
 UNKNOWN = "source "  # begins what stands for the code of a kernel that is not in the side file
 _SM_COUNT = 132  # of the GPUs that 0.1 shipped measurements for
 
-Fields = dict[str, Any]  # Any: JSON
+Fields = JsonObject
 
 
 def converted(data: Fields) -> Fields:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
+
+from flashsmith.base.loose_types import JsonObject
 
 EVALUATOR = "flashsmith.tuner.run.evaluate:evaluate"
-Job = dict[str, Any]  # Any: JSON
+Job = JsonObject
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
     """What the evaluator returned."""
 
-    data: dict[str, Any]  # Any: JSON
+    data: JsonObject
 
 
 @dataclass(frozen=True, slots=True)

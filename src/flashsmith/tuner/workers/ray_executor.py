@@ -10,13 +10,16 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from flashsmith.base.errors import ArgumentError, Unsupported
+from flashsmith.base.loose_types import Foreign, Json, OptionalModule
 from flashsmith.tuner.workers.executor import EVALUATOR, Answer, Died, Job, Late, Reply
 from flashsmith.tuner.workers.pool import Worker
 
 LOSSES = 3  # actors that one job may lose before it is held to be the cause
+
+Actor = Foreign  # Ray's handle of one
 
 
 class _RemoteWorker:
@@ -25,7 +28,7 @@ class _RemoteWorker:
     def __init__(self, evaluator: str, environment: dict[str, str]) -> None:
         self._worker = Worker(evaluator, environment)
 
-    def ask(self, job: Job, seconds: float) -> tuple[str, Any]:  # Any: JSON
+    def ask(self, job: Job, seconds: float) -> tuple[str, Json]:
         """The kind of the reply, and what it holds."""
         reply = self._worker.ask(job, seconds)
         if isinstance(reply, Answer):
@@ -83,7 +86,7 @@ class RayExecutor:
         waiting = deque(range(len(jobs)))
         losses = [0] * len(jobs)
         free = deque(self._actors)
-        running: dict[Any, tuple[int, Any]] = {}  # Any: Ray's references and handles
+        running: dict[Foreign, tuple[int, Actor]] = {}  # by Ray's references
         while waiting or running:
             while waiting and free:
                 number, actor = waiting.popleft(), free.popleft()
@@ -103,10 +106,10 @@ class RayExecutor:
             else:
                 on_reply(number, reply)
 
-    def _start(self) -> Any:  # Any: an actor's handle
+    def _start(self) -> Actor:
         return self._class.remote(*self._arguments)
 
-    def _replaced(self, lost: Any) -> Any:  # Any: as above
+    def _replaced(self, lost: Actor) -> Actor:
         new = self._start()
         self._actors = [new if actor is lost else actor for actor in self._actors]
         return new
@@ -116,19 +119,19 @@ class RayExecutor:
         have = self._ray.cluster_resources().get("GPU" if needs_gpu else "CPU", 0)
         if have < 1:
             raise ArgumentError(
-                "--executor ray: the cluster has no GPU; `tune` needs one a worker; start a "
+                "--executor ray: the cluster has no GPU; `tune` needs one per worker; start a "
                 "machine with `ray start --address`, or add --device emulator."
             )
         return int(have)
 
 
-def _reply_of(kind: str, value: Any) -> Reply:  # Any: JSON
+def _reply_of(kind: str, value: Json) -> Reply:
     if kind == "answer":
         return Answer(value)
     return Died(value) if kind == "died" else Late(value)
 
 
-def _import_ray() -> Any:  # Any: a module that may be missing
+def _import_ray() -> OptionalModule:
     try:
         import ray
     except ImportError as error:

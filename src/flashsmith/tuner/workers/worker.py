@@ -8,9 +8,10 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from typing import Any
 
-Evaluate = Callable[[dict[str, Any]], dict[str, Any]]  # Any: JSON objects
+from flashsmith.base.loose_types import JsonObject
+
+Evaluate = Callable[[JsonObject], JsonObject]
 
 
 def main() -> None:
