@@ -35,6 +35,19 @@ def test_the_loop_keeps_descriptors_in_uniform_registers(config, traits):
     assert products == config.d_head // 16 + config.B_c // 16
 
 
+@pytest.mark.parametrize("needs", [Needs(), Needs(("causal", "ragged_k"))], ids=str)
+@pytest.mark.parametrize("config", get_kernel_configs("hopper-bwd")[:6], ids=str)
+def test_a_backward_step_is_one_loop_of_all_products_and_does_not_spill(config, needs):
+    kernel = compile_kernel(config.tiles, needs, "sm_90a")
+    assert kernel.resources.spill_bytes == 0
+    sass = disassemble(kernel.cubin)
+    products = [i for i in wgmma_loop(sass) if i.opcode.startswith("HGMMA")]
+    scores, rows = config.d_head // 16 + 1, config.tile_q // 16  # steps, one of them the fold
+    assert len(products) == 2 * scores + 2 * rows + 8
+    if config.d_head == 128 and not len(needs):
+        assert wgmma_faults(sass) == []
+
+
 def test_moves_between_products_and_divergent_branches_are_found():
     sass = """
         /*0000*/                   BRA.DIV UR4, `(.L_x_9) ;

@@ -28,7 +28,9 @@ struct BackwardProducer {
         for (;; ++tiles) {
             const KvTile tile = KvTile::get(Plan::tile(tiles % Plan::kTileSlots));
             if (tile.steps == 0) return;
-            const u32 number = draw();  // asked for here, needed when the rings are full
+            // Asked for here, needed when the rings are full. In order, others wait for the block
+            // that a number stands for: it is drawn when this one's loads are out, not before.
+            [[maybe_unused]] const u32 early = kConfig.unordered ? draw() : 0;
             Walk<Kernel> walk(args, tile);
             // In the order of need. V is free before K: a tile's last dQ still reads that.
             load_q(walk, tile.batch);
@@ -40,9 +42,13 @@ struct BackwardProducer {
                 walk.advance(args);
                 load_q(walk, tile.batch);
                 load_d_o(walk, tile.batch);
-                if (left == tile.steps - 1) publish(number, tiles + 1);
+                if (kConfig.unordered && left == tile.steps - 1) publish(early, tiles + 1);
             }
-            if (tile.steps == 1) publish(number, tiles + 1);
+            if (!kConfig.unordered) {
+                publish(draw(), tiles + 1);
+            } else if (tile.steps == 1) {
+                publish(early, tiles + 1);
+            }
         }
     }
 

@@ -48,12 +48,13 @@ struct Walk {
     // Whether any row sees the block. If none does, one step is made all the same, with every key
     // hidden, for gradients that are zero; nothing is added to dQ.
     static FS_DEVICE bool is_seen(const typename Kernel::Args& args, i32 first_key) {
-        return !Kernel::kNeeds.causal || first_key - args.diagonal < args.q_tiles * kRows;
+        return Kernel::Mask::first_row_of(args, first_key) < args.q_tiles * kRows;
     }
 
     static FS_DEVICE i32 first_tile(const typename Kernel::Args& args, i32 first_key) {
         if constexpr (!Kernel::kNeeds.causal) return 0;
-        return min(max(first_key - args.diagonal, 0) / kRows, args.q_tiles - 1);
+        const i32 row = max(Kernel::Mask::first_row_of(args, first_key), 0);
+        return min(row / kRows, args.q_tiles - 1);
     }
 
     static FS_DEVICE i32 steps(const typename Kernel::Args& args, i32 first_key) {
