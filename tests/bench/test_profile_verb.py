@@ -8,7 +8,7 @@ import pytest
 from report_records import record
 from typer.testing import CliRunner
 
-from flashsmith.base.errors import ArgumentError, DeviceMissing
+from flashsmith.base.errors import ArgumentError, DeviceMissing, StorageError
 from flashsmith.bench.profile import REFERENCE, Profile
 from flashsmith.bench.profile_groups import Profiled
 from flashsmith.cli.main import app
@@ -121,5 +121,6 @@ def test_a_width_that_the_set_lacks_is_refused_before_anything_runs():
 
 def test_a_path_that_cannot_be_written_is_found_before_anything_runs(jobs, tmp_path):
     ran = run("prog", "-o", str(tmp_path), "--csv")
-    assert isinstance(ran.exception, IsADirectoryError)
+    assert isinstance(ran.exception, StorageError)
+    assert str(ran.exception) == f"{tmp_path}: Is a directory; check the path."
     assert jobs == []
