@@ -20,6 +20,7 @@ from pages.statements import (
 )
 from pages.svg import Panel, panels_svg
 from pages.tables import (
+    backward_table,
     between_marks,
     knob_table,
     ladder_table,
@@ -29,7 +30,7 @@ from pages.tables import (
 )
 
 from flashsmith.kernels import CATALOGUE, get_kernel_configs
-from flashsmith.measure.record import Record
+from flashsmith.measure.record import Record, read_records
 from flashsmith.report.contenders import COLOURS, OURS, colour_of, rates_on_grid, tflops_of
 from flashsmith.report.sources import ReportData, gather
 from flashsmith.report.winners import TUNED, winners, winners_on_grid
@@ -47,6 +48,8 @@ TWICE = ROOT / "benchmarks" / "results" / "h200_twice"
 TUNING = Path("docs/tuning.md")
 EAGER = Path("docs/eager_loading.md")
 COMPILED = ROOT / "benchmarks" / "results" / "compile"
+BACKWARD = Path("docs/kernels/sm90_backward.md")
+GRADIENTS = ROOT / "benchmarks" / "results" / "h200_backward" / "backward.jsonl"
 SPILLS = Path("docs/kernels/sm80_forward.md")
 
 
@@ -71,6 +74,8 @@ def pages() -> dict[Path, str]:
     benchmarks = between_marks(benchmarks, "quick twice", agreement_statement(first, second))
     eager = (ROOT / EAGER).read_text(encoding="utf-8")
     made[EAGER] = between_marks(eager, "eager", knob_table(data.records, "eager_load_blocks"))
+    backward = (ROOT / BACKWARD).read_text(encoding="utf-8")
+    made[BACKWARD] = between_marks(backward, "backward", backward_table(read_records(GRADIENTS)))
     return made | {Path("docs/benchmarks.md"): benchmarks, TUNING: tuning(data)}
 
 

@@ -9,9 +9,12 @@ from itertools import pairwise
 from flashsmith.base.errors import DamagedFile
 from flashsmith.bench.ladder import KNOB, LADDER, changes
 from flashsmith.kernels import KernelConfig, parse_config
+from flashsmith.kernels.parse import looks_like_config
+from flashsmith.kernels.sm90_backward.config import Sm90BackwardConfig
 from flashsmith.kernels.varying import varying, varying_texts
 from flashsmith.measure.record import Record
 from flashsmith.measure.statistics import geometric_mean
+from flashsmith.problem.attention import AttentionProblem
 from flashsmith.report.contenders import (
     Against,
     against_peers,
@@ -32,6 +35,40 @@ def between_marks(text: str, name: str, content: str) -> str:
         raise DamagedFile(f"The page has no place {begin} … {end}, or more than one; add it.")
     place = re.compile(f"({re.escape(begin)}\n).*?({re.escape(end)})", re.S)
     return place.sub(lambda found: f"{found[1]}{content.rstrip()}\n{found[2]}", text)
+
+
+def backward_table(records: Sequence[Record]) -> str:
+    """The rate of each way to the gradients, and over that of the peer, which is the last."""
+    problems: dict[AttentionProblem, dict[str, Record]] = {}
+    for record in records:
+        problems.setdefault(record.problem, {})[_backward_name(record)] = record
+    names = list(dict.fromkeys(name for found in problems.values() for name in found))
+    lines = ["| d_head | mask | length |" + "".join(f" {name} |" for name in names)]
+    lines.append("|---:|---|---:|" + "---:|" * len(names))
+    ratios: dict[str, list[float]] = {name: [] for name in names}
+    for problem, found in problems.items():
+        peer = found[names[-1]].result["median_us"]
+        cells = []
+        for name in names:
+            ratio = peer / found[name].result["median_us"]
+            ratios[name].append(ratio)
+            cells.append(f"{found[name].result['tflops']:.0f} ({ratio:.2f})")
+        where = f"| {problem.d_head} | {_mask(problem.causal)} | {problem.q_len:,} |"
+        lines.append(f"{where} {' | '.join(cells)} |")
+    means = [f"{geometric_mean(ratios[name]):.3f}" for name in names]
+    lines.append(f"| | geometric mean | | {' | '.join(means)} |")
+    return "\n".join(lines)
+
+
+def _backward_name(record: Record) -> str:
+    name = str(record.what["name"])
+    if not looks_like_config(name):
+        return "FlashAttention-3, free sums"
+    if not isinstance(parse_config(name), Sm90BackwardConfig):
+        return "mma.sync, the same bits"
+    if "unordered" not in name:
+        return "wgmma, the same bits"
+    return "wgmma, free sums, `red`" if "dq_red" in name else "wgmma, free sums"
 
 
 def winners_table(tuned: Sequence[Winner]) -> str:
