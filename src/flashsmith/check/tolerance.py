@@ -46,7 +46,7 @@ class Expected:
     """The truth of one output, what its errors are relative to, and how large they may be."""
 
     truth: NDArray[np.float64]  # indexed (batch, row, head, d), or (batch, head, row)
-    scale: NDArray[np.float64]
+    relative_to: NDArray[np.float64]
     allowed: float
 
 
@@ -75,16 +75,16 @@ def expectation(problem: AttentionProblem, bits: Inputs) -> Mapping[str, Expecte
 
 def distance(name: str, expected: Expected, got: NDArray[np.float32]) -> Distance:
     """The element of an output that is furthest off, relative to its scale (check/scales.py)."""
-    worst, at = _furthest(_errors(got, expected.truth, expected.scale))
+    worst, at = _furthest(_errors(got, expected.truth, expected.relative_to))
     return Distance(name, worst, expected.allowed, _position(name, at, got, expected.truth))
 
 
 def _errors(
-    got: NDArray[np.float32], truth: NDArray[np.float64], scale: NDArray[np.float64]
+    got: NDArray[np.float32], truth: NDArray[np.float64], relative_to: NDArray[np.float64]
 ) -> NDArray[np.float64]:
     """Relative errors; what is not a number where the truth is one (or the reverse) is inf off."""
     with np.errstate(invalid="ignore", divide="ignore"):
-        errors = np.abs(got.astype(np.float64) - truth) / scale
+        errors = np.abs(got.astype(np.float64) - truth) / relative_to
     same = (got == truth) | (np.isnan(got) & np.isnan(truth))
     return np.where(same, 0.0, np.where(np.isnan(errors), np.inf, errors))
 
