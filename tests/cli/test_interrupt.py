@@ -36,6 +36,8 @@ def start(arguments, folder):
         cwd=folder,
         env={**os.environ, **places},
         start_new_session=True,
+        # A shell that starts tests in the background has them ignore it.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
 
 

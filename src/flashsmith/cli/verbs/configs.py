@@ -84,12 +84,11 @@ def _facts(config: KernelConfig, arch: arches.Arch) -> Row:
 
 def _space() -> list[Row]:
     """What is laid out, and each rule that refuses some of it."""
-    rows: list[Row] = []
-    for step in (*whole_space_steps(), *autotuning_steps()):
-        # A rule that refuses nothing leaves what was left before it.
-        if not rows or rows[-1]["left"] != step.left:
-            rows.append(asdict(step))
-    return rows
+    return [
+        asdict(step)
+        for step in (*whole_space_steps(), *autotuning_steps())
+        if step.refused or step.step in ("legal values", "tuning grid")
+    ]
 
 
 def _why(config: KernelConfig, arch: arches.Arch) -> list[Row]:
