@@ -1,9 +1,9 @@
 // A block of rows in shared memory: where a 16-byte chunk lies, swizzled or plain.
 //
-//   one row of d_head 64 is 8 chunks: all 32 banks    swizzled: chunk c of row r lies at c ^ (r % 8)
+//   a row of d_head 64 is 8 chunks: all 32 banks     swizzled: chunk c of row r is at c ^ (r % 8)
 //   row 0 | 0 1 2 3 4 5 6 7                           row 0 | 0 1 2 3 4 5 6 7
-//   row 1 | 0 1 2 3 4 5 6 7   a column of 8 rows is   row 1 | 1 0 3 2 5 4 7 6   a column of 8 rows is
-//   row 2 | 0 1 2 3 4 5 6 7   8 times the same banks  row 2 | 2 3 0 1 6 7 4 5   8 different groups
+//   row 1 | 0 1 2 3 4 5 6 7   a column of 8 rows is   row 1 | 1 0 3 2 5 4 7 6   a column is 8
+//   row 2 | 0 1 2 3 4 5 6 7   8 times the same banks  row 2 | 2 3 0 1 6 7 4 5   different groups
 #pragma once
 
 #include "flashsmith/base/types.cuh"
