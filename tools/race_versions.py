@@ -19,6 +19,24 @@ from dataclasses import replace
 from pathlib import Path
 
 from flashsmith.base import settings
+from flashsmith.base.dtypes import DType
+from flashsmith.compile.compiler import CompileJob, compile_many
+from flashsmith.compile.nvrtc.library import find_nvrtc
+from flashsmith.kernels import parse_config
+from flashsmith.kernels.plans import needs_of
+from flashsmith.measure.environment import environment_of, timed_device
+from flashsmith.measure.interleaved import Contender, compare
+from flashsmith.measure.record import append_records, records_of
+from flashsmith.measure.statistics import geometric_mean
+from flashsmith.measure.timed_configs import random_inputs
+from flashsmith.problem.attention import AttentionProblem
+from flashsmith.problem.cost import cost_of
+from flashsmith.problem.text import problem_text
+from flashsmith.runtime.devices import default_device
+from flashsmith.runtime.run import prepare
+from flashsmith.runtime.tensors import contiguous_tensors, uploaded
+from flashsmith.tuner.choose.measured import shipped_table
+from flashsmith.tuner.store.outcome import Timed
 
 # Runs in the other version's package; older ones call the needs of a kernel its traits.
 CHILD = """
@@ -58,12 +76,6 @@ def other_kernels(src: Path, wanted: list[tuple[str, tuple[str, ...], str]]) -> 
 
 def pairs_of(arguments) -> list:
     """What is raced: configurations on problems."""
-    from flashsmith.base.dtypes import DType
-    from flashsmith.kernels import parse_config
-    from flashsmith.problem.attention import AttentionProblem
-    from flashsmith.tuner.choose.measured import shipped_table
-    from flashsmith.tuner.store.outcome import Timed
-
     if arguments.shipped:
         rows = [m for m in shipped_table(arguments.gpu).read() if isinstance(m.outcome, Timed)]
         return [(parse_config(m.key.config), m.key.problem) for m in rows]
@@ -80,6 +92,30 @@ def pairs_of(arguments) -> list:
     return [(parse_config(text), problem) for text in arguments.configs for problem in problems]
 
 
+def raced(device, arguments, pair, mine, other):
+    """One interleaved run of both versions, and records that name the code of each."""
+    config, problem = pair
+    if isinstance(mine, Exception):
+        raise mine
+    theirs = replace(mine, name=other["name"], cubin=base64.b64decode(other["cubin"]))
+    kernels = {"other version": theirs, "this version": mine}
+    locations, buffers = contiguous_tensors(problem, random_inputs(problem))
+    with uploaded(device, buffers) as held:
+        call = held.call(locations)
+        contenders = []
+        for name, kernel in kernels.items():
+            prepared = prepare(device, config, problem, compile_with=lambda *_, k=kernel: k)
+            contenders.append(Contender(name, lambda s, p=prepared, c=call: p(c, s)))
+        run = compare(device, contenders, rounds=arguments.rounds)
+    environment = environment_of(device, compiler=find_nvrtc().compiler)
+    made = records_of(run, problem, environment, suite="versions", flops=cost_of(problem).flops)
+    about = {
+        name: {"config": config.short_form(), "code": kernel.code}
+        for name, kernel in kernels.items()
+    }
+    return run, [replace(r, what={**r.what, **about[str(r.what["name"])]}) for r in made]
+
+
 def main() -> None:
     """Races, prints a table and the geometric mean, and appends records."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -90,64 +126,20 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=21)
     parser.add_argument("-o", dest="output", type=Path, required=True)
     arguments = parser.parse_args()
-
-    from flashsmith.compile.compiler import CompileJob, compile_many
-    from flashsmith.compile.nvrtc.library import find_nvrtc
-    from flashsmith.kernels.plans import needs_of
-    from flashsmith.measure.environment import environment_of, timed_device
-    from flashsmith.measure.interleaved import Contender, compare
-    from flashsmith.measure.record import append_records, records_of
-    from flashsmith.measure.statistics import geometric_mean
-    from flashsmith.measure.timed_configs import random_inputs
-    from flashsmith.problem.cost import cost_of
-    from flashsmith.problem.text import problem_text
-    from flashsmith.runtime.devices import default_device
-    from flashsmith.runtime.run import prepare
-    from flashsmith.runtime.tensors import contiguous_tensors, uploaded
-
     device = timed_device(default_device("cuda"))
     arguments.gpu = device.name
     pairs = pairs_of(arguments)
     jobs = [CompileJob(c, needs_of(c, p), device.arch) for c, p in pairs]
-    mine = compile_many(jobs)
     wanted = [(j.config.short_form(), j.needs.names, j.arch) for j in jobs]
-    environment = environment_of(device, compiler=find_nvrtc().compiler)
+    others = other_kernels(arguments.other, wanted)
     ratios = []
-    for (config, problem), kernel, other in zip(
-        pairs, mine, other_kernels(arguments.other, wanted), strict=True
-    ):
-        if isinstance(kernel, Exception):
-            raise kernel
-        theirs = replace(kernel, name=other["name"], cubin=base64.b64decode(other["cubin"]))
-        places, buffers = contiguous_tensors(problem, random_inputs(problem))
-        with uploaded(device, buffers) as held:
-            call = held.call(places)
-            contenders = []
-            for name, made in (("other version", theirs), ("this version", kernel)):
-                prepared = prepare(device, config, problem, compile_with=lambda *_, k=made: k)
-                contenders.append(Contender(name, lambda s, p=prepared, c=call: p(c, s)))
-            run = compare(device, contenders, rounds=arguments.rounds)
-        ratio = run.timed[0].time_us.median / run.timed[1].time_us.median
-        ratios.append(ratio)
-        made = records_of(run, problem, environment, suite="versions", flops=cost_of(problem).flops)
-        codes = {"other version": theirs.code, "this version": kernel.code}
-        append_records(
-            arguments.output,
-            [
-                replace(
-                    r,
-                    what={
-                        **r.what,
-                        "config": config.short_form(),
-                        "code": codes[str(r.what["name"])],
-                    },
-                )
-                for r in made
-            ],
-        )
+    for pair, mine, other in zip(pairs, compile_many(jobs), others, strict=True):
+        run, records = raced(device, arguments, pair, mine, other)
+        append_records(arguments.output, records)
+        ratios.append(run.timed[0].time_us.median / run.timed[1].time_us.median)
         print(
-            f"{ratio:.4f} control {run.control.median:.4f} "
-            f"{'VOID ' if run.is_void else ''}{problem_text(problem)} {config.short_form()}",
+            f"{ratios[-1]:.4f} control {run.control.median:.4f} "
+            f"{'VOID ' if run.is_void else ''}{problem_text(pair[1])} {pair[0].short_form()}",
             flush=True,
         )
     print(f"geometric mean {geometric_mean(ratios):.4f}, least {min(ratios):.4f}, {len(ratios)}")
