@@ -109,6 +109,18 @@ def test_autograd_gets_gradients_that_are_as_near_the_truth_as_they_can_be(where
         assert x.grad.stride() == x.stride()
 
 
+@pytest.mark.parametrize(("where", "backend"), WHERE)
+def test_a_window_has_gradients_through_every_door(where, backend):
+    case = Case("window", replace(PROBLEM, causal=False, window_left=20, window_right=9))
+    given = tensors(case, where=where)
+    q, k, v = leaves(given)
+    flash_attention(q, k, v, window=(20, 9), backend=backend).backward(given["do"])
+    require_right(case, [x.grad.cpu() for x in (q, k, v)])
+    inputs = [given[name] for name in NAMES]
+    found = flash_attention_backward(*inputs, window_left=20, window_right=9, backend=backend)
+    require_right(case, [x.cpu() for x in found])
+
+
 @pytest.mark.parametrize("dtype", DType)
 def test_gradients_are_no_further_off_than_those_of_torchs_math(dtype):
     """Against float64, and torch's own attention in the same element type."""

@@ -195,6 +195,6 @@ def test_a_mask_that_hides_nothing_needs_no_code():
 
 def test_what_no_kernel_computes_is_refused_by_name():
     config = parse_config("bwd(BF16, 64): dkv_64_64_4+dq_64_64_4")
-    problem = replace(DENSE, lse=False, operation="backward", window_left=5)
-    with pytest.raises(Unsupported, match="do not compute window_left"):
+    problem = replace(DENSE, lse=False, operation="backward", k_lengths=True)
+    with pytest.raises(Unsupported, match="do not compute k_lengths"):
         plan(config, problem, sm_count=132)

@@ -16,9 +16,8 @@ class BackwardPart(KernelConfig):
 
     __slots__ = ()
     OPERATION: ClassVar[str] = "backward"
-    REFUSED_FACTS: ClassVar[tuple[str, ...]] = (
-        *(name for name, what in FACTS.items() if what.exact),
-        "window_left",
+    REFUSED_FACTS: ClassVar[tuple[str, ...]] = tuple(
+        name for name, what in FACTS.items() if what.exact
     )
     SET: ClassVar[str] = "bwd"  # that lists configurations of the whole
     PRELUDE: ClassVar[tuple[str, ...]] = (

@@ -13,9 +13,7 @@ from flashsmith.problem.attention import FACTS
 from flashsmith.torch_op.arguments import Argument, without_config
 
 # Facts of callers that no backward kernel knows.
-_WITHOUT_GRADIENT = [
-    name for name in CALL_FACTS.values() if FACTS[name].exact or name == "window_left"
-]
+_WITHOUT_GRADIENT = [name for name in CALL_FACTS.values() if FACTS[name].exact]
 Context = Foreign  # torch's, of one call
 Input = Argument  # or a tensor: of an operator
 

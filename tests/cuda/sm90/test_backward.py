@@ -143,7 +143,8 @@ def test_a_nan_of_one_query_row_reaches_no_other_row_of_dq(device):
 def bits_by_seed(config, sm_count, seeds=range(2), **mask):
     """The different bits that random schedules gave, of gradients and of dQ's sums in float32."""
     heads = 2 if config.sections else 1
-    case = Case("repeated", problem(config, 64, 4 * 128 - 5, heads=heads, kv_heads=heads, **mask))
+    given = {"q_len": 64, "k_len": 4 * 128 - 5, "heads": heads, "kv_heads": heads, **mask}
+    case = Case("repeated", problem(config, **given))
     *_, launch = plan(config, case.problem, sm_count=sm_count)
     begin, n_bytes = launch.scratch.statistics, launch.scratch.dq_sums
     seen = {name: set() for name in ("dq", "dk", "dv", "sums")}
@@ -171,9 +172,17 @@ def test_the_bits_are_the_same_on_every_schedule_and_number_of_sms(config):
 
 
 @pytest.mark.parametrize("downwards", [False, True])
-def test_under_a_mask_the_bits_are_the_same_too(downwards):
+@pytest.mark.parametrize(
+    "mask",
+    [
+        {"causal": True, "diagonal": 64 * 6},
+        {"q_len": 200, "window_left": 150, "window_right": 140, "heads": 1, "kv_heads": 1},
+    ],
+    ids=["causal", "window"],
+)
+def test_under_a_mask_the_bits_are_the_same_too(mask, downwards):
     config = replace(LATE, downwards=downwards)
-    seen = bits_by_seed(config, 7, causal=True, diagonal=64 * 6)
+    seen = bits_by_seed(config, 7, **mask)
     assert all(len(bits) == 1 for bits in seen.values())
 
 
@@ -194,11 +203,13 @@ def test_without_order_sums_of_dq_have_other_bits_and_the_others_have_not(dq_red
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not has_cuda(), reason="needs a GPU")
-@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    "mask", [{}, {"causal": True}, {"causal": True, "window_left": 1024}], ids=str
+)
 @pytest.mark.parametrize("d_head", [64, 128])
-def test_a_hundred_repeats_give_the_same_bits_on_a_gpu(d_head, causal):
+def test_a_hundred_repeats_give_the_same_bits_on_a_gpu(d_head, mask):
     device = default_device("cuda")
-    full_size = AttentionProblem(4, 16, 16, 4096, 4096, d_head, causal=causal, operation="backward")
+    full_size = AttentionProblem(4, 16, 16, 4096, 4096, d_head, operation="backward", **mask)
     config = choose(full_size, "sm_90a").config
     inputs = random_inputs(full_size)
     first = run_arrays(device, config, full_size, inputs)

@@ -36,3 +36,4 @@ class BackwardArguments(Arguments):
     padded_rows: int = argument("i32", f"q_len, rounded up to a multiple of {ROW_PADDING}")
     diagonal: int = argument("i32", "with causal, row i sees key j when j <= i + diagonal")
     scale_log2: float = argument("float", "softmax scale times log2(e)")
+    left_diagonal: int = argument("i32", "with a left edge, row i sees key j when j >= i + this")

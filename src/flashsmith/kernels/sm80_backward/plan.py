@@ -46,6 +46,7 @@ class BackwardLaunch(Launch):
             padded_rows=padded_rows(problem),
             diagonal=problem.mask.diagonal,
             scale_log2=problem.softmax_scale * LOG2_E,
+            left_diagonal=problem.mask.left_diagonal,
         )
 
 

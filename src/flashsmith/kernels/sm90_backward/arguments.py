@@ -42,3 +42,4 @@ class Sm90BackwardArguments(Arguments):
     n_counters: int = argument("i32", "words of `counters`")
     scale_log2: float = argument("float", "softmax scale times log2(e)")
     minus_inverse_scale: float = argument("float", "-1 / softmax scale")
+    left_diagonal: int = argument("i32", "with a left edge, row i sees key j when j >= i + this")

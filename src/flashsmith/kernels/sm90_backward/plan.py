@@ -79,6 +79,7 @@ class Sm90BackwardLaunch(Launch):
             n_counters=self.scratch.n_counters,
             scale_log2=problem.softmax_scale * LOG2_E,
             minus_inverse_scale=-1.0 / problem.softmax_scale,
+            left_diagonal=problem.mask.left_diagonal,
         )
 
     def obstacle(self, call: Call) -> str:
@@ -155,7 +156,7 @@ def plan_backward(config: Sm90BackwardConfig, problem: AttentionProblem, sm_coun
     left_out: dict[KernelConfig, set[str]] = {
         rows: set(needs) - {"narrow_d"},
         tiles: {"ragged_q"},
-        config.convert: set(needs) - {"causal", "ragged_q", "narrow_d"},
+        config.convert: set(needs) - {"causal", "window_left", "ragged_q", "narrow_d"},
     }
     return tuple(
         Sm90BackwardLaunch(

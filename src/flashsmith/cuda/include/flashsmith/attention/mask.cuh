@@ -95,21 +95,38 @@ struct Mask {
     }
 
     // q tiles of kTile rows in which some row sees one of the keys first_key .. last_key: [first,
-    // first + count), of which the last `whole` need no mask.
+    // first + count), of which the last `whole` need no mask, except those from `cut` on, where
+    // there is a left edge.
     template <int kTile, class Sequence>
     static FS_DEVICE Span tiles_that_see(const Sequence& sequence, i32 first_key, i32 last_key) {
         const i32 tiles = (sequence.q_len + kTile - 1) / kTile;
-        if constexpr (!kCausal) return {0, tiles, tiles};
-        const i32 sees_first = max(first_key - sequence.diagonal, 0);
-        const i32 sees_all = max(last_key - sequence.diagonal, 0);
-        const i32 first = min(sees_first / kTile, tiles);
-        return {first, tiles - first, tiles - min((sees_all + kTile - 1) / kTile, tiles)};
+        if constexpr (!kCausal && !kLeft) return {0, tiles, tiles};
+        const i32 end =
+            kLeft ? min((max(last_row_of(sequence, last_key), -1) + kTile) / kTile, tiles) : tiles;
+        const i32 sees_first = max(first_row_of(sequence, first_key), 0);
+        const i32 sees_all = max(first_row_of(sequence, last_key), 0);
+        const i32 first = min(sees_first / kTile, end);
+        Span span{first, end - first, end - min((sees_all + kTile - 1) / kTile, end)};
+        if constexpr (kLeft) span.cut = max(last_row_of(sequence, first_key) + 1, 0) / kTile;
+        return span;
     }
 
     // The first query row that sees `key`.
     template <class Sequence>
     static FS_DEVICE i32 first_row_of(const Sequence& sequence, i32 key) {
         return kCausal ? key - sequence.diagonal : 0;
+    }
+
+    // The last query row that sees `key`; negative where none does.
+    template <class Sequence>
+    static FS_DEVICE i32 last_row_of(const Sequence& sequence, i32 key) {
+        return kLeft ? key - sequence.left_diagonal : sequence.q_len - 1;
+    }
+
+    // kv blocks, from the first on, of which rows from `first_row` on see no key.
+    template <int kBlock, class Sequence>
+    static FS_DEVICE i32 blocks_before(const Sequence& sequence, i32 first_row) {
+        return max(first_seen(sequence, first_row), 0) / kBlock;
     }
 
     // Whether some row from row + kRows * part on does not see the last key before `key_end`.

@@ -32,7 +32,7 @@ struct KeysKernel {
     static constexpr bool kDV = kConfig.gradients != KeyGradients::kDK;
     static constexpr int kStages = kConfig.stages();
 
-    using Mask = flashsmith::Mask<kNeeds.causal, kNeeds.ragged_k>;
+    using Mask = flashsmith::Mask<kNeeds.causal, kNeeds.ragged_k, kNeeds.window_left>;
     using Score = flashsmith::Score<kNeeds>;
     using KeyTile = SmemTile<kBc, kConfig.d_head, true>;
     using QueryTile = SmemTile<kBr, kConfig.d_head, true>;
@@ -76,6 +76,7 @@ struct QueryCursor {
 template <class Kernel>
 class KeyBlock {
     static constexpr Needs kNeeds = Kernel::kNeeds;
+    static constexpr bool kMasks = kNeeds.causal || kNeeds.window_left;  // rows that exist
     static constexpr int kBr = Kernel::kBr;
 
   public:
@@ -113,7 +114,9 @@ class KeyBlock {
             if constexpr (Kernel::kStages == 2) {
                 if (done + 1 < tiles) copy_walked(next, stage ^ 1, span);
             }
-            add_tile(here.tile * kBr, stage, here.tile <= last_tile - span.whole);
+            bool masked = here.tile <= last_tile - span.whole;
+            if constexpr (kNeeds.window_left) masked |= here.tile >= span.cut;
+            add_tile(here.tile * kBr, stage, masked);
             here.advance(span);
         }
     }
@@ -176,12 +179,15 @@ class KeyBlock {
     // One q tile, in steps of rows whose scores fit the registers.
     FS_DEVICE void add_tile(i32 first_row, int stage, bool masked) {
         _Pragma("unroll 1") for (int step = 0; step < kBr; step += Kernel::kStep) {
-            if constexpr (kNeeds.causal) {
+            if constexpr (kMasks) {
                 // No row of this step sees a key of this warp.
                 const i32 last_row = first_row + step + Kernel::kStep - 1;
-                if (masked && Kernel::Mask::first_row_of(sequence(), warp_key()) > last_row) {
-                    continue;
+                bool unseen = Kernel::Mask::first_row_of(sequence(), warp_key()) > last_row;
+                if constexpr (kNeeds.window_left) {
+                    const i32 last_key = warp_key() + Kernel::kWarpRows - 1;
+                    unseen |= Kernel::Mask::last_row_of(sequence(), last_key) < first_row + step;
                 }
+                if (masked && unseen) continue;
             }
             add_step(first_row + step, stage * kBr + step, masked);
         }
@@ -195,7 +201,7 @@ class KeyBlock {
         multiply_by_rows<Kernel::kDType, Kernel::kDSpans>(
             s, OwnedReader(smem_ + Kernel::kK, warp_row_),
             WalkedReader(smem_ + Kernel::kQ, 0).below(place));
-        if constexpr (kNeeds.causal) {
+        if constexpr (kMasks) {
             if (masked) hide(s, first_row);
         }
         const SmemAddr statistics = smem_ + Kernel::kStatistics + place * sizeof(RowStatistics);
@@ -227,8 +233,15 @@ class KeyBlock {
             FS_UNROLL
             for (int half = 0; half < 2; ++half) {
                 const i32 key = warp_key() + i * kMatrixSpan + half * 8 + lane / 4;
-                const i32 first = Kernel::Mask::first_row_of(sequence(), key);
-                hide_columns_before(s.row_tile(i), half, first - first_row - lane % 4 * 2);
+                if constexpr (kNeeds.causal) {
+                    const i32 first = Kernel::Mask::first_row_of(sequence(), key);
+                    hide_columns_before(s.row_tile(i), half, first - first_row - lane % 4 * 2);
+                }
+                if constexpr (kNeeds.window_left) {
+                    const i32 end = Kernel::Mask::last_row_of(sequence(), key) + 1;
+                    hide_columns_of_row<0, Kernel::kStep / 2>(s.row_tile(i), half,
+                                                              end - first_row - lane % 4 * 2);
+                }
             }
         }
     }
@@ -293,8 +306,9 @@ FS_DEVICE void backward_keys(const BackwardArgs& args) {
     extern __shared__ __align__(1024) unsigned char smem[];
     const SmemAddr start{static_cast<u32>(__cvta_generic_to_shared(smem))};
     const u32 blocks = (args.k_len + Kernel::kBc - 1) / Kernel::kBc;
+    constexpr bool kUneven = kNeeds.causal && !kNeeds.window_left;  // work of blocks
     const OwnedBlock own =
-        owned_block<kNeeds.causal, false>(ptx::ctaid_x(), blocks, args.kv_heads, args.batch);
+        owned_block<kUneven, false>(ptx::ctaid_x(), blocks, args.kv_heads, args.batch);
     KeyBlock<Kernel> block(args, own, start);
     block.walk();
     block.end();

@@ -27,7 +27,7 @@ struct QueriesKernel {
     static constexpr int kDSpans = kConfig.d_head / kMatrixSpan;
     static constexpr int kStages = kConfig.stages();
 
-    using Mask = flashsmith::Mask<kNeeds.causal, kNeeds.ragged_k>;
+    using Mask = flashsmith::Mask<kNeeds.causal, kNeeds.ragged_k, kNeeds.window_left>;
     using Score = flashsmith::Score<kNeeds>;
     using QueryTile = SmemTile<kBr, kConfig.d_head, true>;
     using KeyTile = SmemTile<kBc, kConfig.d_head, true>;
@@ -85,19 +85,23 @@ class QueryTileGradient {
         const Span span = Kernel::Mask::template span<kBc>(sequence(), first_row_, last_row);
         if (span.count <= 0) return;
         copy_owned();
-        if constexpr (Kernel::kStages == 2) copy_walked(span.count - 1, 0);
-        _Pragma("unroll 1") for (i32 block = span.count - 1; block >= 0; --block) {
-            const int stage = Kernel::kStages == 2 ? (span.count - 1 - block) & 1 : 0;
+        const i32 first = kNeeds.window_left ? span.first : 0;
+        if constexpr (Kernel::kStages == 2) copy_walked(first + span.count - 1, 0);
+        _Pragma("unroll 1") for (i32 block = first + span.count - 1; block >= first; --block) {
+            const int stage = Kernel::kStages == 2 ? (first + span.count - 1 - block) & 1 : 0;
             if constexpr (Kernel::kStages == 1) {
-                if (block < span.count - 1) ptx::bar_sync();  // the block before has been read
+                // The block before has been read.
+                if (block < first + span.count - 1) ptx::bar_sync();
                 copy_walked(block, 0);
             }
             ptx::cp_async_wait<0>();
             ptx::bar_sync();  // this block is in, and the other stage has been read
             if constexpr (Kernel::kStages == 2) {
-                if (block > 0) copy_walked(block - 1, stage ^ 1);
+                if (block > first) copy_walked(block - 1, stage ^ 1);
             }
-            add_block(block * kBc, stage, block >= span.whole);
+            bool masked = block >= span.whole;
+            if constexpr (kNeeds.window_left) masked |= block < span.cut;
+            add_block(block * kBc, stage, masked);
         }
     }
 
@@ -141,14 +145,18 @@ class QueryTileGradient {
     FS_DEVICE void add_block(i32 first_key, int stage, bool masked) {
         _Pragma("unroll 1") for (int step = 0; step < kBc; step += Kernel::kStep) {
             if constexpr (Kernel::Mask::kHides) {
-                // No row of this warp sees a key of this step.
-                const i32 last_row = warp_row() + Kernel::kWarpRows - 1;
-                if (masked && Kernel::Mask::seen_by(sequence(), last_row) <= first_key + step) {
-                    continue;
-                }
+                if (masked && !sees(first_key + step)) continue;
             }
             add_step(first_key + step, stage * kBc + step, masked);
         }
+    }
+
+    // Whether some row of this warp sees a key of the step from `first_key` on.
+    FS_DEVICE bool sees(i32 first_key) const {
+        const i32 last_row = warp_row() + Kernel::kWarpRows - 1;
+        if (Kernel::Mask::seen_by(sequence(), last_row) <= first_key) return false;
+        if constexpr (!kNeeds.window_left) return true;
+        return Kernel::Mask::first_seen(sequence(), warp_row()) < first_key + Kernel::kStep;
     }
 
     // Keys from `first_key` on, which lie at row `place` of the stages.
@@ -182,6 +190,10 @@ class QueryTileGradient {
                 const i32 seen = Kernel::Mask::seen_by(sequence(), row);
                 hide_columns_of_row<0, kCount>(s.row_tile(i), half,
                                                seen - first_key - lane % 4 * 2);
+                if constexpr (kNeeds.window_left) {
+                    const i32 first = Kernel::Mask::first_seen(sequence(), row);
+                    hide_columns_before(s.row_tile(i), half, first - first_key - lane % 4 * 2);
+                }
             }
         }
     }
@@ -219,8 +231,9 @@ FS_DEVICE void backward_queries(const BackwardArgs& args) {
     extern __shared__ __align__(1024) unsigned char smem[];
     const SmemAddr start{static_cast<u32>(__cvta_generic_to_shared(smem))};
     const u32 blocks = (args.q_len + Kernel::kBr - 1) / Kernel::kBr;
+    constexpr bool kUneven = kNeeds.causal && !kNeeds.window_left;  // work of blocks
     const OwnedBlock own =
-        owned_block<kNeeds.causal, true>(ptx::ctaid_x(), blocks, args.heads, args.batch);
+        owned_block<kUneven, true>(ptx::ctaid_x(), blocks, args.heads, args.batch);
     QueryTileGradient<Kernel> tile(args, own, start);
     tile.walk();
     tile.end();

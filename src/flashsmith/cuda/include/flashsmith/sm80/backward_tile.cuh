@@ -69,19 +69,19 @@ FS_DEVICE void store_gradient(const Accumulator<kRowTiles, kColTiles>& acc, floa
     }
 }
 
-// Which block of rows of which head a cta owns. Full: all blocks of a head, then the next head.
-// Causal: block by block over all heads, those with the most work first.
+// Which block of rows of which head a cta owns: all blocks of a head, then the next head. Where
+// they have uneven work, as under a causal mask: block by block over all heads, most work first.
 struct OwnedBlock {
     u32 batch;
     u32 head;
     u32 block;
 };
 
-template <bool kCausal, bool kLastFirst>
+template <bool kUneven, bool kLastFirst>
 FS_DEVICE OwnedBlock owned_block(u32 cta, u32 blocks, u32 heads, u32 batches) {
     const u32 all_heads = heads * batches;
-    const u32 turn = kCausal ? cta / all_heads : cta % blocks;
-    const u32 head = kCausal ? cta % all_heads : cta / blocks;
+    const u32 turn = kUneven ? cta / all_heads : cta % blocks;
+    const u32 head = kUneven ? cta % all_heads : cta / blocks;
     return {head / heads, head % heads, kLastFirst ? blocks - 1 - turn : turn};
 }
 

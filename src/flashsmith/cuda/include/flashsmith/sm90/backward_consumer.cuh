@@ -148,13 +148,19 @@ struct BackwardConsumer {
             i32 first = Mask::first_row_of(args, key + 8 * half);
             if (kNeeds.ragged_k && key + 8 * half >= args.k_len) first = 1 << 30;  // no row sees it
             hide_columns_before(s, half, first - q_tile * kRows - lane % 4 * 2);
+            if constexpr (kNeeds.window_left) {
+                const i32 end = Mask::last_row_of(args, key + 8 * half) + 1;
+                hide_columns_of_row<0, kRows / 2>(s, half, end - q_tile * kRows - lane % 4 * 2);
+            }
         }
     }
 
     // Whether some row of the q tile does not see some key of this warpgroup.
     FS_DEVICE bool hides() const {
         const i32 key_end = first_key + (warpgroup + 1) * kWarpgroupRows;
-        return Mask::template hides_before<kRows>(args, key_end, q_tile * kRows, 0);
+        const i32 row = q_tile * kRows;
+        return Mask::template hides_before<kRows>(args, key_end, row, 0) ||
+               Mask::template hides_after<kRows>(args, key_end - kWarpgroupRows, row, 0);
     }
 
     // Two statistics of each of two column groups: of columns 16 j + 2 (lane % 4) + {0, 1, 8, 9}.
@@ -279,18 +285,21 @@ struct BackwardConsumer {
     }
 
     FS_DEVICE void advance_dq() {
+        using Walk = sm90::Walk<Kernel>;
         ++dq_index;
-        if (kNeeds.causal && ++dq_tile == args.q_tiles) {
-            dq_tile = Walk<Kernel>::first_tile(args, first_key);
-            dq_index += dq_tile;
+        if (Walk::kIsPart && ++dq_tile == Walk::end_tile(args, first_key)) {
+            const i32 behind = args.q_tiles - dq_tile;
+            dq_tile = Walk::first_tile(args, first_key);
+            dq_index += behind + dq_tile;
         }
     }
 
     FS_DEVICE void advance_q_tile() {
-        if constexpr (!kNeeds.causal) return;
-        if (kConfig.downwards ? q_tile-- == Walk<Kernel>::first_tile(args, first_key)
-                              : ++q_tile == args.q_tiles) {
-            q_tile = Walk<Kernel>::begin(args, first_key);
+        using Walk = sm90::Walk<Kernel>;
+        if constexpr (!Walk::kIsPart) return;
+        if (kConfig.downwards ? q_tile-- == Walk::first_tile(args, first_key)
+                              : ++q_tile == Walk::end_tile(args, first_key)) {
+            q_tile = Walk::begin(args, first_key);
         }
     }
 

@@ -15,10 +15,11 @@ namespace flashsmith::sm90 {
 
 template <Sm90ConvertConfig kConfig, Needs kNeeds>
 FS_DEVICE void backward_convert(const Sm90BackwardArgs& args) {
-    using Mask = flashsmith::Mask<kNeeds.causal, false>;
+    using Mask = flashsmith::Mask<kNeeds.causal, false, kNeeds.window_left>;
     using Output = RowsOutput<kConfig.dtype, kPanelColumns, 0, ptx::kEvictNormal, kNeeds.ragged_q,
                               kNeeds.narrow_d>;
     constexpr bool kByRows = kConfig.d_head == kPanelColumns;
+    constexpr i32 kKeys = 2 * kWarpgroupRows;  // of a kv block
     const u32 piece = ptx::ctaid_x() % 2;
     const u32 tile = ptx::ctaid_x() / 2;  // of all heads
     const u32 batch_head = tile / args.q_tiles;
@@ -26,8 +27,9 @@ FS_DEVICE void backward_convert(const Sm90BackwardArgs& args) {
     const int lane = threadIdx.x % kWarpLanes, warp = threadIdx.x / kWarpLanes;
     const i32 first_row = (tile - batch_head * args.q_tiles) * kConfig.q_tile_rows();
 
+    const i32 seen = Mask::seen_before(args, first_row + kConfig.q_tile_rows());
     float dq[32];
-    if (Mask::seen_before(args, first_row + kConfig.q_tile_rows()) > 0) {
+    if (seen > Mask::template blocks_before<kKeys>(args, first_row) * kKeys) {
         const u64 sums = reinterpret_cast<u64>(args.dq_sums) +
                          static_cast<u64>(ptx::ctaid_x()) * 16384 + warp * 4096 + lane * 16;
         FS_UNROLL

@@ -152,6 +152,10 @@ struct DqAdder {
         if constexpr (kConfig.ascending()) {
             // Else the compiler would write the loop twice, with and without blocks before.
             asm volatile("" : "+r"(before));
+            if constexpr (Kernel::kNeeds.window_left) {
+                const i32 row = walk.tile * kConfig.q_tile_rows();
+                before -= Kernel::Mask::template blocks_before<kKeys>(args, row);
+            }
         } else {
             const i32 row_end = (walk.tile + 1) * kConfig.q_tile_rows();
             const i32 blocks = (Kernel::Mask::seen_before(args, row_end) + kKeys - 1) / kKeys;

@@ -15,7 +15,7 @@ struct BackwardKernel {
     static constexpr Needs kNeeds = kNeedsArg;
     using Args = Sm90BackwardArgs;
     using Plan = BackwardPlan<kConfig>;
-    using Mask = flashsmith::Mask<kNeeds.causal, kNeeds.ragged_k>;
+    using Mask = flashsmith::Mask<kNeeds.causal, kNeeds.ragged_k, kNeeds.window_left>;
     using Score = flashsmith::Score<kNeeds>;
 };
 
@@ -40,16 +40,24 @@ struct KvTile {
 };
 
 // The q tiles that a kv block is walked with: head after head of its group, of each from the first
-// that sees a key of it; `downwards` from the last tile to that one.
+// that sees a key of it to the last; `downwards` the other way round.
 template <class Kernel>
 struct Walk {
     static constexpr i32 kRows = Kernel::kConfig.q_tile_rows();
     static constexpr bool kDownwards = Kernel::kConfig.downwards;
+    // Whether a kv block may be walked with other q tiles than all.
+    static constexpr bool kIsPart = Kernel::kNeeds.causal || Kernel::kNeeds.window_left;
 
     // Whether any row sees the block. If none does, one step is made all the same, with every key
     // hidden, for gradients that are zero; nothing is added to dQ.
     static FS_DEVICE bool is_seen(const typename Kernel::Args& args, i32 first_key) {
+        if (Kernel::kNeeds.window_left && last_row(args, first_key) < 0) return false;
         return Kernel::Mask::first_row_of(args, first_key) < args.q_tiles * kRows;
+    }
+
+    // The last row that sees a key of the block, were there rows and keys enough.
+    static FS_DEVICE i32 last_row(const typename Kernel::Args& args, i32 first_key) {
+        return Kernel::Mask::last_row_of(args, first_key + Kernel::kConfig.keys() - 1);
     }
 
     static FS_DEVICE i32 first_tile(const typename Kernel::Args& args, i32 first_key) {
@@ -58,28 +66,37 @@ struct Walk {
         return min(row / kRows, args.q_tiles - 1);
     }
 
+    // The q tile behind the last one.
+    static FS_DEVICE i32 end_tile(const typename Kernel::Args& args, i32 first_key) {
+        if constexpr (!Kernel::kNeeds.window_left) return args.q_tiles;
+        return min(max(last_row(args, first_key), 0) / kRows + 1, args.q_tiles);
+    }
+
     static FS_DEVICE i32 steps(const typename Kernel::Args& args, i32 first_key) {
         if (!is_seen(args, first_key)) return 1;
-        return args.kv_group * (args.q_tiles - first_tile(args, first_key));
+        return args.kv_group * (end_tile(args, first_key) - first_tile(args, first_key));
     }
 
     // Where the walk of a head begins.
     static FS_DEVICE i32 begin(const typename Kernel::Args& args, i32 first_key) {
-        return kDownwards ? args.q_tiles - 1 : first_tile(args, first_key);
+        return kDownwards ? end_tile(args, first_key) - 1 : first_tile(args, first_key);
     }
 
     i32 first;       // q tile of each head that sees a key
+    i32 end;         // and the one behind the last
     i32 tile;        // where the walk is
     i32 batch_head;  // of Q
 
     FS_DEVICE Walk(const typename Kernel::Args& args, const KvTile& at)
         : first(first_tile(args, at.first_key)),
-          tile(kDownwards ? args.q_tiles - 1 : first),
+          end(end_tile(args, at.first_key)),
+          tile(kDownwards ? end - 1 : first),
           batch_head(at.batch * args.heads + at.kv_head * args.kv_group) {}
 
     FS_DEVICE void advance(const typename Kernel::Args& args) {
-        if (kDownwards ? tile-- == first : ++tile == args.q_tiles) {
-            tile = kDownwards ? args.q_tiles - 1 : first;
+        const i32 behind = Kernel::kNeeds.window_left ? end : args.q_tiles;
+        if (kDownwards ? tile-- == first : ++tile == behind) {
+            tile = kDownwards ? behind - 1 : first;
             ++batch_head;
         }
     }

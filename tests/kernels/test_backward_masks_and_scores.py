@@ -1,0 +1,142 @@
+"""Windows in both backward families, each alone and drawn together with other facts."""
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from flashsmith.base.dtypes import DType, to_bits
+from flashsmith.check.cases import Case, inputs_of
+from flashsmith.check.verdict import check_case
+from flashsmith.kernels.parse import parse_config
+from flashsmith.kernels.plans import kernels_of
+from flashsmith.problem.attention import AttentionProblem
+from flashsmith.problem.mask import Mask
+from flashsmith.runtime.run import run_arrays
+
+ALL = "turns+fold+early_dv+late_fences"
+MMA = "bwd(BF16, 64): dkv_64_64_4+dq_64_64_4"
+WGMMA = f"hopper_bwd(BF16, 64): ds_2+{ALL}+late_counts+downwards+sections"
+# One for each way in which tiles are walked, masked and added.
+CONFIGS = [
+    MMA,
+    "bwd(FP16, 64): dkv_128_64_8+dq_128_32_8+dkv_buffer+dq_buffer",
+    "bwd(BF16, 128): dkv_64_32_4+dq_64_64_4+dkv_buffer+apart",
+    WGMMA,
+    f"hopper_bwd(FP16, 64): ds_2+{ALL}+late_counts+sections",
+    f"hopper_bwd(BF16, 128): ds_3+{ALL}",
+    f"hopper_bwd(BF16, 128): ds_3+{ALL}+unordered",
+    f"hopper_bwd(FP16, 128): ds_3+{ALL}+dq_red+unordered",
+    "hopper_bwd(BF16, 128): ds_2+turns+early_dv",
+]
+DENSE = AttentionProblem(1, 2, 1, 203, 419, 64, operation="backward")
+ALONE = [
+    {"window_left": 70, "causal": True},
+    {"window_left": 70, "window_right": 33},
+    {"window_left": 300},
+    {"window_right": 20},
+    {"window_left": 0, "window_right": 0},
+    # Rows behind the last key that a window reaches, and keys before the first row's.
+    {"q_len": 300, "k_len": 77, "window_left": 20, "window_right": 5, "diagonal": 0},
+    {"q_len": 70, "k_len": 500, "window_left": 20, "causal": True},
+]
+
+
+def problem_of(config, **facts):
+    return replace(DENSE, dtype=config.dtype, d_head=config.d_head, **facts)
+
+
+def require_right(device, config, problem, gain=3.0):
+    name = f"{config.short_form()} on {problem}"
+    check_case(device, config, Case("masks and scores", problem, gain=gain)).require_ok(name)
+
+
+@pytest.mark.parametrize(
+    "facts", ALONE, ids=lambda facts: " ".join(f"{k}={v}" for k, v in facts.items())
+)
+@pytest.mark.parametrize("text", [MMA, WGMMA], ids=["mma", "wgmma"])
+def test_each_fact_is_computed_by_both_families(text, facts, device):
+    config = parse_config(text)
+    require_right(device, config, problem_of(config, **facts))
+
+
+def drawn_facts(seed):
+    """Lengths, heads and mask, together."""
+    draw = random.Random(seed)
+    heads, group = draw.choice([(2, 1), (3, 3), (4, 2)])
+    return {
+        "batch": draw.choice([1, 2]),
+        "heads": heads,
+        "kv_heads": group,
+        "q_len": draw.choice([1, 67, 130, 203]),
+        "k_len": draw.choice([1, 77, 257, 300]),
+        "causal": draw.random() < 0.5,
+        "diagonal": draw.choice([None, None, 0, 31, -40]),
+        "window_left": draw.choice([0, 1, 63, 64, 130, 500]),
+        "window_right": draw.choice([None, 0, 2, 64, 300]),
+        "dlse": draw.random() < 0.5,
+    }
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("text", CONFIGS)
+def test_facts_that_are_drawn_together_are_right_together(text, seed, device):
+    config = parse_config(text)
+    problem = problem_of(config, **drawn_facts(f"{text} {seed}"))
+    require_right(device, config, problem, gain=random.Random(seed).choice([1.0, 8.0]))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("text", CONFIGS)
+def test_many_drawn_facts_are_right_on_a_gpu(text, device):
+    config = parse_config(text)
+    for seed in range(40):
+        problem = problem_of(config, **drawn_facts(f"many {text} {seed}"))
+        require_right(device, config, problem)
+
+
+def is_right(device, text, **facts):
+    config = parse_config(text)
+    return check_case(device, config, Case("mutant", problem_of(config, **facts))).ok
+
+
+@pytest.mark.parametrize("off", [-1, 1])
+@pytest.mark.parametrize("text", [MMA, WGMMA], ids=["mma", "wgmma"])
+def test_an_edge_that_is_off_by_one_is_noticed(text, off, device, monkeypatch):
+    facts = {"window_left": 40, "window_right": 3, "k_len": 230}
+    assert is_right(device, text, **facts)
+    for name in ("left_diagonal", "diagonal"):
+        with monkeypatch.context() as patch:
+            right = getattr(Mask, name).fget
+            patch.setattr(Mask, name, property(lambda mask, right=right: right(mask) + off))
+            assert not is_right(device, text, **facts), name
+
+
+@pytest.mark.parametrize("text", [MMA, WGMMA], ids=["mma", "wgmma"])
+def test_tiles_outside_a_window_are_never_loaded(text, device):
+    """NaN in what must not be looked at: who multiplies it gets NaN, also where a weight is 0."""
+    config = parse_config(text)
+    problem = problem_of(config, q_len=512, k_len=512, window_left=60, causal=True)
+    plain = inputs_of(Case("hidden", problem))
+    expected = run_arrays(device, config, problem, plain)
+    nan = to_bits(np.float32([np.nan]), DType.BF16)[0]
+    spoiled = {name: bits.copy() for name, bits in plain.items()}
+    spoiled["do"][:, 256:] = nan  # rows that see no key before 196
+    found = run_arrays(device, config, problem, spoiled)
+    for name in ("dk", "dv"):
+        np.testing.assert_array_equal(found[name][:, :128], expected[name][:, :128])
+    np.testing.assert_array_equal(found["dq"][:, :256], expected["dq"][:, :256])
+    spoiled = {name: bits.copy() for name, bits in plain.items()}
+    spoiled["v"][:, :128] = nan  # keys that no row from 188 on sees
+    found = run_arrays(device, config, problem, spoiled)
+    np.testing.assert_array_equal(found["dq"][:, 256:], expected["dq"][:, 256:])
+
+
+def test_a_mask_that_hides_nothing_needs_no_code():
+    for text in (MMA, WGMMA):
+        config = parse_config(text)
+        wide = problem_of(config, window_left=1000, window_right=1000)
+        assert all("window_left" not in needs for _, needs in kernels_of(config, wide))
+        narrow = problem_of(config, window_left=100)
+        assert any("window_left" in needs for _, needs in kernels_of(config, narrow))
