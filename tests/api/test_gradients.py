@@ -121,6 +121,74 @@ def test_a_window_has_gradients_through_every_door(where, backend):
     require_right(case, [x.cpu() for x in found])
 
 
+def by_definition(given, sinks, weights):
+    """Gradients of q, k, v and sinks in float64, from the definition; causal, bottom-right."""
+    leaf = [given[name].detach().cpu().double().requires_grad_() for name in "qkv"]
+    logits = sinks.detach().cpu().double().requires_grad_()
+    q, k, v = (x.transpose(1, 2) for x in leaf)
+    scores = q @ k.repeat_interleave(3, 1).transpose(-1, -2) / 8
+    scores = scores.masked_fill(~torch.ones(70, 100, dtype=torch.bool).tril(30), -torch.inf)
+    column = logits[None, :, None, None].expand(*scores.shape[:3], 1)
+    scores = torch.cat([scores, column], -1)
+    out = scores.softmax(-1)[..., :-1] @ v.repeat_interleave(3, 1)
+    loss = (out * given["do"].cpu().transpose(1, 2)).sum()
+    loss = loss + (scores.logsumexp(-1) * weights.cpu()).sum()
+    return torch.autograd.grad(loss, [*leaf, logits])
+
+
+@pytest.mark.parametrize("layout", ["bshd", "bhsd"])
+@pytest.mark.parametrize(("where", "backend"), WHERE)
+def test_sinks_have_gradients_and_so_have_calls_with_them(where, backend, layout):
+    given, rows = tensors(where=where), tensors(where=where, layout=layout)
+    sinks = torch.linspace(-2, 3, 6, device=where).to(torch.bfloat16).requires_grad_()
+    own = leaves(rows)
+    out, lse = flash_attention(
+        *own, sinks=sinks, causal=True, layout=layout, return_lse=True, backend=backend
+    )
+    weights = torch.linspace(-1, 2, lse.numel(), device=where).reshape(lse.shape)
+    loss = (out * rows["do"]).sum() + (lse * weights).sum()
+    found = torch.autograd.grad(loss, [*own, sinks])
+    assert found[3].dtype == sinks.dtype
+    for got, want in zip(found, by_definition(given, sinks, weights), strict=True):
+        got = got.cpu().double()
+        got = got if layout == "bshd" or got.dim() == 1 else got.transpose(1, 2)
+        assert (got - want).norm() <= 6e-3 * want.norm()
+    plain = flash_attention(
+        *own, sinks=sinks, causal=True, layout=layout, return_lse=False, backend=backend
+    )
+    (alone,) = torch.autograd.grad((plain * rows["do"]).sum(), [sinks])
+    assert alone.isfinite().all()
+
+
+def test_sinks_alone_may_want_their_gradient_also_in_a_compiled_step():
+    torch._dynamo.reset()
+    given = tensors()
+
+    def step(sinks):
+        inputs = [given[name] for name in "qkv"]
+        return (flash_attention(*inputs, sinks=sinks, causal=True) * given["do"]).sum()
+
+    found = []
+    for call in (step, torch.compile(step, fullgraph=True, backend="aot_eager")):
+        sinks = torch.linspace(-2, 3, 6).requires_grad_()
+        call(sinks).backward()
+        found.append(sinks.grad)
+    assert found[0].any()
+    assert torch.equal(*found)
+    _, pull = torch.func.vjp(step, torch.linspace(-2, 3, 6))
+    assert torch.equal(pull(torch.tensor(1.0))[0], found[0])
+
+
+def test_a_sink_of_minus_infinity_has_no_gradient_and_spoils_none():
+    """Rows before the first key that they see have no other share than its."""
+    case = Case("hidden", replace(PROBLEM, q_len=150, k_len=100))
+    given = tensors(case)
+    own, sinks = leaves(given), torch.full((6,), -torch.inf).requires_grad_()
+    flash_attention(*own, sinks=sinks, causal=True).backward(given["do"])
+    require_right(case, [x.grad for x in own])
+    assert not sinks.grad.any()
+
+
 @pytest.mark.parametrize("dtype", DType)
 def test_gradients_are_no_further_off_than_those_of_torchs_math(dtype):
     """Against float64, and torch's own attention in the same element type."""
@@ -217,6 +285,8 @@ def test_the_operators_pass_torchs_own_checks():
     inputs = [given[name] for name in NAMES]
     torch.library.opcheck(torch.ops.flashsmith.backward.default, (*inputs, given["lse"], True))
     torch.library.opcheck(torch.ops.flashsmith.forward_lse.default, (*leaves(given), True))
+    with_sinks = (*leaves(given), torch.linspace(-1, 1, 6).requires_grad_(), True)
+    torch.library.opcheck(torch.ops.flashsmith.forward_sinks.default, with_sinks)
 
 
 def test_a_forward_configuration_is_not_handed_to_the_backward_pass():
@@ -261,9 +331,15 @@ def second():
     gradient.sum().backward()
 
 
+def slopes():
+    given = tensors()
+    flash_attention(*leaves(given), alibi_slopes=torch.ones(6))
+
+
 @pytest.mark.parametrize(
     ("call", "says"),
     [
+        (slopes, "alibi_slopes is given and a gradient is wanted; flashsmith has no backward pass"),
         (tangent, "q carries a tangent .*reverse-mode gradients only"),
         (second, "a gradient of a gradient was asked for; flashsmith differentiates once"),
     ],

@@ -17,6 +17,7 @@ from flashsmith.torch_op import operator
 from flashsmith.torch_op.arguments import given_of
 from flashsmith.torch_op.autograd import (
     Attention,
+    AttentionWithSinks,
     is_transformed,
     refuse_tangents,
     refuse_unknown_gradients,
@@ -86,10 +87,13 @@ def _attend_with(
             f"out is given and {next(iter(tables))} too; such calls return new memory; do not pass "
             f"out."
         )
-    if wants_gradient(q, k, v):
+    wants_lse, given = bool(options.facts[LSE]), given_of(options)
+    if wants_gradient(q, k, v, *tables.values()):  # which needs the log-sum-exp
         refuse_unknown_gradients(options, *tables)
-    wants_lse = bool(options.facts[LSE])
-    found, lse = operator.forward_with(q, k, v, in_order(tables), wants_lse, *given_of(options))
+        kept = AttentionWithSinks.apply if is_transformed() else operator.forward_sinks
+        found, lse = kept(q, k, v, tables["sinks"], *given)
+    else:
+        found, lse = operator.forward_with(q, k, v, in_order(tables), wants_lse, *given)
     choice = _choice(q, k, v, options, tables) if explain else None
     return found, lse if wants_lse else None, choice
 

@@ -10,18 +10,20 @@ from flashsmith.api.options import CALL_FACTS, CallOptions
 from flashsmith.base.errors import Unsupported
 from flashsmith.base.loose_types import Foreign
 from flashsmith.problem.attention import FACTS
-from flashsmith.torch_op.arguments import Argument, without_config
+from flashsmith.torch_op.arguments import Argument, options_of, without_config
 
-# Facts of callers that no backward kernel knows.
+# Facts of callers that no backward kernel knows. Sinks it need not know: the log-sum-exp has all of
+# them that the gradients of q, k and v depend on.
 _WITHOUT_GRADIENT = [name for name in CALL_FACTS.values() if FACTS[name].exact]
+_TABLES_WITH_GRADIENT = ("sinks",)
 Context = Foreign  # torch's, of one call
 Input = Argument  # or a tensor: of an operator
 
 
-def wants_gradient(q: Tensor, k: Tensor, v: Tensor) -> bool:
+def wants_gradient(q: Tensor, k: Tensor, v: Tensor, *tables: Tensor) -> bool:
     """Whether autograd will ask for a gradient of this call."""
     wanted = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
-    return bool(wanted)
+    return bool(wanted) or any(t.requires_grad for t in tables if torch.is_grad_enabled())
 
 
 def refuse_tangents(q: Tensor, k: Tensor, v: Tensor) -> None:
@@ -39,7 +41,7 @@ def refuse_tangents(q: Tensor, k: Tensor, v: Tensor) -> None:
 def refuse_unknown_gradients(options: CallOptions, *tables: str) -> None:
     """Raises for a call whose gradients no kernel computes, before it is computed in vain."""
     given = [name for name in _WITHOUT_GRADIENT if options.fact(name) != FACTS[name].absent]
-    for name in (*given, *tables):
+    for name in (*given, *(name for name in tables if name not in _TABLES_WITH_GRADIENT)):
         raise Unsupported(
             f"{name} is given and a gradient is wanted; flashsmith has no backward pass with "
             f"{name} yet; call under torch.no_grad(), or train with torch's own attention."
@@ -60,14 +62,53 @@ def backward(ctx: Context, do: Tensor | None, dlse: Tensor | None) -> tuple[Tens
     if do is None and dlse is None:
         return (None, None, None, *others)
     kept = ctx.saved_tensors  # once: checkpoints compute it again for every time it is read
-    o = kept[3]
-    do = torch.zeros_like(o) if do is None else do
+    do = torch.zeros_like(kept[3]) if do is None else do
+    return (*_of_rows(kept, do, dlse, ctx.given), *others)
+
+
+def _of_rows(
+    kept: tuple[Tensor, ...], do: Tensor, dlse: Tensor | None, given: tuple[Argument, ...]
+) -> tuple[Tensor, ...]:
+    """Gradients of q, k and v."""
     # A sum's gradient is one number with strides of 0.
     readable = do if do.stride(-1) == 1 else do.contiguous()
     of_lse = None if dlse is None else dlse.contiguous()
     differentiate = torch.ops.flashsmith.backward.default
-    found = differentiate(readable, *kept, of_lse, *without_config(ctx.given))
-    return (*found, *others)
+    return tuple(differentiate(readable, *kept, of_lse, *without_config(given)))
+
+
+def keep_sinks(ctx: Context, inputs: tuple[Input, ...], output: tuple[Tensor, Tensor]) -> None:
+    """The same of the operator `forward_sinks`."""
+    q, k, v, sinks, *given = inputs
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(q, k, v, *output, sinks)
+    ctx.given = tuple(given)
+
+
+def backward_sinks(
+    ctx: Context, do: Tensor | None, dlse: Tensor | None
+) -> tuple[Tensor | None, ...]:
+    """Gradients of the operator `forward_sinks`: of q, k, v and sinks."""
+    others = (None,) * len(ctx.given)
+    if do is None and dlse is None:
+        return (None, None, None, None, *others)
+    *kept, sinks = ctx.saved_tensors
+    do = torch.zeros_like(kept[3]) if do is None else do
+    layout = options_of(ctx.given, lse=True).fact("layout")
+    of_sinks = _of_sinks(sinks, do, kept[3], kept[4], dlse, layout)
+    return (*_of_rows(tuple(kept), do, dlse, ctx.given), of_sinks, *others)
+
+
+def _of_sinks(
+    sinks: Tensor, do: Tensor, o: Tensor, lse: Tensor, dlse: Tensor | None, layout: str
+) -> Tensor:
+    """A sink's share of a row is e^(sink - LSE), and what it takes is what the row's keys lose."""
+    delta = (do.float() * o).sum(-1)
+    delta = delta if layout == "bhsd" else delta.transpose(1, 2)
+    delta = delta if dlse is None else delta - dlse
+    # A sink of -inf has none, also of a row that sees no key.
+    share = torch.exp(sinks[:, None] - lse).nan_to_num(0.0)
+    return -(share * delta).sum((0, 2))
 
 
 class Attention(torch.autograd.Function):  # type: ignore[misc]  # torch does not type it
@@ -81,6 +122,19 @@ class Attention(torch.autograd.Function):  # type: ignore[misc]  # torch does no
 
     setup_context = staticmethod(keep)
     backward = staticmethod(backward)
+
+
+class AttentionWithSinks(torch.autograd.Function):  # type: ignore[misc]  # torch does not type it
+    """The same with sinks."""
+
+    @staticmethod
+    def forward(*inputs: Input) -> tuple[Tensor, Tensor]:
+        """O and LSE."""
+        out, lse = torch.ops.flashsmith.forward_sinks.default(*inputs)
+        return out, lse
+
+    setup_context = staticmethod(keep_sinks)
+    backward = staticmethod(backward_sinks)
 
 
 def is_transformed() -> bool:

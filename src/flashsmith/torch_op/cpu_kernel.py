@@ -14,7 +14,7 @@ from flashsmith.api.launches import host_device
 from flashsmith.api.notices import say_once
 from flashsmith.api.options import CallOptions
 from flashsmith.api.problems import problem_of, require_out_fits
-from flashsmith.api.tables import by_name
+from flashsmith.api.tables import by_name, in_order
 from flashsmith.base import settings
 from flashsmith.base.errors import ArgumentError
 from flashsmith.problem.attention import AttentionProblem
@@ -59,6 +59,13 @@ def forward_with(
     """The same of a call with tables; an LSE without elements where none is asked for."""
     out, of_rows = _attend(q, k, v, options_of(given, lse=lse), by_name(tables))
     return out, no_lse(q) if of_rows is None else of_rows
+
+
+def forward_sinks(
+    q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, *given: Argument
+) -> tuple[Tensor, Tensor]:
+    """Output and log-sum-exp of a call with sinks and no other table."""
+    return forward_with(q, k, v, in_order({"sinks": sinks}), True, *given)
 
 
 def forward_out(
@@ -138,7 +145,7 @@ def _by_matrices(
     tensors: Mapping[str, Tensor], problem: AttentionProblem
 ) -> tuple[Tensor, Tensor | None]:
     """What torch's own attention cannot do, by its products and softmax, in float32."""
-    tables = {name: t.numpy() for name, t in tensors.items() if name in TABLES}
+    tables = {name: t.detach().numpy() for name, t in tensors.items() if name in TABLES}
     q, k, v = (
         (tensors[n] if problem.layout == "bhsd" else tensors[n].transpose(1, 2)).float()
         for n in "qkv"

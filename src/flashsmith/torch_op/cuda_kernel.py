@@ -18,7 +18,7 @@ from flashsmith.api.launches import (
     say_copy,
 )
 from flashsmith.api.problems import problem_of, require_out_fits
-from flashsmith.api.tables import by_name
+from flashsmith.api.tables import by_name, in_order
 from flashsmith.kernels.launch import Call
 from flashsmith.torch_op.arguments import Argument, Given, options_of
 from flashsmith.torch_op.fake_kernel import empty_lse, empty_output, no_lse
@@ -105,6 +105,13 @@ def forward_with(
         of_tables,
     )
     return out, of_rows
+
+
+def forward_sinks(
+    q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, *given: Argument
+) -> tuple[Tensor, Tensor]:
+    """Output and log-sum-exp of a call with sinks and no other table."""
+    return forward_with(q, k, v, in_order({"sinks": sinks}), True, *given)
 
 
 def _launch_of(q: Tensor, k: Tensor, v: Tensor, lse: bool, given: Given) -> _TorchLaunch:

@@ -8,6 +8,7 @@ from torch._subclasses import FakeTensor
 
 from flashsmith.api.array_view import ArrayView
 from flashsmith.api.problems import problem_of
+from flashsmith.api.tables import in_order
 from flashsmith.torch_op.arguments import Argument, Given, options_of
 
 
@@ -52,6 +53,13 @@ def forward_with(
     _check(q, k, v, given)
     layout = options_of(given, lse=lse).fact("layout")
     return empty_output(q), empty_lse(q, layout) if lse else no_lse(q)
+
+
+def forward_sinks(
+    q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, *given: Argument
+) -> tuple[Tensor, Tensor]:
+    """Output and log-sum-exp of a call with sinks and no other table."""
+    return forward_with(q, k, v, in_order({"sinks": sinks}), True, *given)
 
 
 def no_lse(q: Tensor) -> Tensor:

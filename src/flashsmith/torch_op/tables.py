@@ -25,7 +25,6 @@ def _as_table(name: str, table: Array, q: Tensor) -> Tensor:
     wanted = torch.int32 if TABLES[name].is_integer else torch.float32
     if table.is_floating_point() == TABLES[name].is_integer:
         raise ArgumentTypeError(f"{name} is {table.dtype}; it must be {wanted}.")
-    table = table.detach()
     if name == "alibi_slopes" and table.dim() == 1:
         table = table.expand(q.shape[0], -1)
     return table.to(wanted).contiguous()
