@@ -121,6 +121,15 @@ def test_a_window_has_gradients_through_every_door(where, backend):
     require_right(case, [x.cpu() for x in found])
 
 
+@pytest.mark.parametrize(("where", "backend"), WHERE)
+def test_a_cap_has_gradients(where, backend):
+    case = Case("cap", replace(PROBLEM, softcap=2.0), gain=3.0)
+    given = tensors(case, where=where)
+    q, k, v = leaves(given)
+    flash_attention(q, k, v, causal=True, softcap=2.0, backend=backend).backward(given["do"])
+    require_right(case, [x.grad.cpu() for x in (q, k, v)])
+
+
 def by_definition(given, sinks, weights):
     """Gradients of q, k, v and sinks in float64, from the definition; causal, bottom-right."""
     leaf = [given[name].detach().cpu().double().requires_grad_() for name in "qkv"]

@@ -1,4 +1,4 @@
-"""Windows in both backward families, each alone and drawn together with other facts."""
+"""Windows in both backward families, caps in one; each alone and drawn together."""
 
 import random
 from dataclasses import replace
@@ -7,13 +7,17 @@ import numpy as np
 import pytest
 
 from flashsmith.base.dtypes import DType, to_bits
+from flashsmith.base.errors import Unsupported
 from flashsmith.check.cases import Case, inputs_of
 from flashsmith.check.verdict import check_case
+from flashsmith.compile.compiler import compile_kernel
 from flashsmith.kernels.parse import parse_config
-from flashsmith.kernels.plans import kernels_of
+from flashsmith.kernels.plans import kernels_of, plan
 from flashsmith.problem.attention import AttentionProblem
 from flashsmith.problem.mask import Mask
+from flashsmith.problem.needs import Needs
 from flashsmith.runtime.run import run_arrays
+from flashsmith.tuner.choose.choice import choose
 
 ALL = "turns+fold+early_dv+late_fences"
 MMA = "bwd(BF16, 64): dkv_64_64_4+dq_64_64_4"
@@ -61,8 +65,27 @@ def test_each_fact_is_computed_by_both_families(text, facts, device):
     require_right(device, config, problem_of(config, **facts))
 
 
-def drawn_facts(seed):
-    """Lengths, heads and mask, together."""
+@pytest.mark.parametrize("text", CONFIGS[:3])
+@pytest.mark.parametrize("softcap", [1.5, 30.0])
+def test_a_cap_bends_the_gradient_too(text, softcap, device):
+    config = parse_config(text)
+    require_right(device, config, problem_of(config, softcap=softcap, q_len=70, k_len=131))
+
+
+def test_a_cap_is_left_to_the_kernels_that_compute_it():
+    capped = problem_of(parse_config(WGMMA), softcap=30.0)
+    with pytest.raises(Unsupported, match="do not compute softcap"):
+        plan(parse_config(WGMMA), capped, sm_count=132)
+    chosen = choose(capped, "sm_90a").config
+    assert chosen.NAME == "sm80_backward"
+    needs = Needs(("causal", "softcap", "window_left", "ragged_q", "ragged_k"))
+    kernels = [compile_kernel(part, needs, "sm_90a") for part in chosen.kernels()[1:]]
+    assert [kernel.resources.spill_bytes for kernel in kernels] == [0, 0]
+    assert choose(replace(capped, softcap=None), "sm_90a").config.NAME == "sm90_backward"
+
+
+def drawn_facts(seed, *, softcap=False):
+    """Lengths, heads, mask and cap, together."""
     draw = random.Random(seed)
     heads, group = draw.choice([(2, 1), (3, 3), (4, 2)])
     return {
@@ -76,6 +99,7 @@ def drawn_facts(seed):
         "window_left": draw.choice([0, 1, 63, 64, 130, 500]),
         "window_right": draw.choice([None, 0, 2, 64, 300]),
         "dlse": draw.random() < 0.5,
+        "softcap": draw.choice([None, 1.0, 20.0]) if softcap else None,
     }
 
 
@@ -83,7 +107,8 @@ def drawn_facts(seed):
 @pytest.mark.parametrize("text", CONFIGS)
 def test_facts_that_are_drawn_together_are_right_together(text, seed, device):
     config = parse_config(text)
-    problem = problem_of(config, **drawn_facts(f"{text} {seed}"))
+    facts = drawn_facts(f"{text} {seed}", softcap=text in CONFIGS[:3])
+    problem = problem_of(config, **facts)
     require_right(device, config, problem, gain=random.Random(seed).choice([1.0, 8.0]))
 
 
@@ -92,7 +117,8 @@ def test_facts_that_are_drawn_together_are_right_together(text, seed, device):
 def test_many_drawn_facts_are_right_on_a_gpu(text, device):
     config = parse_config(text)
     for seed in range(40):
-        problem = problem_of(config, **drawn_facts(f"many {text} {seed}"))
+        facts = drawn_facts(f"many {text} {seed}", softcap=text in CONFIGS[:3])
+        problem = problem_of(config, **facts)
         require_right(device, config, problem)
 
 

@@ -13,7 +13,13 @@ from flashsmith.problem.signature import BACKWARD, FORWARD, signature_of
 from flashsmith.problem.text import problem_fields, problem_from_fields, problem_text
 
 SHAPES = [(7, 7), (5, 11), (11, 5), (3, 1)]
-MASKS = [{}, {"causal": True}, {"causal": True, "diagonal": 0}]
+MASKS = [
+    {},
+    {"causal": True},
+    {"causal": True, "diagonal": 0},
+    {"window_left": 2, "window_right": 1},
+    {"softcap": 0.7},
+]
 PROBLEM = AttentionProblem(2, 6, 3, 11, 7, 8, operation="backward")
 
 

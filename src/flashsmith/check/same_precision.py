@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from flashsmith.base.dtypes import DType, from_bits, to_bits
 from flashsmith.problem.attention import AttentionProblem
 from flashsmith.problem.mask import Mask
-from flashsmith.problem.reference import of_head, score
+from flashsmith.problem.reference import of_head, score, score_slope
 from flashsmith.problem.sequences import sequences_of
 
 F32 = NDArray[np.float32]
@@ -72,12 +72,14 @@ def _one_head_back(
     q, k, v, do = one["q"], one["k"], one["v"], one["do"]
     scale = np.float32(problem.softmax_scale)
     with np.errstate(invalid="ignore", over="ignore"):
-        scores = score(problem, _mma(q, k.T), mask, numbers)
+        products = _mma(q, k.T)
+        scores = score(problem, products, mask, numbers)
         p = np.where(mask.visible(), np.exp(scores - one["lse"][:, None]), np.float32(0))
         delta = (do * one["o"]).sum(axis=1, dtype=np.float32)
         if problem.dlse:
             delta = delta - one["dlse"]
-        ds = _round(p * (_mma(do, v.T) - delta[:, None]), problem.dtype)
+        of_scores = p * (_mma(do, v.T) - delta[:, None])
+        ds = _round(of_scores * score_slope(problem, products), problem.dtype)
         return ds @ k * scale, ds.T @ q * scale, _round(p, problem.dtype).T @ do
 
 

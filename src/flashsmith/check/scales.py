@@ -64,9 +64,9 @@ def _backward(
             least = np.where(at.mask.visible(), SMALLEST[problem.dtype], 0.0)
             p2, ds2 = (np.maximum(np.abs(x), least) ** 2 for x in (head.p, head.ds))
             from_o = ((do * (head.p @ v)) ** 2).sum(axis=1, keepdims=True)  # of delta
-            of_row = ds2 @ k**2 + from_o * (head.p @ k) ** 2
+            of_row = ds2 @ k**2 + from_o * ((head.p * head.slope) @ k) ** 2
             squares["dq"][b, rows, h] += scale**2 * of_row
-            squares["dk"][b, keys, kv] += scale**2 * ((ds2 + p2 * from_o).T @ q**2)
+            squares["dk"][b, keys, kv] += scale**2 * ((ds2 + p2 * head.slope**2 * from_o).T @ q**2)
             squares["dv"][b, keys, kv] += p2.T @ do**2
     return {name: _row_scale(np.sqrt(square)) for name, square in squares.items()}
 

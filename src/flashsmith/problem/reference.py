@@ -53,6 +53,15 @@ def score(
     return np.asarray(x)
 
 
+def score_slope(problem: AttentionProblem, products: NDArray[Any]) -> NDArray[Any]:
+    """The slope of each score over its scaled product."""
+    number = products.dtype.type
+    if problem.softcap is None:
+        return np.ones_like(products)
+    capped = np.tanh(products * number(problem.softmax_scale / problem.softcap))
+    return np.asarray(number(1.0) - capped**2)
+
+
 def of_head(tables: Arrays, batch: int, head: int) -> dict[str, float]:
     """The numbers that tables hold for one head of a sequence."""
     found = {}
@@ -68,7 +77,8 @@ class HeadGradients:
     """What lies between one query head's inputs and its gradients: matrices of q_len x k_len."""
 
     p: F64  # the softmax
-    ds: F64  # gradient of the scores
+    ds: F64  # gradient of the scaled products
+    slope: F64  # of the scores over the scaled products
 
 
 def head_gradients(
@@ -77,13 +87,14 @@ def head_gradients(
     """P and dS of one query head, from its tensors by name; 0 in rows that see no key."""
     q, k, v, do = one["q"], one["k"], one["v"], one["do"]
     o, lse = _one_head(q, k, v, mask, problem, numbers)
-    scores, seen = score(problem, q @ k.T, mask, numbers), mask.visible()
+    products, seen = q @ k.T, mask.visible()
+    scores, slope = score(problem, products, mask, numbers), score_slope(problem, products)
     with np.errstate(invalid="ignore"):  # -inf - -inf, in rows that see no key
         p = np.where(seen, np.exp(scores - lse[:, None]), 0.0)
     delta = (do * o).sum(axis=1)
     if problem.dlse:
         delta = delta - one["dlse"]
-    return HeadGradients(p, p * (do @ v.T - delta[:, None]))
+    return HeadGradients(p, p * (do @ v.T - delta[:, None]) * slope, slope)
 
 
 def _forward(problem: AttentionProblem, given: Mapping[str, F64]) -> dict[str, F64]:

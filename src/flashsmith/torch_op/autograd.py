@@ -14,7 +14,7 @@ from flashsmith.torch_op.arguments import Argument, options_of, without_config
 
 # Facts of callers that no backward kernel knows. Sinks it need not know: the log-sum-exp has all of
 # them that the gradients of q, k and v depend on.
-_WITHOUT_GRADIENT = [name for name in CALL_FACTS.values() if FACTS[name].exact]
+_WITHOUT_GRADIENT = [n for n in CALL_FACTS.values() if FACTS[n].exact and n != "softcap"]
 _TABLES_WITH_GRADIENT = ("sinks",)
 Context = Foreign  # torch's, of one call
 Input = Argument  # or a tensor: of an operator

@@ -58,14 +58,19 @@ def _by_products(problem: AttentionProblem, tensors: Mapping[str, Tensor]) -> li
     q, o, do = rows["q"], rows["o"], rows["do"]
     k, v = (rows[name].repeat_interleave(problem.group, dim=1) for name in "kv")
     lse = tensors["lse"].unsqueeze(-1)
-    p = torch.exp(q @ k.transpose(-1, -2) * problem.softmax_scale - lse)
+    scores = q @ k.transpose(-1, -2) * problem.softmax_scale
+    slope: Tensor | float = 1.0
+    if problem.softcap is not None:
+        share = torch.tanh(scores / problem.softcap)
+        scores, slope = problem.softcap * share, 1.0 - share**2
+    p = torch.exp(scores - lse)
     visible = visible_keys(problem)
     if visible is not None:
         p = p.masked_fill(~visible, 0.0)  # rows that see no key have no other
     delta = (do * o).sum(-1, keepdim=True)
     if "dlse" in tensors:
         delta = delta - tensors["dlse"].unsqueeze(-1)
-    ds = p * (do @ v.transpose(-1, -2) - delta)
+    ds = p * (do @ v.transpose(-1, -2) - delta) * slope
     found = [
         ds @ k * problem.softmax_scale,
         _of_groups(ds.transpose(-1, -2) @ q * problem.softmax_scale, problem),

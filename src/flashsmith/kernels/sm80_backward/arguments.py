@@ -37,3 +37,4 @@ class BackwardArguments(Arguments):
     diagonal: int = argument("i32", "with causal, row i sees key j when j <= i + diagonal")
     scale_log2: float = argument("float", "softmax scale times log2(e)")
     left_diagonal: int = argument("i32", "with a left edge, row i sees key j when j >= i + this")
+    softcap: float = argument("float", "what scores do not exceed, or 0")

@@ -37,6 +37,9 @@ class Sm80BackwardPart(BackwardPart):
 
     __slots__ = ()
     ARGUMENTS: ClassVar[type[Arguments]] = BackwardArguments
+    REFUSED_FACTS: ClassVar[tuple[str, ...]] = tuple(
+        name for name in BackwardPart.REFUSED_FACTS if name != "softcap"
+    )
 
     @classmethod
     def runs_on(cls, arch_name: str) -> bool:

@@ -47,6 +47,7 @@ class BackwardLaunch(Launch):
             diagonal=problem.mask.diagonal,
             scale_log2=problem.softmax_scale * LOG2_E,
             left_diagonal=problem.mask.left_diagonal,
+            softcap=problem.softcap or 0.0,
         )
 
 

@@ -19,6 +19,8 @@ def candidates(problem: AttentionProblem, arch: Arch) -> Sequence[Sm80BackwardCo
     if width is None:
         return ()
     configs = configs_for(problem.dtype, width)
+    if problem.softcap is not None:  # 32 rows a warp and the slopes of their scores would spill
+        configs.sort(key=lambda config: config.of_queries.rows_per_warp)
     if max(problem.q_len, problem.k_len) <= SHORT_ROWS:
         configs.sort(key=lambda config: config.dkv_keys)  # stable: the order within a size stays
     return configs

@@ -33,11 +33,22 @@ struct Score {
         return kChanges ? kLog2E : args.scale_log2;
     }
 
-    // The slope of a score over its product: what gradients of products are multiplied with.
+    // Whether the slope of a score over its product is another for every score.
+    static constexpr bool kBends = kNeeds.softcap;
+
+    // The slope of a score over its product, as far as all have it: what gradients of products are
+    // multiplied with.
     template <class Args>
     static FS_DEVICE float slope(const Args& args) {
-        static_assert(!kChanges, "scores that change have a slope of their own each.");
+        static_assert(!kChanges || kBends, "scores that change have a slope of their own each.");
         return args.scale_log2 * kLn2;
+    }
+
+    // And what a score has of its own: the slope of c · tanh(x / c), from its value.
+    template <class Args>
+    static FS_DEVICE float bend(const Args& args, float score) {
+        const float share = score * ptx::rcp(args.softcap);
+        return ptx::fma_rn(-share, share, 1.0F);
     }
 
     // From an element of Q Kᵀ to the score: a few lines a fact, as in problem/reference.py. What

@@ -201,6 +201,9 @@ class KeyBlock {
         multiply_by_rows<Kernel::kDType, Kernel::kDSpans>(
             s, OwnedReader(smem_ + Kernel::kK, warp_row_),
             WalkedReader(smem_ + Kernel::kQ, 0).below(place));
+        [[maybe_unused]] typename Kernel::Scores bends;
+        if constexpr (Kernel::Score::kChanges)
+            change_scores<typename Kernel::Score>(args_, s, bends);
         if constexpr (kMasks) {
             if (masked) hide(s, first_row);
         }
@@ -219,6 +222,7 @@ class KeyBlock {
                 dp, OwnedReader(smem_ + Kernel::kV, warp_row_),
                 WalkedReader(smem_ + Kernel::kDO, 0).below(place));
             to_gradients(dp, s, statistics);
+            if constexpr (Kernel::Score::kBends) multiply_elements(dp, bends);
             pack<Kernel::kDType>(ds, dp);
             add_product<Kernel::kDType>(dk_, ds,
                                         WalkedTransposed(smem_ + Kernel::kQ, 0).below(place));

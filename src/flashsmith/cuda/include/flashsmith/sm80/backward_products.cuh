@@ -87,6 +87,37 @@ FS_DEVICE float score_gradient(float p, float dp, const RowStatistics& row) {
     return ptx::mul_rn(p, ptx::sub_rn(dp, row.delta));
 }
 
+// From products to scores, and the slope that each has of its own.
+template <class Score, class Args, int kRowTiles, int kColTiles>
+FS_DEVICE void change_scores(const Args& args, Accumulator<kRowTiles, kColTiles>& s,
+                             Accumulator<kRowTiles, kColTiles>& bends) {
+    const Score score = Score::of_head(args, 0, 0);  // no number of a head's own is read
+    FS_UNROLL
+    for (int i = 0; i < kRowTiles; ++i) {
+        FS_UNROLL
+        for (int n = 0; n < kColTiles; ++n) {
+            FS_UNROLL
+            for (int e = 0; e < 4; ++e) {
+                s.at[i][n][e] = score.of(args, s.at[i][n][e]);
+                if constexpr (Score::kBends) bends.at[i][n][e] = Score::bend(args, s.at[i][n][e]);
+            }
+        }
+    }
+}
+
+template <int kRowTiles, int kColTiles>
+FS_DEVICE void multiply_elements(Accumulator<kRowTiles, kColTiles>& by,
+                                 const Accumulator<kRowTiles, kColTiles>& with) {
+    FS_UNROLL
+    for (int i = 0; i < kRowTiles; ++i) {
+        FS_UNROLL
+        for (int n = 0; n < kColTiles; ++n) {
+            FS_UNROLL
+            for (int e = 0; e < 4; ++e) by.at[i][n][e] *= with.at[i][n][e];
+        }
+    }
+}
+
 // Results of kColTiles columns of 8 as operands A: two of their tiles make a span of 16.
 template <DType kDType, int kRowTiles, int kColTiles>
 FS_DEVICE void pack(Fragments<kRowTiles> (&dst)[kColTiles / 2],

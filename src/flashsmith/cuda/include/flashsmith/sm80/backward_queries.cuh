@@ -165,6 +165,9 @@ class QueryTileGradient {
         multiply_by_rows<Kernel::kDType, Kernel::kDSpans>(
             s, OwnedReader(smem_ + Kernel::kQ, warp_row_),
             WalkedReader(smem_ + Kernel::kK, 0).below(place));
+        [[maybe_unused]] typename Kernel::Scores bends;
+        if constexpr (Kernel::Score::kChanges)
+            change_scores<typename Kernel::Score>(args_, s, bends);
         if constexpr (Kernel::Mask::kHides) {
             if (masked) hide(s, first_key);
         }
@@ -173,6 +176,7 @@ class QueryTileGradient {
             dp, OwnedReader(smem_ + Kernel::kDO, warp_row_),
             WalkedReader(smem_ + Kernel::kV, 0).below(place));
         to_gradients(dp, s);
+        if constexpr (Kernel::Score::kBends) multiply_elements(dp, bends);
         Fragments<Kernel::kRowTiles> ds[Kernel::kStep / kMatrixSpan];
         pack<Kernel::kDType>(ds, dp);
         add_product<Kernel::kDType>(dq_, ds, WalkedTransposed(smem_ + Kernel::kK, 0).below(place));
