@@ -6,11 +6,13 @@ from placed_arrays import Placement, placed_inputs
 from standin_gpus import plug_in
 
 from flashsmith.api import launches
+from flashsmith.api.options import checked_options
 from flashsmith.base.dtypes import DType
 from flashsmith.check.cases import Case
 from flashsmith.problem.attention import AttentionProblem
 from flashsmith.runtime.devices import default_device
 from flashsmith.torch_op import cuda_kernel, fake_kernel
+from flashsmith.torch_op.arguments import DEFAULTS, given_of, options_of
 
 CASE = Case("operator", AttentionProblem(2, 6, 2, 70, 203, 64, DType.BF16, causal=True))
 MMA = "(BF16, 64, 64, 32, 4): async+swizzled+load_2_2_2_tiles"
@@ -59,3 +61,22 @@ def test_a_warm_call_asks_the_driver_for_the_current_context_and_launches(gpu, c
         gpu.calls.clear()
         cuda_kernel.forward(*arrays, *given)
     assert gpu.calls == ["cuCtxGetCurrent", "cuLaunchKernel"]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("layout", ["bshd", "bhsd"])
+@pytest.mark.parametrize("config", [None, MMA])
+def test_an_operator_is_given_no_defaults_at_the_end(causal, layout, config):
+    options = checked_options(causal=causal, layout=layout, config=config, backend=None)
+    given = given_of(options)
+    assert options_of(given, lse=False) == options
+    wanted = {(False, "bshd"): 0, (True, "bshd"): 1}.get((causal, layout), 4)
+    assert len(given) == (len(DEFAULTS) - 1 if config else wanted)
+
+
+def test_a_call_and_the_bare_operator_share_a_launch(gpu):
+    arrays = tensors()
+    cuda_kernel.forward(*arrays, True)
+    kept = len(launches.KEPT_LAUNCHES)
+    cuda_kernel.forward(*arrays, *given_of(checked_options(causal=True)))
+    assert len(launches.KEPT_LAUNCHES) == kept

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.compiler import is_compiling as is_compiling
 
 from flashsmith.api.arrays.library import Array
 from flashsmith.api.launches import gpu_device, host_device, launch_for
@@ -30,10 +31,9 @@ from flashsmith.tuner.choose.choice import Choice
 
 
 def attend(
-    arrays: tuple[Array, Array, Array], out: Array, options: CallOptions, explain: bool
+    q: Array, k: Array, v: Array, out: Array, options: CallOptions, explain: bool
 ) -> tuple[Tensor, Tensor | None, Choice | None]:
     """Output, log-sum-exp (or None), and the choice if it is to be explained."""
-    q, k, v = arrays
     require_tensors(q, k, v, out)
     if forward_ad._current_level >= 0:
         refuse_tangents(q, k, v)
