@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from threading import Event
 
 from flashsmith.api.array_view import ALIGNED_ELEMENTS, ArrayView
 from flashsmith.api.notices import say_once
 from flashsmith.api.options import CallOptions, read_config
+from flashsmith.api.shape_log import write_shape
+from flashsmith.api.substitutes import make_behind, substitute_on
 from flashsmith.base import settings
 from flashsmith.base.errors import ArgumentError, DeviceMissing, OutOfResources, Unsupported
 from flashsmith.base.forks import call_in_forked_child
@@ -26,7 +29,7 @@ from flashsmith.runtime.devices import (
 )
 from flashsmith.runtime.run import Prepared, prepare
 from flashsmith.tuner.choose.choice import Choice, choose
-from flashsmith.tuner.choose.shipped_kernels import shipped_or_compiled
+from flashsmith.tuner.choose.shipped_kernels import shipped_or_compiled, shipped_or_kept
 
 KEPT = 8192  # shapes; a server meets new lengths for as long as it runs
 NOTHING_TO_DO = Choice(None, "none", "the output has no elements, or there are no keys")
@@ -38,6 +41,7 @@ class Launch:
 
     choice: Choice
     prepared: Prepared
+    until: Event | None = None  # of a substitute: set once the problem has kernels of its own
 
 
 KEPT_LAUNCHES: dict[Hashable, Launch] = {}
@@ -57,6 +61,9 @@ def kept_launch(key: Hashable, make: Callable[[], Launch]) -> Launch:
         if len(KEPT_LAUNCHES) >= KEPT:
             KEPT_LAUNCHES.clear()
         KEPT_LAUNCHES[key] = found
+        # A substitute whose time ended meanwhile: who ended it may have looked here before.
+        if found.until is not None and found.until.is_set():
+            KEPT_LAUNCHES.pop(key, None)
     return found
 
 
@@ -83,20 +90,55 @@ def _prepare(
     if problem.is_empty:
         return Launch(NOTHING_TO_DO, Prepared(device, problem, (), 0))
     call = {**_contiguous_outputs(problem), **inputs}
+    _log_shape(problem, given)
     # What comes with a wheel is machine code alone.
     compile_with = compile_kernel if device.runs_ptx else shipped_or_compiled
+    # Where time counts; the emulator is slower than the compiler.
+    substitute = substitute_on(device, compile_with, shipped_or_kept) if device.can_time else None
     unusable: dict[KernelConfig, str] = {}
     while True:
         choice = choose(problem, device.arch, gpu=device.name, given=given, unusable=unusable)
         assert choice.config is not None
         try:
-            prepared = prepare(device, choice.config, problem, compile_with=compile_with)
+            prepared = prepare(
+                device, choice.config, problem, compile_with=compile_with, substitute=substitute
+            )
             _require_readable(prepared, call)
-            return Launch(choice, prepared)
+            return (
+                _substituted(choice, prepared)
+                if prepared.is_substituted
+                else Launch(choice, prepared)
+            )
         except (Unsupported, OutOfResources) as error:  # strides, spills or registers
             if given is not None:
                 raise
             unusable[choice.config] = str(error).removeprefix(f"{choice.config.short_form()}: ")
+
+
+def _substituted(choice: Choice, prepared: Prepared) -> Launch:
+    """A launch of kernels that do more than is asked, until the problem's own are compiled."""
+    own, until = choice.config, Event()
+    device, problem = prepared.device, prepared.problem
+    assert own is not None
+
+    def make() -> None:
+        prepare(device, own, problem, compile_with=shipped_or_compiled)
+
+    def end() -> None:
+        until.set()
+        for key, launch in list(KEPT_LAUNCHES.items()):
+            if launch.until is until:
+                KEPT_LAUNCHES.pop(key, None)
+
+    make_behind(device, tuple(step.launch for step in prepared.steps), make, end)
+    reason = f"{choice.reason}; a loaded kernel that gives the same bits runs until it is compiled"
+    return Launch(replace(choice, reason=reason), prepared, until)
+
+
+def _log_shape(problem: AttentionProblem, config: KernelConfig | None) -> None:
+    path = settings.shapes_path()
+    if path is not None:
+        write_shape(path, problem, config)
 
 
 def _require_readable(prepared: Prepared, call: Call) -> None:

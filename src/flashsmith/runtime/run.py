@@ -26,6 +26,8 @@ from flashsmith.runtime.limits import require_fits
 from flashsmith.runtime.tensors import contiguous_tensors, uploaded
 
 Compile = Callable[[KernelConfig, Needs, str], CompiledKernel]
+KernelKey = tuple[KernelConfig, Needs, Compile]  # of `Device.kernels`
+Substitute = Callable[[Launch], CompiledKernel | None]
 Starts = tuple[Start, ...]  # of every launch, with its parameters
 KEPT_STARTS = 1024  # of one plan; a model of many layers calls with other addresses in each
 STRIDE_STEP = 8  # elements of one 16-byte access
@@ -52,6 +54,7 @@ class Prepared:
     problem: AttentionProblem
     steps: tuple[Step, ...]
     workspace_bytes: int
+    is_substituted: bool = False  # a kernel of it is not the one that was asked for
     scratch_bytes: int = 0  # that a call brings along as `SCRATCH`; the device's, where it does not
     _starts: dict[tuple[Hashable, int], Starts] = field(
         default_factory=dict, compare=False, repr=False
@@ -106,28 +109,38 @@ def prepare(
     problem: AttentionProblem,
     *,
     compile_with: Compile = compile_kernel,
+    substitute: Substitute | None = None,
 ) -> Prepared:
-    """Plans, compiles and loads `config` for `problem`."""
+    """Plans, compiles and loads `config` for `problem`.
+
+    `substitute` may give a loaded kernel that runs in the place of one that is not.
+    """
     if problem.is_empty:
         return Prepared(device, problem, (), 0)
     arch = get_arch(device.arch)
     config.require_buildable(arch)
     launches = plan(config, problem, sm_count=device.sm_count)
     # A new shape mostly runs kernels that another shape has loaded: no look at the disk then.
-    keys = [(launch.config, launch.needs, compile_with) for launch in launches]
+    keys: list[KernelKey] = [(at.config, at.needs, compile_with) for at in launches]
     new = [n for n, key in enumerate(keys) if key not in device.kernels]
+    others: dict[int, CompiledKernel] = {}
+    if substitute is not None:
+        others = {n: other for n in new if (other := substitute(launches[n])) is not None}
+        new = [n for n in new if n not in others]
     made = _side_by_side([launches[n] for n in new], device.arch, compile_with)
     for n, kernel in zip(new, made, strict=True):
         require_fits(launches[n].config.short_form(), kernel, launches[n].geometry, arch)
         device.kernels[keys[n]] = kernel
-    kernels = [device.kernels[key] for key in keys]
+    for n, kernel in others.items():
+        require_fits(launches[n].config.short_form(), kernel, launches[n].geometry, arch)
+    kernels = [others.get(n) or device.kernels[key] for n, key in enumerate(keys)]
     steps = [
         Step(launch, kernel, device.prepare(kernel, launch.geometry))
         for launch, kernel in zip(launches, kernels, strict=True)
     ]
     workspace_bytes = max((step.launch.workspace_bytes for step in steps), default=0)
     scratch = scratch_bytes(tuple(step.launch for step in steps))
-    return Prepared(device, problem, tuple(steps), workspace_bytes, scratch)
+    return Prepared(device, problem, tuple(steps), workspace_bytes, bool(others), scratch)
 
 
 def _side_by_side(
