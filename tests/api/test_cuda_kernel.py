@@ -3,16 +3,18 @@
 import pytest
 import torch
 from placed_arrays import Placement, placed_inputs
-from standin_gpus import plug_in
+from standin_gpus import MILLISECONDS, plug_in
 
 from flashsmith.api import launches
 from flashsmith.api.options import checked_options
+from flashsmith.api.problems import problem_of
 from flashsmith.base.dtypes import DType
 from flashsmith.check.cases import Case
 from flashsmith.problem.attention import AttentionProblem
 from flashsmith.runtime.devices import default_device
 from flashsmith.torch_op import cuda_kernel, fake_kernel
 from flashsmith.torch_op.arguments import DEFAULTS, given_of, options_of
+from flashsmith.torch_op.tensor_view import tensor_view
 
 CASE = Case("operator", AttentionProblem(2, 6, 2, 70, 203, 64, DType.BF16, causal=True))
 MMA = "(BF16, 64, 64, 32, 4): async+swizzled+load_2_2_2_tiles"
@@ -80,3 +82,28 @@ def test_a_call_and_the_bare_operator_share_a_launch(gpu):
     kept = len(launches.KEPT_LAUNCHES)
     cuda_kernel.forward(*arrays, *given_of(checked_options(causal=True)))
     assert len(launches.KEPT_LAUNCHES) == kept
+
+
+@pytest.mark.parametrize("lse", [False, True])
+def test_an_explained_call_says_how_long_its_launches_took(gpu, lse):
+    q, k, v = tensors()
+    options = checked_options(causal=True, return_lse=lse, config=MMA)
+    views = [tensor_view(name, tensor) for name, tensor in zip("qkv", (q, k, v), strict=True)]
+    problem = problem_of(views, options)
+    launch = launches.launch_for(default_device("cuda"), problem, options, views)
+    outputs = {"o": torch.empty_like(q)} | ({"lse": torch.empty(2, 6, 70)} if lse else {})
+    views += [tensor_view(name, tensor) for name, tensor in outputs.items()]
+    choice = launches.explained(launch, launches.call_of(views, "bshd"))
+    assert choice.time_us == MILLISECONDS * 1e3
+    assert str(choice).startswith(f"{MMA}: given by the caller; this call: 250.0 µs on the GPU")
+    assert len(gpu.started) == 3  # the middle one of three is said
+
+
+def test_a_call_that_is_captured_is_not_run_again_for_its_time(gpu):
+    q, k, v = tensors()
+    options = checked_options(config=MMA)
+    views = [tensor_view(name, tensor) for name, tensor in zip("qkv", (q, k, v), strict=True)]
+    launch = launches.launch_for(default_device("cuda"), problem_of(views, options), options, views)
+    with gpu.capture(7):
+        assert launches.explained(launch, {}, 7).time_us is None
+    assert not gpu.started

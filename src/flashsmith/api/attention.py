@@ -90,7 +90,7 @@ def attend(
     else:
         library = library_of(q, k, v, out)
         where = host_call if library.view("q", q).device == "cpu" else gpu_call
-        o, lse, choice = where.attend(library, (q, k, v), out, options)
+        o, lse, choice = where.attend(library, (q, k, v), out, options, explain)
     wants_lse = options.facts[LSE]
     if not (wants_lse or explain):
         return o

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from threading import Event
+from typing import cast
 
 from flashsmith.api.array_view import ALIGNED_ELEMENTS, ArrayView
 from flashsmith.api.notices import say_once
@@ -18,8 +20,10 @@ from flashsmith.compile.compiler import compile_kernel
 from flashsmith.kernels.arguments import TensorArg
 from flashsmith.kernels.kernel import KernelConfig
 from flashsmith.kernels.launch import Call
+from flashsmith.measure.cuda_graph import median_us
 from flashsmith.problem.attention import AttentionProblem
 from flashsmith.problem.signature import signature_of
+from flashsmith.runtime.cuda.device import CudaDevice
 from flashsmith.runtime.device import Device
 from flashsmith.runtime.devices import (
     current_gpu,
@@ -139,6 +143,20 @@ def _log_shape(problem: AttentionProblem, config: KernelConfig | None) -> None:
     path = settings.shapes_path()
     if path is not None:
         write_shape(path, problem, config)
+
+
+def explained(launch: Launch, call: Call, stream: int = 0) -> Choice:
+    """The choice, with the time of its launches on these tensors where a GPU runs them.
+
+    They are run again for it, which writes the same bits again; not into a graph.
+    """
+    prepared = launch.prepared
+    if not (prepared.device.can_time and prepared.steps):
+        return launch.choice
+    device = cast(CudaDevice, prepared.device)
+    if device.is_capturing(stream):
+        return launch.choice
+    return replace(launch.choice, time_us=median_us(device, partial(prepared, call), stream))
 
 
 def _require_readable(prepared: Prepared, call: Call) -> None:

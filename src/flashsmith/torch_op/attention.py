@@ -7,7 +7,13 @@ from torch.autograd import forward_ad
 from torch.compiler import is_compiling as is_compiling
 
 from flashsmith.api.arrays.library import Array
-from flashsmith.api.launches import gpu_device, host_device, launch_for
+from flashsmith.api.launches import (
+    call_of,
+    explained,
+    gpu_device,
+    host_device,
+    launch_for,
+)
 from flashsmith.api.options import LSE, CallOptions
 from flashsmith.api.problems import problem_of
 from flashsmith.torch_op import operator
@@ -19,6 +25,7 @@ from flashsmith.torch_op.autograd import (
     wants_gradient,
 )
 from flashsmith.torch_op.cpu_kernel import TORCH_RUNS, is_emulated
+from flashsmith.torch_op.cuda_kernel import current_stream
 from flashsmith.torch_op.fake_kernel import empty_lse
 from flashsmith.torch_op.tensor_view import (
     autocast,
@@ -53,14 +60,23 @@ def attend(
         out, lse = operator.forward_lse(q, k, v, *given)
     else:
         out = operator.forward(q, k, v, *given)
-    return out, lse, _choice(q, k, v, options) if explain else None
+    if not explain:
+        return out, lse, None
+    named = {"q": q, "k": k, "v": v, "o": out} | ({} if lse is None else {"lse": lse})
+    options = options.with_fact("lse", lse is not None)  # of the kernel that ran
+    return out, lse, _choice({name: tensor.detach() for name, tensor in named.items()}, options)
 
 
-def _choice(q: Tensor, k: Tensor, v: Tensor, options: CallOptions) -> Choice:
+def _choice(tensors: dict[str, Tensor], options: CallOptions) -> Choice:
     """The choice that the operator made: it is kept with the launch."""
-    views = [tensor_view(name, tensor) for name, tensor in zip("qkv", (q, k, v), strict=True)]
+    q = tensors["q"]
+    views = [tensor_view(name, tensor) for name, tensor in tensors.items()]
     if q.device.type == "cpu" and not is_emulated(options):
         return TORCH_RUNS
     on_cpu = q.device.type == "cpu"
     device = host_device("emulator") if on_cpu else gpu_device(views[0], options.backend)
-    return launch_for(device, problem_of(views, options), options, views).choice
+    problem = problem_of(views[:3], options)
+    launch = launch_for(device, problem, options, views[:3])
+    if on_cpu or any(view.obstacle() for view in views[:3]):  # copies would have to be made again
+        return launch.choice
+    return explained(launch, call_of(views, problem.layout), current_stream(q.get_device()))
