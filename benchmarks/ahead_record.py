@@ -174,9 +174,9 @@ def tables(arguments) -> None:
     """Writes the tables into the page."""
     text = PAGE.read_text(encoding="utf-8")
     for name, make in TABLES.items():
-        text = text.replace(
-            f"begin -->\n{shown(name)}\n<!-- {name}", f"begin -->\n{make()}\n<!-- {name}"
-        )
+        before, begin, rest = text.partition(f"<!-- {name}: begin -->\n")
+        _, end, after = rest.partition(f"<!-- {name}: end -->")
+        text = f"{before}{begin}{make()}\n{end}{after}"
     PAGE.write_text(text, encoding="utf-8")
 
 

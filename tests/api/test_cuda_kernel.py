@@ -42,7 +42,7 @@ def tensors(placement=PLACEMENTS[0], layout="bshd"):
 @pytest.mark.parametrize("layout", ["bshd", "bhsd"])
 def test_outputs_are_those_that_tracing_promises(gpu, placement, layout):
     arrays = tensors(placement, layout)
-    given = (True, None, None, layout, MMA)
+    given = given_of(checked_options(causal=True, layout=layout, config=MMA))
     for _ in range(2):
         made = (*cuda_kernel.forward_lse(*arrays, *given), cuda_kernel.forward(*arrays, *given))
     promised = (*fake_kernel.forward_lse(*arrays, *given), fake_kernel.forward(*arrays, *given))
@@ -57,7 +57,7 @@ def test_a_warm_call_asks_the_driver_for_the_current_context_and_launches(gpu, c
     arrays = tensors()
     out = torch.empty_like(arrays[0])
     monkeypatch.setattr(torch, "empty_like", lambda q: out)  # torch's memory comes back, too
-    given = (True, None, None, "bshd", config)
+    given = given_of(checked_options(causal=True, config=config))
     with gpu.current(0):
         cuda_kernel.forward(*arrays, *given)
         gpu.calls.clear()

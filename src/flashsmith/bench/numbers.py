@@ -9,10 +9,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from flashsmith.base.dtypes import to_bits
+from flashsmith.base.errors import Unsupported
 from flashsmith.base.loose_types import TorchTensor
 from flashsmith.bench.peers import Peer
 from flashsmith.kernels.kernel import KernelConfig
 from flashsmith.problem.attention import AttentionProblem
+from flashsmith.problem.needs import exact_facts
 from flashsmith.problem.signature import signature_of
 from flashsmith.runtime.device import Device
 from flashsmith.runtime.run import run_arrays
@@ -45,6 +47,10 @@ def compare_numbers(
 ) -> Numbers:
     """Runs everyone on the same normal inputs; torch's part is on the GPU where there is one."""
     import torch
+
+    others = exact_facts(problem)
+    if others:
+        raise Unsupported(f"{others[0]} is asked for; peers are compared without it; leave it out.")
 
     random = np.random.default_rng(0)
     inputs = {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from torch import Tensor
 from torch.autograd import forward_ad
 from torch.compiler import is_compiling as is_compiling
@@ -16,17 +18,21 @@ from flashsmith.api.launches import (
 )
 from flashsmith.api.options import LSE, CallOptions
 from flashsmith.api.problems import problem_of
+from flashsmith.api.tables import NO_TABLES, ArrayTables, in_order
+from flashsmith.base.errors import Unsupported
 from flashsmith.torch_op import operator
 from flashsmith.torch_op.arguments import given_of
 from flashsmith.torch_op.autograd import (
     Attention,
     is_transformed,
     refuse_tangents,
+    refuse_unknown_gradients,
     wants_gradient,
 )
 from flashsmith.torch_op.cpu_kernel import TORCH_RUNS, is_emulated
 from flashsmith.torch_op.cuda_kernel import current_stream
 from flashsmith.torch_op.fake_kernel import empty_lse
+from flashsmith.torch_op.tables import as_tables
 from flashsmith.torch_op.tensor_view import (
     autocast,
     is_autocast,
@@ -36,9 +42,17 @@ from flashsmith.torch_op.tensor_view import (
 )
 from flashsmith.tuner.choose.choice import Choice
 
+_NO_TENSORS: Mapping[str, Tensor] = {}
+
 
 def attend(
-    q: Array, k: Array, v: Array, out: Array, options: CallOptions, explain: bool
+    q: Array,
+    k: Array,
+    v: Array,
+    out: Array,
+    options: CallOptions,
+    explain: bool,
+    tables: ArrayTables = NO_TABLES,
 ) -> tuple[Tensor, Tensor | None, Choice | None]:
     """Output, log-sum-exp (or None), and the choice if it is to be explained."""
     require_tensors(q, k, v, out)
@@ -48,7 +62,10 @@ def attend(
         q, k, v = autocast(q), autocast(k), autocast(v)
     given, wants_lse = given_of(options), options.facts[LSE]
     lse = None
+    if tables:
+        return _attend_with(q, k, v, out, options, explain, as_tables(tables, q))
     if wants_gradient(q, k, v):  # which needs the log-sum-exp
+        refuse_unknown_gradients(options)
         if out is not None:
             refuse_out(q, k, v)
         kept = Attention.apply if is_transformed() else operator.forward_lse
@@ -62,21 +79,55 @@ def attend(
         out = operator.forward(q, k, v, *given)
     if not explain:
         return out, lse, None
-    named = {"q": q, "k": k, "v": v, "o": out} | ({} if lse is None else {"lse": lse})
     options = options.with_fact("lse", lse is not None)  # of the kernel that ran
-    return out, lse, _choice({name: tensor.detach() for name, tensor in named.items()}, options)
+    return out, lse, _choice(_named(q, k, v, out, lse), options)
 
 
-def _choice(tensors: dict[str, Tensor], options: CallOptions) -> Choice:
+def _attend_with(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Array,
+    options: CallOptions,
+    explain: bool,
+    tables: dict[str, Tensor],
+) -> tuple[Tensor, Tensor | None, Choice | None]:
+    """The same with tables."""
+    if out is not None:
+        raise Unsupported(
+            f"out is given and {next(iter(tables))} too; such calls return new memory; do not pass "
+            f"out."
+        )
+    if wants_gradient(q, k, v):
+        refuse_unknown_gradients(options, *tables)
+    wants_lse = bool(options.facts[LSE])
+    found, lse = operator.forward_with(q, k, v, in_order(tables), wants_lse, *given_of(options))
+    lse = lse if wants_lse else None
+    choice = _choice(_named(q, k, v, found, lse), options, tables) if explain else None
+    return found, lse, choice
+
+
+def _named(q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor | None) -> dict[str, Tensor]:
+    named = {"q": q, "k": k, "v": v, "o": o} | ({} if lse is None else {"lse": lse})
+    return {name: tensor.detach() for name, tensor in named.items()}
+
+
+def _choice(
+    tensors: Mapping[str, Tensor],
+    options: CallOptions,
+    tables: Mapping[str, Tensor] = _NO_TENSORS,
+) -> Choice:
     """The choice that the operator made: it is kept with the launch."""
     q = tensors["q"]
     views = [tensor_view(name, tensor) for name, tensor in tensors.items()]
+    of_tables = {name: tensor_view(name, table) for name, table in tables.items()}
     if q.device.type == "cpu" and not is_emulated(options):
         return TORCH_RUNS
     on_cpu = q.device.type == "cpu"
     device = host_device("emulator") if on_cpu else gpu_device(views[0], options.backend)
-    problem = problem_of(views[:3], options)
+    problem = problem_of(views[:3], options, of_tables)
     launch = launch_for(device, problem, options, views[:3])
     if on_cpu or any(view.obstacle() for view in views[:3]):  # copies would have to be made again
         return launch.choice
-    return explained(launch, call_of(views, problem.layout), current_stream(q.get_device()))
+    call = call_of([*views, *of_tables.values()], problem.layout)
+    return explained(launch, call, current_stream(q.get_device()))
