@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from flashsmith.api.dropins import flash_attn_func, scaled_dot_product_attention
     from flashsmith.api.gradients import flash_attention_backward
     from flashsmith.api.notices import FlashsmithWarning
+    from flashsmith.api.warmup import Warmed, warmup
     from flashsmith.problem.attention import AttentionProblem
     from flashsmith.tuner.choose.choice import Choice, choose
     from flashsmith.tuner.run.machines import Machines
@@ -34,12 +35,14 @@ _LAZY = {
     "FlashsmithWarning": "flashsmith.api.notices",
     "Machines": "flashsmith.tuner.run.machines",
     "Tuned": "flashsmith.tuner.run.tune",
+    "Warmed": "flashsmith.api.warmup",
     "choose": "flashsmith.tuner.choose.choice",
     "flash_attention": "flashsmith.api.attention",
     "flash_attention_backward": "flashsmith.api.gradients",
     "flash_attn_func": "flashsmith.api.dropins",
     "scaled_dot_product_attention": "flashsmith.api.dropins",
     "tune": "flashsmith.tuner.run.tune",
+    "warmup": "flashsmith.api.warmup",
 }
 
 __all__ = [
@@ -50,6 +53,7 @@ __all__ = [
     "FlashsmithWarning",
     "Machines",
     "Tuned",
+    "Warmed",
     "choose",
     "flash_attention",
     "flash_attention_backward",
@@ -62,6 +66,7 @@ __all__ = [
     "scaled_dot_product_attention",
     "should_autotune_config",
     "tune",
+    "warmup",
 ]
 
 
