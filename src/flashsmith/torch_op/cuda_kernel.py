@@ -18,7 +18,7 @@ from flashsmith.api.launches import (
     say_copy,
 )
 from flashsmith.api.problems import problem_of, require_out_fits
-from flashsmith.kernels.launch import Call
+from flashsmith.kernels.launch import SCRATCH, Call
 from flashsmith.torch_op.arguments import Argument, Given, options_of
 from flashsmith.torch_op.fake_kernel import empty_lse, empty_output
 from flashsmith.torch_op.tensor_view import refuse_gradients, tensor_view
@@ -117,13 +117,22 @@ def _start(
     at: tuple[int, ...] = (q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr())
     if lse is not None:
         at = (*at, lse.data_ptr())
+    scratch = _scratch(launch, q)
+    if scratch is not None:
+        at = (*at, scratch.data_ptr())
     if launch.is_direct and launch.prepared.start_again(at, stream):
         return
     if not launch.is_direct or (at[0] | at[1] | at[2]) & _UNALIGNED:
         _start_on_copies(launch, (q, k, v), out, lse, stream)
     else:
         # Strides are those of the launch: addresses say the rest.
-        launch.prepared.start_first(at, _call(launch, (q, k, v), out, lse), stream)
+        launch.prepared.start_first(at, _call(launch, (q, k, v), out, lse, scratch), stream)
+
+
+def _scratch(launch: _TorchLaunch, q: Tensor) -> Tensor | None:
+    """Memory for the launches of a plan that hand results over, from torch's allocator."""
+    n_bytes = launch.prepared.scratch_bytes
+    return torch.empty(n_bytes, dtype=torch.uint8, device=q.device) if n_bytes else None
 
 
 def _call(
@@ -131,8 +140,10 @@ def _call(
     inputs: tuple[Tensor, Tensor, Tensor],
     out: Tensor,
     lse: Tensor | None,
+    scratch: Tensor | None,
 ) -> Call:
     named = [*zip("qkvo", (*inputs, out), strict=True)] + ([] if lse is None else [("lse", lse)])
+    named += [] if scratch is None else [(SCRATCH, scratch)]
     views = [tensor_view(name, tensor) for name, tensor in named]
     return call_of(views, launch.prepared.problem.layout)
 
@@ -155,7 +166,7 @@ def _start_on_copies(
         copied = tensor.clone(memory_format=torch.contiguous_format) if obstacle else tensor
         readable.append(copied)
     q, k, v = readable
-    launch.prepared(_call(launch, (q, k, v), out, lse), stream)
+    launch.prepared(_call(launch, (q, k, v), out, lse, _scratch(launch, q)), stream)
 
 
 def _public_stream(ordinal: int) -> int:

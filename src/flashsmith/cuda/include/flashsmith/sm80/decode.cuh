@@ -1,0 +1,69 @@
+// The decode kernel of the mma.sync family: few query rows on many keys, at the speed of memory.
+//
+// Query rows of all heads that share a head of K and V are one tile, so that K and V are read once.
+// A CTA takes one slice of the keys of one q tile, or several one after the other:
+//
+//   slice of a sequence   | block 0 | block 1 | block 2 | block 3 | block 4 | …
+//   team                  |    0    |    1    |    2    |    3    |    0    | …
+//
+// A team (a warp for every 16 query rows) copies its kv blocks into a ring of its own, by cp.async,
+// and waits for nobody else. In the end the teams of a CTA add up their results, and the last CTA
+// of a q tile those of its slices. Both orders are fixed, and so is the length of a slice: the bits
+// of a row follow from its own sequence, and neither from the batch nor from the GPU.
+#pragma once
+
+#include "flashsmith/ptx/special_register.cuh"
+#include "flashsmith/sm80/decode_output.cuh"
+
+namespace flashsmith::sm80 {
+
+// Slices of all sequences, heads next to each other first: their rows share pages of memory.
+FS_DEVICE bool find_work(const DecodeArgs& args, u32 number, DecodeWork& work) {
+    const u32 heads = args.kv_heads, tiles = args.q_tiles, slices = args.slices;
+    if (number >= heads * tiles * slices * args.batch) return false;
+    u32 rest = number / heads;
+    work.kv_head = number - rest * heads;
+    work.tile = rest % tiles;
+    rest /= tiles;
+    work.slice = rest % slices;
+    work.batch = args.first_batch + rest / slices;
+    work.slices = slices;
+    return true;
+}
+
+template <class Kernel>
+FS_DEVICE void compute(const DecodeArgs& args, const DecodeWork& work, SmemAddr smem) {
+    copy_q<Kernel>(smem + Kernel::kQ, args, work);
+    ptx::cp_async_commit();
+    DecodeTeam<Kernel> team(args, work, smem);
+    team.begin();
+    ptx::cp_async_wait<DecodeTeam<Kernel>::kPending>();
+    ptx::bar_sync();  // all of Q is in shared memory
+    team.read_q();
+    team.walk();
+    ptx::bar_sync();  // all rings have been read
+    team.hand_over(smem);
+    ptx::bar_sync();  // all teams have handed over
+    const DecodeOutput<Kernel> output(args, work, smem);
+    output.add_teams();
+    output.add_slices();
+}
+
+template <Sm80DecodeConfig kConfig, Needs kNeeds>
+FS_DEVICE void decode(const DecodeArgs& args) {
+    using Kernel = DecodeKernel<kConfig, kNeeds>;
+    static_assert(Kernel::valid());
+    extern __shared__ __align__(1024) unsigned char smem[];
+    const SmemAddr start{static_cast<u32>(__cvta_generic_to_shared(smem))};
+    DecodeWork work;
+    if constexpr (kConfig.persistent) {
+        _Pragma("unroll 1") for (u32 n = ptx::ctaid_x(); find_work(args, n, work); n += gridDim.x) {
+            compute<Kernel>(args, work, start);
+            ptx::bar_sync();  // what the teams handed over has been read
+        }
+    } else {
+        if (find_work(args, ptx::ctaid_x(), work)) compute<Kernel>(args, work, start);
+    }
+}
+
+}  // namespace flashsmith::sm80

@@ -1,0 +1,101 @@
+// How a decode kernel's operands come in: Q once, K and V by teams, each into a ring of its own.
+#pragma once
+
+#include "flashsmith/ptx/cp_async.cuh"
+#include "flashsmith/sm80/decode_kernel.cuh"
+
+namespace flashsmith::sm80 {
+
+// Starts the copy of a q tile: rows gathered from the heads of a group; those that do not exist are
+// zeros.
+template <class Kernel>
+FS_DEVICE void copy_q(SmemAddr room, const DecodeArgs& args, const DecodeWork& work) {
+    using Tile = typename Kernel::QTile;
+    const i32 rows = args.q_len * args.group;
+    _Pragma("unroll 1") for (u32 i = threadIdx.x; i < Tile::kRows * Tile::kChunks;
+                             i += Kernel::kThreads) {
+        const u32 row = i / Tile::kChunks;
+        const u32 chunk = i % Tile::kChunks;
+        const i32 packed = work.tile * Kernel::kBr + row;
+        const QueryRow at(args, work, packed);
+        const i64 element = work.batch * args.q.batch_stride + at.head * args.q.head_stride +
+                            at.token * args.q.seq_stride + chunk * kChunkElements;
+        const bool exists = packed < rows && chunk * kChunkElements < args.d_head;
+        ptx::cp_async_16b_or_zero(room + Tile::offset(row, chunk),
+                                  args.q.address + element * kElementBytes, exists);
+    }
+}
+
+// One thread's part in copying kv blocks of one sequence and head.
+//
+// A thread keeps its chunk column and takes every kRowStep-th row of a kv block.
+template <class Kernel>
+class KVCopies {
+    using Tile = typename Kernel::KVTile;
+    static constexpr Needs kNeeds = Kernel::kNeeds;
+    static constexpr int kRowStep = Kernel::kTeamThreads / Tile::kChunks;
+    static constexpr int kPasses = Tile::kRows / kRowStep;
+
+    static_assert(Kernel::kTeamThreads % Tile::kChunks == 0, "a pass must copy whole rows.");
+    static_assert((kRowStep & (kRowStep - 1)) == 0, "the swizzle of a pass must be a constant.");
+
+  public:
+    FS_DEVICE KVCopies(SmemAddr ring, const DecodeArgs& args, const DecodeWork& work, i32 end_key)
+        : args_(args), end_key_(end_key) {
+        const u32 thread = threadIdx.x % Kernel::kTeamThreads;
+        row_ = thread / Tile::kChunks;
+        const u32 chunk = thread % Tile::kChunks;
+        column_ = !kNeeds.narrow_d || chunk * kChunkElements < args.d_head;
+        ring_ = ring + Tile::offset(row_, chunk);
+        k_ = start(args.k, work, chunk);
+        v_ = start(args.v, work, chunk);
+    }
+
+    // Starts the copies of the keys from `first_key` on; they have landed after a commit and a
+    // wait.
+    FS_DEVICE void copy(int stage, i32 first_key) const {
+        const SmemAddr room = ring_ + stage * Tile::kBytes;
+        copy_rows(room, k_, args_.k, first_key);
+        copy_rows(room + Kernel::kVRing, v_, args_.v, first_key);
+    }
+
+  private:
+    FS_DEVICE static u64 start(const TensorArg& tensor, const DecodeWork& work, u32 chunk) {
+        const i64 element = work.batch * tensor.batch_stride + work.kv_head * tensor.head_stride +
+                            chunk * kChunkElements;
+        return tensor.address + element * kElementBytes;
+    }
+
+    FS_DEVICE void copy_rows(SmemAddr room, u64 start, const TensorArg& tensor,
+                             i32 first_key) const {
+        const i64 row_bytes = tensor.seq_stride * kElementBytes;
+        u64 source = start + (first_key + static_cast<i32>(row_)) * row_bytes;
+        FS_UNROLL
+        for (int pass = 0; pass < kPasses; ++pass) {
+            if constexpr (kNeeds.ragged_k || kNeeds.narrow_d) {
+                const i32 key = first_key + pass * kRowStep + static_cast<i32>(row_);
+                ptx::cp_async_16b_or_zero(at(room, pass), source,
+                                          (!kNeeds.ragged_k || key < end_key_) && column_);
+            } else {
+                ptx::cp_async_16b(at(room, pass), source);
+            }
+            source += kRowStep * row_bytes;
+        }
+    }
+
+    // The swizzle of row_ + pass * kRowStep is that of row_ XOR a constant: row_ < kRowStep, and
+    // kRowStep is a power of two.
+    FS_DEVICE static SmemAddr at(SmemAddr room, int pass) {
+        const u32 turn = pass * kRowStep % Tile::kSwizzleRows * kChunkBytes;
+        return SmemAddr{room.value ^ turn} + pass * kRowStep * Tile::kRowBytes;
+    }
+
+    const DecodeArgs& args_;
+    SmemAddr ring_;  // this thread's place in stage 0 of K
+    u64 k_, v_;      // its chunk of key 0
+    u32 row_;
+    i32 end_key_;
+    bool column_;
+};
+
+}  // namespace flashsmith::sm80
