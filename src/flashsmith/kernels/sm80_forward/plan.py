@@ -37,6 +37,10 @@ class ForwardLaunch(Launch):
             d_head=problem.d_head,
             diagonal=problem.mask.diagonal,
             scale_log2=problem.softmax_scale * LOG2_E,
+            left_diagonal=problem.mask.left_diagonal,
+            position=problem.mask.alignment if problem.alibi else 0,
+            sinks=call["sinks"].address if "sinks" in call else 0,
+            alibi_slopes=call["alibi_slopes"].address if "alibi_slopes" in call else 0,
         )
 
 

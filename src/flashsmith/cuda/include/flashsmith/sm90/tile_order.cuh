@@ -24,7 +24,7 @@ template <class Kernel>
 FS_DEVICE QTile decode_tile(const typename Kernel::Args& args, i32 index, u32 rank) {
     constexpr Sm90ForwardConfig kConfig = Kernel::kConfig;
     i32 q_tile, batch_head;
-    if constexpr (Kernel::kNeeds.causal && kConfig.l2_sections) {
+    if constexpr (Kernel::kNeeds.causal && !Kernel::Mask::kHasLeft && kConfig.l2_sections) {
         const bool late = index >= args.early_heads * args.q_tiles;
         const i32 base = late ? args.early_heads : 0;
         const i32 heads = late ? args.batch_heads - base : args.early_heads;
@@ -100,7 +100,12 @@ template <class Kernel>
 FS_DEVICE Segment decode_segment(const typename Kernel::Args& args, i32 index, i32 second,
                                  u32 rank) {
     if (!Kernel::kSplits || index < args.whole_tiles) {
-        return {decode_tile<Kernel>(args, index, rank), {0, 0, Slice::kWhole}, false};
+        Segment whole{decode_tile<Kernel>(args, index, rank), {0, 0, Slice::kWhole}, false};
+        if constexpr (Kernel::Mask::kHasLeft) {
+            whole.slice.first = first_block_of<Kernel>(args, whole.tile.row, rank);
+            whole.tile.n_blocks -= whole.slice.first;
+        }
+        return whole;
     }
     const SplitRange split(
         args, index, Kernel::Mask::template blocks_seen<Kernel::kConfig.B_c>(args, args.q_len));
