@@ -31,17 +31,21 @@ class DecodeLaunch(Launch):
         """The kernel's one parameter."""
         problem, config = self.problem, _own(self.config)
         parts = _parts(config, problem)
-        scratch = call[SCRATCH].address if SCRATCH in call else 0
+        scratch = _address(call, SCRATCH)
         rows = _part_rows(config, problem)
         return DecodeArguments(
             q=call["q"],
             k=call["k"],
             v=call["v"],
             o=call["o"],
-            lse=call["lse"].address if "lse" in call else 0,
+            lse=_address(call, "lse"),
             parts=scratch,
             statistics=scratch and scratch + parts * rows * config.d_head * FLOAT_BYTES,
-            counters=call[WORKSPACE].address if WORKSPACE in call else 0,
+            counters=_address(call, WORKSPACE),
+            sinks=_address(call, "sinks"),
+            alibi_slopes=_address(call, "alibi_slopes"),
+            k_lengths=_address(call, "k_lengths"),
+            block_table=_address(call, "block_table"),
             first_batch=self.first_batch,
             batch=self.batch,
             heads=problem.heads,
@@ -51,11 +55,27 @@ class DecodeLaunch(Launch):
             k_len=problem.k_len,
             d_head=problem.d_head,
             diagonal=problem.mask.diagonal,
+            left_diagonal=problem.mask.left_diagonal,
+            position=problem.mask.alignment if problem.alibi else 0,
+            follows_length=problem.diagonal is None,
             scale_log2=problem.softmax_scale * LOG2_E,
             q_tiles=_q_tiles(config, problem),
             slices=_slices(config, problem),
             part_rows=rows,
+            page=problem.page,
+            page_shift=_shift(problem.page),
+            pages=problem.pages,
+            table_pages=problem.table_pages,
         )
+
+
+def _address(call: Call, name: str) -> int:
+    return call[name].address if name in call else 0
+
+
+def _shift(page: int) -> int:
+    """The logarithm of a power of two; -1 of any other number."""
+    return page.bit_length() - 1 if page and page & (page - 1) == 0 else -1
 
 
 def _own(config: KernelConfig) -> Sm80DecodeConfig:
@@ -102,7 +122,7 @@ def plan_decode(config: Sm80DecodeConfig, problem: AttentionProblem, sm_count: i
             config,
             problem,
             needs,
-            _geometry(config, batch * of_sequence * slices, sm_count),
+            _geometry(config, problem, batch * of_sequence * slices, sm_count),
             workspace_bytes=MOST_COUNTERS * 4 if slices > 1 else 0,
             scratch_bytes=parts * rows * (config.d_head + 2) * FLOAT_BYTES,
             first_batch=first,
@@ -119,12 +139,15 @@ def _needs(config: Sm80DecodeConfig, problem: AttentionProblem) -> Needs:
     return Needs((*needs, "ragged_q"))
 
 
-def _geometry(config: Sm80DecodeConfig, ctas: int, sm_count: int) -> LaunchGeometry:
+def _geometry(
+    config: Sm80DecodeConfig, problem: AttentionProblem, ctas: int, sm_count: int
+) -> LaunchGeometry:
+    """A CTA a slice; where lengths are in memory, CTAs share out what slices there are."""
     if ctas > MAX_GRID:
         raise ArgumentError(
             f"{config.short_form()}: the problem has {ctas:,} slices, one launch takes "
             f"{MAX_GRID:,}; split the batch."
         )
-    if config.persistent:
+    if config.persistent or problem.k_lengths:
         ctas = min(ctas, sm_count * config.ctas)
     return LaunchGeometry((ctas, 1, 1), config.threads, config.smem_bytes())

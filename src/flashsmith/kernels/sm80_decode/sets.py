@@ -11,7 +11,7 @@ from flashsmith.kernels.sm80_decode.config import Sm80DecodeConfig
 
 # Query rows, keys of a kv block, warps and words; by width. Not measured yet: deep rings first, for
 # 163 KB of shared memory and more; the last of each query tile needs at most 99 KB.
-BY_WIDTH = {
+BY_WIDTH: dict[int, dict[int, tuple[tuple[int, int, str], ...]]] = {
     64: {
         16: (
             (32, 4, "slice_512+stages_3+ctas_2"),

@@ -47,6 +47,12 @@ FS_DEVICE float ld_global_f32(const float* src) {
     return x;
 }
 
+FS_DEVICE i32 ld_global_i32(const i32* src) {
+    i32 x;
+    asm volatile("ld.global.s32 %0, [%1];" : "=r"(x) : "l"(src) : "memory");
+    return x;
+}
+
 FS_DEVICE void ld_global_f32x2(float& first, float& second, const float* src) {
     asm volatile("ld.global.v2.f32 {%0, %1}, [%2];"
                  : "=f"(first), "=f"(second)

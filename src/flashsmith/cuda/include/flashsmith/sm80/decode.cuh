@@ -14,22 +14,9 @@
 
 #include "flashsmith/ptx/special_register.cuh"
 #include "flashsmith/sm80/decode_output.cuh"
+#include "flashsmith/sm80/decode_queue.cuh"
 
 namespace flashsmith::sm80 {
-
-// Slices of all sequences, heads next to each other first: their rows share pages of memory.
-FS_DEVICE bool find_work(const DecodeArgs& args, u32 number, DecodeWork& work) {
-    const u32 heads = args.kv_heads, tiles = args.q_tiles, slices = args.slices;
-    if (number >= heads * tiles * slices * args.batch) return false;
-    u32 rest = number / heads;
-    work.kv_head = number - rest * heads;
-    work.tile = rest % tiles;
-    rest /= tiles;
-    work.slice = rest % slices;
-    work.batch = args.first_batch + rest / slices;
-    work.slices = slices;
-    return true;
-}
 
 template <class Kernel>
 FS_DEVICE void compute(const DecodeArgs& args, const DecodeWork& work, SmemAddr smem) {
@@ -55,14 +42,15 @@ FS_DEVICE void decode(const DecodeArgs& args) {
     static_assert(Kernel::valid());
     extern __shared__ __align__(1024) unsigned char smem[];
     const SmemAddr start{static_cast<u32>(__cvta_generic_to_shared(smem))};
+    DecodeQueue<Kernel> queue(args);
     DecodeWork work;
-    if constexpr (kConfig.persistent) {
-        _Pragma("unroll 1") for (u32 n = ptx::ctaid_x(); find_work(args, n, work); n += gridDim.x) {
+    if constexpr (kConfig.persistent || kNeeds.k_lengths) {
+        _Pragma("unroll 1") for (u32 n = ptx::ctaid_x(); queue.find(n, work); n += gridDim.x) {
             compute<Kernel>(args, work, start);
             ptx::bar_sync();  // what the teams handed over has been read
         }
     } else {
-        if (find_work(args, ptx::ctaid_x(), work)) compute<Kernel>(args, work, start);
+        if (queue.find(ptx::ctaid_x(), work)) compute<Kernel>(args, work, start);
     }
 }
 

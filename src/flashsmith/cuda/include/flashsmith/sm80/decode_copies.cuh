@@ -2,6 +2,7 @@
 #pragma once
 
 #include "flashsmith/ptx/cp_async.cuh"
+#include "flashsmith/ptx/memory.cuh"
 #include "flashsmith/sm80/decode_kernel.cuh"
 
 namespace flashsmith::sm80 {
@@ -28,7 +29,8 @@ FS_DEVICE void copy_q(SmemAddr room, const DecodeArgs& args, const DecodeWork& w
 
 // One thread's part in copying kv blocks of one sequence and head.
 //
-// A thread keeps its chunk column and takes every kRowStep-th row of a kv block.
+// A thread keeps its chunk column and takes every kRowStep-th row of a kv block. Where K and V lie
+// in pages, it reads the page of each of its rows from the table, a kv block before it is copied.
 template <class Kernel>
 class KVCopies {
     using Tile = typename Kernel::KVTile;
@@ -40,8 +42,8 @@ class KVCopies {
     static_assert((kRowStep & (kRowStep - 1)) == 0, "the swizzle of a pass must be a constant.");
 
   public:
-    FS_DEVICE KVCopies(SmemAddr ring, const DecodeArgs& args, const DecodeWork& work, i32 end_key)
-        : args_(args), end_key_(end_key) {
+    FS_DEVICE KVCopies(SmemAddr ring, const DecodeArgs& args, const DecodeWork& work)
+        : args_(args), batch_(work.batch), end_key_(work.k_len) {
         const u32 thread = threadIdx.x % Kernel::kTeamThreads;
         row_ = thread / Tile::kChunks;
         const u32 chunk = thread % Tile::kChunks;
@@ -49,6 +51,18 @@ class KVCopies {
         ring_ = ring + Tile::offset(row_, chunk);
         k_ = start(args.k, work, chunk);
         v_ = start(args.v, work, chunk);
+    }
+
+    // Looks up the pages of the kv block that is copied next.
+    FS_DEVICE void look_up([[maybe_unused]] i32 first_key) {
+        if constexpr (kNeeds.page) {
+            FS_UNROLL
+            for (int pass = 0; pass < kPasses; ++pass) {
+                page_[pass] = ptx::ld_global_i32(
+                    args_.block_table + static_cast<i64>(batch_) * args_.table_pages +
+                    page_of(min(first_key + pass * kRowStep + row_, args_.k_len - 1)));
+            }
+        }
     }
 
     // Starts the copies of the keys from `first_key` on; they have landed after a commit and a
@@ -61,25 +75,36 @@ class KVCopies {
 
   private:
     FS_DEVICE static u64 start(const TensorArg& tensor, const DecodeWork& work, u32 chunk) {
-        const i64 element = work.batch * tensor.batch_stride + work.kv_head * tensor.head_stride +
-                            chunk * kChunkElements;
+        const i64 sequence = kNeeds.page ? 0 : work.batch * tensor.batch_stride;
+        const i64 element = sequence + work.kv_head * tensor.head_stride + chunk * kChunkElements;
         return tensor.address + element * kElementBytes;
+    }
+
+    FS_DEVICE i32 page_of(i32 key) const {
+        return args_.page_shift >= 0 ? key >> args_.page_shift
+                                     : static_cast<u32>(key) / static_cast<u32>(args_.page);
     }
 
     FS_DEVICE void copy_rows(SmemAddr room, u64 start, const TensorArg& tensor,
                              i32 first_key) const {
         const i64 row_bytes = tensor.seq_stride * kElementBytes;
-        u64 source = start + (first_key + static_cast<i32>(row_)) * row_bytes;
         FS_UNROLL
         for (int pass = 0; pass < kPasses; ++pass) {
+            const i32 key = first_key + pass * kRowStep + row_;
+            u64 source = start + key * row_bytes;
+            if constexpr (kNeeds.page) {
+                // An entry that names no page is clamped: nothing outside the pool is read.
+                const i64 page = min(max(page_[pass], 0), args_.pages - 1);
+                const i64 row = key - page_of(key) * args_.page;
+                source =
+                    start + (page * tensor.batch_stride + row * tensor.seq_stride) * kElementBytes;
+            }
             if constexpr (kNeeds.ragged_k || kNeeds.narrow_d) {
-                const i32 key = first_key + pass * kRowStep + static_cast<i32>(row_);
                 ptx::cp_async_16b_or_zero(at(room, pass), source,
                                           (!kNeeds.ragged_k || key < end_key_) && column_);
             } else {
                 ptx::cp_async_16b(at(room, pass), source);
             }
-            source += kRowStep * row_bytes;
         }
     }
 
@@ -92,10 +117,12 @@ class KVCopies {
 
     const DecodeArgs& args_;
     SmemAddr ring_;  // this thread's place in stage 0 of K
-    u64 k_, v_;      // its chunk of key 0
-    u32 row_;
+    u64 k_, v_;      // its chunk of key 0, or of row 0 of page 0
+    i32 row_;
+    i32 batch_;
     i32 end_key_;
     bool column_;
+    i32 page_[kNeeds.page ? kPasses : 1];  // entries of the table, as they were read
 };
 
 }  // namespace flashsmith::sm80

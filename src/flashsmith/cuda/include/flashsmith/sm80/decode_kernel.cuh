@@ -26,7 +26,7 @@ struct DecodeKernel {
     // 64 registers of Q beside 128 of O would leave none for the rest.
     static constexpr bool kQInRegisters = kD <= 128;
 
-    using Mask = flashsmith::Mask<kNeeds.causal, kNeeds.ragged_k>;
+    using Mask = flashsmith::Mask<kNeeds.causal, kNeeds.ragged_k, kNeeds.window_left>;
     using Score = flashsmith::Score<kNeeds>;
     using QTile = SmemTile<kBr, kD, true>;
     using KVTile = SmemTile<kBc, kD, true>;
@@ -60,6 +60,7 @@ struct DecodeWork {
     i32 tile;  // of the query rows of all heads of the group
     i32 slice;
     i32 slices;  // of this sequence
+    i32 k_len;   // of this sequence
 };
 
 // A sequence as masks ask for it.
@@ -67,12 +68,14 @@ struct DecodeSequence {
     i32 q_len;
     i32 k_len;
     i32 diagonal;
+    i32 left_diagonal;
+    i32 position;
 };
 
-template <class Kernel>
-FS_DEVICE DecodeSequence sequence_of_work(const DecodeArgs& args,
-                                          [[maybe_unused]] const DecodeWork& work) {
-    return {args.q_len, args.k_len, args.diagonal};
+FS_DEVICE DecodeSequence sequence_of_work(const DecodeArgs& args, const DecodeWork& work) {
+    const i32 fewer = args.follows_length != 0 ? args.k_len - work.k_len : 0;
+    return {args.q_len, work.k_len, aligned_diagonal(args.diagonal, fewer),
+            aligned_diagonal(args.left_diagonal, fewer), args.position - fewer};
 }
 
 // Query rows of a group lie token by token: row r is token r / group of head r % group.

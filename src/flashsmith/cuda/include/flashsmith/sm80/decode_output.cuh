@@ -126,11 +126,18 @@ class DecodeOutput {
         const QueryRow at(args_, work_, work_.tile * Kernel::kBr + row);
         if (kNeeds.lse && piece == 0 && args_.lse != nullptr) {
             const i64 head = static_cast<i64>(work_.batch) * args_.heads + at.head;
-            const float log2_sum = ptx::add_rn(ptx::lg2(part.sum), part.maximum);
+            float log2_sum = ptx::add_rn(ptx::lg2(part.sum), part.maximum);
+            if constexpr (kNeeds.sinks) {
+                log2_sum = lse_with_sink(part.sum, part.maximum, args_.sinks[at.head] * kLog2E);
+            }
             args_.lse[head * args_.q_len + at.token] = ptx::mul_rn(log2_sum, kLn2);
         }
         if (kNeeds.narrow_d && piece * kColumns >= static_cast<u32>(args_.d_head)) return;
-        const float inverse = part.sum == 0.0f ? 0.0f : ptx::rcp(part.sum);
+        float sum = part.sum;
+        if constexpr (kNeeds.sinks) {
+            sum = sum_with_sink(sum, part.maximum, args_.sinks[at.head] * kLog2E);
+        }
+        const float inverse = sum == 0.0f ? 0.0f : ptx::rcp(sum);
         const i64 element = work_.batch * args_.o.batch_stride + at.head * args_.o.head_stride +
                             at.token * args_.o.seq_stride + piece * kColumns;
         ptx::st_global_8b(args_.o.address + element * kElementBytes,

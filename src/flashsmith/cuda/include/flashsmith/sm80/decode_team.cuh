@@ -28,33 +28,44 @@ class DecodeTeam {
   public:
     FS_DEVICE DecodeTeam(const DecodeArgs& args, const DecodeWork& work, SmemAddr smem)
         : args_(args),
-          sequence_(sequence_of_work<Kernel>(args, work)),
+          sequence_(sequence_of_work(args, work)),
           team_(threadIdx.x / Kernel::kTeamThreads),
           warp_row_(threadIdx.x % Kernel::kTeamThreads / kWarpLanes * kMatrixSpan),
           first_key_(work.slice * Kernel::kSlice),
           q_reader_(smem + Kernel::kQ, warp_row_),
           k_reader_(smem + Kernel::kRings + team_ * Kernel::kTeamBytes, 0),
           v_reader_(smem + Kernel::kRings + team_ * Kernel::kTeamBytes + Kernel::kVRing, 0),
-          copies_(smem + Kernel::kRings + team_ * Kernel::kTeamBytes, args, work, sequence_.k_len) {
+          copies_(smem + Kernel::kRings + team_ * Kernel::kTeamBytes, args, work) {
         const i32 first_row = work.tile * Kernel::kBr;
-        all_see_ = Mask::seen_by(sequence_, QueryRow(args, work, first_row).token);
+        const i32 last_row = min(first_row + Kernel::kBr, args.q_len * args.group) - 1;
+        const i32 first_token = QueryRow(args, work, first_row).token;
+        all_see_ = Mask::seen_by(sequence_, first_token);
+        all_see_from_ = Mask::first_seen(sequence_, QueryRow(args, work, last_row).token);
         FS_UNROLL
         for (int half = 0; half < 2; ++half) {
             const i32 row = first_row + warp_row_ + half * 8 + threadIdx.x % kWarpLanes / 4;
-            seen_[half] = Mask::seen_by(sequence_, QueryRow(args, work, row).token);
+            const QueryRow at(args, work, min(row, last_row));
+            token_[half] = at.token;
+            score_[half] = Score::of_head(args, work.batch, at.head);
             maximum[half] = kNegativeInfinity;
             sum[half] = 0.0f;
         }
         output.clear();
-        const i32 keys = min(Kernel::kSlice, sequence_.k_len - first_key_);
-        const i32 blocks = (keys + kBc - 1) / kBc - team_;
-        blocks_ = blocks > 0 ? (blocks + Kernel::kTeams - 1) / Kernel::kTeams : 0;
+        // Blocks of the slice that some row sees: from `from` on, before `end`.
+        const i32 end = (min(Kernel::kSlice, sequence_.k_len - first_key_) + kBc - 1) / kBc;
+        i32 from = 0;
+        if constexpr (Mask::kHasLeft) {
+            from = max(Mask::first_seen(sequence_, first_token) - first_key_, 0) / kBc;
+        }
+        first_block_ = (from - team_ + Kernel::kTeams - 1) / Kernel::kTeams;
+        end_block_ = end > team_ ? (end - team_ + Kernel::kTeams - 1) / Kernel::kTeams : 0;
     }
 
     // Starts the copies of the first kv blocks: a group of copies each, empty where there is none.
-    FS_DEVICE void begin() const {
+    FS_DEVICE void begin() {
+        copies_.look_up(key_of(first_block_));
         FS_UNROLL
-        for (int i = 0; i < Kernel::kStages - 1; ++i) copy(i, i);
+        for (int i = 0; i < Kernel::kStages - 1; ++i) copy(first_block_ + i, i);
     }
 
     // Groups of copies that `begin` leaves unfinished.
@@ -70,7 +81,7 @@ class DecodeTeam {
 
     FS_DEVICE void walk() {
         int stage = 0;
-        _Pragma("unroll 1") for (i32 i = 0; i < blocks_; ++i) {
+        _Pragma("unroll 1") for (i32 i = first_block_; i < end_block_; ++i) {
             ptx::cp_async_wait<kPending - 1>();
             meet();  // this kv block is in, and the one before has been read by the whole team
             const int before = stage == 0 ? Kernel::kStages - 1 : stage - 1;
@@ -123,17 +134,22 @@ class DecodeTeam {
         }
     }
 
-    FS_DEVICE void copy(i32 block, int stage) const {
-        if (block < blocks_) copies_.copy(stage, key_of(block));
+    // Starts the copy of a kv block, whose pages are known, and asks for those of the next.
+    FS_DEVICE void copy(i32 block, int stage) {
+        if (block < end_block_) {
+            copies_.copy(stage, key_of(block));
+            copies_.look_up(key_of(block + 1));
+        }
         ptx::cp_async_commit();
     }
 
     FS_DEVICE void add_block(i32 block, int stage) {
         typename Kernel::Scores s;
         multiply_qk(s, k_reader_.below(stage * kBc));
-        Score::apply(args_, s.row_tile(0));
+        change(s, key_of(block));
         if constexpr (Mask::kHides) {
-            if (key_of(block) + kBc > all_see_) hide(s, key_of(block));
+            const bool left = Mask::kHasLeft && key_of(block) < all_see_from_;
+            if (key_of(block) + kBc > all_see_ || left) hide(s, key_of(block));
         }
         const float factor = Score::factor(args_);
         move_maxima(s, factor);
@@ -170,7 +186,32 @@ class DecodeTeam {
         const i32 column = threadIdx.x % 4 * 2;
         FS_UNROLL
         for (int half = 0; half < 2; ++half) {
-            hide_columns_of_row<0, kBc / 2>(s.row_tile(0), half, seen_[half] - first_key - column);
+            const i32 seen = Mask::seen_by(sequence_, token_[half]);
+            hide_columns_of_row<0, kBc / 2>(s.row_tile(0), half, seen - first_key - column);
+            if constexpr (Mask::kHasLeft) {
+                const i32 first = Mask::first_seen(sequence_, token_[half]);
+                hide_columns_before(s.row_tile(0), half, first - first_key - column);
+            }
+        }
+    }
+
+    // What facts make of scores: rows of a tile are of several heads.
+    FS_DEVICE void change(typename Kernel::Scores& s, i32 first_key) const {
+        if constexpr (Score::kChanges) {
+            FS_UNROLL
+            for (int half = 0; half < 2; ++half) {
+                const i32 column = first_key + threadIdx.x % 4 * 2;
+                const float distance =
+                    static_cast<float>(token_[half] + sequence_.position - column);
+                FS_UNROLL
+                for (int n = 0; n < kBc / 8; ++n) {
+                    FS_UNROLL
+                    for (int e = 0; e < 2; ++e) {
+                        float& x = s.at[0][n][2 * half + e];
+                        x = score_[half].of(args_, x, distance - static_cast<float>(n * 8 + e));
+                    }
+                }
+            }
         }
     }
 
@@ -242,9 +283,12 @@ class DecodeTeam {
     const i32 team_;
     const i32 warp_row_;
     const i32 first_key_;  // of the slice
-    i32 blocks_;           // of this team
-    i32 all_see_;          // keys, from the first on, that every row of the tile sees
-    i32 seen_[2];          // the same of this thread's rows
+    i32 first_block_;      // of this team, in this slice
+    i32 end_block_;
+    i32 all_see_;       // keys, from the first on, that every row of the tile sees
+    i32 all_see_from_;  // with a left edge: the first key that all of them see
+    i32 token_[2];      // of this thread's rows
+    Score score_[2];    // of their heads
     QReader q_reader_;
     KReader k_reader_;
     VReader v_reader_;
