@@ -20,11 +20,18 @@ namespace flashsmith::sm80 {
 
 template <class Kernel>
 FS_DEVICE void compute(const DecodeArgs& args, const DecodeWork& work, SmemAddr smem) {
-    copy_q<Kernel>(smem + Kernel::kQ, args, work);
+    using Team = DecodeTeam<Kernel>;
+    Team team(args, work, smem);
+    team.begin(0);
+    copy_q<Kernel>(smem + Kernel::kQ, args, work);  // in the group of the first kv block
     ptx::cp_async_commit();
-    DecodeTeam<Kernel> team(args, work, smem);
-    team.begin();
-    ptx::cp_async_wait<DecodeTeam<Kernel>::kPending>();
+    FS_UNROLL
+    for (int i = 1; i < Team::kAhead; ++i) {
+        team.begin(i);
+        ptx::cp_async_commit();
+    }
+    team.look_at_rows(work);
+    ptx::cp_async_wait<Team::kAhead - 1>();
     ptx::bar_sync();  // all of Q is in shared memory
     team.read_q();
     team.walk();

@@ -33,7 +33,7 @@ class DecodeOutput {
     static constexpr int kD = Kernel::kD;
     static constexpr int kColumns = 4;             // of one thread at a time
     static constexpr u32 kPieces = kD / kColumns;  // of a row
-    static constexpr int kAhead = 8;               // slices that are read before one is added
+    static constexpr int kAhead = 16;              // slices that are read before one is added
 
   public:
     FS_DEVICE DecodeOutput(const DecodeArgs& args, const DecodeWork& work, SmemAddr smem)

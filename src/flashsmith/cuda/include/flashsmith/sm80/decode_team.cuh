@@ -36,40 +36,42 @@ class DecodeTeam {
           k_reader_(smem + Kernel::kRings + team_ * Kernel::kTeamBytes, 0),
           v_reader_(smem + Kernel::kRings + team_ * Kernel::kTeamBytes + Kernel::kVRing, 0),
           copies_(smem + Kernel::kRings + team_ * Kernel::kTeamBytes, args, work) {
-        const i32 first_row = work.tile * Kernel::kBr;
-        const i32 last_row = min(first_row + Kernel::kBr, args.q_len * args.group) - 1;
-        const i32 first_token = QueryRow(args, work, first_row).token;
-        all_see_ = Mask::seen_by(sequence_, first_token);
-        all_see_from_ = Mask::first_seen(sequence_, QueryRow(args, work, last_row).token);
-        FS_UNROLL
-        for (int half = 0; half < 2; ++half) {
-            const i32 row = first_row + warp_row_ + half * 8 + threadIdx.x % kWarpLanes / 4;
-            const QueryRow at(args, work, min(row, last_row));
-            token_[half] = at.token;
-            score_[half] = Score::of_head(args, work.batch, at.head);
-            maximum[half] = kNegativeInfinity;
-            sum[half] = 0.0f;
-        }
-        output.clear();
         // Blocks of the slice that some row sees: from `from` on, before `end`.
         const i32 end = (min(Kernel::kSlice, sequence_.k_len - first_key_) + kBc - 1) / kBc;
         i32 from = 0;
         if constexpr (Mask::kHasLeft) {
-            from = max(Mask::first_seen(sequence_, first_token) - first_key_, 0) / kBc;
+            const QueryRow first(args, work, work.tile * Kernel::kBr);
+            from = max(Mask::first_seen(sequence_, first.token) - first_key_, 0) / kBc;
         }
         first_block_ = (from - team_ + Kernel::kTeams - 1) / Kernel::kTeams;
         end_block_ = end > team_ ? (end - team_ + Kernel::kTeams - 1) / Kernel::kTeams : 0;
-    }
-
-    // Starts the copies of the first kv blocks: a group of copies each, empty where there is none.
-    FS_DEVICE void begin() {
         copies_.look_up(key_of(first_block_));
-        FS_UNROLL
-        for (int i = 0; i < Kernel::kStages - 1; ++i) copy(first_block_ + i, i);
     }
 
-    // Groups of copies that `begin` leaves unfinished.
-    static constexpr int kPending = Kernel::kStages - 1;
+    // Starts the copy of kv block `i` of this team, if it has so many; a group of copies in any
+    // case, once it is committed.
+    FS_DEVICE void begin(int i) { copy(first_block_ + i, i); }
+
+    // What masks and scores know of this thread's rows.
+    FS_DEVICE void look_at_rows(const DecodeWork& work) {
+        const i32 first_row = work.tile * Kernel::kBr;
+        const i32 last_row = min(first_row + Kernel::kBr, args_.q_len * args_.group) - 1;
+        all_see_ = Mask::seen_by(sequence_, QueryRow(args_, work, first_row).token);
+        all_see_from_ = Mask::first_seen(sequence_, QueryRow(args_, work, last_row).token);
+        FS_UNROLL
+        for (int half = 0; half < 2; ++half) {
+            const i32 row = first_row + warp_row_ + half * 8 + threadIdx.x % kWarpLanes / 4;
+            const QueryRow at(args_, work, min(row, last_row));
+            token_[half] = at.token;
+            score_[half] = Score::of_head(args_, work.batch, at.head);
+            maximum[half] = kNegativeInfinity;
+            sum[half] = 0.0f;
+        }
+        output.clear();
+    }
+
+    // Kv blocks that are copied before the first is multiplied.
+    static constexpr int kAhead = Kernel::kStages - 1;
 
     // Q is in shared memory.
     FS_DEVICE void read_q() {
@@ -82,10 +84,11 @@ class DecodeTeam {
     FS_DEVICE void walk() {
         int stage = 0;
         _Pragma("unroll 1") for (i32 i = first_block_; i < end_block_; ++i) {
-            ptx::cp_async_wait<kPending - 1>();
+            ptx::cp_async_wait<kAhead - 1>();
             meet();  // this kv block is in, and the one before has been read by the whole team
             const int before = stage == 0 ? Kernel::kStages - 1 : stage - 1;
-            copy(i + Kernel::kStages - 1, before);
+            copy(i + kAhead, before);
+            ptx::cp_async_commit();
             add_block(i, stage);
             stage = stage + 1 == Kernel::kStages ? 0 : stage + 1;
         }
@@ -140,7 +143,6 @@ class DecodeTeam {
             copies_.copy(stage, key_of(block));
             copies_.look_up(key_of(block + 1));
         }
-        ptx::cp_async_commit();
     }
 
     FS_DEVICE void add_block(i32 block, int stage) {
