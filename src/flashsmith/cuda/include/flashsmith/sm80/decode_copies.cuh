@@ -3,6 +3,7 @@
 
 #include "flashsmith/ptx/cp_async.cuh"
 #include "flashsmith/ptx/memory.cuh"
+#include "flashsmith/ptx/warp.cuh"
 #include "flashsmith/sm80/decode_kernel.cuh"
 
 namespace flashsmith::sm80 {
@@ -30,16 +31,19 @@ FS_DEVICE void copy_q(SmemAddr room, const DecodeArgs& args, const DecodeWork& w
 // One thread's part in copying kv blocks of one sequence and head.
 //
 // A thread keeps its chunk column and takes every kRowStep-th row of a kv block. Where K and V lie
-// in pages, it reads the page of each of its rows from the table, a kv block before it is copied.
+// in pages, lanes read the pages of all rows from the table before the kv block is copied, and tell
+// each other.
 template <class Kernel>
 class KVCopies {
     using Tile = typename Kernel::KVTile;
     static constexpr Needs kNeeds = Kernel::kNeeds;
     static constexpr int kRowStep = Kernel::kTeamThreads / Tile::kChunks;
     static constexpr int kPasses = Tile::kRows / kRowStep;
+    static constexpr int kHeld = (Tile::kRows + kWarpLanes - 1) / kWarpLanes;
 
     static_assert(Kernel::kTeamThreads % Tile::kChunks == 0, "a pass must copy whole rows.");
     static_assert((kRowStep & (kRowStep - 1)) == 0, "the swizzle of a pass must be a constant.");
+    static_assert(kRowStep <= kWarpLanes, "the rows of a pass must be known to lanes of one turn.");
 
   public:
     FS_DEVICE KVCopies(SmemAddr ring, const DecodeArgs& args, const DecodeWork& work)
@@ -53,14 +57,15 @@ class KVCopies {
         v_ = start(args.v, work, chunk);
     }
 
-    // Looks up the pages of the kv block that is copied next.
+    // Looks up the pages of the kv block that is copied next: a lane those of one row in 32.
     FS_DEVICE void look_up([[maybe_unused]] i32 first_key) {
         if constexpr (kNeeds.page) {
+            const i64 first = static_cast<i64>(batch_) * args_.table_pages;
             FS_UNROLL
-            for (int pass = 0; pass < kPasses; ++pass) {
-                page_[pass] = ptx::ld_global_i32(
-                    args_.block_table + static_cast<i64>(batch_) * args_.table_pages +
-                    page_of(min(first_key + pass * kRowStep + row_, args_.k_len - 1)));
+            for (int i = 0; i < kHeld; ++i) {
+                const i32 row = (threadIdx.x + i * kWarpLanes) % Tile::kRows;
+                const i32 key = min(first_key + row, args_.k_len - 1);
+                page_[i] = ptx::ld_global_i32(args_.block_table + first + page_of(key));
             }
         }
     }
@@ -69,8 +74,22 @@ class KVCopies {
     // wait.
     FS_DEVICE void copy(int stage, i32 first_key) const {
         const SmemAddr room = ring_ + stage * Tile::kBytes;
-        copy_rows(room, k_, args_.k, first_key);
-        copy_rows(room + Kernel::kVRing, v_, args_.v, first_key);
+        FS_UNROLL
+        for (int pass = 0; pass < kPasses; ++pass) {
+            const i32 row = pass * kRowStep + row_;
+            const i32 key = first_key + row;
+            i64 page = 0;
+            i64 place = key;
+            if constexpr (kNeeds.page) {
+                // An entry that names no page is clamped: nothing outside the pool is read.
+                const i32 entry = ptx::shfl_idx(page_[pass * kRowStep / kWarpLanes], row);
+                page = min(max(entry, 0), args_.pages - 1);
+                place = key - page_of(key) * args_.page;
+            }
+            const bool exists = (!kNeeds.ragged_k || key < end_key_) && column_;
+            copy_row(at(room, pass), k_, args_.k, page, place, exists);
+            copy_row(at(room, pass) + Kernel::kVRing, v_, args_.v, page, place, exists);
+        }
     }
 
   private:
@@ -85,26 +104,15 @@ class KVCopies {
                                      : static_cast<u32>(key) / static_cast<u32>(args_.page);
     }
 
-    FS_DEVICE void copy_rows(SmemAddr room, u64 start, const TensorArg& tensor,
-                             i32 first_key) const {
-        const i64 row_bytes = tensor.seq_stride * kElementBytes;
-        FS_UNROLL
-        for (int pass = 0; pass < kPasses; ++pass) {
-            const i32 key = first_key + pass * kRowStep + row_;
-            u64 source = start + key * row_bytes;
-            if constexpr (kNeeds.page) {
-                // An entry that names no page is clamped: nothing outside the pool is read.
-                const i64 page = min(max(page_[pass], 0), args_.pages - 1);
-                const i64 row = key - page_of(key) * args_.page;
-                source =
-                    start + (page * tensor.batch_stride + row * tensor.seq_stride) * kElementBytes;
-            }
-            if constexpr (kNeeds.ragged_k || kNeeds.narrow_d) {
-                ptx::cp_async_16b_or_zero(at(room, pass), source,
-                                          (!kNeeds.ragged_k || key < end_key_) && column_);
-            } else {
-                ptx::cp_async_16b(at(room, pass), source);
-            }
+    FS_DEVICE static void copy_row(SmemAddr room, u64 start, const TensorArg& tensor,
+                                   [[maybe_unused]] i64 page, i64 place, bool exists) {
+        i64 element = place * tensor.seq_stride;
+        if constexpr (kNeeds.page) element += page * tensor.batch_stride;
+        const u64 source = start + element * kElementBytes;
+        if constexpr (kNeeds.ragged_k || kNeeds.narrow_d) {
+            ptx::cp_async_16b_or_zero(room, source, exists);
+        } else {
+            ptx::cp_async_16b(room, source);
         }
     }
 
@@ -122,7 +130,7 @@ class KVCopies {
     i32 batch_;
     i32 end_key_;
     bool column_;
-    i32 page_[kNeeds.page ? kPasses : 1];  // entries of the table, as they were read
+    i32 page_[kHeld];  // entries of the table, as they were read: of the next kv block
 };
 
 }  // namespace flashsmith::sm80
