@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -18,11 +18,13 @@ from flashsmith.api.launches import (
     say_copy,
 )
 from flashsmith.api.problems import problem_of, require_out_fits
+from flashsmith.api.tables import by_name
 from flashsmith.kernels.launch import SCRATCH, Call
 from flashsmith.torch_op.arguments import Argument, Given, options_of
-from flashsmith.torch_op.fake_kernel import empty_lse, empty_output
+from flashsmith.torch_op.fake_kernel import empty_lse, empty_output, no_lse
 from flashsmith.torch_op.tensor_view import refuse_gradients, tensor_view
 
+_NO_TABLES: Mapping[str, Tensor] = {}
 _UNALIGNED = 15  # the bits of an address that are 0 at a multiple of 16 bytes
 
 
@@ -72,6 +74,39 @@ def forward_out(
     _start_on_copies(launch, (q, k, v), out, lse, current_stream(launch.ordinal))
 
 
+def forward_with(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    tables: list[Tensor | None],
+    lse: bool,
+    *given: Argument,
+) -> tuple[Tensor, Tensor]:
+    """The same of a call with tables; an LSE without elements where none is asked for."""
+    refuse_gradients({"q": q, "k": k, "v": v} if torch.is_grad_enabled() else {})
+    of_tables = by_name(tables)
+    key = (
+        *(q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride()),
+        *(q.dtype, k.dtype, v.dtype, q.get_device(), k.get_device(), v.get_device()),
+        *((n, t.shape, t.stride(), t.dtype, t.get_device()) for n, t in of_tables.items()),
+        *(lse, given),
+    )
+    found = KEPT_LAUNCHES.get(key)
+    if found is None:
+        found = kept_launch(key, lambda: _make_launch(q, k, v, lse, given, of_tables))
+    out = found.empty_output(q)  # type: ignore[attr-defined]  # no other kind under such a key
+    of_rows = empty_lse(q, found.prepared.problem.layout) if lse else no_lse(q)
+    _start_on_copies(
+        found,  # type: ignore[arg-type]  # as above
+        (q, k, v),
+        out,
+        of_rows if lse else None,
+        current_stream(q.get_device()),
+        of_tables,
+    )
+    return out, of_rows
+
+
 def _launch_of(q: Tensor, k: Tensor, v: Tensor, lse: bool, given: Given) -> _TorchLaunch:
     """The launch for tensors of these shapes, strides, types and devices."""
     key = (
@@ -87,10 +122,17 @@ def _launch_of(q: Tensor, k: Tensor, v: Tensor, lse: bool, given: Given) -> _Tor
     return found  # type: ignore[return-value]  # under such a key there is no other kind
 
 
-def _make_launch(q: Tensor, k: Tensor, v: Tensor, lse: bool, given: Given) -> _TorchLaunch:
+def _make_launch(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    lse: bool,
+    given: Given,
+    tables: Mapping[str, Tensor] = _NO_TABLES,
+) -> _TorchLaunch:
     options = options_of(given, lse=lse)
     views = [tensor_view(name, tensor) for name, tensor in zip("qkv", (q, k, v), strict=True)]
-    problem = problem_of(views, options)
+    problem = problem_of(views, options, {n: tensor_view(n, t) for n, t in tables.items()})
     launch = launch_for(gpu_device(views[0], options.backend), problem, options, views)
     copies = any(replace(view, address=0).obstacle() for view in views)
     return _TorchLaunch(
@@ -118,8 +160,8 @@ def _start(
     if lse is not None:
         at = (*at, lse.data_ptr())
     scratch = _scratch(launch, q)
-    if scratch is not None:
-        at = (*at, scratch.data_ptr())
+    if scratch:
+        at = (*at, scratch[SCRATCH].data_ptr())
     if launch.is_direct and launch.prepared.start_again(at, stream):
         return
     if not launch.is_direct or (at[0] | at[1] | at[2]) & _UNALIGNED:
@@ -129,10 +171,12 @@ def _start(
         launch.prepared.start_first(at, _call(launch, (q, k, v), out, lse, scratch), stream)
 
 
-def _scratch(launch: _TorchLaunch, q: Tensor) -> Tensor | None:
-    """Memory for the launches of a plan that hand results over, from torch's allocator."""
+def _scratch(launch: _TorchLaunch, q: Tensor) -> Mapping[str, Tensor]:
+    """Memory in which a plan's CTAs and launches hand results over, from torch's allocator."""
     n_bytes = launch.prepared.scratch_bytes
-    return torch.empty(n_bytes, dtype=torch.uint8, device=q.device) if n_bytes else None
+    if not n_bytes:
+        return _NO_TABLES
+    return {SCRATCH: torch.empty(n_bytes, dtype=torch.uint8, device=q.device)}
 
 
 def _call(
@@ -140,10 +184,10 @@ def _call(
     inputs: tuple[Tensor, Tensor, Tensor],
     out: Tensor,
     lse: Tensor | None,
-    scratch: Tensor | None,
+    more: Mapping[str, Tensor] = _NO_TABLES,  # tables and scratch
 ) -> Call:
     named = [*zip("qkvo", (*inputs, out), strict=True)] + ([] if lse is None else [("lse", lse)])
-    named += [] if scratch is None else [(SCRATCH, scratch)]
+    named += more.items()
     views = [tensor_view(name, tensor) for name, tensor in named]
     return call_of(views, launch.prepared.problem.layout)
 
@@ -154,6 +198,7 @@ def _start_on_copies(
     out: Tensor,
     lse: Tensor | None,
     stream: int,
+    tables: Mapping[str, Tensor] = _NO_TABLES,
 ) -> None:
     """Launches on the tensors, or on contiguous copies of what no kernel can read in place."""
     readable = []
@@ -166,7 +211,8 @@ def _start_on_copies(
         copied = tensor.clone(memory_format=torch.contiguous_format) if obstacle else tensor
         readable.append(copied)
     q, k, v = readable
-    launch.prepared(_call(launch, (q, k, v), out, lse, _scratch(launch, q)), stream)
+    more = {**tables, **_scratch(launch, q)}
+    launch.prepared(_call(launch, (q, k, v), out, lse, more), stream)
 
 
 def _public_stream(ordinal: int) -> int:
