@@ -17,10 +17,12 @@ def candidates(problem: AttentionProblem, arch: Arch) -> Sequence[Sm80DecodeConf
     """Configurations for few rows on many keys, best first; not all of them need fit `arch`.
 
     Neither the batch nor the number of heads is asked: a request gets the same kernel in company.
+    What no other kernel computes gets one whatever its lengths are.
     """
     rows = problem.q_len * problem.group
     width = next((w for w in WIDTHS if w >= problem.d_head), None)
-    if width is None or rows > MOST_ROWS or problem.k_len < LEAST_KEYS:
+    fits = rows <= MOST_ROWS and problem.k_len >= LEAST_KEYS
+    if width is None or not (fits or problem.k_lengths or problem.page):
         return ()
-    tile = next(tile for tile in BY_WIDTH[width] if tile >= rows)
+    tile = next((tile for tile in BY_WIDTH[width] if tile >= rows), MOST_ROWS)
     return configs_for(problem.dtype, width, tile)
