@@ -203,14 +203,18 @@ class DecodeTeam {
             FS_UNROLL
             for (int half = 0; half < 2; ++half) {
                 const i32 column = first_key + threadIdx.x % 4 * 2;
-                const float distance =
+                [[maybe_unused]] const float distance =
                     static_cast<float>(token_[half] + sequence_.position - column);
                 FS_UNROLL
                 for (int n = 0; n < kBc / 8; ++n) {
                     FS_UNROLL
                     for (int e = 0; e < 2; ++e) {
                         float& x = s.at[0][n][2 * half + e];
-                        x = score_[half].of(args_, x, distance - static_cast<float>(n * 8 + e));
+                        x = score_[half].of(args_, x);
+                        if constexpr (kNeeds.alibi) {
+                            const float far = distance - static_cast<float>(n * 8 + e);
+                            x = ptx::fma_rn(-score_[half].alibi_slope, far < 0.0f ? -far : far, x);
+                        }
                     }
                 }
             }
