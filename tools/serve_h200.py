@@ -171,10 +171,10 @@ def read_contender(device, cache: Cache) -> Contender:
     count = cache.pool.numel() * 2 // 16
     sink = torch.empty(1, device="cuda", dtype=torch.int32)
     ctas = device.sm_count * READ_CTAS
-    start = device.prepare(kernel, LaunchGeometry((ctas, 1, 1), READ_THREADS, 0))
     words = (cache.pool.data_ptr(), count, sink.data_ptr())
     params = tuple(struct.pack("<Q", word) for word in words)
-    return Contender(READ, lambda stream, kept=sink: start(params, stream))
+    start = device.prepare(kernel, LaunchGeometry((ctas, 1, 1), READ_THREADS, 0))(params)
+    return Contender(READ, lambda stream, kept=sink: start(stream))
 
 
 def on_stream(call: Callable[[], object]) -> Callable[[int], None]:
