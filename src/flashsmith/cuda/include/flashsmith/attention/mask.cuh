@@ -8,6 +8,7 @@
 // A sequence (attention/sequence.cuh) says how many keys there are and where the diagonal lies.
 #pragma once
 
+#include "flashsmith/attention/sequence.cuh"
 #include "flashsmith/base/types.cuh"
 
 namespace flashsmith {
@@ -18,6 +19,13 @@ struct Span {
     i32 count;
     i32 whole;
 };
+
+// A sequence of the tile list. The diagonals of `args` are then counted from where a row stands.
+template <class Args, class Tile>
+FS_DEVICE ListedSequence listed_sequence(const Args& args, const Tile& tile) {
+    return {tile.q_begin, tile.k_begin, tile.q_len, tile.k_len, tile.alignment + args.diagonal,
+            tile.alignment + args.left_diagonal};
+}
 
 // kCausal: rows do not see keys right of the diagonal. kRagged: the last kv block may end early.
 template <bool kCausal, bool kRagged>

@@ -21,9 +21,10 @@ namespace flashsmith::sm80 {
 template <class Kernel>
 class ForwardTile {
     static constexpr Needs kNeeds = Kernel::kNeeds;
+    using Position = decltype(position_of_block<Kernel>(ForwardArgs{}));
 
   public:
-    FS_DEVICE ForwardTile(const ForwardArgs& args, const TilePosition& tile, SmemAddr smem,
+    FS_DEVICE ForwardTile(const ForwardArgs& args, const Position& tile, SmemAddr smem,
                           int n_blocks)
         : args_(args),
           tile_(tile),
@@ -32,16 +33,17 @@ class ForwardTile {
           q_reader_(smem + kQ, warp_row_),
           k_reader_(smem + kK, 0),
           v_reader_(smem + kV, 0),
-          k_stream_(args.k, tile.batch, kv_head(), static_cast<i64>(n_blocks) * Kernel::kBc),
-          v_stream_(args.v, tile.batch, kv_head(), static_cast<i64>(n_blocks) * Kernel::kBc) {
+          k_stream_(args.k, tile.batch, kv_head(), key_end(n_blocks)),
+          v_stream_(args.v, tile.batch, kv_head(), key_end(n_blocks)) {
         o_.clear();
         rows_.clear();
     }
 
     // Starts the copies of Q and, if eager, of the last block of K; reads Q if it is held.
     FS_DEVICE void begin(int n_blocks) {
+        const i64 first_row = static_cast<i64>(rows_before(sequence())) + tile_.first_row;
         TileStream<typename Kernel::QTile, Kernel::kThreads> q_stream(
-            args_.q, tile_.batch, tile_.head, static_cast<i64>(tile_.first_row) + Kernel::kBr);
+            args_.q, tile_.batch, tile_.head, first_row + Kernel::kBr);
         constexpr CopyChecks kChecks{kNeeds.ragged_q, kNeeds.narrow_d};
         const TileBounds bounds{sequence().q_len - tile_.first_row,
                                 q_stream.column_exists(args_.d_head)};
@@ -96,7 +98,7 @@ class ForwardTile {
 
     // Works the position out again: registers are short in the loop, and this comes once.
     FS_DEVICE void end() {
-        const TilePosition tile = tile_of_block<Kernel>(args_, ptx::ctaid_x());
+        const Position tile = position_of_block<Kernel>(args_);
         store_output<Kernel>(o_, rows_, smem_ + kQ, args_, tile);
     }
 
@@ -111,7 +113,12 @@ class ForwardTile {
     static constexpr u32 kK = kQ + sizeof(Plan::q);
     static constexpr u32 kV = kK + sizeof(Plan::k);
 
-    FS_DEVICE const ForwardArgs& sequence() const { return sequence_of(args_, tile_.batch); }
+    FS_DEVICE const auto& sequence() const { return sequence_of(args_, tile_); }
+
+    // Behind the last of the first `n_blocks` kv blocks.
+    FS_DEVICE i64 key_end(int n_blocks) const {
+        return keys_before(sequence()) + static_cast<i64>(n_blocks) * Kernel::kBc;
+    }
 
     FS_DEVICE i64 kv_head() const {
         return static_cast<u32>(tile_.head) / static_cast<u32>(args_.heads / args_.kv_heads);
@@ -198,7 +205,7 @@ class ForwardTile {
     }
 
     const ForwardArgs& args_;
-    const TilePosition tile_;
+    const Position tile_;
     const SmemAddr smem_;
     const int warp_row_;
     QReader<Kernel> q_reader_;
@@ -217,8 +224,9 @@ FS_DEVICE void forward(const ForwardArgs& args) {
     static_assert(Kernel::valid_config());
     extern __shared__ __align__(1024) unsigned char smem[];
 
-    const TilePosition position = tile_of_block<Kernel>(args, ptx::ctaid_x());
-    const auto& sequence = sequence_of(args, position.batch);
+    const auto position = position_of_block<Kernel>(args);
+    const auto& sequence = sequence_of(args, position);
+    if (kListed<kNeeds> && sequence.q_len == 0) return;
     int last_row = position.first_row + Kernel::kBr - 1;
     if (kNeeds.ragged_q && last_row >= sequence.q_len) last_row = sequence.q_len - 1;
     const Span span =
@@ -227,7 +235,7 @@ FS_DEVICE void forward(const ForwardArgs& args) {
     ForwardTile<Kernel> tile(args, position, start, span.count);
 
     int block = span.count - 1;
-    if constexpr (!kNeeds.causal) __builtin_assume(block >= 0);  // no launch without a key
+    if constexpr (!kNeeds.causal && !kListed<kNeeds>) __builtin_assume(block >= 0);  // no launch without a key
     if (block >= 0) tile.begin(span.count);
     if constexpr (Kernel::Mask::kHides) {
         _Pragma("unroll 1") for (; block >= span.whole; --block) {

@@ -8,6 +8,7 @@
 #include "flashsmith/ptx/mbarrier.cuh"
 #include "flashsmith/ptx/warpgroup.cuh"
 #include "flashsmith/sm90/kernel.cuh"
+#include "flashsmith/sm90/output_bounds.cuh"
 #include "flashsmith/sm90/q_tile.cuh"
 
 namespace flashsmith::sm90 {
@@ -46,6 +47,14 @@ struct Work {
     i32 first;     // kv block, where a tile may be split
 };
 
+// The sequence of the tile at hand, where it has lengths of its own.
+template <bool kListed>
+struct HeldSequence {};
+template <>
+struct HeldSequence<true> {
+    ListedSequence sequence;
+};
+
 template <class Kernel>
 struct Consumer {
     static constexpr Sm90ForwardConfig kConfig = Kernel::kConfig;
@@ -69,6 +78,7 @@ struct Consumer {
     typename Kernel::VRing v;
     QSlots<kConfig.q_slots, kConfig.q_slot_bytes(), kConfig.n_warpgroups> q;
     u32 tiles_seen;
+    HeldSequence<Kernel::kListed> held;
 
     typename Products::O o;
     typename Products::P p;
@@ -101,13 +111,14 @@ struct Consumer {
         if constexpr (Kernel::kSplits) {
             work.first = ptx::broadcast(Slice::get(smem.tile(slot)).first);
         }
+        if constexpr (Kernel::kListed) hold(listed().get(slot));
         const i32 row = first_row(work.row);
         work.own = work.n_blocks;
         if constexpr (kNeeds.causal) {
             const i32 row_end = row + kWarpgroupRows;
-            work.own = min(work.own, Mask::template blocks_seen<kConfig.B_c>(args, row_end));
+            work.own = min(work.own, Mask::template blocks_seen<kConfig.B_c>(sequence(), row_end));
         }
-        if (kNeeds.ragged_q && row >= args.q_len) work.own = 0;
+        if (kNeeds.ragged_q && row >= sequence().q_len) work.own = 0;
         return work;
     }
 
@@ -175,6 +186,22 @@ struct Consumer {
         release_tile(work.slot);
     }
 
+    // The sequence of the tile at hand
+
+    FS_DEVICE const auto& sequence() const {
+        if constexpr (Kernel::kListed) {
+            return held.sequence;
+        } else {
+            return args;
+        }
+    }
+    FS_DEVICE typename Kernel::Listed listed() const { return {smem.base}; }
+    FS_DEVICE void hold(const ListedSequence& of) {
+        held.sequence = {ptx::broadcast(of.q_begin), ptx::broadcast(of.k_begin),
+                         ptx::broadcast(of.q_len),   ptx::broadcast(of.k_len),
+                         ptx::broadcast(of.diagonal), ptx::broadcast(of.left_diagonal)};
+    }
+
     // Rows and their masks; `row` is the tile's first, n counts kv blocks.
 
     FS_DEVICE i32 first_row(i32 row) const { return row + warpgroup * kWarpgroupRows; }
@@ -189,18 +216,18 @@ struct Consumer {
 
     // Whether some row of this warpgroup does not see the last key before `key_end`.
     FS_DEVICE bool ends_unseen(i32 row, i32 key_end) const {
-        return Mask::template hides_before<kWarpgroupRows>(args, key_end, row, warpgroup);
+        return Mask::template hides_before<kWarpgroupRows>(sequence(), key_end, row, warpgroup);
     }
 
     // Blocks, from the first on, that every row of this warpgroup sees all of.
     FS_DEVICE i32 unmasked(i32 row) const {
-        return Mask::seen_before(args, first_row(row) + 1) / kConfig.B_c;
+        return Mask::seen_before(sequence(), first_row(row) + 1) / kConfig.B_c;
     }
 
     // Whether no row of this warpgroup sees the second half of block n.
     FS_DEVICE bool is_half(i32 row, i32 n) const {
         if constexpr (!Kernel::kHalves) return false;
-        const i32 keys = Mask::seen_before(args, row + (warpgroup + 1) * kWarpgroupRows);
+        const i32 keys = Mask::seen_before(sequence(), row + (warpgroup + 1) * kWarpgroupRows);
         return keys <= n * kConfig.B_c + Kernel::kHalf;
     }
 
@@ -211,8 +238,8 @@ struct Consumer {
             if (!needs_mask(row, n)) return false;
             const i32 column = n * kConfig.B_c + lane % 4 * 2;
             const i32 row_end = row + row_in_tile() + 1;
-            const i32 low = Mask::seen_before(args, row_end);
-            const i32 high = Mask::seen_before(args, row_end + 8);
+            const i32 low = Mask::seen_before(sequence(), row_end);
+            const i32 high = Mask::seen_before(sequence(), row_end + 8);
             if (!Kernel::kHalves || ends_unseen(row, n * kConfig.B_c + kCount)) {
                 hide_columns<0, kCount / 2>(s, low - column, high - column);
             }
@@ -261,18 +288,19 @@ struct Consumer {
             FS_UNROLL
             for (int i = 0; i < 2; ++i) maxima[i] = softmax.m[i];
         } else {
-            store_lse(QTile::get(smem.tile(slot)), softmax.m);
+            store_lse(QTile::get(smem.tile(slot)), slot, softmax.m);
         }
     }
 
-    FS_DEVICE void store_lse(const QTile& tile, const float (&m)[2]) const {
+    FS_DEVICE void store_lse(const QTile& tile, i32 slot, const float (&m)[2]) const {
         if constexpr (!kNeeds.lse) return;
         const i32 row = tile.row + row_in_tile();
         const i64 line = static_cast<i64>(tile.batch) * args.heads + tile.head;
-        float* dst = args.lse + line * args.q_len + row;
+        const auto& of = sequence_in(slot);
+        float* dst = args.lse + line * args.q_len + rows_before(of) + row;
         FS_UNROLL
         for (int i = 0; i < 2; ++i) {
-            bool inside = !kNeeds.ragged_q || row + 8 * i < args.q_len;
+            bool inside = !kNeeds.ragged_q || row + 8 * i < of.q_len;
             inside &= args.lse != nullptr;  // a bundled kernel serves calls without it too
             const float lse = (m[i] + ptx::lg2(sums[i])) * kLn2;
             ptx::st_global_f32_if(dst + 8 * i, lse, lane % 4 == 0 && inside);
@@ -291,12 +319,14 @@ struct Consumer {
                 return;
             }
             if (givers > 0) exchange.take(slice.range, givers, o, sums, maxima);
-            store_lse(tile, maxima);
+            store_lse(tile, slot, maxima);
         }
         float inverse[2];
         FS_UNROLL
         for (int i = 0; i < 2; ++i) inverse[i] = sums[i] > 0.f ? ptx::rcp(sums[i]) : 0.f;
-        if constexpr (kConfig.o_staged) {
+        if constexpr (Kernel::kListed) {
+            store_listed(tile, listed().get(slot), inverse);
+        } else if constexpr (kConfig.o_staged) {
             Kernel::Output::store_staged(args.o, tile, smem.o(warpgroup), warpgroup, thread, o,
                                          inverse);
         } else {
@@ -307,6 +337,29 @@ struct Consumer {
     }
 
   private:
+    // The sequence of the tile in a slot.
+    FS_DEVICE decltype(auto) sequence_in(i32 slot) const {
+        if constexpr (Kernel::kListed) {
+            return listed().get(slot);
+        } else {
+            return (args);
+        }
+    }
+
+    // TMA would write behind the last row of a sequence: those of the next.
+    FS_DEVICE void store_listed(QTile tile, const ListedSequence& of, const float (&inverse)[2]) {
+        const bool is_whole = ptx::broadcast(of.q_len - first_row(tile.row)) >= kWarpgroupRows;
+        tile.row += of.q_begin;
+        if (kConfig.o_staged && is_whole) {
+            Kernel::Output::store_staged(args.o, tile, smem.o(warpgroup), warpgroup, thread, o,
+                                         inverse);
+        } else {
+            const OutputBounds bounds{of.q_begin + of.q_len, args.d_head};
+            Kernel::Output::store_direct(args.o_direct, bounds, tile, row_in_tile(), lane, o,
+                                         inverse);
+        }
+    }
+
     // Rows and columns of O that exist.
     struct Bounds {
         const Args& args;

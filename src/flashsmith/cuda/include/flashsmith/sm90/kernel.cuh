@@ -6,6 +6,7 @@
 #include "flashsmith/attention/sequence.cuh"
 #include "flashsmith/ptx/cache_policy.cuh"
 #include "flashsmith/sm90/lazy_softmax.cuh"
+#include "flashsmith/sm90/listed.cuh"
 #include "flashsmith/sm90/output.cuh"
 #include "flashsmith/sm90/products.cuh"
 #include "flashsmith/sm90/shared_plan.cuh"
@@ -24,6 +25,10 @@ struct ForwardKernel {
     using Mask = flashsmith::Mask<kNeeds.causal, kNeeds.ragged_k>;
     using Score = flashsmith::Score<kNeeds>;
 
+    // Tiles come from a list: sequences have lengths of their own.
+    static constexpr bool kListed = flashsmith::kListed<kNeeds>;
+    using Listed = ListedPlan<kConfig>;
+
     // Sums of rounded P are what O needs, and too coarse for a log-sum-exp.
     static constexpr bool kMmaSums = kConfig.l_by_mma && !kNeeds.lse;
     // Only masks leave half a block unseen.
@@ -32,7 +37,8 @@ struct ForwardKernel {
     // A causal mask makes tiles unequal, which evens out when CTAs end; for heads narrower than the
     // kernel ptxas has no registers left. Where tiles are not split, all of them are whole,
     // whatever the launch asks for.
-    static constexpr bool kSplits = kConfig.split_last && !kNeeds.causal && !kNeeds.narrow_d;
+    static constexpr bool kSplits =
+        kConfig.split_last && !kNeeds.causal && !kNeeds.narrow_d && !kListed;
     // Under a mask, tiles of a head that begin at the same time read the same K and V where blocks
     // come from the first on; from the diagonal on each would begin with its own.
     static constexpr Ascending kAscends = kNeeds.causal ? kConfig.ascending : Ascending::kNONE;

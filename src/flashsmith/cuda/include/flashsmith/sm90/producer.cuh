@@ -33,6 +33,7 @@ struct Producer {
     // `first` says by lying behind them all.
     struct Source {
         i32 n_blocks, head, batch, first;
+        i32 k_begin, k_len;  // of the tile's sequence, where it has lengths of its own
     };
 
     // What is drawn, and which of a range's two segments.
@@ -45,6 +46,7 @@ struct Producer {
     u32 rank;
     RingCursor q, k, v, tile;
     u32 draw_parity = 0;
+    [[maybe_unused]] Tails<kConfig> tails;
 
     FS_DEVICE Producer(const Args& args, Plan smem, u32 rank)
         : args(args), smem(smem), rank(rank) {}
@@ -57,7 +59,7 @@ struct Producer {
         Drawn at{first_number(), 0};
         [[maybe_unused]] Segment next;  // with kEarly: announced, its loads not begun
         if constexpr (kEarly) next = announce(at);
-        Source previous{0, 0, 0, 0};
+        Source previous{0, 0, 0, 0, 0, 0};
         while (!kEarly || next.tile.n_blocks > 0) {
             const Segment current = kEarly ? next : segment_or_none(at);
             // Asked for here or when little is left to load, needed when this tile's loads are out.
@@ -68,7 +70,7 @@ struct Producer {
                 if (current.tile.n_blocks == 0) break;
             }
             const Source source = source_of(current, previous.n_blocks == 0);
-            load_first(current.tile, source, previous);
+            load_first(current, source, previous);
             i32 n = source.n_blocks - 2;
             if constexpr (kConfig.late_draw) {
                 load_blocks(n, kDrawnBefore, source);
@@ -87,6 +89,7 @@ struct Producer {
             }
         }
         if (previous.n_blocks > 0) load_v(0, previous);
+        if constexpr (Kernel::kListed) tails.end(typename Kernel::Listed{smem.base});
         leave();
     }
 
@@ -95,17 +98,24 @@ struct Producer {
     FS_DEVICE Segment announce(const Drawn& at) {
         const Segment segment = segment_or_none(at);
         publish(segment);
-        if (segment.tile.n_blocks > 0) load_q(segment.tile, 0, kEarlyQ);
+        if (segment.tile.n_blocks > 0) load_q(segment, 0, kEarlyQ);
         return segment;
     }
 
     // Tiles, or whole ones and ranges, that blocks draw.
     FS_DEVICE i32 numbers() const {
+        if constexpr (Kernel::kListed) return TileList(args.tile_list).entries * args.heads;
         return Kernel::kSplits ? args.whole_tiles + args.split_ranges : args.tiles;
     }
 
     FS_DEVICE Segment segment_or_none(const Drawn& at) const {
         if (at.index >= numbers()) return {{0, 0, 0, 0}, {0, 0, Slice::kWhole}, false};
+        if constexpr (Kernel::kListed) {
+            Segment found{{}, {0, 0, Slice::kWhole}, false};
+            const TileList list(args.tile_list);
+            found.tile = listed_tile<Kernel>(args, list, at.index, rank, found.sequence);
+            return found;
+        }
         return decode_segment<Kernel>(args, at.index, at.second, rank);
     }
 
@@ -113,7 +123,8 @@ struct Producer {
         constexpr Ascending kUp = Kernel::kAscends;
         const bool ascends = kUp == Ascending::kALL || (kUp == Ascending::kFIRST && is_first);
         return {at.tile.n_blocks, Division(at.tile.head, args.kv_group).quotient, at.tile.batch,
-                ascends ? at.tile.n_blocks : at.slice.first};
+                ascends ? at.tile.n_blocks : at.slice.first, at.sequence.k_begin,
+                at.sequence.k_len};
     }
 
     FS_DEVICE static i32 block_of(const Source& at, i32 n) {
@@ -179,13 +190,17 @@ struct Producer {
         ptx::mbarrier_wait(smem.tile_empty(tile.stage), tile.parity);
         current.tile.put(smem.tile(tile.stage));
         if constexpr (Kernel::kSplits) current.slice.put(smem.tile(tile.stage));
+        if constexpr (Kernel::kListed) {
+            typename Kernel::Listed{smem.base}.put(tile.stage, current.sequence);
+        }
         ptx::mbarrier_arrive(smem.tile_full(tile.stage));
         tile.advance(kTileSlots);
     }
 
     // In the order of need: a warpgroup starts this tile's first Q Kᵀ before its last P V of the
     // previous one.
-    FS_DEVICE void load_first(const QTile& current, const Source& source, const Source& previous) {
+    FS_DEVICE void load_first(const Segment& current, const Source& source,
+                              const Source& previous) {
         if constexpr (kQFirst) load_q(current, kEarlyQ, kConfig.n_warpgroups);
         load_k(source.n_blocks - 1, source);
         if (previous.n_blocks > 0) load_v(0, previous);
@@ -201,7 +216,9 @@ struct Producer {
     }
 
     // Of warpgroups first .. last - 1.
-    FS_DEVICE void load_q(const QTile& at, int first, int last) {
+    FS_DEVICE void load_q(const Segment& from, int first, int last) {
+        const QTile& at = from.tile;
+        const i32 row = at.row + (Kernel::kListed ? from.sequence.q_begin : 0);
         _Pragma("unroll 1") for (int w = first; w < last; ++w) {
             ptx::mbarrier_wait(smem.q_empty(q.stage), q.parity);
             const SmemAddr full = smem.q_full(q.stage);
@@ -210,31 +227,42 @@ struct Producer {
             for (int panel = 0; panel < kConfig.panels(); ++panel) {
                 ptx::tma_load_4d<kQPolicy>(
                     smem.q(q.stage) + panel * kWarpgroupRows * kPanelRowBytes, args.q,
-                    {panel * kPanelColumns, at.row + w * kWarpgroupRows, at.head, at.batch}, full);
+                    {panel * kPanelColumns, row + w * kWarpgroupRows, at.head, at.batch}, full);
             }
             q.advance(kConfig.q_slots);
         }
     }
 
     FS_DEVICE void load_k(i32 n, const Source& at) {
-        load_block(args.k, n, at, smem.k(k.stage), smem.k_full(k.stage), smem.k_empty(k.stage), k);
+        load_block<false>(args.k, n, at, smem.k(k.stage), smem.k_full(k.stage),
+                          smem.k_empty(k.stage), k);
     }
 
     FS_DEVICE void load_v(i32 n, const Source& at) {
-        load_block(args.v, n, at, smem.v(v.stage), smem.v_full(v.stage), smem.v_empty(v.stage), v);
+        load_block<true>(args.v, n, at, smem.v(v.stage), smem.v_full(v.stage),
+                         smem.v_empty(v.stage), v);
     }
 
+    // kIsV: what is behind the end of a sequence has to be cleared.
+    template <bool kIsV>
     FS_DEVICE void load_block(const TensorMap& map, i32 n, const Source& at, SmemAddr dst,
                               SmemAddr full, SmemAddr empty, RingCursor& place) {
         ptx::mbarrier_wait(empty, place.parity);  // every reader, of all blocks, has left the stage
-        ptx::mbarrier_arrive_expect_tx(full, kConfig.kv_bytes());
         const i32 share = static_cast<i32>(rank) * kShare;
         const i32 block = block_of(at, n);
+        const i32 before = Kernel::kListed ? at.k_begin : 0;
+        const i32 rows = at.k_len - block * kConfig.B_c;
+        if (Kernel::kListed && kIsV && rows < kConfig.B_c) {
+            full = tails.send(typename Kernel::Listed{smem.base}, place.stage, max(rows, 0),
+                              kConfig.kv_bytes());
+        } else {
+            ptx::mbarrier_arrive_expect_tx(full, kConfig.kv_bytes());
+        }
         FS_UNROLL
         for (int panel = 0; panel < kConfig.panels(); ++panel) {
             const SmemAddr to = dst + (panel * kConfig.B_c + share) * kPanelRowBytes;
-            const ptx::TmaCoordinates from{panel * kPanelColumns, block * kConfig.B_c + share,
-                                           at.head, at.batch};
+            const ptx::TmaCoordinates from{panel * kPanelColumns,
+                                           before + block * kConfig.B_c + share, at.head, at.batch};
             if constexpr (kCluster > 1) {
                 ptx::tma_load_4d_multicast<kKvPolicy>(to, map, from, full, (1 << kCluster) - 1);
             } else {

@@ -55,11 +55,26 @@ FS_DEVICE QTile decode_tile(const typename Kernel::Args& args, i32 index, u32 ra
             head.quotient};
 }
 
+// The same from the tile list; `of`: the sequence that it is of.
+template <class Kernel>
+FS_DEVICE QTile listed_tile(const typename Kernel::Args& args, const TileList& list, i32 index,
+                            u32 rank, ListedSequence& of) {
+    constexpr bool kAlike = !Kernel::kNeeds.causal && !Kernel::kNeeds.window_left;
+    constexpr i32 kRows = Kernel::kConfig.tile_q(), kAllRows = Kernel::kConfig.cluster * kRows;
+    i32 head;
+    const ListedTile found = list.template at<kAlike>(index, args.heads, kAllRows, head);
+    of = listed_sequence(args, found);
+    return {found.row + static_cast<i32>(rank) * kRows,
+            Kernel::Mask::template blocks_seen<Kernel::kConfig.B_c>(of, found.row + kAllRows), head,
+            found.batch};
+}
+
 // kv blocks slice.first .. slice.first + tile.n_blocks - 1 of a q tile.
 struct Segment {
     QTile tile;
     Slice slice;
     bool goes_on;  // in another tile, before the next number is drawn
+    ListedSequence sequence = {};  // where it has lengths of its own
 };
 
 // The tiles that would not fill a last wave, all equally long, are one row of kv blocks that is cut

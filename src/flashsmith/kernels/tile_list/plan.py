@@ -1,0 +1,85 @@
+"""The launch that lists q tiles, and how much memory the list takes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from flashsmith.kernels.launch import SCRATCH, Call, Launch, LaunchGeometry
+from flashsmith.kernels.tile_list.arguments import TileListArguments
+from flashsmith.kernels.tile_list.config import TileListConfig
+from flashsmith.problem.attention import AttentionProblem
+from flashsmith.problem.needs import Needs
+
+HEADER_BYTES, ENTRY_BYTES, ITEM_BYTES = 16, 32, 16
+OUTER_ITEMS = 2  # rows before the first sequence, and behind the last
+SECTION_BYTES = 32 << 20  # of K and V that should stay in L2 while a section of heads is worked on
+
+
+def most_tiles(problem: AttentionProblem, tile_q: int) -> int:
+    """As many entries as the list of a problem can have, whatever the lengths are."""
+    return min(problem.q_len // tile_q + problem.sequences + OUTER_ITEMS, problem.q_len)
+
+
+def list_bytes(problem: AttentionProblem, tile_q: int) -> int:
+    """Scratch memory of the list and of what it is made from."""
+    words = problem.sequences + OUTER_ITEMS + 1
+    return _items_at(problem, tile_q) + ITEM_BYTES * words + 4 * words
+
+
+def _items_at(problem: AttentionProblem, tile_q: int) -> int:
+    return HEADER_BYTES + ENTRY_BYTES * most_tiles(problem, tile_q)
+
+
+@dataclass(frozen=True, slots=True)
+class TileListLaunch(Launch):
+    """The launch that writes the list, for a kernel with these tiles."""
+
+    tile_q: int = 1
+    tile_k: int = 1
+
+    def arguments(self, call: Call) -> TileListArguments:
+        """The kernel's one parameter."""
+        problem = self.problem
+        start = call[SCRATCH].address
+        items = start + _items_at(problem, self.tile_q)
+        right, left = problem.edges
+        return TileListArguments(
+            cu_seqlens_q=call["cu_seqlens_q"].address,
+            cu_seqlens_k=call["cu_seqlens_k"].address,
+            list=start,
+            items=items,
+            first_tiles=items + ITEM_BYTES * (problem.sequences + OUTER_ITEMS + 1),
+            sequences=problem.sequences,
+            q_len=problem.q_len,
+            k_len=problem.k_len,
+            tile_q=self.tile_q,
+            tile_k=self.tile_k,
+            diagonal=right,
+            left_diagonal=left,
+            bottom_right=int(problem.diagonal is None),
+            section_heads=_section_heads(problem),
+        )
+
+
+def list_launch(
+    problem: AttentionProblem, needs: Needs, *, tile_q: int, tile_k: int
+) -> TileListLaunch:
+    """The launch for a kernel that is compiled with `needs`: its masks decide what is long."""
+    config = TileListConfig.of(n_threads=128)
+    return TileListLaunch(
+        config,
+        problem,
+        Needs(tuple(name for name in needs if name in ("causal", "window_left"))),
+        LaunchGeometry((1, 1, 1), config.threads, config.smem_bytes()),
+        scratch_bytes=list_bytes(problem, tile_q),
+        tile_q=tile_q,
+        tile_k=tile_k,
+    )
+
+
+def _section_heads(problem: AttentionProblem) -> int:
+    """Heads whose K and V of all sequences fit L2 together; whole groups that share them."""
+    head_bytes = max(2 * problem.k_len * problem.d_head * problem.dtype.bytes, 1)
+    groups = max(SECTION_BYTES // head_bytes, 1)
+    return min(math.ceil(groups) * problem.group, problem.heads)
