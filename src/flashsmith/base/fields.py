@@ -96,6 +96,7 @@ class Fact:
     option: str  # of the command line; empty where there is none
     compiled: bool
     changes_scores: bool
+    exact: bool  # a kernel that is compiled with it computes nothing without it
     argument: str
 
     @property
@@ -163,15 +164,17 @@ def fact(
     option: str = "",
     compiled: bool = False,
     changes_scores: bool = False,
+    exact: bool = False,
     argument: str = "",
     **more: object,
 ) -> Declared:
     """A dataclass field of a problem; `absent=` is its default, the value that is not written."""
     absent = more.get("absent", _ALWAYS_WRITTEN)
-    needed = compiled or changes_scores
+    exact = exact or changes_scores
+    needed = compiled or exact
     what = Fact(
         *(kind, doc, absent, least, choices or {}, hint),
-        *(call, option, needed, changes_scores, argument),
+        *(call, option, needed, changes_scores, exact, argument),
     )
     if "default" in more:
         return field(default=more["default"], metadata={_FACT: what})

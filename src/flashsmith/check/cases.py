@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flashsmith.base.dtypes import from_bits, to_bits
+from flashsmith.base.dtypes import to_bits
 from flashsmith.check.same_precision import same_precision
 from flashsmith.kernels.kernel import KernelConfig
 from flashsmith.problem.attention import AttentionProblem
-from flashsmith.problem.signature import FORWARD, signature_of
+from flashsmith.problem.signature import FORWARD, TensorRole, signature_of
+from flashsmith.runtime.tensors import numbers_of
 
 LARGE_LOGITS = 30.0  # rows whose softmax is nearly one-hot, and scores far beyond exp's range
 GQA_RATIO = 8
@@ -48,16 +49,18 @@ def inputs_of(case: Case) -> Inputs:
     problem = case.problem
     random = np.random.default_rng(case.seed)
     results = {role.name for role in FORWARD.tensors if role.is_output}
-    made = {}
+    made: Inputs = {}
     for role in signature_of(problem).inputs(problem):
         name, shape = role.name, role.rows_first(problem)
         if name in results:
             continue
+        if role.of:
+            made[name] = drawn_table(role, problem, random)
+            continue
         values = random.standard_normal(shape, np.float32) * (case.gain if name == "q" else 1.0)
         if case.nan and name != "k":
             values[-1, -1, -1, -1] = np.nan
-        is_float32 = role.is_statistics
-        made[name] = values.view(np.uint32) if is_float32 else to_bits(values, problem.dtype)
+        made[name] = to_bits(values, problem.dtype) if role.is_rows else values.view(np.uint32)
     if results & {role.name for role in signature_of(problem).inputs(problem)}:
         made |= _results_of(problem, made)
     for array in made.values():
@@ -65,10 +68,39 @@ def inputs_of(case: Case) -> Inputs:
     return made
 
 
+def drawn_table(
+    role: TensorRole, problem: AttentionProblem, random: np.random.Generator
+) -> NDArray[np.uint32]:
+    """Entries of a table as a model might have them: bits of float32 or int32."""
+    shape = role.shape(problem)
+    if role.name == "k_lengths":
+        numbers = random.integers(0, problem.k_len + 1, shape, np.int32)
+    elif role.name in ("cu_seqlens_q", "cu_seqlens_k"):
+        length = problem.q_len if role.name == "cu_seqlens_q" else problem.k_len
+        numbers = drawn_boundaries(problem.sequences, length, random)
+    elif role.name == "alibi_slopes":
+        numbers = random.uniform(0.0, 0.5, shape).astype(np.float32)
+    else:
+        numbers = random.standard_normal(shape, np.float32)
+    return numbers.view(np.uint32)
+
+
+def drawn_boundaries(
+    sequences: int, length: int, random: np.random.Generator
+) -> NDArray[np.int32]:
+    """Where packed sequences begin: of any length, every fourth empty, every fourth of one row."""
+    inner = np.sort(random.integers(0, length + 1, max(sequences - 1, 0)))
+    for i in range(1, len(inner), 2):
+        inner[i] = min(inner[i - 1] + i % 4 // 2, length)
+    inner = np.maximum.accumulate(inner)
+    return np.array([0, *inner, length], np.int32)
+
+
 def _results_of(problem: AttentionProblem, made: Inputs) -> Inputs:
     """O and LSE of the forward pass, as bits."""
     forward = replace(problem, operation=FORWARD.operation, lse=True, dlse=False)
-    given = {name: from_bits(made[name], problem.dtype) for name in "qkv"}
+    roles = signature_of(forward).inputs(forward)
+    given = {role.name: numbers_of(role, made[role.name], problem) for role in roles}
     found = same_precision(forward, given)
     return {"o": to_bits(found["o"], problem.dtype), "lse": found["lse"].view(np.uint32)}
 

@@ -64,7 +64,7 @@ def scratch_buffer(location: Location) -> NDArray[Any]:
 
 def _placed(role: TensorRole, case: Case) -> Location:
     shape = role.rows_first(case.problem)
-    if role.is_statistics or case.placement in ("contiguous", "packed"):
+    if not role.is_rows or case.placement in ("contiguous", "packed"):
         return contiguous(role.name, shape, MARGIN)
     make = {"padded": _padded, "transposed": _transposed}[case.placement]
     return Location(role.name, MARGIN, shape, make(shape))

@@ -16,7 +16,9 @@ from numpy.typing import NDArray
 
 from flashsmith.base.dtypes import DType, from_bits, to_bits
 from flashsmith.problem.attention import AttentionProblem
-from flashsmith.problem.reference import score
+from flashsmith.problem.mask import Mask
+from flashsmith.problem.reference import of_head, score
+from flashsmith.problem.sequences import sequences_of
 
 F32 = NDArray[np.float32]
 MMA_STEP = 16  # elements of the contraction that one mma sums before it rounds
@@ -31,41 +33,47 @@ def _forward(problem: AttentionProblem, inputs: Mapping[str, F32]) -> dict[str, 
     q, k, v = inputs["q"], inputs["k"], inputs["v"]
     o = np.zeros(q.shape, np.float32)
     lse = np.full((problem.batch, problem.heads, problem.q_len), -np.inf, np.float32)
-    mask = problem.mask.visible()
-    for batch in range(problem.batch):
-        for head in range(problem.heads if problem.k_len else 0):
-            kv_head = head // problem.group
-            o[batch, :, head], lse[batch, head] = _one_head(
-                q[batch, :, head], k[batch, :, kv_head], v[batch, :, kv_head], mask, problem
+    for one in sequences_of(problem, inputs):
+        b, rows, keys = one.batch, one.rows, one.keys
+        for head in range(problem.heads):
+            kv, numbers = head // problem.group, of_head(inputs, b, head)
+            if not one.mask.k_len:
+                lse[b, head, rows] = numbers.get("sinks", -np.inf)
+                continue
+            o[b, rows, head], lse[b, head, rows] = _one_head(
+                *(q[b, rows, head], k[b, keys, kv], v[b, keys, kv]), one.mask, problem, numbers
             )
     return {"o": o, "lse": lse}
 
 
 def _backward(problem: AttentionProblem, inputs: Mapping[str, F32]) -> dict[str, F32]:
     found = {f"d{name}": np.zeros(inputs[name].shape, np.float32) for name in "qkv"}
-    mask = problem.mask.visible()
-    for batch in range(problem.batch):
-        for head in range(problem.heads if problem.k_len else 0):
+    for at in sequences_of(problem, inputs):
+        b, rows, keys = at.batch, at.rows, at.keys
+        for head in range(problem.heads if at.mask.k_len else 0):
             kv = head // problem.group
-            one = {name: inputs[name][batch, :, head] for name in ("q", "o", "do")}
-            one |= {name: inputs[name][batch, :, kv] for name in ("k", "v")}
-            one |= {n: inputs[n][batch, head] for n in ("lse", "dlse") if n in inputs}
-            dq, dk, dv = _one_head_back(one, mask, problem)
-            found["dq"][batch, :, head] = dq
-            found["dk"][batch, :, kv] += dk
-            found["dv"][batch, :, kv] += dv
+            one = {name: inputs[name][b, rows, head] for name in ("q", "o", "do")}
+            one |= {name: inputs[name][b, keys, kv] for name in ("k", "v")}
+            one |= {n: inputs[n][b, head, rows] for n in ("lse", "dlse") if n in inputs}
+            dq, dk, dv = _one_head_back(one, at.mask, problem, of_head(inputs, b, head))
+            found["dq"][b, rows, head] = dq
+            found["dk"][b, keys, kv] += dk
+            found["dv"][b, keys, kv] += dv
     return {name: _round(gradient, problem.dtype) for name, gradient in found.items()}
 
 
 def _one_head_back(
-    one: Mapping[str, F32], mask: NDArray[np.bool_], problem: AttentionProblem
+    one: Mapping[str, F32],
+    mask: Mask,
+    problem: AttentionProblem,
+    numbers: Mapping[str, float],
 ) -> tuple[F32, F32, F32]:
     """dQ, dK and dV of one query head, not yet rounded."""
     q, k, v, do = one["q"], one["k"], one["v"], one["do"]
     scale = np.float32(problem.softmax_scale)
     with np.errstate(invalid="ignore", over="ignore"):
-        scores = score(problem, _mma(q, k.T))
-        p = np.where(mask, np.exp(scores - one["lse"][:, None]), np.float32(0))
+        scores = score(problem, _mma(q, k.T), mask, numbers)
+        p = np.where(mask.visible(), np.exp(scores - one["lse"][:, None]), np.float32(0))
         delta = (do * one["o"]).sum(axis=1, dtype=np.float32)
         if problem.dlse:
             delta = delta - one["dlse"]
@@ -80,15 +88,16 @@ _OPERATIONS: dict[str, Callable[[AttentionProblem, Mapping[str, F32]], dict[str,
 
 
 def _one_head(
-    q: F32, k: F32, v: F32, mask: NDArray[np.bool_], problem: AttentionProblem
+    q: F32, k: F32, v: F32, mask: Mask, problem: AttentionProblem, numbers: Mapping[str, float]
 ) -> tuple[F32, F32]:
+    sink = np.float32(numbers.get("sinks", -np.inf))
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
-        scores = score(problem, _mma(q, k.T))
-        scores = np.where(mask, scores, np.float32(-np.inf))
-        row_max = scores.max(axis=1, keepdims=True)
+        scores = score(problem, _mma(q, k.T), mask, numbers)
+        scores = np.where(mask.visible(), scores, np.float32(-np.inf))
+        row_max = np.maximum(scores.max(axis=1, keepdims=True), sink)
         shift = np.where(np.isneginf(row_max), np.float32(0), row_max)
         weights = np.exp(scores - shift)
-        total = weights.sum(axis=1, keepdims=True, dtype=np.float32)
+        total = weights.sum(axis=1, keepdims=True, dtype=np.float32) + np.exp(sink - shift)
         o = _round(weights, problem.dtype) @ v / np.where(total == 0, np.float32(1), total)
         return _round(o, problem.dtype), (np.log(total) + row_max)[:, 0]
 

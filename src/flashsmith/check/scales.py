@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 
 from flashsmith.base.dtypes import DType
 from flashsmith.problem.attention import AttentionProblem
-from flashsmith.problem.reference import head_gradients
+from flashsmith.problem.reference import head_gradients, of_head
+from flashsmith.problem.sequences import sequences_of
 
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
@@ -50,22 +51,23 @@ def _backward(
     """
     wide = {name: array.astype(np.float64) for name, array in inputs.items()}
     squares = {name: truth[name] ** 2 for name in ("dq", "dk", "dv")}
-    mask, scale = problem.mask.visible(), problem.softmax_scale
-    for b in range(problem.batch):
-        for h in range(problem.heads if problem.k_len else 0):
+    scale = problem.softmax_scale
+    for at in sequences_of(problem, inputs):
+        b, rows, keys = at.batch, at.rows, at.keys
+        for h in range(problem.heads if at.mask.k_len else 0):
             kv = h // problem.group
-            one = {name: wide[name][b, :, h] for name in ("q", "do")}
-            one |= {name: wide[name][b, :, kv] for name in ("k", "v")}
-            one |= {name: wide[name][b, h] for name in ("dlse",) if name in wide}
+            one = {name: wide[name][b, rows, h] for name in ("q", "do")}
+            one |= {name: wide[name][b, keys, kv] for name in ("k", "v")}
+            one |= {name: wide[name][b, h, rows] for name in ("dlse",) if name in wide}
             q, k, v, do = (one[name] for name in ("q", "k", "v", "do"))
-            head = head_gradients(problem, one, mask)
-            least = np.where(mask, SMALLEST[problem.dtype], 0.0)
+            head = head_gradients(problem, one, at.mask, of_head(inputs, b, h))
+            least = np.where(at.mask.visible(), SMALLEST[problem.dtype], 0.0)
             p2, ds2 = (np.maximum(np.abs(x), least) ** 2 for x in (head.p, head.ds))
             from_o = ((do * (head.p @ v)) ** 2).sum(axis=1, keepdims=True)  # of delta
             of_row = ds2 @ k**2 + from_o * (head.p @ k) ** 2
-            squares["dq"][b, :, h] += scale**2 * of_row
-            squares["dk"][b, :, kv] += scale**2 * ((ds2 + p2 * from_o).T @ q**2)
-            squares["dv"][b, :, kv] += p2.T @ do**2
+            squares["dq"][b, rows, h] += scale**2 * of_row
+            squares["dk"][b, keys, kv] += scale**2 * ((ds2 + p2 * from_o).T @ q**2)
+            squares["dv"][b, keys, kv] += p2.T @ do**2
     return {name: _row_scale(np.sqrt(square)) for name, square in squares.items()}
 
 
@@ -90,13 +92,18 @@ def _score_sums(problem: AttentionProblem, inputs: Mapping[str, F32]) -> F64:
     """The largest sum of magnitudes behind a score of each row, and 1 at least.
 
     A score is a sum whose terms cancel: its rounding errors are as large as the terms, not as what
-    is left of them.
+    is left of them. A capped one is made of the cap, and a slope adds its share.
     """
     q, k = inputs["q"], inputs["k"]
     scale = np.ones((problem.batch, problem.heads, problem.q_len))
-    for batch in range(problem.batch):
-        for head in range(problem.heads if problem.k_len else 0):
-            sums = np.abs(q[batch, :, head]) @ np.abs(k[batch, :, head // problem.group]).T
-            largest = np.nan_to_num(sums, nan=0.0).max(axis=1)
-            scale[batch, head] = np.maximum(1.0, problem.softmax_scale * largest)
+    for at in sequences_of(problem, inputs):
+        b, rows, keys = at.batch, at.rows, at.keys
+        for head in range(problem.heads if at.mask.k_len else 0):
+            sums = np.abs(q[b, rows, head]) @ np.abs(k[b, keys, head // problem.group]).T
+            sums = problem.softmax_scale * np.nan_to_num(sums, nan=0.0)
+            if problem.alibi:
+                slope = of_head(inputs, b, head)["alibi_slopes"]
+                sums = sums + np.where(at.mask.visible(), abs(slope) * at.mask.distances(), 0.0)
+            largest = np.maximum(sums.max(axis=1), problem.softcap or 1.0)
+            scale[b, head, rows] = np.maximum(1.0, largest)
     return scale

@@ -8,8 +8,7 @@ from flashsmith.base.errors import Unsupported
 from flashsmith.kernels.kernel import KernelConfig
 from flashsmith.kernels.launch import Plan
 from flashsmith.kernels.rules import Rule
-from flashsmith.problem.attention import AttentionProblem
-from flashsmith.problem.needs import changed_scores
+from flashsmith.problem.attention import FACTS, AttentionProblem
 
 
 class BackwardPart(KernelConfig):
@@ -17,6 +16,10 @@ class BackwardPart(KernelConfig):
 
     __slots__ = ()
     OPERATION: ClassVar[str] = "backward"
+    REFUSED_FACTS: ClassVar[tuple[str, ...]] = (
+        *(name for name, what in FACTS.items() if what.exact),
+        "window_left",
+    )
     SET: ClassVar[str] = "bwd"  # that lists configurations of the whole
     PRELUDE: ClassVar[tuple[str, ...]] = (
         "flashsmith/base/dtype.cuh",
@@ -30,16 +33,4 @@ class BackwardPart(KernelConfig):
         raise Unsupported(
             f"{self.short_form()}: this is one launch of a backward pass; give the configuration "
             f"of the whole, as `flashsmith configs {self.SET}` lists them."
-        )
-
-
-def require_gradients(config: KernelConfig, problem: AttentionProblem) -> None:
-    """Raises for what the forward kernels can do and backward kernels cannot, by name."""
-    changed = changed_scores(problem)
-    if problem.mask.left is not None:
-        changed.append("a left edge of the mask")
-    if changed:
-        raise Unsupported(
-            f"{config.short_form()}: these kernels have no gradient with {changed[0]}; leave it "
-            f"out, or use torch's own attention to train."
         )

@@ -6,8 +6,8 @@ from flashsmith.base.errors import ArgumentError, Unsupported
 from flashsmith.kernels.kernel import KernelConfig
 from flashsmith.kernels.launch import Plan
 from flashsmith.kernels.width import D_HEAD_STEP
-from flashsmith.problem.attention import AttentionProblem
-from flashsmith.problem.needs import Needs
+from flashsmith.problem.attention import FACTS, AttentionProblem
+from flashsmith.problem.needs import Needs, facts_that_hold
 
 _ANY_SM_COUNT = 132  # what is fixed at compile time does not depend on it
 
@@ -20,7 +20,9 @@ def plan(config: KernelConfig, problem: AttentionProblem, *, sm_count: int) -> P
 
 def needs_of(config: KernelConfig, problem: AttentionProblem) -> Needs:
     """What a kernel of `config` must know of `problem` when it is compiled; raises as `plan`."""
-    return plan(config, problem, sm_count=_ANY_SM_COUNT)[0].needs
+    launches = plan(config, problem, sm_count=_ANY_SM_COUNT)
+    own = (launch.needs for launch in launches if launch.config == config)
+    return next(own, launches[0].needs)  # the list of tiles comes before the kernel itself
 
 
 def kernels_of(
@@ -64,6 +66,12 @@ def require_computable(config: KernelConfig, problem: AttentionProblem) -> None:
             f"{config.short_form()}: d_head is {problem.d_head}; this kernel takes multiples of "
             f"{D_HEAD_STEP} up to {config.d_head}."
         )
+    for name in facts_that_hold(problem):
+        if name in config.REFUSED_FACTS:
+            raise Unsupported(
+                f"{config.short_form()}: these kernels do not compute {name} "
+                f"({FACTS[name].doc}); leave it out or use another configuration."
+            )
     if problem.kv_heads == 0 or problem.heads == 0:
         raise ArgumentError(
             f"heads is {problem.heads} and kv_heads is {problem.kv_heads}; both must be at least 1."

@@ -15,7 +15,7 @@ from flashsmith.kernels.launch import Call
 from flashsmith.measure.interleaved import Comparison, Contender, Regime, compare, sample_us
 from flashsmith.measure.statistics import Summary, summarize
 from flashsmith.problem.attention import AttentionProblem
-from flashsmith.problem.signature import signature_of
+from flashsmith.problem.signature import TensorRole, signature_of
 from flashsmith.runtime.cuda.device import CudaDevice
 from flashsmith.runtime.run import prepare
 from flashsmith.runtime.tensors import contiguous_tensors, uploaded
@@ -69,6 +69,9 @@ def random_inputs(problem: AttentionProblem, seed: int = 0) -> dict[str, NDArray
     inputs: dict[str, NDArray[Any]] = {}
     for role in signature_of(problem).inputs(problem):
         shape = role.shape(problem)
+        if role.of:
+            inputs[role.name] = _table(role, problem, random)
+            continue
         if role.is_statistics:
             seen = np.maximum(problem.mask.visible_counts(), 1).astype(np.float32)
             numbers = np.broadcast_to(np.log(seen) + np.float32(0.5), shape)
@@ -77,3 +80,16 @@ def random_inputs(problem: AttentionProblem, seed: int = 0) -> dict[str, NDArray
         numbers = random.standard_normal(min(math.prod(shape), _BLOCK), np.float32)
         inputs[role.name] = np.resize(to_bits(numbers, problem.dtype), shape)
     return inputs
+
+
+def _table(
+    role: TensorRole, problem: AttentionProblem, random: np.random.Generator
+) -> NDArray[np.uint32]:
+    """Lengths are the whole of what there is: that is the work that a problem's cost counts."""
+    shape = role.shape(problem)
+    if problem.sequences and role.is_integer:  # equally long, as a problem's cost counts them
+        length = problem.q_len if role.name == "cu_seqlens_q" else problem.k_len
+        return np.linspace(0, length, *shape).astype(np.uint32)
+    if role.is_integer:
+        return np.full(shape, problem.k_len, np.uint32)
+    return random.uniform(0.0, 0.5, shape).astype(np.float32).view(np.uint32)

@@ -26,8 +26,9 @@ class AttentionProblem:
 
     A fact is declared here and nowhere else: its text, its check, its bit in the kernel, the
     arguments of the API, of the torch operators and of the command line, and its row in the docs
-    follow. With `causal`, query row i sees key j when j <= i + `diagonal`; bottom-right alignment
-    is diagonal = k_len - q_len (the default when None), top-left is 0.
+    follow. Query row i stands at key i + `diagonal`: bottom-right aligned, at i + k_len - q_len, by
+    default, and top-left where it is 0. With `causal` it sees no key behind that; windows are
+    counted from there.
     """
 
     batch: int = fact(int, "sequences in the batch", least=0)
@@ -82,6 +83,61 @@ class AttentionProblem:
         absent="forward",
     )
     dlse: bool = fact(bool, "backward: a gradient of the log-sum-exp is given too", absent=False)
+    window_left: int | None = fact(
+        int,
+        "keys that a row sees left of its own position; without it all",
+        least=0,
+        absent=None,
+        call="window_left",
+        option="--window-left",
+        compiled=True,
+    )
+    window_right: int | None = fact(
+        int,
+        "keys that a row sees right of its own position; without it all (causal: none)",
+        least=0,
+        absent=None,
+        call="window_right",
+        option="--window-right",
+    )
+    softcap: float | None = fact(
+        float,
+        "each score s becomes softcap · tanh(s / softcap)",
+        absent=None,
+        call="softcap",
+        option="--softcap",
+        changes_scores=True,
+        argument="float",
+    )
+    alibi: bool = fact(
+        bool,
+        "each score less a head's slope times the distance between row and key",
+        absent=False,
+        option="--alibi",
+        changes_scores=True,
+    )
+    sinks: bool = fact(
+        bool,
+        "a logit of each head joins the softmax's denominator, and so the log-sum-exp",
+        absent=False,
+        option="--sinks",
+        exact=True,
+    )
+    k_lengths: bool = fact(
+        bool,
+        "how many keys each sequence has is read from memory, up to k_len",
+        absent=False,
+        option="--k-lengths",
+        exact=True,
+    )
+    sequences: int = fact(
+        int,
+        "packed one behind the other in a batch of one; where they begin is read from memory",
+        least=0,
+        absent=0,
+        option="--sequences",
+        exact=True,
+    )
 
     def __post_init__(self) -> None:
         for name, what in FACTS.items():
@@ -92,6 +148,18 @@ class AttentionProblem:
             raise ArgumentError(
                 f"heads is {self.heads} and kv_heads is {self.kv_heads}; the query heads must be a "
                 f"multiple of the key heads."
+            )
+        if self.sinks and not self.k_len:
+            raise ArgumentError("sinks is True and k_len is 0; there is no key to share rows with.")
+        if self.sequences and self.batch != 1:
+            raise ArgumentError(
+                f"sequences is {self.sequences} and batch is {self.batch}; packed sequences are a "
+                f"batch of one; make batch 1."
+            )
+        if self.sequences and self.k_lengths:
+            raise ArgumentError(
+                "sequences and k_lengths are both given; packed sequences have lengths of their "
+                "own; leave k_lengths out."
             )
         if self.operation == "backward" and self.lse:
             raise ArgumentError(
@@ -105,12 +173,11 @@ class AttentionProblem:
             )
 
     def __repr__(self) -> str:
-        """Every fact by name; those of the backward pass where they hold.
+        """Every fact by name; those that later versions added where they hold.
 
-        Inputs of cases are drawn by this text: those of the forward pass stay as they were.
+        Inputs of cases are drawn by this text: those without a new fact stay as they were.
         """
-        hidden = [n for n in ("operation", "dlse") if getattr(self, n) == FACTS[n].absent]
-        shown = [name for name in FACTS if name not in hidden]
+        shown = [n for n in FACTS if n in _FIRST_FACTS or getattr(self, n) != FACTS[n].absent]
         values = (f"{name}={getattr(self, name)!r}" for name in shown)
         return f"{type(self).__name__}({', '.join(values)})"
 
@@ -122,11 +189,36 @@ class AttentionProblem:
     @property
     def mask(self) -> Mask:
         """Which keys each row sees."""
-        if not self.causal:
-            return Mask(self.q_len, self.k_len)
-        if self.diagonal is None:
-            return Mask(self.q_len, self.k_len, right=0, alignment=self.k_len - self.q_len)
-        return Mask(self.q_len, self.k_len, right=self.diagonal)
+        return self.mask_of(self.q_len, self.k_len)
+
+    def mask_of(self, q_len: int, k_len: int) -> Mask:
+        """The same of a sequence with lengths of its own."""
+        alignment = k_len - q_len if self.diagonal is None else self.diagonal
+        right = 0 if self.causal else self.window_right
+        return Mask(q_len, k_len, self.window_left, right, alignment)
+
+    @property
+    def edges(self) -> Mask:
+        """The mask counted from a sequence's own alignment, where its lengths are in memory."""
+        return Mask(self.q_len, self.k_len, self.window_left, self.mask.right, self.diagonal or 0)
+
+    @property
+    def has_own_lengths(self) -> bool:
+        """Whether lengths of sequences are read from memory."""
+        return self.sequences > 0 or self.k_lengths
+
+    @property
+    def boundaries(self) -> int:
+        """Where packed sequences begin and the last one ends: so many numbers."""
+        return self.sequences + 1
+
+    @property
+    def area(self) -> float:
+        """What masks leave of the scores of one head; packed sequences count as equally long."""
+        if not self.sequences:
+            return self.batch * self.mask.area
+        q_len, k_len = self.q_len // self.sequences, self.k_len // self.sequences
+        return self.sequences * self.mask_of(q_len, k_len).area
 
     @property
     def group(self) -> int:
@@ -140,3 +232,4 @@ class AttentionProblem:
 
 
 FACTS = facts_of(AttentionProblem)
+_FIRST_FACTS = [*FACTS][: [*FACTS].index("operation")]

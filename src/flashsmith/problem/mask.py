@@ -34,7 +34,17 @@ class Mask:
     @property
     def hides(self) -> bool:
         """Whether some row does not see some key."""
-        return self._first(self.q_len - 1) > 0 or self._end(0) < self.k_len
+        return self.hides_left or self.hides_right
+
+    @property
+    def hides_left(self) -> bool:
+        """Whether some row does not see the first key, because of its left edge."""
+        return self._first(self.q_len - 1) > 0
+
+    @property
+    def hides_right(self) -> bool:
+        """Whether some row does not see the last key, because of its right edge."""
+        return self._end(0) < self.k_len
 
     def is_like(self, other: Mask) -> bool:
         """Whether both are bounded on the same sides and aligned alike, whatever the lengths."""
@@ -57,6 +67,23 @@ class Mask:
         """
         offset = self.k_len if self.right is None else self.alignment + self.right
         return max(-self.q_len, min(offset, self.k_len))
+
+    @property
+    def left_diagonal(self) -> int:
+        """Where a row's first key lies from its own index, as far out as makes a difference."""
+        offset = -self.q_len if self.left is None else self.alignment - self.left
+        return max(-self.q_len, min(offset, self.k_len))
+
+    @property
+    def offsets(self) -> tuple[int, int]:
+        """Right and left edge from where a row stands, no further out than makes a difference.
+
+        For sequences inside this matrix that have alignments of their own.
+        """
+        most = self.q_len + self.k_len
+        right = most if self.right is None else self.alignment + self.right
+        left = -most if self.left is None else self.alignment - self.left
+        return max(-most, min(right, most)), max(-most, min(left, most))
 
     @property
     def area(self) -> float:
@@ -89,6 +116,13 @@ class Mask:
         if self.left is not None:
             seen &= keys >= rows - self.left
         return seen
+
+    def distances(self) -> NDArray[np.int64]:
+        """How far each key lies from where each row stands, of shape (q_len, k_len)."""
+        import numpy as np
+
+        rows = np.arange(self.q_len)[:, None] + self.alignment
+        return np.asarray(np.abs(rows - np.arange(self.k_len)[None, :]))
 
     def _first(self, row: int) -> int:
         if self.left is None:

@@ -17,6 +17,7 @@ OF_TILES = {
 OF_FACTS = {name: what.doc for name, what in FACTS.items() if what.compiled}
 NEEDS = {**OF_FACTS, **OF_TILES}
 _SCORES = [name for name, what in FACTS.items() if what.changes_scores]
+_EXACT = [name for name, what in FACTS.items() if what.exact]
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -48,11 +49,11 @@ class Needs:
         """Whether a kernel with these computes a problem that needs `needed`.
 
         It does where it has all of them: predicates are then always true, a diagonal right of the
-        last key masks nothing, and a null address takes no log-sum-exp. What changes scores must
-        be the same: a kernel that changes them computes nothing else.
+        last key masks nothing, and a null address takes no log-sum-exp. What is exact must be the
+        same: a kernel that changes scores or reads a table computes nothing else.
         """
         more = set(self.names) - set(needed.names)
-        return set(needed.names) <= set(self.names) and not more & set(_SCORES)
+        return set(needed.names) <= set(self.names) and not more & set(_EXACT)
 
     def to_cpp(self) -> str:
         """The C++ literal, with designated initialisers."""
@@ -65,7 +66,7 @@ class Needs:
         lines = [f"    bool {name} = required<bool>();  // {doc}" for name, doc in NEEDS.items()]
         changed = " || ".join(_SCORES) or "false"
         covered = " && ".join(
-            f"{name} {'==' if name in _SCORES else '>='} needed.{name}" for name in NEEDS
+            f"{name} {'==' if name in _EXACT else '>='} needed.{name}" for name in NEEDS
         )
         none = ", ".join("false" for _ in NEEDS)
         methods = [
@@ -78,16 +79,29 @@ class Needs:
 
 def changed_scores(problem: AttentionProblem) -> list[str]:
     """The facts of a problem that change its scores."""
-    return [name for name in _SCORES if getattr(problem, name) != FACTS[name].absent]
+    return [name for name in facts_that_hold(problem) if FACTS[name].changes_scores]
+
+
+def facts_that_hold(problem: AttentionProblem) -> list[str]:
+    """The optional facts of a problem that have another value than their absent one."""
+    return [n for n, f in FACTS.items() if f.is_optional and getattr(problem, n) != f.absent]
+
+
+def exact_facts(problem: AttentionProblem) -> list[str]:
+    """The facts of a problem that only a kernel made for them computes."""
+    return [name for name in facts_that_hold(problem) if FACTS[name].exact]
 
 
 def needs_of(problem: AttentionProblem, *, tile_q: int, tile_k: int, d_head: int) -> Needs:
     """What a kernel with these tiles must know of `problem` when it is compiled."""
     holds = {
-        "ragged_q": problem.q_len % tile_q != 0,
-        "ragged_k": problem.k_len % tile_k != 0,
+        "ragged_q": problem.q_len % tile_q != 0 or problem.sequences > 0,
+        "ragged_k": problem.k_len % tile_k != 0 or problem.has_own_lengths,
         "narrow_d": problem.d_head < d_head,
     }
     holds |= {name: getattr(problem, name) != FACTS[name].absent for name in OF_FACTS}
-    holds["causal"] = problem.mask.hides  # a mask that hides nothing needs no code
+    # A mask that hides nothing needs no code; where lengths are in memory, that is not known.
+    mask, unknown = problem.mask, problem.has_own_lengths
+    holds["causal"] = mask.right is not None if unknown else mask.hides_right
+    holds["window_left"] = mask.left is not None if unknown else mask.hides_left
     return Needs(tuple(name for name, it_does in holds.items() if it_does))

@@ -11,7 +11,9 @@ from numpy.typing import NDArray
 
 from flashsmith.base.errors import ArgumentError
 from flashsmith.problem.attention import AttentionProblem
-from flashsmith.problem.signature import TensorRole, signature_of
+from flashsmith.problem.mask import Mask
+from flashsmith.problem.sequences import sequences_of
+from flashsmith.problem.signature import TABLES, TensorRole, signature_of
 
 F64 = NDArray[np.float64]
 Arrays = Mapping[str, NDArray[Any]]
@@ -21,8 +23,9 @@ def reference(problem: AttentionProblem, inputs: Arrays) -> dict[str, F64]:
     """Every output, by name, from numbers (not bits) in the problem's layout.
 
     Rows of elements have the problem's layout; `lse` (natural logarithm) is (batch, heads, q_len).
-    A row that sees no key has output 0, LSE -inf and gradient 0. Gradients are those of the exact
-    function: they follow from q, k, v, do and dlse, whatever o and lse were given.
+    A row that sees no key has output 0, LSE -inf (its sink, where there is one) and gradient 0.
+    Gradients are those of the exact function: they follow from q, k, v, do and dlse, whatever o and
+    lse were given.
     """
     roles = {role.name: role for role in signature_of(problem).of(problem)}
     given = {
@@ -37,10 +40,27 @@ def reference(problem: AttentionProblem, inputs: Arrays) -> dict[str, F64]:
     }
 
 
-def score(problem: AttentionProblem, products: NDArray[Any]) -> NDArray[Any]:
-    """What the softmax takes, of Q Kᵀ: in whatever precision the products are."""
-    x = products * products.dtype.type(problem.softmax_scale)
+def score(
+    problem: AttentionProblem, products: NDArray[Any], mask: Mask, of_head: Mapping[str, float]
+) -> NDArray[Any]:
+    """What the softmax takes, of one head's Q Kᵀ: in whatever precision the products are."""
+    number = products.dtype.type
+    x = products * number(problem.softmax_scale)
+    if problem.softcap is not None:
+        x = number(problem.softcap) * np.tanh(x / number(problem.softcap))
+    if problem.alibi:
+        x = x - number(of_head["alibi_slopes"]) * mask.distances().astype(products.dtype)
     return np.asarray(x)
+
+
+def of_head(tables: Arrays, batch: int, head: int) -> dict[str, float]:
+    """The numbers that tables hold for one head of a sequence."""
+    found = {}
+    if "sinks" in tables:
+        found["sinks"] = float(tables["sinks"][head])
+    if "alibi_slopes" in tables:
+        found["alibi_slopes"] = float(tables["alibi_slopes"][batch, head])
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +72,14 @@ class HeadGradients:
 
 
 def head_gradients(
-    problem: AttentionProblem, one: Mapping[str, F64], mask: NDArray[np.bool_]
+    problem: AttentionProblem, one: Mapping[str, F64], mask: Mask, numbers: Mapping[str, float]
 ) -> HeadGradients:
     """P and dS of one query head, from its tensors by name; 0 in rows that see no key."""
     q, k, v, do = one["q"], one["k"], one["v"], one["do"]
-    o, lse = _one_head(q, k, v, mask, problem)
+    o, lse = _one_head(q, k, v, mask, problem, numbers)
+    scores, seen = score(problem, q @ k.T, mask, numbers), mask.visible()
     with np.errstate(invalid="ignore"):  # -inf - -inf, in rows that see no key
-        p = np.where(mask, np.exp(score(problem, q @ k.T) - lse[:, None]), 0.0)
+        p = np.where(seen, np.exp(scores - lse[:, None]), 0.0)
     delta = (do * o).sum(axis=1)
     if problem.dlse:
         delta = delta - one["dlse"]
@@ -70,25 +91,32 @@ def _forward(problem: AttentionProblem, given: Mapping[str, F64]) -> dict[str, F
     shape = (problem.batch, problem.heads, problem.q_len)
     o: F64 = np.zeros((*shape, problem.d_head))
     lse: F64 = np.full(shape, -np.inf)
-    mask = problem.mask.visible()
-    for b in range(problem.batch):
+    for one in sequences_of(problem, given):
+        b, rows, keys = one.batch, one.rows, one.keys
         for h in range(problem.heads):
-            kv = h // problem.group
-            o[b, h], lse[b, h] = _one_head(q[b, h], k[b, kv], v[b, kv], mask, problem)
+            kv, numbers = h // problem.group, of_head(given, b, h)
+            o[b, h, rows], lse[b, h, rows] = _one_head(
+                q[b, h, rows], k[b, kv, keys], v[b, kv, keys], one.mask, problem, numbers
+            )
     return {"o": o, "lse": lse}
 
 
 def _backward(problem: AttentionProblem, given: Mapping[str, F64]) -> dict[str, F64]:
     dq, dk, dv = (np.zeros_like(given[name]) for name in "qkv")
-    mask, scale = problem.mask.visible(), problem.softmax_scale
-    for b in range(problem.batch):
-        for h in range(problem.heads if problem.k_len else 0):
+    scale = problem.softmax_scale
+    for at in sequences_of(problem, given):
+        b, rows, keys = at.batch, at.rows, at.keys
+        for h in range(problem.heads if at.mask.k_len else 0):
             kv = h // problem.group
-            one = {n: array[b, kv if n in ("k", "v") else h] for n, array in given.items()}
-            head = head_gradients(problem, one, mask)
-            dq[b, h] = head.ds @ one["k"] * scale
-            dk[b, kv] += head.ds.T @ one["q"] * scale
-            dv[b, kv] += head.p.T @ one["do"]
+            one = {
+                n: array[b, kv, keys] if n in ("k", "v") else array[b, h, rows]
+                for n, array in given.items()
+                if n not in TABLES
+            }
+            head = head_gradients(problem, one, at.mask, of_head(given, b, h))
+            dq[b, h, rows] = head.ds @ one["k"] * scale
+            dk[b, kv, keys] += head.ds.T @ one["q"] * scale
+            dv[b, kv, keys] += head.p.T @ one["do"]
     return {"dq": dq, "dk": dk, "dv": dv}
 
 
@@ -99,22 +127,29 @@ _OPERATIONS: dict[str, Callable[[AttentionProblem, Mapping[str, F64]], dict[str,
 
 
 def _one_head(
-    q: F64, k: F64, v: F64, mask: NDArray[np.bool_], problem: AttentionProblem
+    q: F64,
+    k: F64,
+    v: F64,
+    mask: Mask,
+    problem: AttentionProblem,
+    numbers: Mapping[str, float],
 ) -> tuple[F64, NDArray[Any]]:
+    sink = numbers.get("sinks", -np.inf)
     if not k.shape[0]:
-        return np.zeros_like(q), np.full(q.shape[0], -np.inf)
-    scores = np.where(mask, score(problem, q @ k.T), -np.inf)
-    row_max = scores.max(axis=1, keepdims=True)
+        return np.zeros_like(q), np.full(q.shape[0], sink)
+    scores = np.where(mask.visible(), score(problem, q @ k.T, mask, numbers), -np.inf)
+    row_max = np.maximum(scores.max(axis=1, keepdims=True), sink)
     # A row without a visible key has maximum -inf; 0 in its place makes every weight exactly 0.
-    weights = np.exp(scores - np.where(np.isneginf(row_max), 0.0, row_max))
-    total = weights.sum(axis=1, keepdims=True)
+    shift = np.where(np.isneginf(row_max), 0.0, row_max)
+    weights = np.exp(scores - shift)
+    total = weights.sum(axis=1, keepdims=True) + np.exp(sink - shift)
     o = weights @ v / np.where(total == 0.0, 1.0, total)
     with np.errstate(divide="ignore"):
         return o, (np.log(total) + row_max)[:, 0]
 
 
 def _heads_first(problem: AttentionProblem, role: TensorRole, array: NDArray[Any]) -> F64:
-    """The array as float64 of shape (batch, heads, length, d_head), or without the last."""
+    """The array as float64; rows of elements as (batch, heads, length, d_head)."""
     wanted = role.shape(problem)
     if array.shape != wanted:
         raise ArgumentError(
@@ -122,7 +157,7 @@ def _heads_first(problem: AttentionProblem, role: TensorRole, array: NDArray[Any
             f"change one of them."
         )
     numbers = np.asarray(array, dtype=np.float64)
-    is_by_row = problem.layout == "bshd" and not role.is_statistics
+    is_by_row = problem.layout == "bshd" and role.is_rows
     return numbers.transpose(0, 2, 1, 3) if is_by_row else numbers
 
 

@@ -6,22 +6,34 @@ from dataclasses import dataclass
 
 from flashsmith.problem.attention import AttentionProblem
 
-STATISTICS_BYTES = 4  # of a number a row: float32
+WORD_BYTES = 4  # of a number a row, and of an entry of a table
 
 
 @dataclass(frozen=True, slots=True)
 class TensorRole:
-    """One tensor of an operation: rows of elements, or one float32 number a row."""
+    """One tensor of an operation: rows of elements, one float32 number a row, or a table.
+
+    A table has a fact's number of entries in each dimension, 32 bits each, without gaps.
+    """
 
     name: str
-    heads: str  # the fact that says how many: heads or kv_heads
-    rows: str  # q_len or k_len
+    heads: str = ""  # the fact that says how many: heads or kv_heads
+    rows: str = ""  # q_len or k_len
     is_output: bool = False
     is_statistics: bool = False
     asked_by: str = ""  # the fact that makes it part of a call; empty: it always is
+    of: tuple[str, ...] = ()  # a table's dimensions, by the names of facts
+    is_integer: bool = False  # entries of a table are int32, not float32
+
+    @property
+    def is_rows(self) -> bool:
+        """Whether it has rows of elements; what has not is of 32 bits and contiguous."""
+        return not (self.is_statistics or self.of)
 
     def shape(self, problem: AttentionProblem) -> tuple[int, ...]:
         """The shape in the problem's layout; a number a row is (batch, heads, rows) in each."""
+        if self.of:
+            return tuple(getattr(problem, name) for name in self.of)
         heads, rows = getattr(problem, self.heads), getattr(problem, self.rows)
         if self.is_statistics:
             return problem.batch, heads, rows
@@ -31,14 +43,14 @@ class TensorRole:
 
     def rows_first(self, problem: AttentionProblem) -> tuple[int, ...]:
         """The shape indexed (batch, row, head, d), whatever the layout."""
+        if not self.is_rows:
+            return self.shape(problem)
         heads, rows = getattr(problem, self.heads), getattr(problem, self.rows)
-        if self.is_statistics:
-            return problem.batch, heads, rows
         return problem.batch, rows, heads, problem.d_head
 
     def element_bytes(self, problem: AttentionProblem) -> int:
         """Bytes of one element."""
-        return STATISTICS_BYTES if self.is_statistics else problem.dtype.bytes
+        return problem.dtype.bytes if self.is_rows else WORD_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +74,16 @@ class Signature:
         return tuple(t for t in self.of(problem) if t.is_output)
 
 
+# What a call brings beside rows, where a fact asks for it.
+_TABLES = (
+    TensorRole("sinks", of=("heads",), asked_by="sinks"),
+    TensorRole("alibi_slopes", of=("batch", "heads"), asked_by="alibi"),
+    TensorRole("k_lengths", of=("batch",), asked_by="k_lengths", is_integer=True),
+    TensorRole("cu_seqlens_q", of=("boundaries",), asked_by="sequences", is_integer=True),
+    TensorRole("cu_seqlens_k", of=("boundaries",), asked_by="sequences", is_integer=True),
+)
+TABLES = {role.name: role for role in _TABLES}
+
 FORWARD = Signature(
     "forward",
     2,  # Q Kᵀ, P V
@@ -69,6 +91,7 @@ FORWARD = Signature(
         TensorRole("q", "heads", "q_len"),
         TensorRole("k", "kv_heads", "k_len"),
         TensorRole("v", "kv_heads", "k_len"),
+        *_TABLES,
         TensorRole("o", "heads", "q_len", is_output=True),
         TensorRole("lse", "heads", "q_len", is_output=True, is_statistics=True, asked_by="lse"),
     ),
@@ -84,6 +107,7 @@ BACKWARD = Signature(
         TensorRole("lse", "heads", "q_len", is_statistics=True),
         TensorRole("do", "heads", "q_len"),
         TensorRole("dlse", "heads", "q_len", is_statistics=True, asked_by="dlse"),
+        *_TABLES,
         TensorRole("dq", "heads", "q_len", is_output=True),
         TensorRole("dk", "kv_heads", "k_len", is_output=True),
         TensorRole("dv", "kv_heads", "k_len", is_output=True),

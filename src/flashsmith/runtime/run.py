@@ -176,9 +176,7 @@ def require_aligned(problem: AttentionProblem, call: Call) -> None:
     for role in signature_of(problem).of(problem):
         arg = call[role.name]
         strides = (arg.batch_stride, arg.seq_stride, arg.head_stride)
-        if not role.is_statistics and (
-            arg.address % 16 or any(stride % STRIDE_STEP for stride in strides)
-        ):
+        if role.is_rows and (arg.address % 16 or any(stride % STRIDE_STEP for stride in strides)):
             raise ArgumentError(
                 f"{role.name} begins at {arg.address:#x} with strides {strides}; rows must begin "
                 f"at multiples of 16 bytes, so strides are multiples of {STRIDE_STEP} elements."
@@ -189,7 +187,7 @@ def fill_empty(device: Device, problem: AttentionProblem, call: Call, stream: in
     """Writes what no kernel is needed for: with no key or no query, outputs are 0, an LSE -inf."""
     for role in signature_of(problem).outputs(problem):
         shape, at = role.rows_first(problem), call[role.name]
-        if role.is_statistics:
+        if not role.is_rows:
             device.fill(at.address, MINUS_INFINITY, math.prod(shape), stream=stream)
             continue
         n_bytes = role.element_bytes(problem)

@@ -25,20 +25,18 @@ STATISTICS_POISON = 0x7FC5A5A5
 
 def poison_of(role: TensorRole, problem: AttentionProblem) -> int:
     """The bits of a tensor that was never written."""
-    return STATISTICS_POISON if role.is_statistics else POISON[problem.dtype]
+    return POISON[problem.dtype] if role.is_rows else STATISTICS_POISON
 
 
 def bits_type(role: TensorRole) -> type[np.unsignedinteger[Any]]:
     """The unsigned integers that hold a tensor's bits."""
-    return np.uint32 if role.is_statistics else np.uint16
+    return np.uint16 if role.is_rows else np.uint32
 
 
-def numbers_of(
-    role: TensorRole, bits: NDArray[Any], problem: AttentionProblem
-) -> NDArray[np.float32]:
-    """The numbers that a tensor's bits stand for."""
-    if role.is_statistics:
-        return np.ascontiguousarray(bits).view(np.float32)
+def numbers_of(role: TensorRole, bits: NDArray[Any], problem: AttentionProblem) -> NDArray[Any]:
+    """The numbers that a tensor's bits stand for: float32, or int32 of a table of them."""
+    if not role.is_rows:
+        return np.ascontiguousarray(bits).view(np.int32 if role.is_integer else np.float32)
     return from_bits(bits, problem.dtype)
 
 
@@ -46,7 +44,7 @@ def numbers_of(
 class Location:
     """A tensor inside a buffer, indexed (batch, row, head, d); everything counts elements.
 
-    One with a number a row is (batch, head, row) and contiguous.
+    One with a number a row is (batch, head, row) and contiguous, and so is a table.
     """
 
     buffer: str

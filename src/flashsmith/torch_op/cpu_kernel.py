@@ -15,7 +15,7 @@ from flashsmith.api.problems import problem_of, require_out_fits
 from flashsmith.base import settings
 from flashsmith.base.errors import ArgumentError, Unsupported
 from flashsmith.problem.attention import AttentionProblem
-from flashsmith.problem.needs import changed_scores
+from flashsmith.problem.needs import exact_facts
 from flashsmith.torch_op.arguments import Argument, options_of
 from flashsmith.torch_op.tensor_view import refuse_gradients, tensor_view
 from flashsmith.tuner.choose.choice import Choice
@@ -84,7 +84,7 @@ def require_cpu_options(problem: AttentionProblem, options: CallOptions) -> None
             "config is given and q is on the CPU, where torch's own attention runs; pass "
             "backend='emulator' or move q, k and v to a GPU."
         )
-    for name in changed_scores(problem):
+    for name in exact_facts(problem):
         raise Unsupported(
             f"{name} is given and q is on the CPU, where torch's own attention runs, which cannot "
             f"compute it; pass backend='emulator' or move q, k and v to a GPU."

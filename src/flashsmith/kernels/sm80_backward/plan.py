@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass
 
 from flashsmith.base.errors import ArgumentError
-from flashsmith.kernels.backward_part import require_gradients
 from flashsmith.kernels.kernel import KernelConfig
 from flashsmith.kernels.launch import SCRATCH, Call, Launch, LaunchGeometry, Plan
 from flashsmith.kernels.sm80_backward.arguments import ROW_PADDING, BackwardArguments
@@ -57,7 +56,6 @@ def padded_rows(problem: AttentionProblem) -> int:
 
 def plan_backward(config: Sm80BackwardConfig, problem: AttentionProblem) -> Plan:
     """The launches of `config` on `problem`, in the order in which they follow from each other."""
-    require_gradients(config, problem)
     rows = padded_rows(problem)
     of_rows = problem.heads * problem.batch
     of_keys = problem.kv_heads * problem.batch

@@ -27,3 +27,8 @@ class ForwardArguments(Arguments):
     d_head: int = argument("i32", "of the problem; at most the kernel's")
     diagonal: int = argument("i32", "with causal, row i sees key j when j <= i + diagonal")
     scale_log2: float = argument("float", "softmax scale times log2(e)")
+    left_diagonal: int = argument("i32", "with a left edge, row i sees key j when j >= i + this")
+    position: int = argument("i32", "the key that row 0 stands at, from which distances count")
+    sinks: int = argument("float*", "(heads,), or null")
+    alibi_slopes: int = argument("float*", "(batch, heads), or null")
+    tile_list: int = argument("u64", "of sequences with lengths of their own; or 0")

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from flashsmith.base.errors import ArgumentError, Unsupported
 from flashsmith.kernels.arguments import TensorArg, TensorMapSpec
-from flashsmith.kernels.backward_part import require_gradients
 from flashsmith.kernels.kernel import KernelConfig
 from flashsmith.kernels.launch import SCRATCH, Call, Launch, LaunchGeometry, Plan
 from flashsmith.kernels.sm90_backward.arguments import Sm90BackwardArguments
@@ -135,7 +134,6 @@ def _k_tiles(config: Sm90TilesConfig, problem: AttentionProblem) -> int:
 
 def plan_backward(config: Sm90BackwardConfig, problem: AttentionProblem, sm_count: int) -> Plan:
     """The launches of `config` on `problem`, in the order in which they follow from each other."""
-    require_gradients(config, problem)
     if not min(problem.q_len, problem.k_len):
         raise Unsupported(
             f"{config.short_form()}: q_len is {problem.q_len} and k_len is {problem.k_len}; a "

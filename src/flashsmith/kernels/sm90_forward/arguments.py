@@ -45,3 +45,8 @@ class ForwardArguments(Arguments):
     whole_tiles: int = argument("i32", "the first ones; the others may be split along the keys")
     split_ranges: int = argument("i32", "into so many ranges")
     split_blocks: int = argument("i32", "that have so many kv blocks together")
+    left_diagonal: int = argument("i32", "with a left edge, row i sees key j when j >= i + this")
+    position: int = argument("i32", "the key that row 0 stands at, from which distances count")
+    sinks: int = argument("float*", "(heads,), or null")
+    alibi_slopes: int = argument("float*", "(batch, heads), or null")
+    tile_list: int = argument("u64", "of sequences with lengths of their own; or 0")

@@ -86,6 +86,10 @@ class ForwardLaunch(Launch):
             whole_tiles=self.split.whole_tiles,
             split_ranges=self.split.ranges,
             split_blocks=self.split.blocks,
+            left_diagonal=problem.mask.left_diagonal,
+            position=problem.mask.alignment if problem.alibi else 0,
+            sinks=call["sinks"].address if "sinks" in call else 0,
+            alibi_slopes=call["alibi_slopes"].address if "alibi_slopes" in call else 0,
         )
 
     def obstacle(self, call: Call) -> str:
@@ -106,7 +110,7 @@ class ForwardLaunch(Launch):
             role.name: _map(self.problem, role, call[role.name], box_rows.get(role.name, kv_rows))
             for kv_rows in (config.B_c // config.cluster,)
             for role in FORWARD.tensors
-            if not role.is_statistics
+            if role.is_rows
         }
 
 
@@ -184,7 +188,8 @@ def _sum_order(config: Sm90ForwardConfig, needs: Needs, split: SplitTiles, at_on
     """Split tiles are added up part by part, and only the first tiles of CTAs may ascend."""
     if split.ranges:
         return f"{split.ranges} parts"
-    some_ascend = "causal" in needs and config.ascending is Ascending.FIRST
+    some_ascend = "causal" in needs and "window_left" not in needs
+    some_ascend = some_ascend and config.ascending is Ascending.FIRST
     return f"the first {at_once} ascend" if some_ascend and at_once < split.drawn else ""
 
 
@@ -204,7 +209,7 @@ def split_tiles(
     """
     tiles = _q_tiles(config, problem) * problem.batch * problem.heads
     whole = SplitTiles(tiles)
-    if not config.split_last or "causal" in needs or "narrow_d" in needs:
+    if not config.split_last or "causal" in needs or "window_left" in needs or "narrow_d" in needs:
         return whole
     tile_blocks, rest = -(-problem.k_len // config.B_c), tiles % clusters
     ranges = min(clusters, rest * MOST_PARTS, rest * tile_blocks // LEAST_BLOCKS)

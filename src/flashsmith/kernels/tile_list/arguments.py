@@ -26,5 +26,6 @@ class TileListArguments(Arguments):
     tile_k: int = argument("i32", "keys of a kv block")
     diagonal: int = argument("i32", "with causal, keys that a row sees behind where it stands")
     left_diagonal: int = argument("i32", "with a left edge, where its first key lies from there")
+    position: int = argument("i32", "the key that row 0 stands at, from the alignment")
     bottom_right: int = argument("i32", "1: the last row stands at the last key; 0: the first both")
     section_heads: int = argument("i32", "heads whose tiles are worked on together; for the list")

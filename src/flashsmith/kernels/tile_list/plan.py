@@ -43,7 +43,7 @@ class TileListLaunch(Launch):
         problem = self.problem
         start = call[SCRATCH].address
         items = start + _items_at(problem, self.tile_q)
-        right, left = problem.edges
+        edges = edges_of(problem)
         return TileListArguments(
             cu_seqlens_q=call["cu_seqlens_q"].address,
             cu_seqlens_k=call["cu_seqlens_k"].address,
@@ -55,8 +55,9 @@ class TileListLaunch(Launch):
             k_len=problem.k_len,
             tile_q=self.tile_q,
             tile_k=self.tile_k,
-            diagonal=right,
-            left_diagonal=left,
+            diagonal=edges.right,
+            left_diagonal=edges.left,
+            position=edges.position,
             bottom_right=int(problem.diagonal is None),
             section_heads=_section_heads(problem),
         )
@@ -83,3 +84,21 @@ def _section_heads(problem: AttentionProblem) -> int:
     head_bytes = max(2 * problem.k_len * problem.d_head * problem.dtype.bytes, 1)
     groups = max(SECTION_BYTES // head_bytes, 1)
     return min(math.ceil(groups) * problem.group, problem.heads)
+
+
+@dataclass(frozen=True, slots=True)
+class Edges:
+    """Where masks begin and end, and where distances count from, as kernels are told."""
+
+    right: int
+    left: int
+    position: int
+
+
+def edges_of(problem: AttentionProblem) -> Edges:
+    """From a row's own index; where sequences are listed, from their own alignments."""
+    if problem.sequences:
+        edges = problem.edges
+        return Edges(*edges.offsets, edges.alignment)
+    mask = problem.mask
+    return Edges(mask.diagonal, mask.left_diagonal, mask.alignment if problem.alibi else 0)

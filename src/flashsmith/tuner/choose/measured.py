@@ -12,6 +12,7 @@ from pathlib import Path
 from flashsmith.base import settings
 from flashsmith.base.errors import FlashsmithError
 from flashsmith.problem.attention import AttentionProblem
+from flashsmith.problem.needs import changed_scores
 from flashsmith.tuner.store.measurement import Measurement
 from flashsmith.tuner.store.outcome import Timed
 
@@ -101,6 +102,8 @@ def distance(a: AttentionProblem, b: AttentionProblem) -> float:
     Layout and scale do not count: they change neither the kernel nor its work.
     """
     if a.operation != b.operation or a.d_head != b.d_head or not a.mask.is_like(b.mask):
+        return math.inf
+    if changed_scores(a) != changed_scores(b):
         return math.inf
     steps = _steps(a, b)
     if max(steps[:2]) > NEAR:

@@ -23,7 +23,7 @@ template <TileListConfig kConfig, Needs kNeeds>
 class TileLister {
     static constexpr int kThreads = kConfig.threads();
     static constexpr int kBuckets = 64;
-    using Mask = flashsmith::Mask<kNeeds.causal, kNeeds.window_left, true>;
+    using Mask = flashsmith::Mask<kNeeds.causal, true, kNeeds.window_left>;
 
   public:
     // Words of shared memory: a count for each bucket and thread, and a room to scan in.
@@ -174,7 +174,7 @@ class TileLister {
         const ListedSequence sequence = listed_sequence(args_, listed(of, row, 0));
         const i32 last = min(row + args_.tile_q, of.q_len) - 1;
         const i32 end = blocks_of(max(Mask::seen_by(sequence, last), 0));
-        const i32 seen = max(end - Mask::first_seen_by(sequence, row) / args_.tile_k, 0);
+        const i32 seen = max(end - max(Mask::first_seen(sequence, row), 0) / args_.tile_k, 0);
         // In 64 bits: a block may be as short as a key.
         const i64 steps = static_cast<i64>(seen) * (kBuckets - 1);
         return kBuckets - 1 - static_cast<i32>(steps / max(longest_, 1));

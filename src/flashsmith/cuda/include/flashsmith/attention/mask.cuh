@@ -4,6 +4,7 @@
 //   row 0  | x x . . |     whole: blocks, from the first on, that every row of it sees all of
 //   row 1  | x x x . |
 //   row 2  | x x x x |     Row i sees the keys up to i + diagonal, and none from k_len on.
+//   row 3  | . x x x |     With a left edge, it sees none before i + left_diagonal.
 //
 // A sequence (attention/sequence.cuh) says how many keys there are and where the diagonal lies.
 #pragma once
@@ -13,25 +14,29 @@
 
 namespace flashsmith {
 
-// kv blocks of a q tile: [first, first + count), of which the first `whole` need no mask.
+// kv blocks of a q tile: [first, first + count). Counted from block 0, those before `whole` need no
+// mask, except the ones before `cut`, where there is a left edge.
 struct Span {
     i32 first;
     i32 count;
     i32 whole;
+    i32 cut = 0;
 };
 
-// A sequence of the tile list. The diagonals of `args` are then counted from where a row stands.
+// A sequence of the tile list. The diagonals of `args` are then counted from the alignment.
 template <class Args, class Tile>
 FS_DEVICE ListedSequence listed_sequence(const Args& args, const Tile& tile) {
     return {tile.q_begin, tile.k_begin, tile.q_len, tile.k_len, tile.alignment + args.diagonal,
-            tile.alignment + args.left_diagonal};
+            tile.alignment + args.left_diagonal, tile.alignment + args.position};
 }
 
 // kCausal: rows do not see keys right of the diagonal. kRagged: the last kv block may end early.
-template <bool kCausal, bool kRagged>
+// kLeft: rows do not see keys left of another diagonal.
+template <bool kCausal, bool kRagged, bool kLeft = false>
 struct Mask {
     // Whether anything is ever hidden.
-    static constexpr bool kHides = kCausal || kRagged;
+    static constexpr bool kHides = kCausal || kRagged || kLeft;
+    static constexpr bool kHasLeft = kLeft;
 
     // Keys, from the first on, that `row` sees; not above 0 where it sees none.
     template <class Sequence>
@@ -59,8 +64,35 @@ struct Mask {
         const i32 seen_by_last = seen_by(sequence, last_row);
         const i32 seen_by_first = seen_by(sequence, first_row);
         if (kCausal && seen_by_last <= 0) return {0, 0, 0};
-        return {0, (seen_by_last + kBlock - 1) / kBlock,
-                seen_by_first > 0 ? seen_by_first / kBlock : 0};
+        Span span{0, (seen_by_last + kBlock - 1) / kBlock,
+                  seen_by_first > 0 ? seen_by_first / kBlock : 0};
+        if constexpr (kLeft) {
+            const i32 first_key = max(first_seen(sequence, first_row), 0);
+            if (first_key >= seen_by_last) return {0, 0, 0};
+            span.first = first_key / kBlock;
+            span.count -= span.first;
+            span.cut = blocks_cut<kBlock>(sequence, last_row);
+        }
+        return span;
+    }
+
+    // The first key that `row` sees; negative where it sees all from the first on.
+    template <class Sequence>
+    static FS_DEVICE i32 first_seen(const Sequence& sequence, i32 row) {
+        return kLeft ? row + sequence.left_diagonal : 0;
+    }
+
+    // kv blocks, from the first on, that rows up to `last_row` do not all see the beginning of.
+    template <int kBlock, class Sequence>
+    static FS_DEVICE i32 blocks_cut(const Sequence& sequence, i32 last_row) {
+        return (max(first_seen(sequence, last_row), 0) + kBlock - 1) / kBlock;
+    }
+
+    // The first kv block that rows from `first_row` on see, before the end of the keys.
+    template <int kBlock, class Sequence>
+    static FS_DEVICE i32 first_block(const Sequence& sequence, i32 first_row) {
+        if constexpr (!kLeft) return 0;
+        return min(max(first_seen(sequence, first_row), 0), sequence.k_len - 1) / kBlock;
     }
 
     // kv blocks that rows before `row_end` see; at least one, so that rows that see no key are
@@ -96,6 +128,12 @@ struct Mask {
         if constexpr (kCausal) hidden |= key_end - 1 > row + part * kRows + sequence.diagonal;
         return hidden;
     }
+
+    // Whether some row before row + kRows * (part + 1) does not see `key`, for its left edge.
+    template <int kRows, class Sequence>
+    static FS_DEVICE bool hides_after(const Sequence& sequence, i32 key, i32 row, int part) {
+        return kLeft && key < first_seen(sequence, row + (part + 1) * kRows - 1);
+    }
 };
 
 // Of the accumulators of mma and wgmma a thread has two rows, 8 apart, and of both these columns,
@@ -118,7 +156,7 @@ FS_DEVICE void hide_columns_of_row(float (&s)[kCount], int half, i32 limit) {
     }
 }
 
-// Removes columns before `limit` of one row: of a product whose columns are queries.
+// Removes columns before `limit` of one row.
 template <int kCount>
 FS_DEVICE void hide_columns_before(float (&s)[kCount], int half, i32 limit) {
     FS_UNROLL

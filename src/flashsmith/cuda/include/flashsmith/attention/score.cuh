@@ -1,4 +1,4 @@
-// What becomes of a score between Q Kᵀ and the softmax.
+// What becomes of a score between Q Kᵀ and the softmax, and of a row's sum behind it.
 //
 // Without a fact that changes scores nothing is done to them, and the softmax scale is folded into
 // the exponent: P = 2^(scale_log2 · s - m). With one, `apply` makes the scaled score from the
@@ -6,12 +6,26 @@
 #pragma once
 
 #include "flashsmith/base/types.cuh"
+#include "flashsmith/ptx/math.cuh"
 
 namespace flashsmith {
 
 template <Needs kNeeds>
 struct Score {
     static constexpr bool kChanges = kNeeds.changes_scores();
+
+    float alibi_slope = 0.0F;  // of the head
+    float rate = 0.0F;  // with a cap: what a product is multiplied with in the exponent of tanh
+
+    // Of one head of one sequence.
+    template <class Args>
+    static FS_DEVICE Score of_head(const Args& args, i32 batch, i32 head) {
+        Score score;
+        if constexpr (kNeeds.alibi)
+            score.alibi_slope = args.alibi_slopes[batch * args.heads + head];
+        if constexpr (kNeeds.softcap) score.rate = 2.0F * args.scale_log2 * ptx::rcp(args.softcap);
+        return score;
+    }
 
     // What a score is multiplied with in the exponent.
     template <class Args>
@@ -26,21 +40,52 @@ struct Score {
         return args.scale_log2 * kLn2;
     }
 
-    // From an element of Q Kᵀ to the score: one line a fact, as in problem/reference.py.
+    // From an element of Q Kᵀ to the score: a few lines a fact, as in problem/reference.py.
+    // `distance` is how far the key lies before the position of the row.
     template <class Args>
-    static FS_DEVICE float of(const Args& args, float product) {
+    FS_DEVICE float of(const Args& args, float product, [[maybe_unused]] float distance) const {
         float x = product * (args.scale_log2 * kLn2);
+        if constexpr (kNeeds.softcap) {
+            // tanh(y) = 1 - 2 / (1 + e^(2 y)); the power may be 0 or infinite.
+            const float power = ptx::ex2(product * rate);
+            x = ptx::fma_rn(-2.0F * args.softcap, ptx::rcp(1.0F + power), args.softcap);
+        }
+        if constexpr (kNeeds.alibi)
+            x = ptx::fma_rn(-alibi_slope, distance < 0.F ? -distance : distance, x);
         return x;
     }
 
-    // All of a thread's scores, before masks.
-    template <class Args, int kCount>
-    static FS_DEVICE void apply(const Args& args, float (&s)[kCount]) {
+    // All of a thread's scores, before masks: of rows `row` and `row` + 8, and of the columns from
+    // key `key` on that mask.cuh draws.
+    template <class Args, class Sequence, int kCount>
+    FS_DEVICE void apply(const Args& args, const Sequence& sequence, float (&s)[kCount], i32 row,
+                         i32 key) const {
         if constexpr (kChanges) {
+            const float distance =
+                kNeeds.alibi ? static_cast<float>(row + sequence.position - key) : 0.F;
             FS_UNROLL
-            for (int i = 0; i < kCount; ++i) s[i] = of(args, s[i]);
+            for (int i = 0; i < kCount; ++i) {
+                const int further = ((i & 2) ? 8 : 0) - ((i / 4) * 8 + (i & 1));
+                s[i] = of(args, s[i], distance + static_cast<float>(further));
+            }
         }
     }
 };
+
+// A sink is a logit that joins a row's sum and brings no value.
+
+// The sum of a row with the sink: relative to `m`, as the sum is; infinite where the row is nothing
+// beside it.
+FS_DEVICE float sum_with_sink(float sum, float m, float sink_log2) {
+    return sum + ptx::ex2(sink_log2 - (sum > 0.F ? m : kNegativeInfinity));
+}
+
+// log2 of the sum of a row's exponentials, with the sink.
+FS_DEVICE float lse_with_sink(float sum, float m, float sink_log2) {
+    const float own = sum > 0.F ? m : kNegativeInfinity;
+    const float top = ptx::max(own, sink_log2);
+    if (top == kNegativeInfinity) return top;
+    return top + ptx::lg2(sum * ptx::ex2(own - top) + ptx::ex2(sink_log2 - top));
+}
 
 }  // namespace flashsmith

@@ -13,7 +13,7 @@ namespace flashsmith {
 struct ListedSequence {
     i32 q_begin, k_begin;  // its first row of Q and O, its first key
     i32 q_len, k_len;
-    i32 diagonal, left_diagonal;  // as those of a kernel's arguments
+    i32 diagonal, left_diagonal, position;  // as those of a kernel's arguments
 };
 
 template <class Args>

@@ -24,8 +24,9 @@ class ForwardTile {
     using Position = decltype(position_of_block<Kernel>(ForwardArgs{}));
 
   public:
+    // The blocks of keys end before `n_blocks`; with a left edge they begin at `first_block`.
     FS_DEVICE ForwardTile(const ForwardArgs& args, const Position& tile, SmemAddr smem,
-                          int n_blocks)
+                          int n_blocks, [[maybe_unused]] int first_block)
         : args_(args),
           tile_(tile),
           smem_(smem),
@@ -34,7 +35,9 @@ class ForwardTile {
           k_reader_(smem + kK, 0),
           v_reader_(smem + kV, 0),
           k_stream_(args.k, tile.batch, kv_head(), key_end(n_blocks)),
-          v_stream_(args.v, tile.batch, kv_head(), key_end(n_blocks)) {
+          v_stream_(args.v, tile.batch, kv_head(), key_end(n_blocks)),
+          score_(Score::of_head(args, tile.batch, tile.head)) {
+        if constexpr (Mask::kHasLeft) first_block_ = first_block;
         o_.clear();
         rows_.clear();
     }
@@ -74,7 +77,7 @@ class ForwardTile {
             typename Kernel::S s;
             if (active) {
                 multiply_qk<Kernel>(s, held_q_, q_reader_, of_step(k_reader_, step));
-                apply_score(s);
+                apply_score(s, first_key);
                 if constexpr (kMasked) hide(s, first_key);
             }
             between_products<kMasked>(block, step);
@@ -120,6 +123,12 @@ class ForwardTile {
         return keys_before(sequence()) + static_cast<i64>(n_blocks) * Kernel::kBc;
     }
 
+    // The first block of keys, which comes last.
+    FS_DEVICE int lowest() const {
+        if constexpr (Mask::kHasLeft) return first_block_;
+        return 0;
+    }
+
     FS_DEVICE i64 kv_head() const {
         return static_cast<u32>(tile_.head) / static_cast<u32>(args_.heads / args_.kv_heads);
     }
@@ -135,9 +144,14 @@ class ForwardTile {
         return Mask::sees(sequence(), last_row, first_key);
     }
 
-    FS_DEVICE void apply_score(typename Kernel::S& s) const {
+    FS_DEVICE void apply_score(typename Kernel::S& s, int first_key) const {
+        const int lane = threadIdx.x % kWarpLanes;
+        const int row = tile_.first_row + warp_row_ + lane / 4;
         FS_UNROLL
-        for (int i = 0; i < Kernel::kRowTiles; ++i) Score::apply(args_, s.row_tile(i));
+        for (int i = 0; i < Kernel::kRowTiles; ++i) {
+            score_.apply(args_, sequence(), s.row_tile(i), row + i * kMatrixSpan,
+                         first_key + lane % 4 * 2);
+        }
     }
 
     // Removes from S what rows of this warp do not see, from key `first_key` on.
@@ -153,6 +167,10 @@ class ForwardTile {
                 // Counted from this thread's first column: what follows compares constants.
                 const int limit = Mask::seen_by(sequence(), row) - first_key - lane % 4 * 2;
                 hide_columns_of_row<0, kCount>(s.row_tile(i), half, limit);
+                if constexpr (Mask::kHasLeft) {
+                    const int first = Mask::first_seen(sequence(), row) - first_key - lane % 4 * 2;
+                    hide_columns_before(s.row_tile(i), half, first);
+                }
             }
         }
     }
@@ -173,7 +191,7 @@ class ForwardTile {
         if constexpr (Kernel::kEager) {
             const bool last = step == Kernel::kSteps - 1;
             if (first || last) ptx::bar_sync();  // V is in (first), K has been read (last)
-            if (last && block > 0) copy_k<false>(block - 1);
+            if (last && block > lowest()) copy_k<false>(block - 1);
         }
     }
 
@@ -216,6 +234,8 @@ class ForwardTile {
     HeldQ<Kernel> held_q_;
     typename Kernel::O o_;
     RowState<Kernel> rows_;
+    Score score_;
+    int first_block_ = 0;
 };
 
 template <FlashForwardKernelConfig kConfig, Needs kNeeds>
@@ -232,17 +252,33 @@ FS_DEVICE void forward(const ForwardArgs& args) {
     const Span span =
         Kernel::Mask::template span<Kernel::kBc>(sequence, position.first_row, last_row);
     const SmemAddr start{static_cast<u32>(__cvta_generic_to_shared(smem))};
-    ForwardTile<Kernel> tile(args, position, start, span.count);
+    const int end = span.first + span.count;
+    ForwardTile<Kernel> tile(args, position, start, end, span.first);
 
-    int block = span.count - 1;
-    if constexpr (!kNeeds.causal && !kListed<kNeeds>) __builtin_assume(block >= 0);  // no launch without a key
-    if (block >= 0) tile.begin(span.count);
-    if constexpr (Kernel::Mask::kHides) {
-        _Pragma("unroll 1") for (; block >= span.whole; --block) {
+    int block = end - 1;
+    // No launch is without a key, but a sequence of a list may be.
+    if constexpr (!kNeeds.causal && !kNeeds.window_left && !kListed<kNeeds>) {
+        __builtin_assume(block >= 0);
+    }
+    if (block >= span.first) tile.begin(end);
+    if constexpr (Kernel::Mask::kHasLeft) {
+        // Masked from the right, whole, masked from the left.
+        const int cut = max(span.first, span.cut);
+        _Pragma("unroll 1") for (; block >= max(span.whole, cut); --block) {
             tile.template add_block<true>(block);
         }
+        _Pragma("unroll 1") for (; block >= cut; --block) tile.template add_block<false>(block);
+        _Pragma("unroll 1") for (; block >= span.first; --block) {
+            tile.template add_block<true>(block);
+        }
+    } else {
+        if constexpr (Kernel::Mask::kHides) {
+            _Pragma("unroll 1") for (; block >= span.whole; --block) {
+                tile.template add_block<true>(block);
+            }
+        }
+        _Pragma("unroll 1") for (; block >= 0; --block) tile.template add_block<false>(block);
     }
-    _Pragma("unroll 1") for (; block >= 0; --block) tile.template add_block<false>(block);
     tile.end();
 }
 

@@ -106,7 +106,7 @@ using VReader = FragmentReader<typename Kernel::KVTile, MatrixOrder::kRowsFirst>
 template <FlashForwardKernelConfig kConfig, Needs kNeedsArg>
 struct ForwardKernel : StaticForwardKernelConfig<kConfig> {
     static constexpr Needs kNeeds = kNeedsArg;
-    using Mask = flashsmith::Mask<kNeeds.causal, kNeeds.ragged_k>;
+    using Mask = flashsmith::Mask<kNeeds.causal, kNeeds.ragged_k, kNeeds.window_left>;
     using Score = flashsmith::Score<kNeeds>;
 
     // Optimized, the row sums come from the tensor cores as P times ones: 64 fewer additions a

@@ -44,13 +44,24 @@ struct RowTotals {
             at[i][1] = rows.total(i, 1);
         }
     }
+
+    FS_DEVICE void add_sink(const RowState<Kernel>& rows, float sink_log2) {
+        FS_UNROLL
+        for (int i = 0; i < Kernel::kRowTiles; ++i) {
+            FS_UNROLL
+            for (int half = 0; half < 2; ++half) {
+                at[i][half] = sum_with_sink(at[i][half], -rows.shift[i][half], sink_log2);
+            }
+        }
+    }
 };
 
 // ln(sum of exp(scaled logits)); -inf for a row that sees no key. A null address takes nothing, so
 // that a kernel built ahead of time serves calls with and without it.
 template <class Kernel, class Position>
 FS_DEVICE void store_lse(const RowTotals<Kernel>& totals, const RowState<Kernel>& rows,
-                         const ForwardArgs& args, const Position& tile, int warp_row) {
+                         const ForwardArgs& args, const Position& tile, int warp_row,
+                         [[maybe_unused]] float sink_log2) {
     const int lane = threadIdx.x % kWarpLanes;
     if (lane % 4 != 0 || args.lse == nullptr) return;
     const auto& sequence = sequence_of(args, tile);
@@ -61,7 +72,10 @@ FS_DEVICE void store_lse(const RowTotals<Kernel>& totals, const RowState<Kernel>
         FS_UNROLL
         for (int half = 0; half < 2; ++half) {
             const int row = tile.first_row + warp_row + i * kMatrixSpan + half * 8 + lane / 4;
-            const float log2_sum = ptx::sub_rn(ptx::lg2(totals.at[i][half]), rows.shift[i][half]);
+            float log2_sum = ptx::sub_rn(ptx::lg2(totals.at[i][half]), rows.shift[i][half]);
+            if constexpr (Kernel::kNeeds.sinks) {
+                log2_sum = lse_with_sink(totals.at[i][half], -rows.shift[i][half], sink_log2);
+            }
             ptx::st_global_f32_if(head + row, ptx::mul_rn(log2_sum, kLn2),
                                   lane % 4 == 0 && row < sequence.q_len);
         }
@@ -103,8 +117,11 @@ FS_DEVICE void store_output(const typename Kernel::O& o, const RowState<Kernel>&
     const int warp_row = threadIdx.x / kWarpLanes * Kernel::kWarpRows;
     const int chunk = lane % Tile::kChunks;
 
-    const RowTotals<Kernel> totals(rows);
-    if constexpr (kNeeds.lse) store_lse<Kernel>(totals, rows, args, tile, warp_row);
+    RowTotals<Kernel> totals(rows);
+    float sink_log2 = kNegativeInfinity;
+    if constexpr (kNeeds.sinks) sink_log2 = args.sinks[tile.head] * kLog2E;
+    if constexpr (kNeeds.lse) store_lse<Kernel>(totals, rows, args, tile, warp_row, sink_log2);
+    if constexpr (kNeeds.sinks) totals.add_sink(rows, sink_log2);
     stage_output<Kernel>(o, totals, room, warp_row);
     ptx::bar_warp_sync();  // the warp's rows are staged
 

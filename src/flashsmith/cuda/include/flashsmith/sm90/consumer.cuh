@@ -83,6 +83,7 @@ struct Consumer {
     typename Products::O o;
     typename Products::P p;
     typename Kernel::Softmax softmax;
+    typename Kernel::Score score;
     float sums[2];    // of the finished tile's rows
     float maxima[2];  // and what they are relative to, where another CTA may need it
 
@@ -108,15 +109,19 @@ struct Consumer {
         const QTile tile = QTile::get(smem.tile(slot));
         Work work{ptx::broadcast(tile.row), ptx::broadcast(tile.n_blocks), 0,
                   static_cast<i32>(slot), 0};
+        if constexpr (Kernel::kListed) hold(listed().get(slot));
         if constexpr (Kernel::kSplits) {
             work.first = ptx::broadcast(Slice::get(smem.tile(slot)).first);
+        } else if constexpr (Mask::kHasLeft) {
+            const u32 rank = kConfig.cluster > 1 ? ptx::cluster_ctarank() : 0;
+            work.first = first_block_of<Kernel>(sequence(), work.row, rank);
         }
-        if constexpr (Kernel::kListed) hold(listed().get(slot));
         const i32 row = first_row(work.row);
         work.own = work.n_blocks;
         if constexpr (kNeeds.causal) {
             const i32 row_end = row + kWarpgroupRows;
-            work.own = min(work.own, Mask::template blocks_seen<kConfig.B_c>(sequence(), row_end));
+            const i32 seen = Mask::template blocks_seen<kConfig.B_c>(sequence(), row_end);
+            work.own = min(work.own, Mask::kHasLeft ? max(seen - work.first, 1) : seen);
         }
         if (kNeeds.ragged_q && row >= sequence().q_len) work.own = 0;
         return work;
@@ -199,7 +204,8 @@ struct Consumer {
     FS_DEVICE void hold(const ListedSequence& of) {
         held.sequence = {ptx::broadcast(of.q_begin), ptx::broadcast(of.k_begin),
                          ptx::broadcast(of.q_len),   ptx::broadcast(of.k_len),
-                         ptx::broadcast(of.diagonal), ptx::broadcast(of.left_diagonal)};
+                         ptx::broadcast(of.diagonal), ptx::broadcast(of.left_diagonal),
+                         ptx::broadcast(of.position)};
     }
 
     // Rows and their masks; `row` is the tile's first, n counts kv blocks.
@@ -211,7 +217,18 @@ struct Consumer {
 
     // Whether some row of this warpgroup does not see all of block n.
     FS_DEVICE bool needs_mask(i32 row, i32 n) const {
-        return ends_unseen(row, (n + 1) * kConfig.B_c);
+        return ends_unseen(row, (n + 1) * kConfig.B_c) || begins_unseen(row, n * kConfig.B_c);
+    }
+
+    // Whether some row of this warpgroup does not see `key`, for its left edge.
+    FS_DEVICE bool begins_unseen(i32 row, i32 key) const {
+        return Mask::template hides_after<kWarpgroupRows>(sequence(), key, row, warpgroup);
+    }
+
+    // Blocks, from block `first` on, that the left edge cuts for some row of this warpgroup.
+    FS_DEVICE i32 cut(i32 row, i32 first) const {
+        const i32 last_row = first_row(row) + kWarpgroupRows - 1;
+        return Mask::template blocks_cut<kConfig.B_c>(sequence(), last_row) - first;
     }
 
     // Whether some row of this warpgroup does not see the last key before `key_end`.
@@ -244,6 +261,12 @@ struct Consumer {
                 hide_columns<0, kCount / 2>(s, low - column, high - column);
             }
             hide_columns<kCount / 2, kCount>(s, low - column, high - column);
+            if constexpr (Mask::kHasLeft) {
+                if (begins_unseen(row, n * kConfig.B_c)) {
+                    hide_columns_before(s, 0, Mask::first_seen(sequence(), row_end - 1) - column);
+                    hide_columns_before(s, 1, Mask::first_seen(sequence(), row_end + 7) - column);
+                }
+            }
             return true;
         }
         return false;
@@ -251,10 +274,22 @@ struct Consumer {
 
     // Products and softmax
 
+    // What the scores of a tile's rows depend on beside the products.
+    FS_DEVICE void begin_scores(i32 slot) {
+        if constexpr (!Kernel::Score::kChanges) return;
+        const QTile tile = QTile::get(smem.tile(slot));
+        score = Kernel::Score::of_head(args, tile.batch, tile.head);
+    }
+
+    template <int kCount>
+    FS_DEVICE void apply_score(float (&s)[kCount], i32 row, i32 n) const {
+        score.apply(args, sequence(), s, row + row_in_tile(), n * kConfig.B_c + lane % 4 * 2);
+    }
+
     // From S to P where no product is in flight.
     template <int kCount>
     FS_DEVICE void softmax_alone(float (&s)[kCount], i32 row, i32 n, bool first) {
-        Kernel::Score::apply(args, s);
+        apply_score(s, row, n);
         const bool masked = hide(s, row, n);
         if constexpr (kConfig.statistics == Statistics::kSUM) {
             softmax.exponentials_checked(p, s, factor, first, masked);
@@ -288,7 +323,17 @@ struct Consumer {
             FS_UNROLL
             for (int i = 0; i < 2; ++i) maxima[i] = softmax.m[i];
         } else {
-            store_lse(QTile::get(smem.tile(slot)), slot, softmax.m);
+            close_rows(QTile::get(smem.tile(slot)), slot, softmax.m);
+        }
+    }
+
+    // Of whole rows: the log-sum-exp, and what joins their sums.
+    FS_DEVICE void close_rows(const QTile& tile, i32 slot, const float (&m)[2]) {
+        store_lse(tile, slot, m);
+        if constexpr (kNeeds.sinks) {
+            const float sink_log2 = args.sinks[tile.head] * kLog2E;
+            FS_UNROLL
+            for (int i = 0; i < 2; ++i) sums[i] = sum_with_sink(sums[i], m[i], sink_log2);
         }
     }
 
@@ -302,7 +347,10 @@ struct Consumer {
         for (int i = 0; i < 2; ++i) {
             bool inside = !kNeeds.ragged_q || row + 8 * i < of.q_len;
             inside &= args.lse != nullptr;  // a bundled kernel serves calls without it too
-            const float lse = (m[i] + ptx::lg2(sums[i])) * kLn2;
+            float lse = (m[i] + ptx::lg2(sums[i])) * kLn2;
+            if constexpr (kNeeds.sinks) {
+                lse = lse_with_sink(sums[i], m[i], args.sinks[tile.head] * kLog2E) * kLn2;
+            }
             ptx::st_global_f32_if(dst + 8 * i, lse, lane % 4 == 0 && inside);
         }
     }
@@ -319,7 +367,7 @@ struct Consumer {
                 return;
             }
             if (givers > 0) exchange.take(slice.range, givers, o, sums, maxima);
-            store_lse(tile, slot, maxima);
+            close_rows(tile, slot, maxima);
         }
         float inverse[2];
         FS_UNROLL
@@ -350,14 +398,15 @@ struct Consumer {
     FS_DEVICE void store_listed(QTile tile, const ListedSequence& of, const float (&inverse)[2]) {
         const bool is_whole = ptx::broadcast(of.q_len - first_row(tile.row)) >= kWarpgroupRows;
         tile.row += of.q_begin;
-        if (kConfig.o_staged && is_whole) {
-            Kernel::Output::store_staged(args.o, tile, smem.o(warpgroup), warpgroup, thread, o,
-                                         inverse);
-        } else {
-            const OutputBounds bounds{of.q_begin + of.q_len, args.d_head};
-            Kernel::Output::store_direct(args.o_direct, bounds, tile, row_in_tile(), lane, o,
-                                         inverse);
+        if constexpr (kConfig.o_staged) {
+            if (is_whole) {
+                Kernel::Output::store_staged(args.o, tile, smem.o(warpgroup), warpgroup, thread, o,
+                                             inverse);
+                return;
+            }
         }
+        const OutputBounds bounds{of.q_begin + of.q_len, args.d_head};
+        Kernel::Output::store_direct(args.o_direct, bounds, tile, row_in_tile(), lane, o, inverse);
     }
 
     // Rows and columns of O that exist.

@@ -22,7 +22,7 @@ struct ForwardKernel {
     static constexpr Needs kNeeds = kNeedsArg;
     using Args = Sm90ForwardArgs;
     using Plan = SharedPlan<kConfig>;
-    using Mask = flashsmith::Mask<kNeeds.causal, kNeeds.ragged_k>;
+    using Mask = flashsmith::Mask<kNeeds.causal, kNeeds.ragged_k, kNeeds.window_left>;
     using Score = flashsmith::Score<kNeeds>;
 
     // Tiles come from a list: sequences have lengths of their own.
@@ -38,10 +38,11 @@ struct ForwardKernel {
     // kernel ptxas has no registers left. Where tiles are not split, all of them are whole,
     // whatever the launch asks for.
     static constexpr bool kSplits =
-        kConfig.split_last && !kNeeds.causal && !kNeeds.narrow_d && !kListed;
+        kConfig.split_last && !Mask::kHasLeft && !kNeeds.causal && !kNeeds.narrow_d && !kListed;
     // Under a mask, tiles of a head that begin at the same time read the same K and V where blocks
     // come from the first on; from the diagonal on each would begin with its own.
-    static constexpr Ascending kAscends = kNeeds.causal ? kConfig.ascending : Ascending::kNONE;
+    static constexpr Ascending kAscends =
+        kNeeds.causal && !Mask::kHasLeft ? kConfig.ascending : Ascending::kNONE;
 
     using KRing = OperandRing<kConfig.kv_stages, kConfig.kv_bytes(), kConfig.early_tests>;
     using VRing = OperandRing<kConfig.kv_stages, kConfig.kv_bytes(), kConfig.early_tests, kMmaSums>;
@@ -54,5 +55,17 @@ struct ForwardKernel {
                               kNeeds.ragged_q, kNeeds.narrow_d>;
     using Exchange = SliceExchange<kConfig.d_head, kConfig.n_warpgroups, kConfig.cluster>;
 };
+
+// With a left edge: the first kv block of the q tile that begins at `row`. CTAs of a cluster share
+// the keys that they load, so it is that of all of them.
+template <class Kernel, class Sequence>
+FS_DEVICE i32 first_block_of(const Sequence& of, i32 row, u32 rank) {
+    constexpr Sm90ForwardConfig kConfig = Kernel::kConfig;
+    using Mask = typename Kernel::Mask;
+    const i32 first_row = row - static_cast<i32>(rank) * kConfig.tile_q();
+    const i32 row_end = first_row + kConfig.cluster * kConfig.tile_q();
+    return min(Mask::template first_block<kConfig.B_c>(of, first_row),
+               Mask::template blocks_seen<kConfig.B_c>(of, row_end) - 1);
+}
 
 }  // namespace flashsmith::sm90

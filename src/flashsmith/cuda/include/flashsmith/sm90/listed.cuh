@@ -53,7 +53,8 @@ struct ListedPlan {
                            {{static_cast<u32>(of.q_begin), static_cast<u32>(of.k_begin),
                              static_cast<u32>(of.q_len), static_cast<u32>(of.k_len)}});
         ptx::st_shared_16b(sequence(slot) + 16, {{static_cast<u32>(of.diagonal),
-                                                  static_cast<u32>(of.left_diagonal), 0, 0}});
+                                                  static_cast<u32>(of.left_diagonal),
+                                                  static_cast<u32>(of.position), 0}});
     }
 
     FS_DEVICE ListedSequence get(int slot) const {
@@ -61,7 +62,8 @@ struct ListedPlan {
         const Chunk edges = ptx::ld_shared_16b(sequence(slot) + 16);
         return {static_cast<i32>(place.word[0]), static_cast<i32>(place.word[1]),
                 static_cast<i32>(place.word[2]), static_cast<i32>(place.word[3]),
-                static_cast<i32>(edges.word[0]), static_cast<i32>(edges.word[1])};
+                static_cast<i32>(edges.word[0]), static_cast<i32>(edges.word[1]),
+                static_cast<i32>(edges.word[2])};
     }
 };
 

@@ -39,6 +39,7 @@ struct PlainLoop {
         consumer.wait_q();
         consumer.q.use();
         consumer.softmax.reset();
+        consumer.begin_scores(work.slot);
         i32 n = work.own - 1;
         if (consumer.is_half(work.row, work.first + n)) {
             block<Kernel::kHalf>(work, n, true);
@@ -113,8 +114,9 @@ struct OverlappedLoop {
             start(work);
             while (step<Step::kGeneral>(work)) {
                 // Row maxima are set, Q stays, no mask until the tile ends.
-                if (!first && n > 1 && !consumer.needs_mask(row, block(n - 1))) {
-                    const i32 rest = ascends ? max(last + 1 - consumer.unmasked(row), 1) : 1;
+                const i32 masked = Kernel::Mask::kHasLeft ? max(consumer.cut(row, last), 1) : 1;
+                if (!first && n > masked && !consumer.needs_mask(row, block(n - 1))) {
+                    const i32 rest = ascends ? max(last + 1 - consumer.unmasked(row), 1) : masked;
                     _Pragma("unroll 1") do { step<Step::kPlain>(work); }
                     while (n > rest);
                 }
@@ -149,6 +151,7 @@ struct OverlappedLoop {
         ascends = kUp == Ascending::kALL || (kUp == Ascending::kFIRST && consumer.tiles_seen == 1);
         last = ascends ? n : work.first;
         behind = ascends ? work.n_blocks - work.own : 0;
+        consumer.begin_scores(work.slot);
     }
 
     // The first block of a run of tiles: nothing to overlap it with.
@@ -254,7 +257,7 @@ struct OverlappedLoop {
     // From S to P; P V of the block before ends here. `starts_tile`: the block is its tile's first.
     template <bool kGeneral, int kCount>
     FS_DEVICE void softmax_of(float (&s)[kCount], bool starts_tile) {
-        Kernel::Score::apply(consumer.args, s);
+        consumer.apply_score(s, row, block(n));
         if constexpr (kSum) {
             bool masked = false;
             if constexpr (kGeneral) masked = consumer.hide(s, row, block(n));

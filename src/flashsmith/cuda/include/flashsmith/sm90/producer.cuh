@@ -111,10 +111,7 @@ struct Producer {
     FS_DEVICE Segment segment_or_none(const Drawn& at) const {
         if (at.index >= numbers()) return {{0, 0, 0, 0}, {0, 0, Slice::kWhole}, false};
         if constexpr (Kernel::kListed) {
-            Segment found{{}, {0, 0, Slice::kWhole}, false};
-            const TileList list(args.tile_list);
-            found.tile = listed_tile<Kernel>(args, list, at.index, rank, found.sequence);
-            return found;
+            return listed_segment<Kernel>(args, at.index, rank);
         }
         return decode_segment<Kernel>(args, at.index, at.second, rank);
     }

@@ -24,7 +24,7 @@ template <class Kernel>
 FS_DEVICE QTile decode_tile(const typename Kernel::Args& args, i32 index, u32 rank) {
     constexpr Sm90ForwardConfig kConfig = Kernel::kConfig;
     i32 q_tile, batch_head;
-    if constexpr (Kernel::kNeeds.causal && kConfig.l2_sections) {
+    if constexpr (Kernel::kNeeds.causal && !Kernel::Mask::kHasLeft && kConfig.l2_sections) {
         const bool late = index >= args.early_heads * args.q_tiles;
         const i32 base = late ? args.early_heads : 0;
         const i32 heads = late ? args.batch_heads - base : args.early_heads;
@@ -55,20 +55,6 @@ FS_DEVICE QTile decode_tile(const typename Kernel::Args& args, i32 index, u32 ra
             head.quotient};
 }
 
-// The same from the tile list; `of`: the sequence that it is of.
-template <class Kernel>
-FS_DEVICE QTile listed_tile(const typename Kernel::Args& args, const TileList& list, i32 index,
-                            u32 rank, ListedSequence& of) {
-    constexpr bool kAlike = !Kernel::kNeeds.causal && !Kernel::kNeeds.window_left;
-    constexpr i32 kRows = Kernel::kConfig.tile_q(), kAllRows = Kernel::kConfig.cluster * kRows;
-    i32 head;
-    const ListedTile found = list.template at<kAlike>(index, args.heads, kAllRows, head);
-    of = listed_sequence(args, found);
-    return {found.row + static_cast<i32>(rank) * kRows,
-            Kernel::Mask::template blocks_seen<Kernel::kConfig.B_c>(of, found.row + kAllRows), head,
-            found.batch};
-}
-
 // kv blocks slice.first .. slice.first + tile.n_blocks - 1 of a q tile.
 struct Segment {
     QTile tile;
@@ -76,6 +62,21 @@ struct Segment {
     bool goes_on;  // in another tile, before the next number is drawn
     ListedSequence sequence = {};  // where it has lengths of its own
 };
+
+// Tile number `index` of a launch whose tiles come from a list.
+template <class Kernel>
+FS_DEVICE Segment listed_segment(const typename Kernel::Args& args, i32 index, u32 rank) {
+    constexpr bool kAlike = !Kernel::kNeeds.causal && !Kernel::Mask::kHasLeft;
+    constexpr i32 kRows = Kernel::kConfig.tile_q(), kAllRows = Kernel::kConfig.cluster * kRows;
+    i32 head;
+    const ListedTile found =
+        TileList(args.tile_list).template at<kAlike>(index, args.heads, kAllRows, head);
+    const ListedSequence of = listed_sequence(args, found);
+    const i32 row = found.row + static_cast<i32>(rank) * kRows;
+    const i32 end = Kernel::Mask::template blocks_seen<Kernel::kConfig.B_c>(of, found.row + kAllRows);
+    const i32 first = Kernel::Mask::kHasLeft ? first_block_of<Kernel>(of, row, rank) : 0;
+    return {{row, end - first, head, found.batch}, {first, 0, Slice::kWhole}, false, of};
+}
 
 // The tiles that would not fill a last wave, all equally long, are one row of kv blocks that is cut
 // into ranges of equal length, at most that of a tile. A range that reaches into two tiles takes
@@ -115,7 +116,12 @@ template <class Kernel>
 FS_DEVICE Segment decode_segment(const typename Kernel::Args& args, i32 index, i32 second,
                                  u32 rank) {
     if (!Kernel::kSplits || index < args.whole_tiles) {
-        return {decode_tile<Kernel>(args, index, rank), {0, 0, Slice::kWhole}, false};
+        Segment whole{decode_tile<Kernel>(args, index, rank), {0, 0, Slice::kWhole}, false};
+        if constexpr (Kernel::Mask::kHasLeft) {
+            whole.slice.first = first_block_of<Kernel>(args, whole.tile.row, rank);
+            whole.tile.n_blocks -= whole.slice.first;
+        }
+        return whole;
     }
     const SplitRange split(
         args, index, Kernel::Mask::template blocks_seen<Kernel::kConfig.B_c>(args, args.q_len));
