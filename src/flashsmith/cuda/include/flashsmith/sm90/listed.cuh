@@ -13,6 +13,8 @@
 
 #include "flashsmith/attention/sequence.cuh"
 #include "flashsmith/attention/tile_list.cuh"
+#include "flashsmith/ptx/barrier.cuh"
+#include "flashsmith/ptx/cluster.cuh"
 #include "flashsmith/ptx/mbarrier.cuh"
 #include "flashsmith/ptx/memory.cuh"
 #include "flashsmith/ptx/tma.cuh"
