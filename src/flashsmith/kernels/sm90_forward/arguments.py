@@ -11,7 +11,7 @@ from flashsmith.kernels.arguments import Arguments, TensorArg, TensorMapSpec, ar
 COUNTER_BYTES = 16384  # tiles drawn, CTAs that are done, and a flag for each part of a tile
 FIRST_FLAG = 2  # words before the flags
 # Shared memory of kernels whose tiles come from a list, as sm90/listed.cuh lays it out.
-LISTED_BYTES, LISTED_STAGE_BYTES = 4 * 32 + 16, 16
+LISTED_BYTES, LISTED_STAGE_BYTES = 4 * 32 + 24, 16
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,4 +28,4 @@ class TileListArguments(Arguments):
     left_diagonal: int = argument("i32", "with a left edge, where its first key lies from there")
     position: int = argument("i32", "the key that row 0 stands at, from the alignment")
     bottom_right: int = argument("i32", "1: the last row stands at the last key; 0: the first both")
-    section_heads: int = argument("i32", "heads whose tiles are worked on together; for the list")
+    section_bits: int = argument("i32", "2 to this: heads whose tiles are worked on together")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from flashsmith.kernels.launch import SCRATCH, Call, Launch, LaunchGeometry
@@ -59,7 +58,7 @@ class TileListLaunch(Launch):
             left_diagonal=edges.left,
             position=edges.position,
             bottom_right=int(problem.diagonal is None),
-            section_heads=_section_heads(problem),
+            section_bits=section_bits(problem),
         )
 
 
@@ -79,11 +78,13 @@ def list_launch(
     )
 
 
-def _section_heads(problem: AttentionProblem) -> int:
-    """Heads whose K and V of all sequences fit L2 together; whole groups that share them."""
-    head_bytes = max(2 * problem.k_len * problem.d_head * problem.dtype.bytes, 1)
-    groups = max(SECTION_BYTES // head_bytes, 1)
-    return min(math.ceil(groups) * problem.group, problem.heads)
+def section_bits(problem: AttentionProblem) -> int:
+    """2 to this: heads whose K and V of all sequences fit L2 together, and that divide all."""
+    head_bytes = 2 * problem.k_len * problem.d_head * problem.dtype.bytes / problem.group
+    bits = 0
+    while problem.heads % (2 << bits) == 0 and head_bytes * (2 << bits) <= SECTION_BYTES:
+        bits += 1
+    return bits
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,7 @@ class TileLister {
         place_tiles(begin, end);
         if (threadIdx.x == 0) {
             ptx::st_global_16b(args_.list, {{static_cast<u32>(tiles_),
-                                             static_cast<u32>(args_.section_heads), 0, 0}});
+                                             static_cast<u32>(args_.section_bits), 0, 0}});
         }
     }
 

@@ -2,7 +2,7 @@
 //
 // One launch writes it (attention/list_tiles.cuh), the next reads it: a load a q tile.
 //
-//   header   entries | section_heads | 0 | 0
+//   header   entries | section_bits | 0 | 0
 //   entry    q_begin | k_begin | q_len | k_len | row | first | alignment | batch
 //
 // Entries stand in the order in which they are worked on, for one head: the longest first.
@@ -47,13 +47,13 @@ struct ListedTile {
 // The list as a kernel reads it.
 struct TileList {
     u64 address;
-    i32 entries;        // q tiles of a head
-    i32 section_heads;  // heads whose q tiles are worked on together
+    i32 entries;       // q tiles of a head
+    i32 section_bits;  // 2 to the power of this: heads whose q tiles are worked on together
 
     FS_DEVICE explicit TileList(u64 address) : address(address) {
         const Chunk header = ptx::ld_global_16b(address);
         entries = static_cast<i32>(header.word[0]);
-        section_heads = static_cast<i32>(header.word[1]);
+        section_bits = static_cast<i32>(header.word[1]);
     }
 
     FS_DEVICE ListedTile entry(i32 number) const {
@@ -77,12 +77,10 @@ struct TileList {
             found.row = (rest - head * tiles) * tile_rows;
             return found;
         } else {
-            const u32 of_section = static_cast<u32>(entries) * section_heads;
-            const u32 section = index / of_section;
-            const u32 begin = section * section_heads, rest = index - section * of_section;
-            const u32 here = min(static_cast<u32>(section_heads), heads - begin);
-            head = begin + rest % here;
-            return entry(rest / here);
+            const u32 of_section = index >> section_bits;
+            const u32 section = of_section / static_cast<u32>(entries);
+            head = (section << section_bits) + index - (of_section << section_bits);
+            return entry(of_section - section * entries);
         }
     }
 };

@@ -47,14 +47,6 @@ struct Work {
     i32 first;     // kv block, where a tile may be split
 };
 
-// The sequence of the tile at hand, where it has lengths of its own.
-template <bool kListed>
-struct HeldSequence {};
-template <>
-struct HeldSequence<true> {
-    ListedSequence sequence;
-};
-
 template <class Kernel>
 struct Consumer {
     static constexpr Sm90ForwardConfig kConfig = Kernel::kConfig;
@@ -78,7 +70,7 @@ struct Consumer {
     typename Kernel::VRing v;
     QSlots<kConfig.q_slots, kConfig.q_slot_bytes(), kConfig.n_warpgroups> q;
     u32 tiles_seen;
-    HeldSequence<Kernel::kListed> held;
+    i32 present;  // slot of the tile at hand, where sequences have lengths of their own
 
     typename Products::O o;
     typename Products::P p;
@@ -109,7 +101,10 @@ struct Consumer {
         const QTile tile = QTile::get(smem.tile(slot));
         Work work{ptx::broadcast(tile.row), ptx::broadcast(tile.n_blocks), 0,
                   static_cast<i32>(slot), 0};
-        if constexpr (Kernel::kListed) hold(listed().get(slot));
+        if constexpr (Kernel::kListed) {
+            if (work.n_blocks == 0) return work;
+            present = static_cast<i32>(slot);
+        }
         if constexpr (Kernel::kSplits) {
             work.first = ptx::broadcast(Slice::get(smem.tile(slot)).first);
         } else if constexpr (Mask::kHasLeft) {
@@ -191,22 +186,23 @@ struct Consumer {
         release_tile(work.slot);
     }
 
-    // The sequence of the tile at hand
+    // The sequence of the tile at hand. One with lengths of its own is read again where it is asked
+    // for, at the edges of masks: uniform registers are few.
+    FS_DEVICE decltype(auto) sequence() const { return sequence_in(present); }
 
-    FS_DEVICE const auto& sequence() const {
+    // The sequence of the tile in a slot.
+    FS_DEVICE decltype(auto) sequence_in([[maybe_unused]] i32 slot) const {
         if constexpr (Kernel::kListed) {
-            return held.sequence;
+            const ListedSequence of = listed().get(slot);
+            return ListedSequence{ptx::broadcast(of.q_begin),  ptx::broadcast(of.k_begin),
+                                  ptx::broadcast(of.q_len),    ptx::broadcast(of.k_len),
+                                  ptx::broadcast(of.diagonal), ptx::broadcast(of.left_diagonal),
+                                  ptx::broadcast(of.position)};
         } else {
-            return args;
+            return (args);
         }
     }
     FS_DEVICE typename Kernel::Listed listed() const { return {smem.base}; }
-    FS_DEVICE void hold(const ListedSequence& of) {
-        held.sequence = {ptx::broadcast(of.q_begin), ptx::broadcast(of.k_begin),
-                         ptx::broadcast(of.q_len),   ptx::broadcast(of.k_len),
-                         ptx::broadcast(of.diagonal), ptx::broadcast(of.left_diagonal),
-                         ptx::broadcast(of.position)};
-    }
 
     // Rows and their masks; `row` is the tile's first, n counts kv blocks.
 
@@ -373,7 +369,7 @@ struct Consumer {
         FS_UNROLL
         for (int i = 0; i < 2; ++i) inverse[i] = sums[i] > 0.f ? ptx::rcp(sums[i]) : 0.f;
         if constexpr (Kernel::kListed) {
-            store_listed(tile, listed().get(slot), inverse);
+            store_listed(tile, sequence_in(slot), inverse);
         } else if constexpr (kConfig.o_staged) {
             Kernel::Output::store_staged(args.o, tile, smem.o(warpgroup), warpgroup, thread, o,
                                          inverse);
@@ -385,18 +381,9 @@ struct Consumer {
     }
 
   private:
-    // The sequence of the tile in a slot.
-    FS_DEVICE decltype(auto) sequence_in(i32 slot) const {
-        if constexpr (Kernel::kListed) {
-            return listed().get(slot);
-        } else {
-            return (args);
-        }
-    }
-
     // TMA would write behind the last row of a sequence: those of the next.
     FS_DEVICE void store_listed(QTile tile, const ListedSequence& of, const float (&inverse)[2]) {
-        const bool is_whole = ptx::broadcast(of.q_len - first_row(tile.row)) >= kWarpgroupRows;
+        const bool is_whole = of.q_len - ptx::broadcast(first_row(tile.row)) >= kWarpgroupRows;
         tile.row += of.q_begin;
         if constexpr (kConfig.o_staged) {
             if (is_whole) {

@@ -22,7 +22,9 @@
 
 namespace flashsmith::sm90 {
 
-// Behind the memory of the configuration: the sequence of each tile slot | tail barriers | tails
+// Behind the memory of the configuration:
+//
+//   the sequence of each tile slot | tail barriers | tails | the producer's tail slot
 template <Sm90ForwardConfig kConfig>
 struct ListedPlan {
     // One more than there are stages of V: when a slot comes round again its block has been read.
@@ -31,7 +33,9 @@ struct ListedPlan {
     static constexpr int kSequences = kConfig.smem_bytes();
     static constexpr int kBarriers = kSequences + kTileSlots * kSequenceBytes;
     static constexpr int kTails = kBarriers + kTailSlots * kBarrierBytes;
-    static constexpr int kBytes = kTails + kTailSlots * 8 - kSequences;
+    static constexpr int kSlot = kTails + kTailSlots * 8;
+    static constexpr int kBytes = kSlot + 8 - kSequences;
+    static constexpr u32 kNoMore = ~0u;
     static_assert(kBytes == kListedBytes + kListedStageBytes * kConfig.kv_stages,
                   "the plan and the host must agree on the size of shared memory.");
 
@@ -48,15 +52,48 @@ struct ListedPlan {
     // One thread, before the plan of the configuration initialises its own.
     FS_DEVICE void init_barriers() const {
         for (int i = 0; i < kTailSlots; ++i) ptx::mbarrier_init(tail_full(i), 1);
+        ptx::st_shared_b32(base + kSlot, 0);
     }
 
-    FS_DEVICE void put(int slot, const ListedSequence& of) const {
+    // The producer tells of a block of V in `stage` of which the first `rows` rows are the
+    // sequence's; returns the barrier that its copies are to complete on. Which slot comes next is
+    // kept in shared memory: registers are few.
+    FS_DEVICE SmemAddr send_tail(int stage, i32 rows, u32 bytes) const {
+        const int slot = ptx::ld_shared_b32(base + kSlot);
+        ptx::st_shared_b32(base + kSlot, slot + 1 == kTailSlots ? 0 : slot + 1);
+        ptx::st_shared_b32(tail(slot), static_cast<u32>(stage) << 16 | static_cast<u32>(rows));
+        ptx::mbarrier_arrive_expect_tx(tail_full(slot), bytes);
+        return tail_full(slot);
+    }
+
+    FS_DEVICE void end_tails() const {
+        const int slot = ptx::ld_shared_b32(base + kSlot);
+        ptx::st_shared_b32(tail(slot), kNoMore);
+        ptx::mbarrier_arrive(tail_full(slot));
+    }
+
+    // What copies of K and V need to know of a tile.
+    struct Keys {
+        i32 begin, length, head;
+    };
+
+    FS_DEVICE void put(int slot, const ListedSequence& of, i32 kv_head) const {
         ptx::st_shared_16b(sequence(slot),
                            {{static_cast<u32>(of.q_begin), static_cast<u32>(of.k_begin),
                              static_cast<u32>(of.q_len), static_cast<u32>(of.k_len)}});
         ptx::st_shared_16b(sequence(slot) + 16, {{static_cast<u32>(of.diagonal),
                                                   static_cast<u32>(of.left_diagonal),
-                                                  static_cast<u32>(of.position), 0}});
+                                                  static_cast<u32>(of.position),
+                                                  static_cast<u32>(kv_head)}});
+    }
+
+    FS_DEVICE Keys keys(int slot) const {
+        return {static_cast<i32>(ptx::ld_shared_b32(sequence(slot) + 4)),
+                static_cast<i32>(ptx::ld_shared_b32(sequence(slot) + 12)),
+                static_cast<i32>(ptx::ld_shared_b32(sequence(slot) + 28))};
+    }
+    FS_DEVICE i32 first_row(int slot) const {
+        return static_cast<i32>(ptx::ld_shared_b32(sequence(slot)));
     }
 
     FS_DEVICE ListedSequence get(int slot) const {
@@ -67,33 +104,6 @@ struct ListedPlan {
                 static_cast<i32>(edges.word[0]), static_cast<i32>(edges.word[1]),
                 static_cast<i32>(edges.word[2])};
     }
-};
-
-// The producer's side of the sweeper.
-template <Sm90ForwardConfig kConfig>
-struct Tails {
-    using Plan = ListedPlan<kConfig>;
-    static constexpr u32 kEnd = ~0u;
-
-    int slot = 0;
-
-    // Tells of a block of V in `stage` of which the first `rows` rows are the sequence's; returns
-    // the barrier that its copies are to complete on.
-    FS_DEVICE SmemAddr send(const Plan& smem, int stage, i32 rows, u32 bytes) {
-        const SmemAddr full = smem.tail_full(slot);
-        ptx::st_shared_b32(smem.tail(slot), static_cast<u32>(stage) << 16 | static_cast<u32>(rows));
-        ptx::mbarrier_arrive_expect_tx(full, bytes);
-        advance();
-        return full;
-    }
-
-    FS_DEVICE void end(const Plan& smem) {
-        ptx::st_shared_b32(smem.tail(slot), kEnd);
-        ptx::mbarrier_arrive(smem.tail_full(slot));
-    }
-
-  private:
-    FS_DEVICE void advance() { slot = slot + 1 == Plan::kTailSlots ? 0 : slot + 1; }
 };
 
 // One warp: clears what is behind the end of sequences, block by block, until the producer ends it.
@@ -107,7 +117,7 @@ FS_DEVICE void sweep_tails(const SharedPlan<kConfig>& smem) {
     while (true) {
         ptx::mbarrier_wait(listed.tail_full(slot), parity);
         const u32 tail = ptx::ld_shared_b32(listed.tail(slot));
-        if (tail == Tails<kConfig>::kEnd) return;
+        if (tail == Plan::kNoMore) return;
         const int stage = tail >> 16;
         const int first = (tail & 0xffff) * kPanelRowBytes;
         // The swizzle moves chunks inside their row.

@@ -31,9 +31,9 @@ struct Producer {
     // The K and V that a tile needs, from block `first` on; n_blocks 0: no tile. They are counted
     // down as they are loaded: the last one comes first, or where they ascend block 0, which
     // `first` says by lying behind them all.
+    // Where sequences have lengths of their own, `batch` is the slot that the tile's lies in.
     struct Source {
         i32 n_blocks, head, batch, first;
-        i32 k_begin, k_len;  // of the tile's sequence, where it has lengths of its own
     };
 
     // What is drawn, and which of a range's two segments.
@@ -46,7 +46,6 @@ struct Producer {
     u32 rank;
     RingCursor q, k, v, tile;
     u32 draw_parity = 0;
-    [[maybe_unused]] Tails<kConfig> tails;
 
     FS_DEVICE Producer(const Args& args, Plan smem, u32 rank)
         : args(args), smem(smem), rank(rank) {}
@@ -59,7 +58,7 @@ struct Producer {
         Drawn at{first_number(), 0};
         [[maybe_unused]] Segment next;  // with kEarly: announced, its loads not begun
         if constexpr (kEarly) next = announce(at);
-        Source previous{0, 0, 0, 0, 0, 0};
+        Source previous{0, 0, 0, 0};
         while (!kEarly || next.tile.n_blocks > 0) {
             const Segment current = kEarly ? next : segment_or_none(at);
             // Asked for here or when little is left to load, needed when this tile's loads are out.
@@ -70,7 +69,11 @@ struct Producer {
                 if (current.tile.n_blocks == 0) break;
             }
             const Source source = source_of(current, previous.n_blocks == 0);
-            load_first(current, source, previous);
+            if constexpr (Kernel::kListed) {
+                load_first(placed(current), source, previous);
+            } else {
+                load_first(current.tile, source, previous);
+            }
             i32 n = source.n_blocks - 2;
             if constexpr (kConfig.late_draw) {
                 load_blocks(n, kDrawnBefore, source);
@@ -89,7 +92,7 @@ struct Producer {
             }
         }
         if (previous.n_blocks > 0) load_v(0, previous);
-        if constexpr (Kernel::kListed) tails.end(typename Kernel::Listed{smem.base});
+        if constexpr (Kernel::kListed) listed().end_tails();
         leave();
     }
 
@@ -98,9 +101,15 @@ struct Producer {
     FS_DEVICE Segment announce(const Drawn& at) {
         const Segment segment = segment_or_none(at);
         publish(segment);
-        if (segment.tile.n_blocks > 0) load_q(segment, 0, kEarlyQ);
+        if constexpr (Kernel::kListed) {
+            if (segment.tile.n_blocks > 0) load_q(placed(segment), 0, kEarlyQ);
+        } else {
+            if (segment.tile.n_blocks > 0) load_q(segment.tile, 0, kEarlyQ);
+        }
         return segment;
     }
+
+    FS_DEVICE typename Kernel::Listed listed() const { return {smem.base}; }
 
     // Tiles, or whole ones and ranges, that blocks draw.
     FS_DEVICE i32 numbers() const {
@@ -109,19 +118,22 @@ struct Producer {
     }
 
     FS_DEVICE Segment segment_or_none(const Drawn& at) const {
+        if constexpr (Kernel::kListed) {
+            if (at.index >= numbers()) return no_listed_segment<Kernel>(smem, tile);
+        }
         if (at.index >= numbers()) return {{0, 0, 0, 0}, {0, 0, Slice::kWhole}, false};
         if constexpr (Kernel::kListed) {
-            return listed_segment<Kernel>(args, at.index, rank);
+            return listed_segment<Kernel>(args, at.index, rank, smem, tile);
+        } else {
+            return decode_segment<Kernel>(args, at.index, at.second, rank);
         }
-        return decode_segment<Kernel>(args, at.index, at.second, rank);
     }
 
     FS_DEVICE Source source_of(const Segment& at, bool is_first) const {
         constexpr Ascending kUp = Kernel::kAscends;
         const bool ascends = kUp == Ascending::kALL || (kUp == Ascending::kFIRST && is_first);
         return {at.tile.n_blocks, Division(at.tile.head, args.kv_group).quotient, at.tile.batch,
-                ascends ? at.tile.n_blocks : at.slice.first, at.sequence.k_begin,
-                at.sequence.k_len};
+                ascends ? at.tile.n_blocks : at.slice.first};
     }
 
     FS_DEVICE static i32 block_of(const Source& at, i32 n) {
@@ -184,20 +196,18 @@ struct Producer {
     }
 
     FS_DEVICE void publish(const Segment& current) {
-        ptx::mbarrier_wait(smem.tile_empty(tile.stage), tile.parity);
-        current.tile.put(smem.tile(tile.stage));
-        if constexpr (Kernel::kSplits) current.slice.put(smem.tile(tile.stage));
-        if constexpr (Kernel::kListed) {
-            typename Kernel::Listed{smem.base}.put(tile.stage, current.sequence);
+        if constexpr (!Kernel::kListed) {
+            ptx::mbarrier_wait(smem.tile_empty(tile.stage), tile.parity);
+            current.tile.put(smem.tile(tile.stage));
         }
+        if constexpr (Kernel::kSplits) current.slice.put(smem.tile(tile.stage));
         ptx::mbarrier_arrive(smem.tile_full(tile.stage));
         tile.advance(kTileSlots);
     }
 
     // In the order of need: a warpgroup starts this tile's first Q Kᵀ before its last P V of the
     // previous one.
-    FS_DEVICE void load_first(const Segment& current, const Source& source,
-                              const Source& previous) {
+    FS_DEVICE void load_first(const QTile& current, const Source& source, const Source& previous) {
         if constexpr (kQFirst) load_q(current, kEarlyQ, kConfig.n_warpgroups);
         load_k(source.n_blocks - 1, source);
         if (previous.n_blocks > 0) load_v(0, previous);
@@ -212,10 +222,17 @@ struct Producer {
         }
     }
 
+    // A tile of a sequence with lengths of its own, with rows counted from the tensor's first.
+    // Registers are few: what was told to consumers is read again.
+    FS_DEVICE QTile placed(const Segment& at) const {
+        const i32 slot = at.tile.batch;
+        QTile found = QTile::get(smem.tile(slot));
+        found.row += listed().first_row(slot);
+        return found;
+    }
+
     // Of warpgroups first .. last - 1.
-    FS_DEVICE void load_q(const Segment& from, int first, int last) {
-        const QTile& at = from.tile;
-        const i32 row = at.row + (Kernel::kListed ? from.sequence.q_begin : 0);
+    FS_DEVICE void load_q(const QTile& at, int first, int last) {
         _Pragma("unroll 1") for (int w = first; w < last; ++w) {
             ptx::mbarrier_wait(smem.q_empty(q.stage), q.parity);
             const SmemAddr full = smem.q_full(q.stage);
@@ -224,49 +241,76 @@ struct Producer {
             for (int panel = 0; panel < kConfig.panels(); ++panel) {
                 ptx::tma_load_4d<kQPolicy>(
                     smem.q(q.stage) + panel * kWarpgroupRows * kPanelRowBytes, args.q,
-                    {panel * kPanelColumns, row + w * kWarpgroupRows, at.head, at.batch}, full);
+                    {panel * kPanelColumns, at.row + w * kWarpgroupRows, at.head, at.batch}, full);
             }
             q.advance(kConfig.q_slots);
         }
     }
 
     FS_DEVICE void load_k(i32 n, const Source& at) {
-        load_block<false>(args.k, n, at, smem.k(k.stage), smem.k_full(k.stage),
-                          smem.k_empty(k.stage), k);
+        const SmemAddr dst = smem.k(k.stage), full = smem.k_full(k.stage);
+        if constexpr (Kernel::kListed) {
+            load_listed<false>(args.k, n, at, dst, full, smem.k_empty(k.stage), k);
+        } else {
+            load_block(args.k, n, at, dst, full, smem.k_empty(k.stage), k);
+        }
     }
 
     FS_DEVICE void load_v(i32 n, const Source& at) {
-        load_block<true>(args.v, n, at, smem.v(v.stage), smem.v_full(v.stage),
-                         smem.v_empty(v.stage), v);
+        const SmemAddr dst = smem.v(v.stage), full = smem.v_full(v.stage);
+        if constexpr (Kernel::kListed) {
+            load_listed<true>(args.v, n, at, dst, full, smem.v_empty(v.stage), v);
+        } else {
+            load_block(args.v, n, at, dst, full, smem.v_empty(v.stage), v);
+        }
     }
 
-    // kIsV: what is behind the end of a sequence has to be cleared.
-    template <bool kIsV>
     FS_DEVICE void load_block(const TensorMap& map, i32 n, const Source& at, SmemAddr dst,
                               SmemAddr full, SmemAddr empty, RingCursor& place) {
         ptx::mbarrier_wait(empty, place.parity);  // every reader, of all blocks, has left the stage
+        ptx::mbarrier_arrive_expect_tx(full, kConfig.kv_bytes());
         const i32 share = static_cast<i32>(rank) * kShare;
         const i32 block = block_of(at, n);
-        const i32 before = Kernel::kListed ? at.k_begin : 0;
-        const i32 rows = at.k_len - block * kConfig.B_c;
-        if (Kernel::kListed && kIsV && rows < kConfig.B_c) {
-            full = tails.send(typename Kernel::Listed{smem.base}, place.stage, max(rows, 0),
-                              kConfig.kv_bytes());
+        FS_UNROLL
+        for (int panel = 0; panel < kConfig.panels(); ++panel) {
+            const ptx::TmaCoordinates from{panel * kPanelColumns, block * kConfig.B_c + share,
+                                           at.head, at.batch};
+            copy_panel(map, from, dst + (panel * kConfig.B_c + share) * kPanelRowBytes, full);
+        }
+        place.advance(kConfig.kv_stages);
+    }
+
+    // The same of a sequence with lengths of its own. kIsV: what is behind its end is cleared.
+    template <bool kIsV>
+    FS_DEVICE void load_listed(const TensorMap& map, i32 n, const Source& at, SmemAddr dst,
+                               SmemAddr full, SmemAddr empty, RingCursor& place) {
+        ptx::mbarrier_wait(empty, place.parity);  // every reader, of all blocks, has left the stage
+        const auto keys = listed().keys(at.batch);
+        const i32 first = block_of(at, n) * kConfig.B_c;
+        if (kIsV && keys.length - first < kConfig.B_c) {
+            const i32 rows = max(keys.length - first, 0);
+            full = listed().send_tail(place.stage, rows, kConfig.kv_bytes());
         } else {
             ptx::mbarrier_arrive_expect_tx(full, kConfig.kv_bytes());
         }
+        const i32 share = static_cast<i32>(rank) * kShare;
         FS_UNROLL
         for (int panel = 0; panel < kConfig.panels(); ++panel) {
-            const SmemAddr to = dst + (panel * kConfig.B_c + share) * kPanelRowBytes;
-            const ptx::TmaCoordinates from{panel * kPanelColumns,
-                                           before + block * kConfig.B_c + share, at.head, at.batch};
-            if constexpr (kCluster > 1) {
-                ptx::tma_load_4d_multicast<kKvPolicy>(to, map, from, full, (1 << kCluster) - 1);
-            } else {
-                ptx::tma_load_4d<kKvPolicy>(to, map, from, full);
-            }
+            const ptx::TmaCoordinates from{panel * kPanelColumns, keys.begin + first + share,
+                                           keys.head, 0};  // of a batch of one
+            copy_panel(map, from, dst + (panel * kConfig.B_c + share) * kPanelRowBytes, full);
         }
         place.advance(kConfig.kv_stages);
+    }
+
+    // 64 columns of this CTA's share of a kv block; to all of a cluster.
+    FS_DEVICE void copy_panel(const TensorMap& map, const ptx::TmaCoordinates& from, SmemAddr to,
+                              SmemAddr full) {
+        if constexpr (kCluster > 1) {
+            ptx::tma_load_4d_multicast<kKvPolicy>(to, map, from, full, (1 << kCluster) - 1);
+        } else {
+            ptx::tma_load_4d<kKvPolicy>(to, map, from, full);
+        }
     }
 
     // The last of all to draw sets the counters back for the next launch.

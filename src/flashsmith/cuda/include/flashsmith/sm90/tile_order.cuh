@@ -60,22 +60,38 @@ struct Segment {
     QTile tile;
     Slice slice;
     bool goes_on;  // in another tile, before the next number is drawn
-    ListedSequence sequence = {};  // where it has lengths of its own
 };
 
-// Tile number `index` of a launch whose tiles come from a list.
+
+// Tile number `index` of a launch whose tiles come from a list. The tile and its sequence go to the
+// next slot of shared memory at once: the producer has few registers. It is told the kv blocks, and
+// where to look the rest up: in `batch` stands the slot.
 template <class Kernel>
-FS_DEVICE Segment listed_segment(const typename Kernel::Args& args, i32 index, u32 rank) {
+FS_DEVICE Segment listed_segment(const typename Kernel::Args& args, i32 index, u32 rank,
+                                 const typename Kernel::Plan& smem, const RingCursor& place) {
     constexpr bool kAlike = !Kernel::kNeeds.causal && !Kernel::Mask::kHasLeft;
     constexpr i32 kRows = Kernel::kConfig.tile_q(), kAllRows = Kernel::kConfig.cluster * kRows;
     i32 head;
     const ListedTile found =
         TileList(args.tile_list).template at<kAlike>(index, args.heads, kAllRows, head);
     const ListedSequence of = listed_sequence(args, found);
+    const i32 kv_head = Division(head, args.kv_group).quotient;
     const i32 row = found.row + static_cast<i32>(rank) * kRows;
     const i32 end = Kernel::Mask::template blocks_seen<Kernel::kConfig.B_c>(of, found.row + kAllRows);
     const i32 first = Kernel::Mask::kHasLeft ? first_block_of<Kernel>(of, row, rank) : 0;
-    return {{row, end - first, head, found.batch}, {first, 0, Slice::kWhole}, false, of};
+    ptx::mbarrier_wait(smem.tile_empty(place.stage), place.parity);  // consumers have left the slot
+    typename Kernel::Listed{smem.base}.put(place.stage, of, kv_head);
+    QTile{row, end - first, head, found.batch}.put(smem.tile(place.stage));
+    return {{0, end - first, 0, place.stage}, {first, 0, Slice::kWhole}, false};
+}
+
+// Behind the last one.
+template <class Kernel>
+FS_DEVICE Segment no_listed_segment(const typename Kernel::Plan& smem, const RingCursor& place) {
+    const QTile none{0, 0, 0, 0};
+    ptx::mbarrier_wait(smem.tile_empty(place.stage), place.parity);  // consumers have left the slot
+    none.put(smem.tile(place.stage));
+    return {none, {0, 0, Slice::kWhole}, false};
 }
 
 // The tiles that would not fill a last wave, all equally long, are one row of kv blocks that is cut
