@@ -22,6 +22,7 @@ from flashsmith.api.padding import (
     widened,
 )
 from flashsmith.api.scores import require_small_scores
+from flashsmith.api.tables import NO_TABLES, ArrayTables, take_tables, take_window
 from flashsmith.base import settings
 from flashsmith.kernels.kernel import KernelConfig
 
@@ -47,11 +48,20 @@ def flash_attention(
     1/sqrt(d_head) unless given. Fewer heads in k and v than in q are shared by groups
     of query heads. `config` is a kernel configuration or its short form; `backend` is "cuda",
     "emulator" or None. `facts` are the other facts of a problem that callers may give, by the
-    names of docs/configuration.md (`diagonal`: row i sees keys up to i + diagonal).
+    names of docs/configuration.md (`diagonal`: row i stands at key i + diagonal; `softcap`), and
+
+    - `window=(left, right)`: a row sees so many keys before and behind its own position;
+    - `sinks`: (heads,), a logit of each head that joins the denominator, and so the LSE;
+    - `alibi_slopes`: (heads,) or (batch, heads), scores less slope times distance;
+    - `k_lengths`: (batch,) int32 on the arrays' device, how many keys each sequence has.
+
     Returns out; (out, lse) with `return_lse`, lse being float32 (batch, heads, queries); and a
     `Choice` as the last item with `explain`.
     """
-    options = None
+    options, tables = None, NO_TABLES
+    if facts:
+        take_window(facts)
+        tables = take_tables(facts)
     if scale is None and backend is None and not facts:
         options = common_options(causal, None, layout, return_lse)
         if options is not None and config is not None:
@@ -67,11 +77,18 @@ def flash_attention(
             **facts,
         )
     explain = explain is not False and checked_flag("explain", explain)
-    return attend(q, k, v, options, out=out, explain=explain)
+    return attend(q, k, v, options, out=out, explain=explain, tables=tables)
 
 
 def attend(
-    q: Array, k: Array, v: Array, options: CallOptions, *, out: Array = None, explain: bool = False
+    q: Array,
+    k: Array,
+    v: Array,
+    options: CallOptions,
+    *,
+    out: Array = None,
+    explain: bool = False,
+    tables: ArrayTables = NO_TABLES,
 ) -> ArrayOrTuple:
     """The same with checked options."""
     if settings.checks_calls():
@@ -79,15 +96,15 @@ def attend(
     # Asked of q alone first: every call passes here.
     columns = columns_to_add(q, k, v) if has_odd_width(q) else 0
     if columns:
-        return _attend_padded(q, k, v, options, columns, out=out, explain=explain)
+        return _attend_padded(q, k, v, options, columns, out=out, explain=explain, tables=tables)
     if origin(q) == "torch":
         from flashsmith.torch_op import attention as torch_attention
 
-        o, lse, choice = torch_attention.attend((q, k, v), out, options, explain)
+        o, lse, choice = torch_attention.attend((q, k, v), out, options, explain, tables)
     else:
         library = library_of(q, k, v, out)
         where = host_call if library.view("q", q).device == "cpu" else gpu_call
-        o, lse, choice = where.attend(library, (q, k, v), out, options)
+        o, lse, choice = where.attend(library, (q, k, v), out, options, tables)
     wants_lse = options.facts[LSE]
     if not (wants_lse or explain):
         return o
@@ -104,12 +121,14 @@ def _attend_padded(
     *,
     out: Array,
     explain: bool,
+    tables: ArrayTables,
 ) -> ArrayOrTuple:
     """The same with zeros behind d_head: they add nothing to scores, and are cut off the output."""
     width = q.shape[-1]
     require_no_out(out, width)
     wide = [widened(array, columns) for array in (q, k, v)]
-    found = attend(wide[0], wide[1], wide[2], scaled_by(width, options), explain=explain)
+    scaled = scaled_by(width, options)
+    found = attend(wide[0], wide[1], wide[2], scaled, explain=explain, tables=tables)
     if not isinstance(found, tuple):
         return narrowed(found, width)
     return narrowed(found[0], width), *found[1:]

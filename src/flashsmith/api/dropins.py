@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from flashsmith.api.arrays.library import Array, ArrayOrTuple
 from flashsmith.api.attention import attend
 from flashsmith.api.options import checked_fact, checked_flag, checked_options, common_options
+from flashsmith.api.tables import NO_TABLES, window_sides
 from flashsmith.base.errors import ArgumentError, Unsupported
 from flashsmith.base.loose_types import Foreign
 from flashsmith.problem.attention import FACTS
@@ -24,41 +25,36 @@ def flash_attn_func(
     causal: bool = False,
     window_size: Sequence[int] = (_WHOLE_WINDOW, _WHOLE_WINDOW),
     softcap: float = 0.0,
-    alibi_slopes: object = None,
+    alibi_slopes: Array = None,
     deterministic: bool = False,
     return_attn_probs: bool = False,
 ) -> ArrayOrTuple:
     """flash-attn's `flash_attn_func`: (batch, sequence, heads, d_head), causal bottom-right.
 
     With `return_attn_probs`, (out, lse, None): the probabilities exist only for dropout.
-    Both passes give the same bits every time, so `deterministic` changes nothing.
+    Both passes give the same bits every time, so `deterministic` changes nothing. Slopes of ALiBi
+    are float32, (heads,) or (batch, heads); a score loses slope · |distance|, causal or not.
     """
     causal = checked_flag("causal", causal)
     checked_flag("deterministic", deterministic)
     if dropout_p != 0:
         raise _unsupported(f"dropout_p is {dropout_p}", "dropout", "pass 0.0")
-    if not _is_whole_window(window_size, causal):
-        raise _unsupported(
-            f"window_size is {window_size}",
-            "a sliding window",
-            "pass (-1, -1), or causal=True for all keys to the left",
-        )
-    if softcap != 0:
-        raise _unsupported(f"softcap is {softcap}", "capping of scores", "pass 0.0")
-    if alibi_slopes is not None:
-        raise _unsupported(
-            "alibi_slopes is given", "a bias of scores", "use torch's flex_attention for ALiBi"
-        )
+    left, right = window_sides("window_size", window_size)
+    is_plain = left is None and (right is None or (causal and right == 0)) and softcap == 0
     options = None
-    if softmax_scale is None:
+    if softmax_scale is None and is_plain:
         options = common_options(causal, None, "bshd", return_attn_probs)
     if options is None:
         options = checked_options(
             causal=causal,
             scale=checked_fact("softmax_scale", FACTS["scale"], softmax_scale),
             return_lse=checked_flag("return_attn_probs", return_attn_probs),
+            window_left=left,
+            window_right=None if causal else right,
+            softcap=None if softcap == 0 else softcap,
         )
-    result = attend(q, k, v, options)
+    tables = NO_TABLES if alibi_slopes is None else {"alibi_slopes": alibi_slopes}
+    result = attend(q, k, v, options, tables=tables)
     return (*result, None) if return_attn_probs else result
 
 
@@ -128,12 +124,6 @@ def _require_equal_heads(*shapes: tuple[int, ...]) -> None:
             f"query, key and value have {heads[0]}, {heads[1]} and {heads[-1]} heads; pass "
             f"enable_gqa=True to share those of key and value."
         )
-
-
-def _is_whole_window(window_size: Sequence[int], causal: bool) -> bool:
-    """Whether a window hides no key: unbounded, or bounded where the causal mask is anyway."""
-    left, right = window_size
-    return left == _WHOLE_WINDOW and (right == _WHOLE_WINDOW or (causal and right == 0))
 
 
 def _unsupported(given: str, what: str, advice: str) -> Unsupported:

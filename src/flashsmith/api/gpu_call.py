@@ -11,17 +11,23 @@ from flashsmith.api.arrays.library import Array, ArrayLibrary, GpuArrays
 from flashsmith.api.launches import call_of, gpu_device, launch_for, say_copy
 from flashsmith.api.options import CallOptions
 from flashsmith.api.problems import gradient_problem_of, problem_of, require_out_fits
+from flashsmith.api.tables import NO_TABLES, ArrayTables
 from flashsmith.kernels.launch import SCRATCH
 from flashsmith.tuner.choose.choice import Choice
 
 
 def attend(
-    library: ArrayLibrary, arrays: tuple[Array, Array, Array], out: Array, options: CallOptions
+    library: ArrayLibrary,
+    arrays: tuple[Array, Array, Array],
+    out: Array,
+    options: CallOptions,
+    tables: ArrayTables = NO_TABLES,
 ) -> tuple[Array, Array, Choice]:
     """Output, log-sum-exp (or None) and choice, for arrays of `library` on a GPU."""
     gpu = cast(GpuArrays, library)
     views = [gpu.view(name, array) for name, array in zip("qkv", arrays, strict=True)]
-    problem = problem_of(views, options)
+    table_views = {name: gpu.view(name, array) for name, array in tables.items()}
+    problem = problem_of(views, options, table_views)
     if out is None:
         out = gpu.new(arrays[0], views[0].shape, views[0].dtype)
     else:
@@ -34,6 +40,7 @@ def attend(
     lse = gpu.new(arrays[0], lse_shape, "float32") if problem.lse else None
     placed = [view for _, view in kept] + [replace(gpu.view("out", out), name="o")]
     placed += [gpu.view("lse", lse)] if problem.lse else []
+    placed += table_views.values()
     launch.prepared(call_of(placed, problem.layout), gpu.stream(arrays[0]))
     if not gpu.orders_by_stream:
         device.synchronize()

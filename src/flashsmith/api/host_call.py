@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -14,24 +15,34 @@ from flashsmith.api.arrays.library import Array, ArrayLibrary, HostArrays
 from flashsmith.api.launches import host_device, launch_for
 from flashsmith.api.options import CallOptions
 from flashsmith.api.problems import gradient_problem_of, problem_of, require_out_fits
+from flashsmith.api.tables import NO_TABLES, ArrayTables
+from flashsmith.base.errors import ArgumentTypeError
 from flashsmith.problem.attention import AttentionProblem
-from flashsmith.problem.signature import signature_of
+from flashsmith.problem.signature import TABLES, signature_of
 from flashsmith.runtime.device import Device
 from flashsmith.runtime.tensors import Location, bits_type, contiguous, in_layout, uploaded
 from flashsmith.tuner.choose.choice import Choice
 
 
 def attend(
-    library: ArrayLibrary, arrays: tuple[Array, Array, Array], out: Array, options: CallOptions
+    library: ArrayLibrary,
+    arrays: tuple[Array, Array, Array],
+    out: Array,
+    options: CallOptions,
+    tables: ArrayTables = NO_TABLES,
 ) -> tuple[Array, Array, Choice]:
     """Output, log-sum-exp (or None) and choice, for arrays of `library` in the host's memory."""
     host = cast(HostArrays, library)
     views = [host.view(name, array) for name, array in zip("qkv", arrays, strict=True)]
-    problem = problem_of(views, options)
+    words = {name: _words(name, table, views[0].shape[0]) for name, table in tables.items()}
+    problem = problem_of(views, options, {n: _table_view(n, w) for n, w in words.items()})
     if out is not None:
         require_out_fits(host.view("out", out), views)
     device = host_device(options.backend)
-    bits = {name: host.bits(array) for name, array in zip("qkv", arrays, strict=True)}
+    bits: dict[str, NDArray[Any]] = {
+        name: host.bits(array) for name, array in zip("qkv", arrays, strict=True)
+    }
+    bits |= {name: table.view(np.uint32) for name, table in words.items()}
     found, choice = attend_bits(device, problem, bits, options)
     result = host.from_bits(found["o"], arrays[0])
     if out is not None:
@@ -39,6 +50,24 @@ def attend(
         result = out
     lse = host.from_float32(found["lse"].view(np.float32)) if problem.lse else None
     return result, lse, choice
+
+
+def _words(name: str, table: Array, batch: int) -> NDArray[Any]:
+    """A table in the type of its role; slopes of heads are those of every sequence."""
+    numbers = np.asarray(table)
+    if numbers.dtype.kind not in ("iu" if TABLES[name].is_integer else "f"):
+        raise ArgumentTypeError(
+            f"{name} is {numbers.dtype}; it must be "
+            f"{'int32' if TABLES[name].is_integer else 'float32'}."
+        )
+    if name == "alibi_slopes" and numbers.ndim == 1:
+        numbers = np.broadcast_to(numbers, (batch, *numbers.shape))
+    kind = np.int32 if TABLES[name].is_integer else np.float32
+    return np.ascontiguousarray(numbers, kind)
+
+
+def _table_view(name: str, words: NDArray[Any]) -> ArrayView:
+    return replace(_view(name, words), dtype=str(words.dtype))
 
 
 def differentiate(

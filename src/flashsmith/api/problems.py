@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from flashsmith.api.array_view import ArrayView
 from flashsmith.api.options import CallOptions
+from flashsmith.api.tables import TableViews, with_tables
 from flashsmith.base.dtypes import DType
 from flashsmith.base.errors import ArgumentError, ArgumentTypeError, Unsupported
 from flashsmith.kernels.width import MAX_D_HEAD, require_width
@@ -16,8 +17,13 @@ from flashsmith.problem.attention import LAYOUTS, AttentionProblem
 _OF_A_MODEL = " (load a torch model with dtype=torch.bfloat16, or call it under torch.autocast)"
 
 
-def problem_of(views: Sequence[ArrayView], options: CallOptions) -> AttentionProblem:
-    """The problem that q, k and v and the options of a call pose."""
+_NO_TABLES: TableViews = {}
+
+
+def problem_of(
+    views: Sequence[ArrayView], options: CallOptions, tables: TableViews = _NO_TABLES
+) -> AttentionProblem:
+    """The problem that q, k and v, the options and the tables of a call pose."""
     q, k, v = views
     dtype = _common_dtype(q, k, v)
     _require_one_device(q, k, v)
@@ -28,7 +34,7 @@ def problem_of(views: Sequence[ArrayView], options: CallOptions) -> AttentionPro
     _require_matching_shapes(*bshd)
     batch, q_len, heads, d_head = bshd[0].shape
     _, k_len, kv_heads, _ = bshd[1].shape
-    return AttentionProblem(
+    problem = AttentionProblem(
         batch=batch,
         heads=heads,
         kv_heads=kv_heads,
@@ -38,6 +44,8 @@ def problem_of(views: Sequence[ArrayView], options: CallOptions) -> AttentionPro
         dtype=dtype,
         **options.given(),
     )
+    _require_one_device(q, *tables.values())
+    return with_tables(problem, tables)
 
 
 def gradient_problem_of(views: Mapping[str, ArrayView], options: CallOptions) -> AttentionProblem:

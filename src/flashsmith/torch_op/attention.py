@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from torch import Tensor
 from torch.autograd import forward_ad
 
@@ -9,16 +11,20 @@ from flashsmith.api.arrays.library import Array
 from flashsmith.api.launches import gpu_device, host_device, launch_for
 from flashsmith.api.options import LSE, CallOptions
 from flashsmith.api.problems import problem_of
+from flashsmith.api.tables import NO_TABLES, ArrayTables, in_order
+from flashsmith.base.errors import Unsupported
 from flashsmith.torch_op import operator
 from flashsmith.torch_op.arguments import given_of
 from flashsmith.torch_op.autograd import (
     Attention,
     is_transformed,
     refuse_tangents,
+    refuse_unknown_gradients,
     wants_gradient,
 )
 from flashsmith.torch_op.cpu_kernel import TORCH_RUNS, is_emulated
 from flashsmith.torch_op.fake_kernel import empty_lse
+from flashsmith.torch_op.tables import as_tables
 from flashsmith.torch_op.tensor_view import (
     autocast,
     is_autocast,
@@ -28,9 +34,15 @@ from flashsmith.torch_op.tensor_view import (
 )
 from flashsmith.tuner.choose.choice import Choice
 
+_NO_TENSORS: Mapping[str, Tensor] = {}
+
 
 def attend(
-    arrays: tuple[Array, Array, Array], out: Array, options: CallOptions, explain: bool
+    arrays: tuple[Array, Array, Array],
+    out: Array,
+    options: CallOptions,
+    explain: bool,
+    tables: ArrayTables = NO_TABLES,
 ) -> tuple[Tensor, Tensor | None, Choice | None]:
     """Output, log-sum-exp (or None), and the choice if it is to be explained."""
     q, k, v = arrays
@@ -41,7 +53,10 @@ def attend(
         q, k, v = autocast(q), autocast(k), autocast(v)
     given, wants_lse = given_of(options), options.facts[LSE]
     lse = None
+    if tables:
+        return _attend_with(q, k, v, out, options, explain, as_tables(tables, q))
     if wants_gradient(q, k, v):  # which needs the log-sum-exp
+        refuse_unknown_gradients(options)
         if out is not None:
             refuse_out(q, k, v)
         kept = Attention.apply if is_transformed() else operator.forward_lse
@@ -56,11 +71,41 @@ def attend(
     return out, lse, _choice(q, k, v, options) if explain else None
 
 
-def _choice(q: Tensor, k: Tensor, v: Tensor, options: CallOptions) -> Choice:
+def _attend_with(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Array,
+    options: CallOptions,
+    explain: bool,
+    tables: dict[str, Tensor],
+) -> tuple[Tensor, Tensor | None, Choice | None]:
+    """The same with tables."""
+    if out is not None:
+        raise Unsupported(
+            f"out is given and {next(iter(tables))} too; such calls return new memory; do not pass "
+            f"out."
+        )
+    if wants_gradient(q, k, v):
+        refuse_unknown_gradients(options, *tables)
+    wants_lse = bool(options.facts[LSE])
+    found, lse = operator.forward_with(q, k, v, in_order(tables), wants_lse, *given_of(options))
+    choice = _choice(q, k, v, options, tables) if explain else None
+    return found, lse if wants_lse else None, choice
+
+
+def _choice(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    options: CallOptions,
+    tables: Mapping[str, Tensor] = _NO_TENSORS,
+) -> Choice:
     """The choice that the operator made: it is kept with the launch."""
     views = [tensor_view(name, tensor) for name, tensor in zip("qkv", (q, k, v), strict=True)]
+    of_tables = {name: tensor_view(name, table) for name, table in tables.items()}
     if q.device.type == "cpu" and not is_emulated(options):
         return TORCH_RUNS
     on_cpu = q.device.type == "cpu"
     device = host_device("emulator") if on_cpu else gpu_device(views[0], options.backend)
-    return launch_for(device, problem_of(views, options), options, views).choice
+    return launch_for(device, problem_of(views, options, of_tables), options, views).choice

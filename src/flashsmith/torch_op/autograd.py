@@ -6,10 +6,16 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from flashsmith.api.options import CALL_FACTS, CallOptions
 from flashsmith.base.errors import Unsupported
 from flashsmith.base.loose_types import Foreign
+from flashsmith.problem.attention import FACTS
 from flashsmith.torch_op.arguments import Argument, without_config
 
+# Facts of callers that no backward kernel knows.
+_WITHOUT_GRADIENT = [
+    name for name in CALL_FACTS.values() if FACTS[name].exact or name == "window_left"
+]
 Context = Foreign  # torch's, of one call
 Input = Argument  # or a tensor: of an operator
 
@@ -30,6 +36,16 @@ def refuse_tangents(q: Tensor, k: Tensor, v: Tensor) -> None:
                 f"{name} carries a tangent (torch.func.jvp, forward-mode differentiation); "
                 f"flashsmith has reverse-mode gradients only; use torch.func.vjp or backward()."
             )
+
+
+def refuse_unknown_gradients(options: CallOptions, *tables: str) -> None:
+    """Raises for a call whose gradients no kernel computes, before it is computed in vain."""
+    given = [name for name in _WITHOUT_GRADIENT if options.fact(name) != FACTS[name].absent]
+    for name in (*given, *tables):
+        raise Unsupported(
+            f"{name} is given and a gradient is wanted; flashsmith has no backward pass with "
+            f"{name} yet; call under torch.no_grad(), or train with torch's own attention."
+        )
 
 
 def keep(ctx: Context, inputs: tuple[Input, ...], output: tuple[Tensor, Tensor]) -> None:

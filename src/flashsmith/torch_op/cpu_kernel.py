@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -12,14 +14,20 @@ from flashsmith.api.launches import host_device
 from flashsmith.api.notices import say_once
 from flashsmith.api.options import CallOptions
 from flashsmith.api.problems import problem_of, require_out_fits
+from flashsmith.api.tables import by_name
 from flashsmith.base import settings
-from flashsmith.base.errors import ArgumentError, Unsupported
+from flashsmith.base.errors import ArgumentError
 from flashsmith.problem.attention import AttentionProblem
 from flashsmith.problem.needs import exact_facts
+from flashsmith.problem.reference import of_head, score
+from flashsmith.problem.sequences import sequences_of
+from flashsmith.problem.signature import TABLES
 from flashsmith.torch_op.arguments import Argument, options_of
+from flashsmith.torch_op.fake_kernel import empty_output, no_lse
 from flashsmith.torch_op.tensor_view import refuse_gradients, tensor_view
 from flashsmith.tuner.choose.choice import Choice
 
+_NO_TABLES: Mapping[str, Tensor] = {}
 TORCH_RUNS = Choice(None, "torch", "CPU tensors go to torch's own attention")
 
 
@@ -40,6 +48,19 @@ def forward_lse(
     return out, lse
 
 
+def forward_with(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    tables: list[Tensor | None],
+    lse: bool,
+    *given: Argument,
+) -> tuple[Tensor, Tensor]:
+    """The same of a call with tables; an LSE without elements where none is asked for."""
+    out, of_rows = _attend(q, k, v, options_of(given, lse=lse), by_name(tables))
+    return out, no_lse(q) if of_rows is None else of_rows
+
+
 def forward_out(
     q: Tensor,
     k: Tensor,
@@ -57,19 +78,27 @@ def forward_out(
         lse.copy_(computed_lse)
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, options: CallOptions) -> tuple[Tensor, Tensor | None]:
+def _attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    options: CallOptions,
+    tables: Mapping[str, Tensor] = _NO_TABLES,
+) -> tuple[Tensor, Tensor | None]:
     if torch.is_grad_enabled():
         refuse_gradients({"q": q, "k": k, "v": v})
     views = [tensor_view(name, tensor) for name, tensor in zip("qkv", (q, k, v), strict=True)]
-    problem = problem_of(views, options)
+    problem = problem_of(views, options, {n: tensor_view(n, t) for n, t in tables.items()})
     if is_emulated(options):
-        return _emulate(q, k, v, problem, options)
+        return _emulate({"q": q, "k": k, "v": v, **tables}, problem, options)
     require_cpu_options(problem, options)
     say_once(
         "torch on the CPU",
         "flashsmith was given torch tensors on the CPU and calls torch's own attention; "
         "backend='emulator' or FLASHSMITH_DEVICE=emulator runs flashsmith's kernels.",
     )
+    if exact_facts(problem):
+        return _by_matrices({"q": q, "k": k, "v": v, **tables}, problem)
     return _torch_attention(q, k, v, problem)
 
 
@@ -84,11 +113,6 @@ def require_cpu_options(problem: AttentionProblem, options: CallOptions) -> None
             "config is given and q is on the CPU, where torch's own attention runs; pass "
             "backend='emulator' or move q, k and v to a GPU."
         )
-    for name in exact_facts(problem):
-        raise Unsupported(
-            f"{name} is given and q is on the CPU, where torch's own attention runs, which cannot "
-            f"compute it; pass backend='emulator' or move q, k and v to a GPU."
-        )
 
 
 def is_emulated(options: CallOptions) -> bool:
@@ -97,14 +121,45 @@ def is_emulated(options: CallOptions) -> bool:
 
 
 def _emulate(
-    q: Tensor, k: Tensor, v: Tensor, problem: AttentionProblem, options: CallOptions
+    tensors: Mapping[str, Tensor], problem: AttentionProblem, options: CallOptions
 ) -> tuple[Tensor, Tensor | None]:
-    named = zip("qkv", (q, k, v), strict=True)
-    bits = {name: tensor.detach().view(torch.uint16).numpy() for name, tensor in named}
+    q = tensors["q"]
+    bits = {
+        name: t.detach().view(torch.uint32 if name in TABLES else torch.uint16).numpy()
+        for name, t in tensors.items()
+    }
     found, _ = attend_bits(host_device("emulator"), problem, bits, options)
     out = _like_real(torch.from_numpy(found["o"]).view(q.dtype), q)
     lse = torch.from_numpy(found["lse"].view(np.float32)) if problem.lse else None
     return out, lse
+
+
+def _by_matrices(
+    tensors: Mapping[str, Tensor], problem: AttentionProblem
+) -> tuple[Tensor, Tensor | None]:
+    """What torch's own attention cannot do, by its products and softmax, in float32."""
+    tables = {name: t.numpy() for name, t in tensors.items() if name in TABLES}
+    q, k, v = (
+        (tensors[n] if problem.layout == "bhsd" else tensors[n].transpose(1, 2)).float()
+        for n in "qkv"
+    )
+    out = torch.zeros_like(q)
+    lse = torch.full(q.shape[:3], float("-inf"))
+    for one in sequences_of(problem, tables):
+        b, rows, keys = one.batch, one.rows, one.keys
+        visible = torch.from_numpy(one.mask.visible())
+        for head in range(problem.heads):
+            numbers, kv = of_head(tables, b, head), head // problem.group
+            products = (q[b, head, rows] @ k[b, kv, keys].T).numpy()
+            scores = torch.from_numpy(score(problem, products, one.mask, numbers))
+            sink = torch.full((scores.shape[0], 1), numbers.get("sinks", float("-inf")))
+            scores = torch.cat([scores.masked_fill(~visible, float("-inf")), sink], dim=1)
+            lse[b, head, rows] = scores.logsumexp(1)
+            weights = scores.softmax(1).nan_to_num(0.0)  # of rows that see no key
+            out[b, head, rows] = weights[:, :-1] @ v[b, kv, keys]
+    like = tensors["q"]
+    found = out if problem.layout == "bhsd" else out.transpose(1, 2)
+    return _like_real(found.to(like.dtype), like), lse if problem.lse else None
 
 
 def _torch_attention(
@@ -133,8 +188,6 @@ def _torch_attention(
 
 def _like_real(out: Tensor, q: Tensor) -> Tensor:
     """The output with the strides that the operator promises."""
-    from flashsmith.torch_op.fake_kernel import empty_output
-
     return empty_output(q).copy_(out)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -18,11 +18,13 @@ from flashsmith.api.launches import (
     say_copy,
 )
 from flashsmith.api.problems import problem_of, require_out_fits
+from flashsmith.api.tables import by_name
 from flashsmith.kernels.launch import Call
 from flashsmith.torch_op.arguments import Argument, Given, options_of
-from flashsmith.torch_op.fake_kernel import empty_lse, empty_output
+from flashsmith.torch_op.fake_kernel import empty_lse, empty_output, no_lse
 from flashsmith.torch_op.tensor_view import refuse_gradients, tensor_view
 
+_NO_TABLES: Mapping[str, Tensor] = {}
 _UNALIGNED = 15  # the bits of an address that are 0 at a multiple of 16 bytes
 
 
@@ -72,6 +74,39 @@ def forward_out(
     _start_on_copies(launch, (q, k, v), out, lse, current_stream(launch.ordinal))
 
 
+def forward_with(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    tables: list[Tensor | None],
+    lse: bool,
+    *given: Argument,
+) -> tuple[Tensor, Tensor]:
+    """The same of a call with tables; an LSE without elements where none is asked for."""
+    refuse_gradients({"q": q, "k": k, "v": v} if torch.is_grad_enabled() else {})
+    of_tables = by_name(tables)
+    key = (
+        *(q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride()),
+        *(q.dtype, k.dtype, v.dtype, q.get_device(), k.get_device(), v.get_device()),
+        *((n, t.shape, t.stride(), t.dtype, t.get_device()) for n, t in of_tables.items()),
+        *(lse, given),
+    )
+    found = KEPT_LAUNCHES.get(key)
+    if found is None:
+        found = kept_launch(key, lambda: _make_launch(q, k, v, lse, given, of_tables))
+    out = found.empty_output(q)  # type: ignore[attr-defined]  # no other kind under such a key
+    of_rows = empty_lse(q, found.prepared.problem.layout) if lse else no_lse(q)
+    _start_on_copies(
+        found,  # type: ignore[arg-type]  # as above
+        (q, k, v),
+        out,
+        of_rows if lse else None,
+        current_stream(q.get_device()),
+        of_tables,
+    )
+    return out, of_rows
+
+
 def _launch_of(q: Tensor, k: Tensor, v: Tensor, lse: bool, given: Given) -> _TorchLaunch:
     """The launch for tensors of these shapes, strides, types and devices."""
     key = (
@@ -87,10 +122,17 @@ def _launch_of(q: Tensor, k: Tensor, v: Tensor, lse: bool, given: Given) -> _Tor
     return found  # type: ignore[return-value]  # under such a key there is no other kind
 
 
-def _make_launch(q: Tensor, k: Tensor, v: Tensor, lse: bool, given: Given) -> _TorchLaunch:
+def _make_launch(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    lse: bool,
+    given: Given,
+    tables: Mapping[str, Tensor] = _NO_TABLES,
+) -> _TorchLaunch:
     options = options_of(given, lse=lse)
     views = [tensor_view(name, tensor) for name, tensor in zip("qkv", (q, k, v), strict=True)]
-    problem = problem_of(views, options)
+    problem = problem_of(views, options, {n: tensor_view(n, t) for n, t in tables.items()})
     launch = launch_for(gpu_device(views[0], options.backend), problem, options, views)
     copies = any(replace(view, address=0).obstacle() for view in views)
     return _TorchLaunch(
@@ -131,8 +173,10 @@ def _call(
     inputs: tuple[Tensor, Tensor, Tensor],
     out: Tensor,
     lse: Tensor | None,
+    tables: Mapping[str, Tensor] = _NO_TABLES,
 ) -> Call:
     named = [*zip("qkvo", (*inputs, out), strict=True)] + ([] if lse is None else [("lse", lse)])
+    named += tables.items()
     views = [tensor_view(name, tensor) for name, tensor in named]
     return call_of(views, launch.prepared.problem.layout)
 
@@ -143,6 +187,7 @@ def _start_on_copies(
     out: Tensor,
     lse: Tensor | None,
     stream: int,
+    tables: Mapping[str, Tensor] = _NO_TABLES,
 ) -> None:
     """Launches on the tensors, or on contiguous copies of what no kernel can read in place."""
     readable = []
@@ -155,7 +200,7 @@ def _start_on_copies(
         copied = tensor.clone(memory_format=torch.contiguous_format) if obstacle else tensor
         readable.append(copied)
     q, k, v = readable
-    launch.prepared(_call(launch, (q, k, v), out, lse), stream)
+    launch.prepared(_call(launch, (q, k, v), out, lse, tables), stream)
 
 
 def _public_stream(ordinal: int) -> int:

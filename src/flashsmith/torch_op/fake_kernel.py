@@ -40,6 +40,25 @@ def forward_out(
     _check(q, k, v, given)
 
 
+def forward_with(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    tables: list[Tensor | None],
+    lse: bool,
+    *given: Argument,
+) -> tuple[Tensor, Tensor]:
+    """The same of a call with tables; an LSE without elements where none is asked for."""
+    _check(q, k, v, given)
+    layout = options_of(given, lse=lse).fact("layout")
+    return empty_output(q), empty_lse(q, layout) if lse else no_lse(q)
+
+
+def no_lse(q: Tensor) -> Tensor:
+    """What stands for a log-sum-exp that nobody asked for."""
+    return q.new_empty((0,), dtype=torch.float32)
+
+
 def backward(
     do: Tensor,
     q: Tensor,

@@ -1,4 +1,8 @@
-"""The operators torch knows: torch.ops.flashsmith.forward, forward_lse, forward_out, backward."""
+"""The operators torch knows: torch.ops.flashsmith.forward and its variants, and backward.
+
+`forward_with` takes the tables of a call in the order of problem/signature.py, None for those that
+it does not bring, and returns an LSE without elements where none is asked for.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +24,7 @@ _SCHEMAS = {
     "forward": f"({_TENSORS}, {_GIVEN}) -> Tensor",
     "forward_lse": f"({_TENSORS}, {_GIVEN}) -> (Tensor, Tensor)",
     "forward_out": f"({_TENSORS}, Tensor(a!) out, Tensor(b!)? lse, {_GIVEN}) -> ()",
+    "forward_with": f"({_TENSORS}, Tensor?[] tables, bool lse, {_GIVEN}) -> (Tensor, Tensor)",
     "backward": f"(Tensor do, {_TENSORS}, Tensor o, Tensor lse, Tensor? dlse=None, {_GIVEN})"
     " -> (Tensor, Tensor, Tensor)",
 }
@@ -48,4 +53,5 @@ torch.library.register_autograd(
 forward = torch.ops.flashsmith.forward.default
 forward_lse = torch.ops.flashsmith.forward_lse.default
 forward_out = torch.ops.flashsmith.forward_out.default
+forward_with = torch.ops.flashsmith.forward_with.default
 backward = torch.ops.flashsmith.backward.default

@@ -29,8 +29,9 @@ struct ForwardKernel {
     static constexpr bool kListed = flashsmith::kListed<kNeeds>;
     using Listed = ListedPlan<kConfig>;
 
-    // Sums of rounded P are what O needs, and too coarse for a log-sum-exp.
-    static constexpr bool kMmaSums = kConfig.l_by_mma && !kNeeds.lse;
+    // Sums of rounded P are what O needs, and too coarse for a log-sum-exp; they are known when the
+    // row maxima, which a sink is compared with, are already those of the next tile.
+    static constexpr bool kMmaSums = kConfig.l_by_mma && !kNeeds.lse && !kNeeds.sinks;
     // Only masks leave half a block unseen.
     static constexpr bool kHalves = kConfig.half_blocks && Mask::kHides;
     static constexpr int kHalf = kHalves ? kConfig.B_c / 2 : kConfig.B_c;

@@ -1,0 +1,187 @@
+"""Windows, caps, sinks and slopes in both forward families, each alone and drawn together."""
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from flashsmith.base.errors import Unsupported
+from flashsmith.check import verdict
+from flashsmith.check.cases import Case, inputs_of
+from flashsmith.check.verdict import check_case
+from flashsmith.kernels.parse import parse_config
+from flashsmith.kernels.plans import needs_of, plan
+from flashsmith.problem.attention import AttentionProblem
+from flashsmith.problem.mask import Mask
+
+LOOP = "overlap+early_rescale+tiles_DYNAMIC+sections"
+MMA = "(BF16, 64, 64, 64, 4): async+eager+swizzled+load_0_2_2_tiles+opt_softmax"
+WGMMA = f"hopper(BF16, 64, 2, 128): kv_2+q_4+{LOOP}+stats_SUM+lazy_8+o_smem+regs_232_40"
+# One for each way in which a loop, a mask or the end of a tile is written.
+CONFIGS = [
+    MMA,
+    "(FP16, 64, 64, 64, 4): async+swizzled+load_0_2_2_tiles",
+    "(FP16, 64, 128, 128, 4): async+eager+swizzled+load_0_2_2_tiles+buffer+opt_softmax",
+    "(BF16, 128, 64, 32, 4): async+eager+swizzled+load_2_2_2_tiles",
+    WGMMA,
+    f"hopper(FP16, 64, 2, 128): kv_3+q_4+{LOOP}+stats_SUM+lazy_8+halves+pingpong+l_mma+o_smem"
+    "+late_draw+regs_232_40",
+    f"hopper(BF16, 64, 2, 128): kv_2+q_4+{LOOP}+stats_BITS+lazy_8+up_FIRST+o_smem+regs_232_40",
+    f"hopper(BF16, 64, 2, 128): kv_2+q_4+{LOOP}+stats_VOTE+lazy_8+halves+early_tests+split+o_smem"
+    "+late_store+regs_232_40",
+    f"hopper(FP16, 64, 2, 64): kv_2+q_4+{LOOP}+stats_MAX+cluster_2+o_smem+regs_232_40",
+    "hopper(FP16, 64, 1, 128): kv_2+q_1+stats_MAX+regs_240_56",
+]
+DENSE = AttentionProblem(1, 3, 1, 203, 419, 64, lse=True)
+ALONE = [
+    {"window_left": 70, "causal": True},
+    {"window_left": 70, "window_right": 33},
+    {"window_left": 300},
+    {"window_right": 20},
+    {"window_left": 0, "window_right": 0},
+    {"softcap": 2.0},
+    {"softcap": 50.0, "causal": True},
+    {"sinks": True},
+    {"sinks": True, "lse": False},
+    {"alibi": True},
+    {"alibi": True, "causal": True},
+    # Rows behind the last key that a window reaches, and rows before the first.
+    {"q_len": 500, "k_len": 77, "window_left": 20, "window_right": 5, "diagonal": 0},
+    {"q_len": 300, "k_len": 77, "window_left": 20, "causal": True, "sinks": True},
+]
+
+
+def problem_of(config, **facts):
+    return replace(DENSE, dtype=config.dtype, d_head=config.d_head, **facts)
+
+
+def require_right(device, config, problem, gain=3.0):
+    name = f"{config.short_form()} on {problem}"
+    check_case(device, config, Case("masks and scores", problem, gain=gain)).require_ok(name)
+
+
+@pytest.mark.parametrize(
+    "facts", ALONE, ids=lambda facts: " ".join(f"{k}={v}" for k, v in facts.items())
+)
+@pytest.mark.parametrize("text", [MMA, WGMMA], ids=["mma", "wgmma"])
+def test_each_fact_is_computed_by_both_families(text, facts, device):
+    config = parse_config(text)
+    require_right(device, config, problem_of(config, **facts))
+
+
+def drawn_facts(seed):
+    """Lengths, heads, mask, cap, sinks and slopes, together."""
+    draw = random.Random(seed)
+    heads, group = draw.choice([(3, 1), (6, 3), (5, 5)])
+    return {
+        "batch": draw.choice([1, 2]),
+        "heads": heads,
+        "kv_heads": group,
+        "q_len": draw.choice([1, 67, 203, 401]),
+        "k_len": draw.choice([1, 77, 385, 419]),
+        "causal": draw.random() < 0.5,
+        "diagonal": draw.choice([None, None, 0, 31, -40]),
+        "window_left": draw.choice([None, 0, 1, 63, 64, 130, 500]),
+        "window_right": draw.choice([None, 0, 2, 64, 300]),
+        "softcap": draw.choice([None, None, 1.0, 20.0]),
+        "alibi": draw.random() < 0.4,
+        "sinks": draw.random() < 0.5,
+        "lse": draw.random() < 0.5,
+    }
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("text", CONFIGS)
+def test_facts_that_are_drawn_together_are_right_together(text, seed, device):
+    config = parse_config(text)
+    problem = problem_of(config, **drawn_facts(f"{text} {seed}"))
+    require_right(device, config, problem, gain=random.Random(seed).choice([1.0, 8.0]))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("text", CONFIGS)
+def test_many_drawn_facts_are_right_on_a_gpu(text, device):
+    config = parse_config(text)
+    for seed in range(40):
+        problem = problem_of(config, **drawn_facts(f"many {text} {seed}"))
+        require_right(device, config, problem)
+
+
+def with_inputs(monkeypatch, change):
+    """Gives kernels other inputs than those that the truth is computed from."""
+
+    def inputs(case):
+        return {name: change(name, bits) for name, bits in inputs_of(case).items()}
+
+    monkeypatch.setattr(verdict, "inputs_of", inputs)
+
+
+def is_right(device, text, **facts):
+    config = parse_config(text)
+    return check_case(device, config, Case("mutant", problem_of(config, **facts))).ok
+
+
+@pytest.mark.parametrize("off", [-1, 1])
+@pytest.mark.parametrize("text", [MMA, WGMMA], ids=["mma", "wgmma"])
+def test_an_edge_that_is_off_by_one_is_noticed(text, off, device, monkeypatch):
+    facts = {"window_left": 40, "window_right": 3}
+    assert is_right(device, text, **facts)
+    for name in ("left_diagonal", "diagonal"):
+        with monkeypatch.context() as patch:
+            right = getattr(Mask, name).fget
+            patch.setattr(Mask, name, property(lambda mask, right=right: right(mask) + off))
+            assert not is_right(device, text, **facts), name
+
+
+@pytest.mark.parametrize("text", [MMA, WGMMA], ids=["mma", "wgmma"])
+def test_a_sink_that_counts_twice_is_noticed(text, device, monkeypatch):
+    def twice(name, bits):
+        if name != "sinks":
+            return bits
+        return (bits.view(np.float32) + np.float32(np.log(2))).view(np.uint32)
+
+    with_inputs(monkeypatch, twice)
+    assert not is_right(device, text, sinks=True)
+
+
+@pytest.mark.parametrize("text", [MMA, WGMMA], ids=["mma", "wgmma"])
+def test_slopes_of_another_head_are_noticed(text, device, monkeypatch):
+    def of_the_next_head(name, bits):
+        return np.roll(bits, 1, axis=-1) if name in ("alibi_slopes", "sinks") else bits
+
+    with_inputs(monkeypatch, of_the_next_head)
+    assert not is_right(device, text, alibi=True, k_len=40)
+    assert not is_right(device, text, sinks=True, k_len=40)
+
+
+def test_kv_blocks_outside_a_window_are_never_loaded(device):
+    """NaN in keys that no row sees: who multiplies them gets NaN, also where the weight is 0."""
+    for text in (MMA, WGMMA):
+        config = parse_config(text)
+        problem = problem_of(config, q_len=64, k_len=640, window_left=60, causal=True)
+        bits = dict(inputs_of(Case("hidden", problem)))
+        nan = np.array(np.nan, np.float32).view(np.uint32) >> 16
+        bits["v"] = bits["v"].copy()
+        bits["v"][:, : 640 - 64 - 60 - 127] = np.uint16(nan)
+        from flashsmith.runtime.run import run_arrays
+
+        found = run_arrays(device, config, problem, bits)
+        assert not np.isnan(found["lse"].view(np.float32)).any()
+        plain = run_arrays(device, config, problem, inputs_of(Case("hidden", problem)))
+        np.testing.assert_array_equal(found["o"], plain["o"])
+
+
+def test_a_mask_that_hides_nothing_needs_no_code():
+    config = parse_config(MMA)
+    wide = needs_of(config, problem_of(config, window_left=1000, window_right=1000))
+    assert "window_left" not in wide
+    assert "causal" not in wide
+    assert "window_left" in needs_of(config, problem_of(config, window_left=100))
+
+
+def test_what_no_kernel_computes_is_refused_by_name():
+    config = parse_config("bwd(BF16, 64): dkv_64_64_4+dq_64_64_4")
+    problem = replace(DENSE, lse=False, operation="backward", window_left=5)
+    with pytest.raises(Unsupported, match="do not compute window_left"):
+        plan(config, problem, sm_count=132)
