@@ -17,7 +17,11 @@ from flashsmith.kernels import (
 
 if TYPE_CHECKING:
     from flashsmith.api.attention import flash_attention
-    from flashsmith.api.dropins import flash_attn_func, scaled_dot_product_attention
+    from flashsmith.api.dropins import (
+        flash_attn_func,
+        flash_attn_varlen_func,
+        scaled_dot_product_attention,
+    )
     from flashsmith.api.gradients import flash_attention_backward
     from flashsmith.api.notices import FlashsmithWarning
     from flashsmith.problem.attention import AttentionProblem
@@ -38,6 +42,7 @@ _LAZY = {
     "flash_attention": "flashsmith.api.attention",
     "flash_attention_backward": "flashsmith.api.gradients",
     "flash_attn_func": "flashsmith.api.dropins",
+    "flash_attn_varlen_func": "flashsmith.api.dropins",
     "scaled_dot_product_attention": "flashsmith.api.dropins",
     "tune": "flashsmith.tuner.run.tune",
 }
@@ -54,6 +59,7 @@ __all__ = [
     "flash_attention",
     "flash_attention_backward",
     "flash_attn_func",
+    "flash_attn_varlen_func",
     "get_autotuning_kernel_configs",
     "get_kernel_configs",
     "get_kernel_progression_configs",

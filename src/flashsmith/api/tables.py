@@ -14,6 +14,7 @@ from flashsmith.problem.signature import TABLES, TensorRole
 ArrayTables = Mapping[str, Array]  # of a call, by the names of `TABLES`
 TableViews = Mapping[str, ArrayView]
 NO_TABLES: ArrayTables = {}
+BOUNDARIES = ("cu_seqlens_q", "cu_seqlens_k")  # of packed sequences
 _UNBOUNDED = -1
 
 
@@ -45,11 +46,40 @@ def with_tables(problem: AttentionProblem, tables: TableViews) -> AttentionProbl
     """The problem that a call with these tables poses; each is held to its role."""
     if not tables:
         return problem
-    asked = {TABLES[name].asked_by: True for name in tables}
-    problem = replace(problem, **asked)  # type: ignore[arg-type]  # facts of tables are bools
+    asked = {TABLES[name].asked_by: _asked(name, view) for name, view in tables.items()}
+    _require_both_boundaries(tables)
+    problem = replace(problem, **asked)  # type: ignore[arg-type]  # facts of tables
     for name, view in tables.items():
         _require_fits(TABLES[name], view, problem)
     return problem
+
+
+def _asked(name: str, view: ArrayView) -> bool | int:
+    """The value of the fact that a table stands for: packed sequences are counted."""
+    if name not in BOUNDARIES:
+        return True
+    if len(view.shape) != 1 or view.shape[0] < 2:
+        raise ArgumentError(
+            f"{name} has shape {view.shape}; it must be (sequences + 1,): where each sequence "
+            f"begins, and where the last one ends."
+        )
+    return view.shape[0] - 1
+
+
+def _require_both_boundaries(tables: TableViews) -> None:
+    given = [name for name in BOUNDARIES if name in tables]
+    if len(given) == 1:
+        missing = next(name for name in BOUNDARIES if name not in tables)
+        raise ArgumentError(
+            f"{given[0]} is given without {missing}; packed sequences need both; pass the same "
+            f"for self-attention."
+        )
+    counts = [tables[name].shape[0] for name in given]
+    if len(set(counts)) > 1:
+        raise ArgumentError(
+            f"cu_seqlens_q has {counts[0]} entries and cu_seqlens_k has {counts[1]}; they must be "
+            f"equal: one more than there are sequences."
+        )
 
 
 def _require_fits(role: TensorRole, view: ArrayView, problem: AttentionProblem) -> None:

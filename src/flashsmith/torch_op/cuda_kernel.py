@@ -19,7 +19,7 @@ from flashsmith.api.launches import (
 )
 from flashsmith.api.problems import problem_of, require_out_fits
 from flashsmith.api.tables import by_name
-from flashsmith.kernels.launch import Call
+from flashsmith.kernels.launch import SCRATCH, Call
 from flashsmith.torch_op.arguments import Argument, Given, options_of
 from flashsmith.torch_op.fake_kernel import empty_lse, empty_output, no_lse
 from flashsmith.torch_op.tensor_view import refuse_gradients, tensor_view
@@ -200,6 +200,10 @@ def _start_on_copies(
         copied = tensor.clone(memory_format=torch.contiguous_format) if obstacle else tensor
         readable.append(copied)
     q, k, v = readable
+    n_bytes = launch.prepared.scratch_bytes
+    if n_bytes:  # kept until the launches are queued, as copies are
+        scratch = torch.empty(n_bytes, dtype=torch.uint8, device=out.device)
+        tables = {**tables, SCRATCH: scratch}
     launch.prepared(_call(launch, (q, k, v), out, lse, tables), stream)
 
 

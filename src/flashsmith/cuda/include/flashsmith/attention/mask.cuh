@@ -26,8 +26,13 @@ struct Span {
 // A sequence of the tile list. The diagonals of `args` are then counted from the alignment.
 template <class Args, class Tile>
 FS_DEVICE ListedSequence listed_sequence(const Args& args, const Tile& tile) {
-    return {tile.q_begin, tile.k_begin, tile.q_len, tile.k_len, tile.alignment + args.diagonal,
-            tile.alignment + args.left_diagonal, tile.alignment + args.position};
+    return {tile.q_begin,
+            tile.k_begin,
+            tile.q_len,
+            tile.k_len,
+            tile.alignment + args.diagonal,
+            tile.alignment + args.left_diagonal,
+            tile.alignment + args.position};
 }
 
 // kCausal: rows do not see keys right of the diagonal. kRagged: the last kv block may end early.

@@ -81,10 +81,9 @@ struct ListedPlan {
         ptx::st_shared_16b(sequence(slot),
                            {{static_cast<u32>(of.q_begin), static_cast<u32>(of.k_begin),
                              static_cast<u32>(of.q_len), static_cast<u32>(of.k_len)}});
-        ptx::st_shared_16b(sequence(slot) + 16, {{static_cast<u32>(of.diagonal),
-                                                  static_cast<u32>(of.left_diagonal),
-                                                  static_cast<u32>(of.position),
-                                                  static_cast<u32>(kv_head)}});
+        ptx::st_shared_16b(sequence(slot) + 16,
+                           {{static_cast<u32>(of.diagonal), static_cast<u32>(of.left_diagonal),
+                             static_cast<u32>(of.position), static_cast<u32>(kv_head)}});
     }
 
     FS_DEVICE Keys keys(int slot) const {

@@ -62,7 +62,6 @@ struct Segment {
     bool goes_on;  // in another tile, before the next number is drawn
 };
 
-
 // Tile number `index` of a launch whose tiles come from a list. The tile and its sequence go to the
 // next slot of shared memory at once: the producer has few registers. It is told the kv blocks, and
 // where to look the rest up: in `batch` stands the slot.
@@ -77,7 +76,8 @@ FS_DEVICE Segment listed_segment(const typename Kernel::Args& args, i32 index, u
     const ListedSequence of = listed_sequence(args, found);
     const i32 kv_head = Division(head, args.kv_group).quotient;
     const i32 row = found.row + static_cast<i32>(rank) * kRows;
-    const i32 end = Kernel::Mask::template blocks_seen<Kernel::kConfig.B_c>(of, found.row + kAllRows);
+    const i32 end =
+        Kernel::Mask::template blocks_seen<Kernel::kConfig.B_c>(of, found.row + kAllRows);
     const i32 first = Kernel::Mask::kHasLeft ? first_block_of<Kernel>(of, row, rank) : 0;
     ptx::mbarrier_wait(smem.tile_empty(place.stage), place.parity);  // consumers have left the slot
     typename Kernel::Listed{smem.base}.put(place.stage, of, kv_head);
