@@ -54,6 +54,11 @@ OFFSETS = {
     "whole_tiles": 612,
     "split_ranges": 616,
     "split_blocks": 620,
+    "left_diagonal": 624,
+    "position": 628,
+    "sinks": 632,
+    "alibi_slopes": 640,
+    "tile_list": 648,
 }
 
 
@@ -97,7 +102,7 @@ def test_the_struct_in_cpp_has_the_offsets_that_are_packed():
     asserts += f"\nstatic_assert(flashsmith::kFirstFlag == {FIRST_FLAG});"
     compile_text(
         f'{structs(type(CONFIG))}\n#include "flashsmith/sm90/slices.cuh"\n{asserts}\n'
-        f"static_assert(sizeof(flashsmith::Sm90ForwardArgs) == 640);\n"
+        f"static_assert(sizeof(flashsmith::Sm90ForwardArgs) == 704);\n"
         f'extern "C" __global__ void facts() {{}}\n',
         "facts",
         "sm_90a",
@@ -107,7 +112,7 @@ def test_the_struct_in_cpp_has_the_offsets_that_are_packed():
 def test_every_argument_stands_at_its_offset():
     one = launch(CONFIG, PROBLEM, order=TileOrder(5, 1, 2))
     packed, _ = packed_of(one, call_of(PROBLEM))
-    assert len(packed) == 640
+    assert len(packed) == 704
     for n, name in enumerate("qkvo"):
         assert packed[OFFSETS[name]] == n + 1
     numbers = {

@@ -78,12 +78,9 @@ struct ListedPlan {
     };
 
     FS_DEVICE void put(int slot, const ListedSequence& of, i32 kv_head) const {
-        ptx::st_shared_16b(sequence(slot),
-                           {{static_cast<u32>(of.q_begin), static_cast<u32>(of.k_begin),
-                             static_cast<u32>(of.q_len), static_cast<u32>(of.k_len)}});
-        ptx::st_shared_16b(sequence(slot) + 16,
-                           {{static_cast<u32>(of.diagonal), static_cast<u32>(of.left_diagonal),
-                             static_cast<u32>(of.position), static_cast<u32>(kv_head)}});
+        const Words words = __builtin_bit_cast(Words, Told{of, kv_head});
+        ptx::st_shared_16b(sequence(slot), words.low);
+        ptx::st_shared_16b(sequence(slot) + 16, words.high);
     }
 
     FS_DEVICE Keys keys(int slot) const {
@@ -96,13 +93,22 @@ struct ListedPlan {
     }
 
     FS_DEVICE ListedSequence get(int slot) const {
-        const Chunk place = ptx::ld_shared_16b(sequence(slot));
-        const Chunk edges = ptx::ld_shared_16b(sequence(slot) + 16);
-        return {static_cast<i32>(place.word[0]), static_cast<i32>(place.word[1]),
-                static_cast<i32>(place.word[2]), static_cast<i32>(place.word[3]),
-                static_cast<i32>(edges.word[0]), static_cast<i32>(edges.word[1]),
-                static_cast<i32>(edges.word[2])};
+        const Words words{ptx::ld_shared_16b(sequence(slot)),
+                          ptx::ld_shared_16b(sequence(slot) + 16)};
+        return __builtin_bit_cast(Told, words).of;
     }
+
+  private:
+    // A slot: as fields, and as two accesses.
+    struct Told {
+        ListedSequence of;
+        i32 kv_head;
+    };
+    struct Words {
+        Chunk low, high;
+    };
+    static_assert(sizeof(Told) == kSequenceBytes && sizeof(Words) == kSequenceBytes,
+                  "a slot is two 16-byte accesses.");
 };
 
 // One warp: clears what is behind the end of sequences, block by block, until the producer ends it.
