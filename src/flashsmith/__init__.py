@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     )
     from flashsmith.api.gradients import flash_attention_backward
     from flashsmith.api.notices import FlashsmithWarning
+    from flashsmith.api.warmup import Warmed, warmup
     from flashsmith.problem.attention import AttentionProblem
     from flashsmith.tuner.choose.choice import Choice, choose
     from flashsmith.tuner.run.machines import Machines
@@ -38,6 +39,7 @@ _LAZY = {
     "FlashsmithWarning": "flashsmith.api.notices",
     "Machines": "flashsmith.tuner.run.machines",
     "Tuned": "flashsmith.tuner.run.tune",
+    "Warmed": "flashsmith.api.warmup",
     "choose": "flashsmith.tuner.choose.choice",
     "flash_attention": "flashsmith.api.attention",
     "flash_attention_backward": "flashsmith.api.gradients",
@@ -45,6 +47,7 @@ _LAZY = {
     "flash_attn_varlen_func": "flashsmith.api.dropins",
     "scaled_dot_product_attention": "flashsmith.api.dropins",
     "tune": "flashsmith.tuner.run.tune",
+    "warmup": "flashsmith.api.warmup",
 }
 
 __all__ = [
@@ -55,6 +58,7 @@ __all__ = [
     "FlashsmithWarning",
     "Machines",
     "Tuned",
+    "Warmed",
     "choose",
     "flash_attention",
     "flash_attention_backward",
@@ -68,6 +72,7 @@ __all__ = [
     "scaled_dot_product_attention",
     "should_autotune_config",
     "tune",
+    "warmup",
 ]
 
 

@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 import flashsmith
 from flashsmith import flash_attention, flash_attention_backward
 from flashsmith.api import launches
+from flashsmith.api.options import checked_options
 from flashsmith.base.dtypes import DType
 from flashsmith.base.errors import ArgumentError, ArgumentTypeError, Unsupported
 from flashsmith.check.cases import Case, inputs_of
@@ -19,6 +20,7 @@ from flashsmith.check.tolerance import distance, expectation_of
 from flashsmith.problem.attention import AttentionProblem
 from flashsmith.runtime.devices import default_device
 from flashsmith.torch_op import cuda_backward, fake_kernel
+from flashsmith.torch_op.arguments import given_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::flashsmith.FlashsmithWarning")
 PROBLEM = AttentionProblem(
@@ -291,9 +293,10 @@ def test_on_a_gpu_three_kernels_start_and_the_gradients_are_those_that_tracing_p
     monkeypatch.setattr(launches, "KEPT_LAUNCHES", {})
     given = tensors()
     inputs = [given[name] for name in NAMES]
+    asked = given_of(checked_options(causal=True, config=CONFIG))
     for _ in range(2):
-        made = cuda_backward.backward(*inputs, None, True, None, None, "bshd", CONFIG)
-    promised = fake_kernel.backward(*inputs, None, True, None, None, "bshd", CONFIG)
+        made = cuda_backward.backward(*inputs, None, *asked)
+    promised = fake_kernel.backward(*inputs, None, *asked)
     assert [x.shape for x in made] == [x.shape for x in promised]
     assert [x.stride() for x in made] == [x.stride() for x in promised]
     names = [started.kernel for started in gpus.started]

@@ -12,7 +12,8 @@ from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 
 import flashsmith
 from flashsmith import flash_attention, flash_attn_func, scaled_dot_product_attention
-from flashsmith.api import flash_attn_names
+from flashsmith.api import attention, flash_attn_names
+from flashsmith.base import settings
 from flashsmith.base.dtypes import DType
 from flashsmith.base.errors import ArgumentError, ArgumentTypeError, Unsupported
 from flashsmith.check.cases import Case
@@ -132,3 +133,14 @@ def test_what_is_refused_under_torch_compile_is_said_first(call, fullgraph):
         compiled(q, q, q)
     with pytest.raises(ArgumentError, match=r"^q has 3 dimensions"):
         compiled(q[0].half(), q[0].half(), q[0].half())
+
+
+def test_a_compiled_call_is_not_compiled_again_because_it_was_the_first(monkeypatch):
+    monkeypatch.setattr(attention, "_torch_attend", None)  # as in a process that begins
+    settings.checks_calls()
+    q, k, v = tensors_of(CAUSAL, "bshd")
+    compiled = torch.compile(
+        lambda: flash_attention(q, k, v, causal=True), fullgraph=True, backend="eager"
+    )
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        assert torch.equal(compiled(), compiled())

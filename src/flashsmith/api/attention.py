@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
+
 from flashsmith.api import gpu_call, host_call
 from flashsmith.api.arrays import library_of, origin
 from flashsmith.api.arrays.library import Array, ArrayOrTuple
@@ -26,6 +29,10 @@ from flashsmith.api.scores import require_small_scores
 from flashsmith.api.tables import NO_TABLES, ArrayTables, take_tables, take_window
 from flashsmith.base import settings
 from flashsmith.kernels.kernel import KernelConfig
+
+TorchAttend = Callable[
+    [Array, Array, Array, Array, CallOptions, bool, ArrayTables], tuple[Array, Array, Array]
+]
 
 
 def flash_attention(
@@ -105,18 +112,35 @@ def attend(
     if columns:
         return _attend_padded(q, k, v, options, columns, out=out, explain=explain, tables=tables)
     if origin(q) == "torch":
-        from flashsmith.torch_op import attention as torch_attention
-
-        o, lse, choice = torch_attention.attend((q, k, v), out, options, explain, tables)
+        attend_torch = _torch_attend or _import_torch_attend()
+        o, lse, choice = attend_torch(q, k, v, out, options, explain, tables)
     else:
         library = library_of(q, k, v, out)
         where = host_call if library.view("q", q).device == "cpu" else gpu_call
-        o, lse, choice = where.attend(library, (q, k, v), out, options, tables)
+        o, lse, choice = where.attend(library, (q, k, v), out, options, tables, explain)
     wants_lse = options.facts[LSE]
     if not (wants_lse or explain):
         return o
     results = [o] + ([lse] if wants_lse else []) + ([choice] if explain else [])
     return tuple(results)
+
+
+_torch_attend: TorchAttend | None = None  # kept: the import statement takes 2 % of a call
+
+
+def _import_torch_attend() -> TorchAttend:
+    global _torch_attend
+    from flashsmith.torch_op.attention import attend as found
+    from flashsmith.torch_op.attention import is_compiling
+
+    # Inside torch.compile a name that changes would make the next call compile again.
+    if not is_compiling():
+        _torch_attend = found
+    return found
+
+
+if hasattr(sys.modules.get("torch"), "library"):  # imported in full
+    _import_torch_attend()
 
 
 def _attend_padded(

@@ -76,7 +76,7 @@ def checked_options(
     return CallOptions(tuple(values), config, backend)
 
 
-_COMMON = {
+COMMON = {
     (causal, diagonal, layout, lse): checked_options(
         causal=causal, diagonal=diagonal, layout=layout, return_lse=lse
     )
@@ -92,7 +92,7 @@ def common_options(
     """The options of most calls, looked up; None where they have to be checked one by one."""
     # True == 1, so types count; a text that is no layout is not found.
     if type(causal) is bool and type(return_lse) is bool and type(layout) is str:
-        return _COMMON.get((causal, diagonal, layout, return_lse))  # type: ignore[arg-type]
+        return COMMON.get((causal, diagonal, layout, return_lse))  # type: ignore[arg-type]
     return None
 
 

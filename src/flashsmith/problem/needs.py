@@ -55,6 +55,15 @@ class Needs:
         more = set(self.names) - set(needed.names)
         return set(needed.names) <= set(self.names) and not more & set(_EXACT)
 
+    def gives_bits_of(self, needed: Needs) -> bool:
+        """Whether a kernel with these computes, bit for bit, what one with `needed` does.
+
+        What tiles need are predicates, which change nothing where they are always true. A fact is
+        more: a causal kernel may take the keys in another order, one with a log-sum-exp sums rows
+        in another way.
+        """
+        return self.covers(needed) and set(self.names) - set(needed.names) <= set(OF_TILES)
+
     def to_cpp(self) -> str:
         """The C++ literal, with designated initialisers."""
         body = ", ".join(f".{name} = {str(name in self).lower()}" for name in NEEDS)

@@ -138,6 +138,7 @@ def _make_launch(
     return _TorchLaunch(
         choice=launch.choice,
         prepared=launch.prepared,
+        until=launch.until,
         ordinal=q.get_device(),
         empty_output=torch.empty_like if torch.empty_like(q).stride(3) == 1 else empty_output,
         lse_like=_lse_like(q, problem.layout) if lse else None,

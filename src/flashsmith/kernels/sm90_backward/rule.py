@@ -12,8 +12,12 @@ from flashsmith.problem.attention import AttentionProblem
 
 
 def candidates(problem: AttentionProblem, arch: Arch) -> Sequence[Sm90BackwardConfig]:
-    """The deterministic configuration that computes `problem`, or none."""
+    """The deterministic configurations that compute `problem`, or none.
+
+    Under a mask kv blocks have different lengths: the longest come first.
+    """
     width = next((w for w in WIDTHS if w >= problem.d_head), None)
     if width is None or not min(problem.q_len, problem.k_len):
         return ()
-    return [config for config in configs_for(problem.dtype, width) if not config.unordered]
+    ordered = [config for config in configs_for(problem.dtype, width) if not config.unordered]
+    return sorted(ordered, key=lambda config: config.downwards != problem.mask.hides)

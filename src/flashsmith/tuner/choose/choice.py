@@ -52,10 +52,12 @@ class Choice:
     source: str  # "given", "measured on this machine", "shipped measurement", "rule", "torch"
     reason: str
     rejected: tuple[Rejected, ...] = ()
+    time_us: float | None = None  # of the run that is explained, where it was on a GPU
 
     def __str__(self) -> str:
         name = self.config.short_form() if self.config is not None else "no kernel of flashsmith"
-        lines = [f"{name}: {self.reason}"]
+        took = "" if self.time_us is None else f"; this call: {self.time_us:.1f} µs on the GPU"
+        lines = [f"{name}: {self.reason}{took}"]
         lines += [f"  not {item.what}: {item.reason}" for item in self.rejected]
         return "\n".join(lines)
 

@@ -174,6 +174,16 @@ FS_DEVICE void hide_columns_before(float (&s)[kCount], int half, i32 limit) {
     }
 }
 
+// Removes columns before a limit, of both rows; of elements kFrom .. kTo - 1.
+template <int kFrom, int kTo, int kCount>
+FS_DEVICE void hide_columns_before(float (&s)[kCount], i32 limit_low, i32 limit_high) {
+    FS_UNROLL
+    for (int i = kFrom; i < kTo; ++i) {
+        const int column = (i / 4) * 8 + (i & 1);
+        if (column < ((i & 2) ? limit_high : limit_low)) s[i] = kNegativeInfinity;
+    }
+}
+
 // Removes columns from a limit on, of both rows.
 template <int kFrom, int kTo, int kCount>
 FS_DEVICE void hide_columns(float (&s)[kCount], i32 limit_low, i32 limit_high) {
