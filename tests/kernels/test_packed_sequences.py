@@ -198,7 +198,7 @@ def is_right(device, text, **facts):
 
 
 def off_by_one(bits):
-    return np.where(np.arange(len(bits)) % 7 == 3, bits + 1, bits).astype(np.uint32)
+    return np.where(np.arange(len(bits)) == 1, bits + 1, bits).astype(np.uint32)
 
 
 @pytest.mark.parametrize(
