@@ -6,7 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from flashsmith.base.errors import ArgumentError
+from flashsmith.arch import get as get_arch
+from flashsmith.base.errors import ArgumentError, Unsupported
 from flashsmith.check import cases, verdict
 from flashsmith.check.cases import Case, drawn_boundaries, inputs_of
 from flashsmith.check.placement import (
@@ -20,6 +21,7 @@ from flashsmith.check.verdict import check_case, run_case
 from flashsmith.kernels.launch import SCRATCH
 from flashsmith.kernels.parse import parse_config
 from flashsmith.kernels.plans import needs_of, plan, scratch_bytes
+from flashsmith.kernels.sm80_decode.config import Sm80DecodeConfig
 from flashsmith.kernels.tile_list.plan import list_bytes, most_tiles
 from flashsmith.problem.attention import AttentionProblem
 from flashsmith.problem.reference import reference
@@ -315,6 +317,14 @@ def test_a_kernel_for_packed_sequences_computes_nothing_else():
     assert not dense.covers(packed)
 
 
+def test_a_decode_kernel_neither_takes_packed_sequences_nor_is_chosen_for_them():
+    problem = replace(PACKED, q_len=4, k_len=4000)
+    assert not Sm80DecodeConfig.candidates(problem, get_arch("sm_90a"))
+    config = Sm80DecodeConfig.candidates(replace(problem, sequences=0), get_arch("sm_90a"))[0]
+    with pytest.raises(Unsupported, match="do not compute sequences"):
+        plan(config, problem, sm_count=132)
+
+
 def test_tiles_are_not_split_and_the_list_comes_first():
     config = parse_config(CONFIGS[8])
     assert config.split_last
@@ -330,6 +340,7 @@ def test_tiles_are_not_split_and_the_list_comes_first():
     [
         ({"batch": 2}, "packed sequences are a batch of one"),
         ({"k_lengths": True}, "sequences and k_lengths are both given"),
+        ({"page": 16, "pages": 30}, "sequences and page are both given"),
         ({"sequences": -1}, "sequences is -1; it must be an integer of at least 0"),
     ],
 )

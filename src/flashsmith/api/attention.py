@@ -26,7 +26,13 @@ from flashsmith.api.padding import (
     widened,
 )
 from flashsmith.api.scores import require_small_scores
-from flashsmith.api.tables import NO_TABLES, ArrayTables, take_tables, take_window
+from flashsmith.api.tables import (
+    NO_TABLES,
+    ArrayTables,
+    require_entries_inside,
+    take_tables,
+    take_window,
+)
 from flashsmith.base import settings
 from flashsmith.kernels.kernel import KernelConfig
 
@@ -62,6 +68,8 @@ def flash_attention(
     - `sinks`: (heads,), a logit of each head that joins the denominator, and so the LSE;
     - `alibi_slopes`: (heads,) or (batch, heads), scores less slope times distance;
     - `k_lengths`: (batch,) int32 on the arrays' device, how many keys each sequence has;
+    - `block_table`: (batch, pages of a sequence) int32; k and v are then pools of pages, whose
+      first dimension counts pages and whose rows are those of a page;
     - `cu_seqlens_q`, `cu_seqlens_k`: (sequences + 1,) int32 on the arrays' device, where sequences
       begin that are packed one behind the other in arrays (rows, heads, d_head) or a batch of one.
 
@@ -104,6 +112,7 @@ def attend(
     if settings.checks_calls():
         require_small_scores(q, k, options)
         require_boundaries(tables, q, k, options)
+        require_entries_inside(tables, k, str(options.fact("layout")))
     if tables and is_packed(tables) and len(getattr(q, "shape", ())) == 3:
         found = attend(q[None], k[None], v[None], options, out=out, explain=explain, tables=tables)
         return without_batch(found, has_lse=bool(options.facts[LSE]))

@@ -27,10 +27,6 @@ _MISSING = {
         "tensors that hold k and v in one",
         "pass q, kv[:, 0] and kv[:, 1] to flash_attn_varlen_func: views are read in place",
     ),
-    "flash_attn_with_kvcache": (
-        "a cache that it writes to",
-        "append to k and v yourself and call flash_attn_func(..., causal=True)",
-    ),
 }
 
 

@@ -138,6 +138,21 @@ class AttentionProblem:
         option="--sequences",
         exact=True,
     )
+    page: int = fact(
+        int,
+        "rows of a page of K and V, which lie where a table says; without it they are contiguous",
+        least=0,
+        absent=0,
+        option="--page",
+        exact=True,
+    )
+    pages: int = fact(
+        int,
+        "with page: pages of K and V that there are, of all sequences",
+        least=0,
+        absent=0,
+        option="--pages",
+    )
 
     def __post_init__(self) -> None:
         for name, what in FACTS.items():
@@ -156,10 +171,16 @@ class AttentionProblem:
                 f"sequences is {self.sequences} and batch is {self.batch}; packed sequences are a "
                 f"batch of one; make batch 1."
             )
-        if self.sequences and self.k_lengths:
+        if self.sequences and (self.k_lengths or self.page):
+            other = "k_lengths" if self.k_lengths else "page"
             raise ArgumentError(
-                "sequences and k_lengths are both given; packed sequences have lengths of their "
-                "own; leave k_lengths out."
+                f"sequences and {other} are both given; packed sequences have lengths of their own "
+                f"and lie without gaps; leave {other} out."
+            )
+        if bool(self.page) != bool(self.pages) and self.k_len:
+            raise ArgumentError(
+                f"page is {self.page} and pages is {self.pages}; a pool of pages needs both, and "
+                f"contiguous tensors neither."
             )
         if self.operation == "backward" and self.lse:
             raise ArgumentError(
@@ -219,6 +240,11 @@ class AttentionProblem:
             return self.batch * self.mask.area
         q_len, k_len = self.q_len // self.sequences, self.k_len // self.sequences
         return self.sequences * self.mask_of(q_len, k_len).area
+
+    @property
+    def table_pages(self) -> int:
+        """Pages of one sequence in the table of pages."""
+        return -(-self.k_len // self.page) if self.page else 0
 
     @property
     def group(self) -> int:

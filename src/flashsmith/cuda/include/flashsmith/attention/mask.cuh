@@ -35,6 +35,9 @@ FS_DEVICE ListedSequence listed_sequence(const Args& args, const Tile& tile) {
             tile.alignment + args.position};
 }
 
+// Where a diagonal lies in a sequence that has `fewer` keys, if it is aligned with its last key.
+FS_DEVICE i32 aligned_diagonal(i32 diagonal, i32 fewer) { return diagonal - fewer; }
+
 // kCausal: rows do not see keys right of the diagonal. kRagged: the last kv block may end early.
 // kLeft: rows do not see keys left of another diagonal.
 template <bool kCausal, bool kRagged, bool kLeft = false>
