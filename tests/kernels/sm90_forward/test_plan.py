@@ -58,6 +58,11 @@ OFFSETS = {
     "whole_tiles": 612,
     "split_ranges": 616,
     "split_blocks": 620,
+    "left_diagonal": 624,
+    "position": 628,
+    "sinks": 632,
+    "alibi_slopes": 640,
+    "tile_list": 648,
 }
 
 
