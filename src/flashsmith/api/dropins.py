@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from flashsmith.api.arrays.library import Array, ArrayOrTuple
 from flashsmith.api.attention import attend
 from flashsmith.api.options import checked_fact, checked_flag, checked_options, common_options
+from flashsmith.api.refusals import said_when_it_runs
 from flashsmith.api.tables import NO_TABLES, window_sides
 from flashsmith.base.errors import ArgumentError, Unsupported
 from flashsmith.base.loose_types import Foreign
@@ -16,6 +17,7 @@ _WHOLE_WINDOW = -1
 
 
 # Arguments of type object are only accepted when neutral.
+@said_when_it_runs
 def flash_attn_func(
     q: Array,
     k: Array,
@@ -58,6 +60,7 @@ def flash_attn_func(
     return (*result, None) if return_attn_probs else result
 
 
+@said_when_it_runs
 def scaled_dot_product_attention(
     query: Array,
     key: Array,
