@@ -1,11 +1,11 @@
 """Checks the backward kernels on a GPU, repeats them bit by bit, and races them.
 
-    PYTHONPATH=src python tools/bwd_h200.py -o FILE [--peer FILE.py:NAME] [--budget SECONDS]
+    PYTHONPATH=src python tools/bwd_h200.py --out FOLDER [--peer FILE.py:NAME] [--only check,race]
 
 Sets `hopper-bwd` and `bwd` run the full cases (as many as the budget allows, and it is said how
-many), a full-size problem runs 20 times and its bits are compared, then d 64 and 128 at three
-lengths, full and causal, are raced with the protocol of measure/. Records are appended to FILE; the
-table comes last.
+many), full-size problems run 100 times on every deterministic configuration and their bits are
+compared, then the bf16 configurations of `hopper-bwd` are raced at three lengths, full and causal,
+with the protocol of measure/. Records are appended to FOLDER/backward.jsonl; the table comes last.
 
 The peer is a function (problem, d_out, q, k, v, out, lse) that returns the call to time, which
 gives (dq, dk, dv). Where its file has a function `load`, it is called as FlashAttention-3's is:
@@ -39,9 +39,10 @@ from flashsmith.runtime.devices import default_device
 from flashsmith.runtime.run import prepare
 
 TOKENS, WIDTH = 16384, 2048  # of every problem: batch * length, heads * d_head
-LENGTHS = (512, 2048, 8192)
+LENGTHS = "512,2048,8192"
 GRADIENTS = ("dq", "dk", "dv")
-REPEATS = 20
+REPEATS = 100
+WIDTHS = (64, 128)
 
 
 def check(device, key: str, deadline: float) -> tuple[int, int, int]:
@@ -116,13 +117,21 @@ def peer_of(text: str):
     return lambda problem, *given: lambda: function(operators, *given, causal=problem.causal)
 
 
-def peer_contender(make, problem: AttentionProblem, tensors) -> tuple[Contender, dict[str, float]]:
-    """The peer on the same tensors, and how far its gradients are from those in `tensors`."""
+def peer_contender(
+    make, problem: AttentionProblem, tensors, runs
+) -> tuple[Contender, dict[str, float]]:
+    """The peer on the same tensors, and how far the gradients of `runs` are from its at most."""
     run = make(problem, *(tensors[name] for name in ("do", "q", "k", "v", "o", "lse")))
-    far = {}
-    for name, theirs in zip(GRADIENTS, run(), strict=False):
-        mine = tensors[name].float()
-        far[name] = float((mine - theirs.float()).norm() / theirs.float().norm())
+    theirs = dict(zip(GRADIENTS, run(), strict=False))
+    far = dict.fromkeys(theirs, 0.0)
+    for fill in runs:
+        for name in GRADIENTS:
+            tensors[name].fill_(float("nan"))
+        torch.cuda.synchronize()
+        fill()
+        for name, peers in theirs.items():
+            distance = (tensors[name].float() - peers.float()).norm() / peers.float().norm()
+            far[name] = max(far[name], distance.nan_to_num(float("inf")).item())
 
     def launch(handle: int) -> None:
         with torch.no_grad(), torch.cuda.stream(torch.cuda.ExternalStream(handle)):
@@ -135,16 +144,15 @@ def race(device, configs, problem: AttentionProblem, make_peer, rounds: int):
     """An interleaved run of configurations and the peer on one problem."""
     tensors = tensors_of(problem)
     call = call_of(tensors)
-    contenders = []
+    contenders, runs = [], []
     for config in configs:
         prepared = prepare(device, config, problem)
         contenders.append(Contender(config.short_form(), lambda s, p=prepared: p(call, s)))
+        runs.append(lambda p=prepared: (p(call), device.synchronize()))
     far = {}
     if make_peer is not None:
-        prepare(device, configs[0], problem)(call)
-        device.synchronize()
         try:
-            contender, far = peer_contender(make_peer, problem, tensors)
+            contender, far = peer_contender(make_peer, problem, tensors, runs)
             contenders.append(contender)
         # What a foreign library raises is not known beforehand.
         except Exception as error:  # noqa: BLE001
@@ -152,9 +160,9 @@ def race(device, configs, problem: AttentionProblem, make_peer, rounds: int):
     return compare(device, contenders, rounds=rounds, attempts=2), far
 
 
-def raced_configs(d_head: int) -> list:
-    """The baseline on mma.sync, then every bf16 configuration on wgmma."""
-    chosen = [next(c for c in get_kernel_configs("bwd") if c.d_head == d_head)]
+def raced_configs(d_head: int, *, baseline: bool = False) -> list:
+    """Every bf16 configuration on wgmma, after the one on mma.sync where it is asked for."""
+    chosen = [c for c in get_kernel_configs("bwd") if c.d_head == d_head][: int(baseline)]
     named = get_kernel_configs("hopper-bwd")
     return [*chosen, *(c for c in named if (c.dtype.name, c.d_head) == ("BF16", d_head))]
 
@@ -170,11 +178,13 @@ def problem_of(d_head: int, length: int, causal: bool) -> AttentionProblem:
 def main() -> None:
     """Checks, repeats, races; the table is last."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("-o", dest="output", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True, help="folder of the records")
     parser.add_argument("--peer")
     parser.add_argument("--budget", type=float, default=80.0, help="seconds of checking a set")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--only", default="check,repeat,race")
+    parser.add_argument("--lengths", default=LENGTHS, help="of the races")
+    parser.add_argument("--baseline", action="store_true", help="race mma.sync too")
     arguments = parser.parse_args()
     device = timed_device(default_device("cuda"))
     begin, said = time.monotonic(), []
@@ -188,28 +198,28 @@ def main() -> None:
             right, wrong, left = check(device, key, time.monotonic() + arguments.budget)
             say(f"{key}: {right} right, {wrong} WRONG or refused, {left} not run in time")
     if "repeat" in arguments.only:
-        for config in (c for d in (64, 128) for c in raced_configs(d)[1:]):
-            for causal in (False, True):
-                problem = problem_of(config.d_head, 2048, causal)
+        for config in (c for d in WIDTHS for c in raced_configs(d) if not c.unordered):
+            for causal, length in ((False, 512), (True, 512), (False, 4096), (True, 4096)):
+                problem = problem_of(config.d_head, length, causal)
                 try:
                     found = repeat(device, config, problem)
                 except FlashsmithError as error:
                     found = f"FAILED {error}"
-                say(f"{config} {'causal' if causal else 'full'}: {found}")
+                mask = "causal" if causal else "full"
+                say(f"d {config.d_head} {label_of(config.short_form())} {mask} {length}: {found}")
     table = []
     if "race" in arguments.only:
         environment = environment_of(device, compiler=find_nvrtc().compiler)
         make_peer = peer_of(arguments.peer) if arguments.peer else None
-        for d_head in (64, 128):
+        for d_head in WIDTHS:
+            raced = raced_configs(d_head, baseline=arguments.baseline)
             for causal in (False, True):
-                for length in LENGTHS:
+                for length in map(int, arguments.lengths.split(",")):
                     problem = problem_of(d_head, length, causal)
-                    run, far = race(
-                        device, raced_configs(d_head), problem, make_peer, arguments.rounds
-                    )
+                    run, far = race(device, raced, problem, make_peer, arguments.rounds)
                     flops = cost_of(problem).flops
                     found = records_of(run, problem, environment, suite="backward", flops=flops)
-                    append_records(arguments.output, found)
+                    append_records(arguments.out / "backward.jsonl", found)
                     table.append((d_head, causal, length, run, far, flops))
                     print(f"[{time.monotonic() - begin:5.0f} s] {d_head} {causal} {length}")
     show(table, said)
@@ -219,27 +229,30 @@ def label_of(name: str) -> str:
     """A contender's name in the table: what sets it apart."""
     if not name.startswith("hopper_bwd"):
         return name.partition("(")[0]
-    return name.partition("late_fences")[2].strip("+") or "ordered"
+    return name.partition("late_fences")[2].strip("+") or "plain"
 
 
 def show(table, said: list[str]) -> None:
     """What was found, in few lines: TFLOP/s, and ratios to the last contender."""
     print("\n" + "\n".join(said))
-    ratios: dict[str, list[float]] = {}
+    ratios: dict[tuple[str, int, str], list[float]] = {}
     for d_head, causal, length, run, far, flops in table:
         last = run.timed[-1]
+        mask = "causal" if causal else "full"
         cells = []
         for timed in run.timed:
             label = label_of(timed.name)
             over = last.time_us.median / timed.time_us.median
-            ratios.setdefault(label, []).append(over)
+            ratios.setdefault((label, d_head, mask), []).append(over)
             cells.append(f"{label} {flops / timed.time_us.median / 1e6:.0f} ({over:.2f})")
         far_text = " ".join(f"{name} {x:.1e}" for name, x in far.items())
         void = " VOID" if run.is_void else ""
-        mask = "causal" if causal else "full"
         print(f"d {d_head} {mask} {length}{void}: {', '.join(cells)} {far_text}")
-    for label, values in ratios.items():
-        print(f"{label}: {geometric_mean(values):.3f} times as fast as the last, geometric mean")
+    kinds = list(dict.fromkeys((d_head, mask) for _, d_head, mask in ratios))
+    print("times as fast as the last, geometric means:", *(f"d {d} {mask}" for d, mask in kinds))
+    for label in dict.fromkeys(label for label, _, _ in ratios):
+        means = [geometric_mean(ratios[label, *kind]) for kind in kinds if (label, *kind) in ratios]
+        print(f"{label:32} {' '.join(f'{mean:.3f}' for mean in means)}")
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from flashsmith.api.attention import flash_attention
     from flashsmith.api.dropins import flash_attn_func, scaled_dot_product_attention
     from flashsmith.api.gradients import flash_attention_backward
+    from flashsmith.api.kv_cache import flash_attn_with_kvcache
     from flashsmith.api.notices import FlashsmithWarning
     from flashsmith.api.warmup import Warmed, warmup
     from flashsmith.problem.attention import AttentionProblem
@@ -40,6 +41,7 @@ _LAZY = {
     "flash_attention": "flashsmith.api.attention",
     "flash_attention_backward": "flashsmith.api.gradients",
     "flash_attn_func": "flashsmith.api.dropins",
+    "flash_attn_with_kvcache": "flashsmith.api.kv_cache",
     "scaled_dot_product_attention": "flashsmith.api.dropins",
     "tune": "flashsmith.tuner.run.tune",
     "warmup": "flashsmith.api.warmup",
@@ -58,6 +60,7 @@ __all__ = [
     "flash_attention",
     "flash_attention_backward",
     "flash_attn_func",
+    "flash_attn_with_kvcache",
     "get_autotuning_kernel_configs",
     "get_kernel_configs",
     "get_kernel_progression_configs",

@@ -45,7 +45,7 @@ LOAD = """mbarrier.arrive.expect_tx.shared::cta.b64 _, [%bar], 16;
 SCHEDULES = [None, 0, 1]
 
 
-def run(*parts, seed=None, blocks=2, threads=32, checks=True):
+def run(*parts, seed=None, blocks=2, threads=32, checks=True, ordered_sums=False):
     """Block 0 runs the first part, block 1 the second, and so on; four floats come back."""
     body = START
     for block, part in enumerate(parts):
@@ -54,7 +54,7 @@ def run(*parts, seed=None, blocks=2, threads=32, checks=True):
     out = memory.allocate(2048)
     load(text(body + "end:", 1, shared=SHARED)).launch(
         (blocks, 1, 1), threads, 0, (struct.pack("<Q", out),), memory,
-        options=EmulatorOptions(seed=seed, checks=checks),
+        options=EmulatorOptions(seed=seed, checks=checks, ordered_sums=ordered_sums),
     )  # fmt: skip
     return memory.read(out, 16).view(np.float32).tolist()
 
@@ -149,6 +149,19 @@ def test_the_fault_names_both_instructions():
 @pytest.mark.parametrize("seed", SCHEDULES)
 def test_sums_need_no_order_among_themselves(seed):
     assert run(ADD + WAIT, ADD + WAIT, ADD + WAIT, seed=seed, blocks=3) == [6.0] * 4
+
+
+@pytest.mark.parametrize("seed", SCHEDULES)
+@pytest.mark.parametrize(
+    ("produce", "kind"),
+    [(WAIT + PROXY + RELAXED, "race"), (WAIT + RELEASE, "missing proxy fence")],
+)
+def test_where_an_order_of_sums_is_asked_for_each_must_know_the_one_before(produce, kind, seed):
+    second = poll() + ADD + WAIT
+    ordered = ADD + WAIT + PROXY + RELEASE
+    assert run(ordered, second, seed=seed, ordered_sums=True) == [3.0] * 4
+    assert run(ADD + produce, second, seed=seed) == [3.0] * 4
+    assert fault(ADD + produce, second, seed=seed, ordered_sums=True).kind == kind
 
 
 def test_who_reads_a_sum_knows_all_that_added():

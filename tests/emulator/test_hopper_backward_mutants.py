@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -20,7 +21,7 @@ from flashsmith.problem.signature import signature_of
 from flashsmith.runtime.run import run_arrays
 from flashsmith.runtime.tensors import numbers_of
 
-CONFIG = parse_config("hopper_bwd(BF16, 128): ds_3+turns+fold+early_dv+late_fences")
+CONFIG = parse_config("hopper_bwd(BF16, 128): ds_3+turns+fold+early_dv+late_fences+late_counts")
 KERNEL = "sm90_backward_tiles"
 # Two q tiles, ragged tails, four kv blocks on two SMs: each adds to every dQ.
 CASE = Case("mutants", AttentionProblem(1, 1, 1, 64 + 21, 3 * 128 + 29, 128, operation="backward"))
@@ -49,8 +50,8 @@ def original() -> str:
 
 
 def run(ptx: str, options: EmulatorOptions) -> bool:
-    """Whether all gradients are right."""
-    device = Poisoned(f"flashsmith_{KERNEL}_", ptx, options)
+    """Whether all gradients are right, with sums in the order that the kernel promises."""
+    device = Poisoned(f"flashsmith_{KERNEL}_", ptx, replace(options, ordered_sums=True))
     found = run_arrays(device, CONFIG, CASE.problem, inputs_of(CASE))
     expected = expectation_of(CASE)
     return all(
@@ -77,7 +78,7 @@ def order_mutants(ptx: str) -> list[Mutant]:
         *mutants(ptx, "first sum added, not stored",
                  r"cp\.async\.bulk\.global\.shared::cta\.bulk_group",
                  "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32"),
-        *dropped(ptx, "wait for sums dropped", r"@p cp\.async\.bulk\.wait_group 0"),
+        *dropped(ptx, "wait for sums dropped", r"cp\.async\.bulk\.wait_group [01]"),
         *dropped(ptx, "wait for reads dropped", r"@p cp\.async\.bulk\.wait_group\.read 0"),
         *dropped(ptx, "commit of sums dropped", r"@p cp\.async\.bulk\.commit_group"),
         *_register_fences(ptx),
@@ -108,13 +109,31 @@ def _counts(ptx: str) -> list[Mutant]:
     return found
 
 
+def impatient(ptx: str) -> str:
+    """The same kernel, to whose adders sums before theirs are never there at the first look.
+
+    Then a count is not held back. It is what happens where blocks start together, and in a case as
+    short as this one no schedule shows it.
+    """
+    look = r"(ld\.(?:acquire|relaxed)\.gpu[^;]*;\s*// end inline asm\s*)"
+    test = r"setp\.ge\.u32( \t%p\d+), (%r\d+), %r\d+;"
+    changed, places = re.subn(look + test, r"\1setp.ne.u32\2, \3, \3;", ptx)
+    assert places == 1
+    return changed
+
+
+def is_noticed(ptx: str) -> bool:
+    return any(judge(text, run, bool, range(2)).noticed for text in (ptx, impatient(ptx)))
+
+
 def test_the_unchanged_kernel_is_right_and_never_reported():
-    verdict = judge(original(), run, bool, range(2))
-    assert not verdict.noticed, verdict
+    for ptx in (original(), impatient(original())):
+        verdict = judge(ptx, run, bool, range(2))
+        assert not verdict.noticed, verdict
 
 
 @pytest.mark.parametrize("kind", sorted({m.kind for m in order_mutants(original())}))
 def test_every_mutant_is_noticed(kind):
     of_kind = [m for m in order_mutants(original()) if m.kind == kind]
-    missed = [m for m in thinned(of_kind) if not judge(m.ptx, run, bool, range(2)).noticed]
+    missed = [m for m in thinned(of_kind) if not is_noticed(m.ptx)]
     assert not missed, "\n".join(map(str, missed))

@@ -70,6 +70,19 @@ def test_each_fact_is_computed_by_both_families(text, facts, device):
     require_right(device, config, problem_of(config, **facts))
 
 
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"q_len": 300, "k_len": 700, "window_left": 256, "causal": True},
+        {"q_len": 256, "k_len": 512, "window_left": 192, "window_right": 64, "lse": False},
+    ],
+    ids=["causal", "both sides"],
+)
+def test_half_a_block_is_taken_at_either_edge(facts, device):
+    config = parse_config(CONFIGS[7])
+    require_right(device, config, problem_of(config, **facts))
+
+
 def drawn_facts(seed):
     """Lengths, heads, mask, cap, sinks and slopes, together."""
     draw = random.Random(seed)

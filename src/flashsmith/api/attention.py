@@ -26,7 +26,13 @@ from flashsmith.api.padding import (
 )
 from flashsmith.api.refusals import said_when_it_runs
 from flashsmith.api.scores import require_small_scores
-from flashsmith.api.tables import NO_TABLES, ArrayTables, take_tables, take_window
+from flashsmith.api.tables import (
+    NO_TABLES,
+    ArrayTables,
+    require_entries_inside,
+    take_tables,
+    take_window,
+)
 from flashsmith.base import settings
 from flashsmith.kernels.kernel import KernelConfig
 
@@ -62,7 +68,9 @@ def flash_attention(
     - `window=(left, right)`: a row sees so many keys before and behind its own position;
     - `sinks`: (heads,), a logit of each head that joins the denominator, and so the LSE;
     - `alibi_slopes`: (heads,) or (batch, heads), scores less slope times distance;
-    - `k_lengths`: (batch,) int32 on the arrays' device, how many keys each sequence has.
+    - `k_lengths`: (batch,) int32 on the arrays' device, how many keys each sequence has;
+    - `block_table`: (batch, pages of a sequence) int32; k and v are then pools of pages, whose
+      first dimension counts pages and whose rows are those of a page.
 
     Returns out; (out, lse) with `return_lse`, lse being float32 (batch, heads, queries); and a
     `Choice` as the last item with `explain`.
@@ -102,6 +110,7 @@ def attend(
     """The same with checked options."""
     if settings.checks_calls():
         require_small_scores(q, k, options)
+        require_entries_inside(tables, k, str(options.fact("layout")))
     # Asked of q alone first: every call passes here.
     columns = columns_to_add(q, k, v) if has_odd_width(q) else 0
     if columns:

@@ -31,10 +31,6 @@ _MISSING = {
         "packed sequences of different lengths",
         "call flash_attn_func for each sequence, or pad them",
     ),
-    "flash_attn_with_kvcache": (
-        "a cache that it writes to",
-        "append to k and v yourself and call flash_attn_func(..., causal=True)",
-    ),
 }
 
 

@@ -14,6 +14,7 @@ from flashsmith.base.dtypes import to_bits
 from flashsmith.check.same_precision import same_precision
 from flashsmith.kernels.kernel import KernelConfig
 from flashsmith.problem.attention import AttentionProblem
+from flashsmith.problem.needs import facts_that_hold
 from flashsmith.problem.signature import FORWARD, TensorRole, signature_of
 from flashsmith.runtime.tensors import numbers_of
 
@@ -75,11 +76,21 @@ def drawn_table(
     shape = role.shape(problem)
     if role.name == "k_lengths":
         numbers = random.integers(0, problem.k_len + 1, shape, np.int32)
+    elif role.name == "block_table":
+        numbers = drawn_pages(problem, random)
     elif role.name == "alibi_slopes":
         numbers = random.uniform(0.0, 0.5, shape).astype(np.float32)
     else:
         numbers = random.standard_normal(shape, np.float32)
     return numbers.view(np.uint32)
+
+
+def drawn_pages(problem: AttentionProblem, random: np.random.Generator) -> NDArray[np.int32]:
+    """Pages in any order; sequences share some where the pool has fewer than they have together."""
+    shape = (problem.batch, problem.table_pages)
+    rounds = -(-shape[0] * shape[1] // problem.pages)
+    every = [random.permutation(problem.pages) for _ in range(rounds)]
+    return np.concatenate(every)[: shape[0] * shape[1]].reshape(shape).astype(np.int32)
 
 
 def _results_of(problem: AttentionProblem, made: Inputs) -> Inputs:
@@ -129,6 +140,32 @@ def full_cases(config: KernelConfig) -> tuple[Case, ...]:
         Case("top left", replace(causal, q_len=rows + 3, diagonal=0), gain=LARGE_LOGITS),
         Case("narrow", replace(odd, d_head=d_head // 2 + 8), placement="padded"),
         Case("half", replace(causal, d_head=d_head // 2, k_len=4 * block + 9)),
+    )
+
+
+def serving_cases(config: KernelConfig) -> tuple[Case, ...]:
+    """Few query rows on many keys, as a server asks for; what the kernel refuses is left out."""
+    keys, d_head = config.tile_k, config.d_head
+    one = _problem(config, heads=8, q_len=1, k_len=3 * keys + 5)
+    group = replace(one, heads=8, kv_heads=2)
+    ragged = replace(group, batch=5, k_lengths=True)
+    paged = replace(ragged, batch=3, page=16, pages=3 * one.k_len // 16)
+    draft = replace(paged, q_len=5, heads=6, causal=True, page=12, pages=one.k_len // 4)
+    cases = (
+        Case("one token", replace(one, k_len=2 * keys, lse=False)),
+        Case("group of 4", replace(group, k_len=2 * keys + 1), placement="padded"),
+        Case("group of 7", replace(group, heads=7, kv_heads=1), gain=LARGE_LOGITS),
+        Case("a few tokens", replace(group, q_len=5, causal=True), placement="transposed"),
+        Case("lengths", ragged, placement="padded"),
+        Case("many lengths", replace(ragged, batch=37, kv_heads=8, k_len=keys + 9)),
+        Case("window", replace(ragged, causal=True, q_len=3, window_left=keys + 3)),
+        Case("pages", paged, placement="padded"),
+        Case("pages of a row", replace(paged, page=1, pages=one.k_len)),
+        Case("pages and tokens", draft, placement="transposed"),
+        Case("narrow pages", replace(draft, d_head=d_head // 2 + 8, page=256, pages=40)),
+    )
+    return tuple(
+        case for case in cases if not set(facts_that_hold(case.problem)) & set(config.REFUSED_FACTS)
     )
 
 

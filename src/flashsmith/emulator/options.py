@@ -22,6 +22,7 @@ class EmulatorOptions:
     delayed_landing: bool = (
         False  # asynchronous copies land as late, or at as odd a time, as allowed
     )
+    ordered_sums: bool = False  # sums of the same bytes in bulk must be ordered, as copies must be
     mma_in_order: bool = False  # sums of mma after mma, as the hardware does; else as is fastest
     processes: int | None = None  # None: one, or as many as pay for a large grid
     chunk_lanes: int = 4096  # lanes that are computed together

@@ -130,6 +130,21 @@ class AttentionProblem:
         option="--k-lengths",
         exact=True,
     )
+    page: int = fact(
+        int,
+        "rows of a page of K and V, which lie where a table says; without it they are contiguous",
+        least=0,
+        absent=0,
+        option="--page",
+        exact=True,
+    )
+    pages: int = fact(
+        int,
+        "with page: pages of K and V that there are, of all sequences",
+        least=0,
+        absent=0,
+        option="--pages",
+    )
 
     def __post_init__(self) -> None:
         for name, what in FACTS.items():
@@ -143,6 +158,11 @@ class AttentionProblem:
             )
         if self.sinks and not self.k_len:
             raise ArgumentError("sinks is True and k_len is 0; there is no key to share rows with.")
+        if bool(self.page) != bool(self.pages) and self.k_len:
+            raise ArgumentError(
+                f"page is {self.page} and pages is {self.pages}; a pool of pages needs both, and "
+                f"contiguous tensors neither."
+            )
         if self.operation == "backward" and self.lse:
             raise ArgumentError(
                 "lse is True and operation is 'backward', which takes the log-sum-exp and does not "
@@ -178,6 +198,11 @@ class AttentionProblem:
         alignment = k_len - q_len if self.diagonal is None else self.diagonal
         right = 0 if self.causal else self.window_right
         return Mask(q_len, k_len, self.window_left, right, alignment)
+
+    @property
+    def table_pages(self) -> int:
+        """Pages of one sequence in the table of pages."""
+        return -(-self.k_len // self.page) if self.page else 0
 
     @property
     def group(self) -> int:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from flashsmith.problem.attention import AttentionProblem
@@ -22,6 +23,20 @@ class SequenceOf:
     rows: slice
     keys: slice
     mask: Mask
+
+
+def without_pages(problem: AttentionProblem, inputs: Tables) -> tuple[AttentionProblem, Tables]:
+    """The same call on contiguous K and V; entries of the table that name no page are clamped."""
+    if not problem.page:
+        return problem, inputs
+    pages = np.clip(inputs["block_table"].astype(np.int64), 0, problem.pages - 1)
+    axis = 1 if problem.layout == "bshd" else 2  # of the rows of a page
+    made = {name: array for name, array in inputs.items() if name != "block_table"}
+    for name in ("k", "v"):
+        rows = np.moveaxis(inputs[name], axis, 1)[pages]  # (batch, pages, rows, …)
+        rows = rows.reshape(problem.batch, -1, *rows.shape[3:])[:, : problem.k_len]
+        made[name] = np.moveaxis(rows, 1, axis)
+    return replace(problem, page=0, pages=0), made
 
 
 def sequences_of(problem: AttentionProblem, tables: Tables) -> Iterator[SequenceOf]:

@@ -21,12 +21,15 @@ from flashsmith.problem.needs import Needs
 from flashsmith.runtime.devices import default_device, has_cuda
 from flashsmith.runtime.emulated import EmulatedDevice
 from flashsmith.runtime.run import run_arrays
+from flashsmith.tuner.choose.choice import choose
 
 ALL = "turns+fold+early_dv+late_fences"
 WIDE = parse_config(f"hopper_bwd(BF16, 128): ds_3+{ALL}")
 SLIM = parse_config(f"hopper_bwd(FP16, 64): ds_2+{ALL}")
 PLAIN = parse_config("hopper_bwd(BF16, 128): ds_2")
-CONFIGS = [WIDE, SLIM, PLAIN]
+LATE = replace(WIDE, late_counts=True, sections=True)
+DOWN = replace(SLIM, late_counts=True, downwards=True, sections=True)
+CONFIGS = [WIDE, SLIM, PLAIN, LATE, DOWN]
 _EMULATOR = EmulatedDevice()
 
 
@@ -47,7 +50,9 @@ def require_right(device, config, name, case_problem, **more):
     [
         *CONFIGS,
         replace(PLAIN, unordered=True),
-        replace(WIDE, unordered=True),
+        replace(WIDE, unordered=True, sections=True),
+        replace(WIDE, downwards=True),
+        replace(PLAIN, late_counts=True),
         replace(WIDE, unordered=True, dq_red=True, dtype=DType.FP16),
         replace(SLIM, unordered=True, dq_red=True, dtype=DType.BF16),
         replace(SLIM, turns=False, early_dv=False),
@@ -60,9 +65,10 @@ def test_the_quick_cases_are_right(device, config):
         check_case(device, config, case).require_ok(config.short_form())
 
 
-@pytest.mark.parametrize("case", full_cases(WIDE), ids=lambda case: case.name)
+@pytest.mark.parametrize("case", full_cases(LATE), ids=lambda case: case.name)
 def test_one_configuration_is_right_on_every_case(device, case):
-    check_case(device, WIDE, case).require_ok(WIDE.short_form())
+    config = replace(LATE, downwards=case.problem.causal)
+    check_case(device, config, case).require_ok(config.short_form())
 
 
 @pytest.mark.gpu
@@ -74,7 +80,7 @@ def test_the_set_is_right_on_every_case_on_a_gpu(config):
         check_case(device, config, case).require_ok(config.short_form())
 
 
-@pytest.mark.parametrize("config", [WIDE, SLIM], ids=str)
+@pytest.mark.parametrize("config", [LATE, SLIM], ids=str)
 @pytest.mark.parametrize(("q_len", "k_len"), [(1, 1), (1, 130), (130, 1), (65, 129)])
 def test_any_length_is_right(device, config, q_len, k_len):
     require_right(device, config, "lengths", problem(config, q_len, k_len))
@@ -82,15 +88,16 @@ def test_any_length_is_right(device, config, q_len, k_len):
 
 @pytest.mark.parametrize("diagonal", [-100, -40, -1, 0, 17, 149, 150])
 def test_any_diagonal_is_right_and_rows_without_keys_give_nothing(device, diagonal):
-    for config in (WIDE, SLIM):
+    for config in (WIDE, DOWN):
         causal = problem(config, 70, 150, kv_heads=1, causal=True, diagonal=diagonal)
         require_right(device, config, "diagonal", causal)
 
 
 @pytest.mark.parametrize(("heads", "kv_heads"), [(5, 1), (6, 2)])
 def test_any_group_is_summed_up(device, heads, kv_heads):
-    grouped = problem(WIDE, 70, 130, heads=heads, kv_heads=kv_heads, causal=True)
-    require_right(device, WIDE, "group", grouped, placement="transposed")
+    for config in (WIDE, replace(LATE, downwards=True)):
+        grouped = problem(config, 70, 130, heads=heads, kv_heads=kv_heads, causal=True)
+        require_right(device, config, "group", grouped, placement="transposed")
 
 
 @pytest.mark.parametrize("d_head", [8, 40, 72])
@@ -135,12 +142,18 @@ def test_a_nan_of_one_query_row_reaches_no_other_row_of_dq(device):
 
 def bits_by_seed(config, sm_count, seeds=range(2), **mask):
     """The different bits that random schedules gave, of gradients and of dQ's sums in float32."""
-    case = Case("repeated", problem(config, 64, 4 * 128 - 5, heads=1, kv_heads=1, **mask))
+    heads = 2 if config.sections else 1
+    case = Case("repeated", problem(config, 64, 4 * 128 - 5, heads=heads, kv_heads=heads, **mask))
     *_, launch = plan(config, case.problem, sm_count=sm_count)
     begin, n_bytes = launch.scratch.statistics, launch.scratch.dq_sums
     seen = {name: set() for name in ("dq", "dk", "dv", "sums")}
     for seed in seeds:
-        options = EmulatorOptions(seed=seed, delayed_landing=True, mma_in_order=True)
+        options = EmulatorOptions(
+            seed=seed,
+            delayed_landing=True,
+            mma_in_order=True,
+            ordered_sums=not config.unordered,
+        )
         device = EmulatedDevice(sm_count=sm_count, options=options)
         found = run_arrays(device, config, case.problem, inputs_of(case))
         address = device.scratch(launch.scratch_bytes)
@@ -150,16 +163,25 @@ def bits_by_seed(config, sm_count, seeds=range(2), **mask):
     return seen
 
 
-@pytest.mark.parametrize("config", [WIDE, SLIM], ids=str)
+@pytest.mark.parametrize("config", [WIDE, SLIM, LATE, DOWN], ids=str)
 def test_the_bits_are_the_same_on_every_schedule_and_number_of_sms(config):
     found = [bits_by_seed(config, sms) for sms in (1, 3, 132)]
     for name in ("dq", "dk", "dv", "sums"):
         assert len(set().union(*(seen[name] for seen in found))) == 1
 
 
-def test_under_a_mask_the_bits_are_the_same_too():
-    seen = bits_by_seed(WIDE, 7, causal=True, diagonal=64 * 6)
+@pytest.mark.parametrize("downwards", [False, True])
+def test_under_a_mask_the_bits_are_the_same_too(downwards):
+    config = replace(LATE, downwards=downwards)
+    seen = bits_by_seed(config, 7, causal=True, diagonal=64 * 6)
     assert all(len(bits) == 1 for bits in seen.values())
+
+
+def test_downwards_turns_the_order_of_sums_round_and_the_others_keep_it():
+    ways = [{}, {"late_counts": True}, {"downwards": True}]
+    bits = [bits_by_seed(replace(WIDE, **way), 2, seeds=[0]) for way in ways]
+    assert bits[0] == bits[1]
+    assert bits[0]["sums"] != bits[2]["sums"]
 
 
 @pytest.mark.parametrize("dq_red", [False, True])
@@ -176,8 +198,8 @@ def test_without_order_sums_of_dq_have_other_bits_and_the_others_have_not(dq_red
 @pytest.mark.parametrize("d_head", [64, 128])
 def test_a_hundred_repeats_give_the_same_bits_on_a_gpu(d_head, causal):
     device = default_device("cuda")
-    config = next(c for c in resolve_key("hopper-bwd") if c.d_head == d_head)
     full_size = AttentionProblem(4, 16, 16, 4096, 4096, d_head, causal=causal, operation="backward")
+    config = choose(full_size, "sm_90a").config
     inputs = random_inputs(full_size)
     first = run_arrays(device, config, full_size, inputs)
     for _ in range(100):
@@ -196,6 +218,8 @@ OTHERS = [
     (TILES, {"late_fences": True}),
     (TILES, {"unordered": True}),
     (replace(TILES, unordered=True), {"dq_red": True}),
+    (TILES, {"late_counts": True}),
+    (TILES, {"downwards": True}),
     (PLAIN.rows, {"dtype": DType.FP16}),
     (PLAIN.rows, {"d_head": 64}),
     (PLAIN.rows, {"fold": True}),

@@ -36,7 +36,7 @@ def test_the_loop_keeps_descriptors_in_uniform_registers(config, traits):
 
 
 @pytest.mark.parametrize("needs", [Needs(), Needs(("causal", "ragged_k"))], ids=str)
-@pytest.mark.parametrize("config", get_kernel_configs("hopper-bwd")[:6], ids=str)
+@pytest.mark.parametrize("config", get_kernel_configs("hopper-bwd")[:12], ids=str)
 def test_a_backward_step_is_one_loop_of_all_products_and_does_not_spill(config, needs):
     kernel = compile_kernel(config.tiles, needs, "sm_90a")
     assert kernel.resources.spill_bytes == 0

@@ -21,11 +21,11 @@ BASE = parse_config(f"hopper_bwd(BF16, 128): ds_3+{ALL}")
 PROBLEM = AttentionProblem(2, 6, 3, 300, 200, 128, operation="backward")
 
 
-def test_the_set_has_three_of_every_width_and_type_and_the_first_is_in_order():
+def test_the_set_has_six_of_every_width_and_type_and_the_first_are_in_order():
     configs = resolve_key("hopper-bwd")
-    assert len(configs) == len(set(configs)) == 12
-    assert [config.refusal() for config in configs] == [None] * 12
-    assert [config.unordered for config in configs] == [False, True, True] * 4
+    assert len(configs) == len(set(configs)) == 24
+    assert [config.refusal() for config in configs] == [None] * 24
+    assert [config.unordered for config in configs] == [*[False] * 4, True, True] * 4
     assert {(c.dtype, c.d_head) for c in configs} == {(t, d) for t in DType for d in (64, 128)}
 
 
@@ -49,6 +49,8 @@ def test_a_prefix_that_ends_like_another_is_not_taken_for_it():
         (f"hopper_bwd(BF16, 64): ds_3+{ALL}", "fits_shared_memory"),
         (f"hopper_bwd(BF16, 128): ds_3+{ALL}+dq_red", "red_is_unordered"),
         ("hopper_bwd(BF16, 64): ds_2+turns+early_dv", "many_rows_fold"),
+        (f"hopper_bwd(BF16, 128): ds_3+{ALL}+unordered+late_counts", "counts_are_of_ordered_sums"),
+        (f"hopper_bwd(BF16, 128): ds_3+{ALL}+unordered+downwards", "downwards_is_ordered"),
     ],
 )
 def test_what_cannot_be_built_is_refused_by_a_rule(text, rule):
@@ -67,7 +69,8 @@ def test_spills_and_products_one_by_one_are_refused_after_the_build():
 
 
 def test_the_parts_have_the_fields_of_the_whole():
-    assert Sm90BackwardConfig.knobs().keys() == Sm90TilesConfig.knobs().keys()
+    of_the_plan = {"sections"}
+    assert Sm90BackwardConfig.knobs().keys() == Sm90TilesConfig.knobs().keys() | of_the_plan
     assert (BASE.rows.fold, BASE.rows.unordered) == (True, False)
 
 
@@ -109,6 +112,8 @@ def test_on_hopper_it_is_chosen_in_order_where_it_computes_the_problem(changes, 
     chosen = choose(problem, "sm_90a").config
     assert f"{name}_backward" == chosen.NAME
     assert not getattr(chosen, "unordered", False)
+    one_by_one = problem.d_head > 64 and problem.causal
+    assert getattr(chosen, "sections", not one_by_one) == (not one_by_one)
     assert choose(problem, "sm_80").config.NAME == "sm80_backward"
 
 

@@ -75,7 +75,17 @@ def test_strides_that_no_map_takes_are_said():
     assert "d_o has strides of (0, 0, 0) bytes" in launch.obstacle(broadcast)
 
 
-def test_blocks_that_wait_for_each_other_are_drawn_head_by_head():
+def test_with_sections_the_same_block_of_several_heads_is_drawn_before_the_next():
+    sections = replace(CONFIG, sections=True)
+    long = replace(PROBLEM, q_len=8192, k_len=8192)
+    for causal in (False, True):
+        assert plan(sections, replace(PROBLEM, causal=causal), sm_count=4)[1].section_heads == 6
+        launches = plan(sections, replace(long, causal=causal), sm_count=4)
+        assert launches[1].section_heads == 2  # of 16 MB, within 40
+        assert launches[1].arguments(call()).section_heads == 2
+
+
+def test_without_sections_blocks_are_drawn_head_by_head():
     unordered = replace(CONFIG, unordered=True)
     for problem in (PROBLEM, replace(PROBLEM, causal=True)):
         assert plan(CONFIG, problem, sm_count=4)[1].section_heads == 1

@@ -4,7 +4,8 @@ PTX ISA, "cp.async.bulk.wait_group": the writes are visible to the thread that w
 know of them by synchronisation with it (barriers, or a release and an acquire of a flag). A copy
 of another block that touches the same bytes needs a fence.proxy.async on that way as well:
 "Causality Order" keeps accesses of one proxy in order inside one block only. Reductions are
-atomic: among themselves they need no order.
+atomic: among themselves they need no order, unless the options ask for one, as a kernel does that
+gives the same bits every time.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ class AsyncWrites:
             if not number:
                 continue
             before = self.writes[number - 1]
-            if not (adds and before.adds):
+            if not (adds and before.adds) or self.chunk.options.ordered_sums:
                 self._require(u, lane, before, index, by_copy=True)
                 base += [before] * adds
                 continue

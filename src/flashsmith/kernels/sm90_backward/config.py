@@ -13,6 +13,8 @@ from flashsmith.kernels.kernel import KernelConfig
 from flashsmith.kernels.launch import Plan
 from flashsmith.kernels.rules import Rule
 from flashsmith.kernels.sm90_backward.parts import (
+    DOWNWARDS,
+    LATE_COUNTS,
     TILE_RULES,
     WIDTHS,
     Sm90BackwardPart,
@@ -51,6 +53,13 @@ class Sm90BackwardConfig(Sm90BackwardPart):
     )
     dq_red: bool = flag("dq_red", "dQ is added from registers, not through shared memory in bulk")
     unordered: bool = flag("unordered", "sums into dQ in any order: other bits in every run")
+    late_counts: bool = flag("late_counts", LATE_COUNTS)
+    downwards: bool = flag("downwards", DOWNWARDS)
+    sections: bool = flag(
+        "sections",
+        "the same kv block of as many heads as L2 holds is drawn before the next: blocks of one "
+        "head, which add to the same dQ, begin one after the other",
+    )
 
     @property
     def rows(self) -> Sm90RowsConfig:
@@ -60,7 +69,7 @@ class Sm90BackwardConfig(Sm90BackwardPart):
     @property
     def tiles(self) -> Sm90TilesConfig:
         """The kernel of all products."""
-        return Sm90TilesConfig(*(getattr(self, name) for name in self.knobs()))
+        return Sm90TilesConfig(*(getattr(self, name) for name in Sm90TilesConfig.knobs()))
 
     @property
     def convert(self) -> Sm90ConvertConfig:

@@ -176,10 +176,11 @@ def section_heads(config: Sm90BackwardConfig, problem: AttentionProblem) -> int:
     """Heads of K and V whose kv blocks are drawn together, a block of each at a time.
 
     Unordered and causal, the longest blocks come first, of as many heads as L2 holds. In order,
-    blocks that wait for each other run side by side: a head at a time.
+    blocks of a head that start together wait for each other; with `sections` each starts when the
+    one before has gone on.
     """
     heads = problem.kv_heads * problem.batch
-    if not config.unordered or not problem.mask.hides:
+    if not config.sections and not (config.unordered and problem.mask.hides):
         return 1
     head_bytes = 8 * problem.q_len * config.d_head * problem.group  # Q, dO: 2 bytes; dQ: 4
     return max(min(SECTION_BYTES // max(head_bytes, 1), heads), 1)

@@ -10,15 +10,24 @@ from flashsmith.kernels.short_form import parse_short_form
 from flashsmith.kernels.sm90_backward.config import Sm90BackwardConfig
 
 _ALL = "turns+fold+early_dv+late_fences"
-# The first of each width is deterministic and the rule's choice.
+_STAGES = {64: 2, 128: 3}  # of dS: all that shared memory holds
+# The first two are the rule's choices.
+_ENDS = (
+    "sections",
+    "",
+    "late_counts+sections",
+    "late_counts+downwards+sections",
+    "unordered",
+    "dq_red+unordered",
+)
 BY_WIDTH = {
-    64: (f"ds_2+{_ALL}", f"ds_2+{_ALL}+unordered", f"ds_2+{_ALL}+dq_red+unordered"),
-    128: (f"ds_3+{_ALL}", f"ds_3+{_ALL}+unordered", f"ds_3+{_ALL}+dq_red+unordered"),
+    width: tuple(f"ds_{stages}+{_ALL}+{end}".rstrip("+") for end in _ENDS)
+    for width, stages in _STAGES.items()
 }
 
 
 def configs_for(dtype: DType, width: int) -> list[Sm90BackwardConfig]:
-    """The configurations of one element type and width, the deterministic one first."""
+    """The configurations of one element type and width, the deterministic ones first."""
     return [
         parse_short_form(f"hopper_bwd({dtype.name}, {width}): {words}", Sm90BackwardConfig)
         for words in BY_WIDTH[width]

@@ -22,6 +22,9 @@ struct Span {
     i32 cut = 0;
 };
 
+// Where a diagonal lies in a sequence that has `fewer` keys, if it is aligned with its last key.
+FS_DEVICE i32 aligned_diagonal(i32 diagonal, i32 fewer) { return diagonal - fewer; }
+
 // kCausal: rows do not see keys right of the diagonal. kRagged: the last kv block may end early.
 // kLeft: rows do not see keys left of another diagonal.
 template <bool kCausal, bool kRagged, bool kLeft = false>
@@ -158,6 +161,16 @@ FS_DEVICE void hide_columns_before(float (&s)[kCount], int half, i32 limit) {
             float& x = s[4 * n + 2 * half + e];
             x = n * 8 + e < limit ? kNegativeInfinity : x;
         }
+    }
+}
+
+// Removes columns before a limit, of both rows; of elements kFrom .. kTo - 1.
+template <int kFrom, int kTo, int kCount>
+FS_DEVICE void hide_columns_before(float (&s)[kCount], i32 limit_low, i32 limit_high) {
+    FS_UNROLL
+    for (int i = kFrom; i < kTo; ++i) {
+        const int column = (i / 4) * 8 + (i & 1);
+        if (column < ((i & 2) ? limit_high : limit_low)) s[i] = kNegativeInfinity;
     }
 }
 

@@ -40,33 +40,64 @@ struct Score {
         return args.scale_log2 * kLn2;
     }
 
-    // From an element of Q Kᵀ to the score: a few lines a fact, as in problem/reference.py.
-    // `distance` is how far the key lies before the position of the row.
+    // From an element of Q Kᵀ to the score: a few lines a fact, as in problem/reference.py. What
+    // depends on the places of row and key is added behind it.
     template <class Args>
-    FS_DEVICE float of(const Args& args, float product, [[maybe_unused]] float distance) const {
+    FS_DEVICE float of(const Args& args, float product) const {
         float x = product * (args.scale_log2 * kLn2);
         if constexpr (kNeeds.softcap) {
             // tanh(y) = 1 - 2 / (1 + e^(2 y)); the power may be 0 or infinite.
             const float power = ptx::ex2(product * rate);
             x = ptx::fma_rn(-2.0F * args.softcap, ptx::rcp(1.0F + power), args.softcap);
         }
-        if constexpr (kNeeds.alibi)
-            x = ptx::fma_rn(-alibi_slope, distance < 0.F ? -distance : distance, x);
         return x;
     }
 
     // All of a thread's scores, before masks: of rows `row` and `row` + 8, and of the columns from
-    // key `key` on that mask.cuh draws.
-    template <class Args, int kCount>
-    FS_DEVICE void apply(const Args& args, float (&s)[kCount], i32 row, i32 key) const {
-        if constexpr (kChanges) {
-            const float distance =
-                kNeeds.alibi ? static_cast<float>(row + args.position - key) : 0.F;
-            FS_UNROLL
-            for (int i = 0; i < kCount; ++i) {
-                const int further = ((i & 2) ? 8 : 0) - ((i / 4) * 8 + (i & 1));
-                s[i] = of(args, s[i], distance + static_cast<float>(further));
+    // key `key` on that mask.cuh draws. They belong to a tile of kRows rows from `first_row` and
+    // 2 kCount keys from `first_key` on, which all threads agree on.
+    template <int kRows, class Args, int kCount>
+    FS_DEVICE void apply(const Args& args, float (&s)[kCount], [[maybe_unused]] i32 row,
+                         [[maybe_unused]] i32 key, [[maybe_unused]] i32 first_row,
+                         [[maybe_unused]] i32 first_key) const {
+        if constexpr (kNeeds.alibi) {
+            const i32 nearest = first_row + args.position - (first_key + 2 * kCount - 1);
+            const i32 furthest = first_row + kRows - 1 + args.position - first_key;
+            const i32 distance = row + args.position - key;
+            if (nearest >= 0 || furthest <= 0) {
+                apply_line(args, s, distance, nearest >= 0 ? alibi_slope : -alibi_slope);
+            } else {
+                apply_bent(args, s, distance);
             }
+        } else if constexpr (kChanges) {
+            FS_UNROLL
+            for (int i = 0; i < kCount; ++i) s[i] = of(args, s[i]);
+        }
+    }
+
+  private:
+    // Where all keys lie on one side of all rows, distances are sums: two operations a score.
+    template <class Args, int kCount>
+    FS_DEVICE void apply_line(const Args& args, float (&s)[kCount], i32 distance,
+                              float slope) const {
+        const float first = -slope * static_cast<float>(distance);
+        const float second = ptx::fma_rn(slope, -8.0F, first);
+        FS_UNROLL
+        for (int i = 0; i < kCount; ++i) {
+            const float column = static_cast<float>((i / 4) * 8 + (i & 1));
+            s[i] = of(args, s[i]) + ptx::fma_rn(slope, column, (i & 2) ? second : first);
+        }
+    }
+
+    // Where some keys lie on each side of a row.
+    template <class Args, int kCount>
+    FS_DEVICE void apply_bent(const Args& args, float (&s)[kCount], i32 distance) const {
+        const float nearest = static_cast<float>(distance);
+        FS_UNROLL
+        for (int i = 0; i < kCount; ++i) {
+            const float far =
+                nearest + static_cast<float>(((i & 2) ? 8 : 0) - ((i / 4) * 8 + (i & 1)));
+            s[i] = of(args, s[i]) - alibi_slope * (far < 0.0F ? -far : far);
         }
     }
 };

@@ -52,12 +52,17 @@ FS_DEVICE void fence_proxy_async_global() {
     asm volatile("fence.proxy.async.global;" ::: "memory");
 }
 
-// Until a word that another block writes is at least `value`; one lane of a warp may ask alone.
-FS_DEVICE void wait_at_least_acquire_gpu(const u32* word, u32 value) {
+// A word that another block writes; what that block did before its release is seen after this.
+FS_DEVICE u32 ld_acquire_gpu(const u32* word) {
     u32 now;
-    do {
-        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(word) : "memory");
-    } while (now < value);
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(word) : "memory");
+    return now;
+}
+
+// Until the word is at least `value`; one lane of a warp may ask alone.
+FS_DEVICE void wait_at_least_acquire_gpu(const u32* word, u32 value) {
+    while (ld_acquire_gpu(word) < value) {
+    }
 }
 
 // Who reads the value with `acquire` sees what this thread did before.

@@ -114,6 +114,13 @@ FS_DEVICE void bulk_wait_if(bool condition) {
         : "memory");
 }
 
+// All but the newest `kPending` groups of this thread's stores are complete.
+template <int kPending>
+FS_DEVICE void bulk_wait() {
+    static_assert(kPending >= 0, "bulk_wait: kPending counts groups, it cannot be negative.");
+    asm volatile("cp.async.bulk.wait_group %0;" : : "n"(kPending) : "memory");
+}
+
 // What this thread wrote to shared memory is visible to TMA and wgmma after a barrier.
 FS_DEVICE void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 

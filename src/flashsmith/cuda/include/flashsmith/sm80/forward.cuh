@@ -142,7 +142,9 @@ class ForwardTile {
         const int row = tile_.first_row + warp_row_ + lane / 4;
         FS_UNROLL
         for (int i = 0; i < Kernel::kRowTiles; ++i) {
-            score_.apply(args_, s.row_tile(i), row + i * kMatrixSpan, first_key + lane % 4 * 2);
+            const int first_row = tile_.first_row + warp_row_ + i * kMatrixSpan;
+            score_.template apply<kMatrixSpan>(args_, s.row_tile(i), row + i * kMatrixSpan,
+                                               first_key + lane % 4 * 2, first_row, first_key);
         }
     }
 

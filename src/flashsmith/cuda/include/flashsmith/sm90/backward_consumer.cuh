@@ -287,8 +287,10 @@ struct BackwardConsumer {
     }
 
     FS_DEVICE void advance_q_tile() {
-        if (kNeeds.causal && ++q_tile == args.q_tiles) {
-            q_tile = Walk<Kernel>::first_tile(args, first_key);
+        if constexpr (!kNeeds.causal) return;
+        if (kConfig.downwards ? q_tile-- == Walk<Kernel>::first_tile(args, first_key)
+                              : ++q_tile == args.q_tiles) {
+            q_tile = Walk<Kernel>::begin(args, first_key);
         }
     }
 
@@ -298,7 +300,7 @@ struct BackwardConsumer {
     FS_DEVICE void begin(i32 batch_head) {
         FS_UNROLL
         for (int i = 0; i < kConfig.d_head / 2; ++i) dk[i] = dv[i] = 0.0f;
-        q_tile = dq_tile = Walk<Kernel>::first_tile(args, first_key);
+        q_tile = dq_tile = Walk<Kernel>::begin(args, first_key);
         dq_index = batch_head * args.q_tiles + dq_tile;
         adds = Walk<Kernel>::is_seen(args, first_key);
         has_dq = false;

@@ -40,10 +40,11 @@ struct KvTile {
 };
 
 // The q tiles that a kv block is walked with: head after head of its group, of each from the first
-// that sees a key of it.
+// that sees a key of it; `downwards` from the last tile to that one.
 template <class Kernel>
 struct Walk {
     static constexpr i32 kRows = Kernel::kConfig.q_tile_rows();
+    static constexpr bool kDownwards = Kernel::kConfig.downwards;
 
     // Whether any row sees the block. If none does, one step is made all the same, with every key
     // hidden, for gradients that are zero; nothing is added to dQ.
@@ -62,18 +63,23 @@ struct Walk {
         return args.kv_group * (args.q_tiles - first_tile(args, first_key));
     }
 
-    i32 first;       // q tile of each head
+    // Where the walk of a head begins.
+    static FS_DEVICE i32 begin(const typename Kernel::Args& args, i32 first_key) {
+        return kDownwards ? args.q_tiles - 1 : first_tile(args, first_key);
+    }
+
+    i32 first;       // q tile of each head that sees a key
     i32 tile;        // where the walk is
     i32 batch_head;  // of Q
 
     FS_DEVICE Walk(const typename Kernel::Args& args, const KvTile& at)
         : first(first_tile(args, at.first_key)),
-          tile(first),
+          tile(kDownwards ? args.q_tiles - 1 : first),
           batch_head(at.batch * args.heads + at.kv_head * args.kv_group) {}
 
     FS_DEVICE void advance(const typename Kernel::Args& args) {
-        if (++tile == args.q_tiles) {
-            tile = first;
+        if (kDownwards ? tile-- == first : ++tile == args.q_tiles) {
+            tile = kDownwards ? args.q_tiles - 1 : first;
             ++batch_head;
         }
     }
@@ -86,7 +92,7 @@ struct Walk {
 
 // Number `index` of the launch: block after block of a section's heads, then the next section.
 // In order, blocks that add to a q tile first come first, so that who waits for a sum waits for a
-// block that was drawn before; without order and under a mask the longest do.
+// block that was drawn before; downwards, and without order, the longest under a mask do.
 template <class Kernel>
 FS_DEVICE KvTile decode_kv_tile(const typename Kernel::Args& args, u32 index) {
     if (index >= static_cast<u32>(args.tiles)) return {0, 0, 0, 0};
@@ -98,7 +104,7 @@ FS_DEVICE KvTile decode_kv_tile(const typename Kernel::Args& args, u32 index) {
     const u32 heads = min(static_cast<u32>(args.section_heads), all_heads - first_head);
     const u32 turn = rest / heads;
     const u32 batch_head = first_head + rest - turn * heads;
-    const u32 block = Kernel::kConfig.unordered ? turn : args.k_tiles - 1 - turn;
+    const u32 block = Kernel::kConfig.ascending() ? turn : args.k_tiles - 1 - turn;
     const i32 first_key = block * Kernel::kConfig.keys();
     const u32 batch = batch_head / args.kv_heads;
     return {first_key, Walk<Kernel>::steps(args, first_key),

@@ -220,10 +220,56 @@ struct Consumer {
         return keys <= n * kConfig.B_c + Kernel::kHalf;
     }
 
+    // Whether no row of this warpgroup sees the first half of block n.
+    FS_DEVICE bool is_upper_half(i32 row, i32 n) const {
+        if constexpr (!Kernel::kUpperHalves) return false;
+        return Mask::first_seen(args, first_row(row)) >= n * kConfig.B_c + Kernel::kHalf;
+    }
+
+    // The first key of a block's products; `upper`: of its second half.
+    static FS_DEVICE i32 first_key(i32 n, [[maybe_unused]] bool upper) {
+        if constexpr (!Kernel::kUpperHalves) return n * kConfig.B_c;
+        return n * kConfig.B_c + (upper ? Kernel::kHalf : 0);
+    }
+    // V of the present block; `upper`: of its second half.
+    FS_DEVICE ptx::MatrixDescriptor v_matrix([[maybe_unused]] bool upper) const {
+        if constexpr (!Kernel::kUpperHalves) return v.matrix;
+        return v.matrix + (upper ? Kernel::kHalf * kPanelRowBytes : 0);
+    }
+
+    // Removes what rows may not see of keys key .. key + 2 * kCount - 1.
+    template <int kCount>
+    FS_DEVICE bool hide_edges(float (&s)[kCount], i32 row, i32 key) const {
+        const i32 column = key + lane % 4 * 2;
+        const i32 own_row = row + row_in_tile();
+        bool hidden = false;
+        if (ends_unseen(row, key + 2 * kCount)) {
+            hidden = true;
+            const i32 low = Mask::seen_before(args, own_row + 1);
+            const i32 high = Mask::seen_before(args, own_row + 9);
+            if (!Kernel::kHalves || ends_unseen(row, key + kCount)) {
+                hide_columns<0, kCount / 2>(s, low - column, high - column);
+            }
+            hide_columns<kCount / 2, kCount>(s, low - column, high - column);
+        }
+        if (begins_unseen(row, key)) {
+            hidden = true;
+            const i32 low = Mask::first_seen(args, own_row) - column;
+            const i32 high = Mask::first_seen(args, own_row + 8) - column;
+            hide_columns_before<0, kCount / 2>(s, low, high);
+            if (begins_unseen(row, key + kCount)) {
+                hide_columns_before<kCount / 2, kCount>(s, low, high);
+            }
+        }
+        return hidden;
+    }
+
     // Removes what rows of block n may not see; returns whether there was anything to remove.
     template <int kCount>
-    FS_DEVICE bool hide(float (&s)[kCount], i32 row, i32 n) const {
-        if constexpr (Mask::kHides) {
+    FS_DEVICE bool hide(float (&s)[kCount], i32 row, i32 n, [[maybe_unused]] bool upper) const {
+        if constexpr (Mask::kHasLeft) {
+            return hide_edges(s, row, first_key(n, upper));
+        } else if constexpr (Mask::kHides) {
             if (!needs_mask(row, n)) return false;
             const i32 column = n * kConfig.B_c + lane % 4 * 2;
             const i32 row_end = row + row_in_tile() + 1;
@@ -233,12 +279,6 @@ struct Consumer {
                 hide_columns<0, kCount / 2>(s, low - column, high - column);
             }
             hide_columns<kCount / 2, kCount>(s, low - column, high - column);
-            if constexpr (Mask::kHasLeft) {
-                if (begins_unseen(row, n * kConfig.B_c)) {
-                    hide_columns_before(s, 0, Mask::first_seen(args, row_end - 1) - column);
-                    hide_columns_before(s, 1, Mask::first_seen(args, row_end + 7) - column);
-                }
-            }
             return true;
         }
         return false;
@@ -254,15 +294,18 @@ struct Consumer {
     }
 
     template <int kCount>
-    FS_DEVICE void apply_score(float (&s)[kCount], i32 row, i32 n) const {
-        score.apply(args, s, row + row_in_tile(), n * kConfig.B_c + lane % 4 * 2);
+    FS_DEVICE void apply_score(float (&s)[kCount], i32 row, i32 n, bool upper) const {
+        if constexpr (!Kernel::Score::kChanges) return;
+        const i32 key = first_key(n, upper);
+        score.template apply<kWarpgroupRows>(args, s, row + row_in_tile(), key + lane % 4 * 2,
+                                             first_row(row), key);
     }
 
     // From S to P where no product is in flight.
     template <int kCount>
     FS_DEVICE void softmax_alone(float (&s)[kCount], i32 row, i32 n, bool first) {
-        apply_score(s, row, n);
-        const bool masked = hide(s, row, n);
+        apply_score(s, row, n, false);
+        const bool masked = hide(s, row, n, false);
         if constexpr (kConfig.statistics == Statistics::kSUM) {
             softmax.exponentials_checked(p, s, factor, first, masked);
         } else {
@@ -272,10 +315,10 @@ struct Consumer {
         }
     }
 
-    FS_DEVICE void issue_pv(bool keep, bool half) {
+    FS_DEVICE void issue_pv(bool keep, bool half, bool upper = false) {
         ptx::fence_registers(o);
         if (Kernel::kHalves && half) {
-            Products::template issue_pv<Kernel::kHalf>(o, p, v.matrix, keep);
+            Products::template issue_pv<Kernel::kHalf>(o, p, v_matrix(upper), keep);
         } else {
             Products::template issue_pv<kConfig.B_c>(o, p, v.matrix, keep);
         }

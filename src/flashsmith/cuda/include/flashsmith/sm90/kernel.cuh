@@ -30,6 +30,8 @@ struct ForwardKernel {
     // Only masks leave half a block unseen.
     static constexpr bool kHalves = kConfig.half_blocks && Mask::kHides;
     static constexpr int kHalf = kHalves ? kConfig.B_c / 2 : kConfig.B_c;
+    // A left edge leaves the second half; the ones behind V have no rows to pass by.
+    static constexpr bool kUpperHalves = kHalves && Mask::kHasLeft && !kMmaSums;
     // A causal mask makes tiles unequal, which evens out when CTAs end; for heads narrower than the
     // kernel ptxas has no registers left. Where tiles are not split, all of them are whole,
     // whatever the launch asks for.

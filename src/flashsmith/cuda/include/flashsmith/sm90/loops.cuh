@@ -73,17 +73,32 @@ struct PlainLoop {
     }
 };
 
+// Whether half a block is its second half: in kernels that never take that, nothing.
+template <bool kIsUsed>
+struct UpperHalf {
+    bool upper;
+    FS_DEVICE void set_upper(bool to) { upper = to; }
+    FS_DEVICE bool is_upper() const { return upper; }
+};
+template <>
+struct UpperHalf<false> {
+    FS_DEVICE void set_upper(bool) {}
+    FS_DEVICE static constexpr bool is_upper() { return false; }
+};
+
 // One loop over all blocks of all tiles: each step issues Q Kᵀ of a block and P V of the one
 // before, also where the two belong to different tiles. A plain step has no branch; a general one
 // masks, starts and ends tiles; another has half a block, at the edge of a mask.
 template <class Kernel>
-struct OverlappedLoop {
+struct OverlappedLoop : UpperHalf<Kernel::kUpperHalves> {
     static constexpr Sm90ForwardConfig kConfig = Kernel::kConfig;
     using Turns = typename Kernel::Turns;
     using Products = typename Kernel::Products;
 
     static constexpr bool kSum = kConfig.statistics == Statistics::kSUM;
     static constexpr Ascending kUp = Kernel::kAscends;
+    // Half a block may be another one than a tile's first.
+    static constexpr bool kHalvesAnywhere = kUp != Ascending::kNONE || Kernel::kUpperHalves;
 
     Consumer<Kernel> consumer;
 
@@ -126,7 +141,7 @@ struct OverlappedLoop {
     }
 
   private:
-    enum class Step { kPlain, kGeneral, kHalf };
+    enum class Step { kPlain, kGeneral, kHalf, kUpperHalf };
 
     // Where a step stands between tiles.
     struct Boundary {
@@ -159,6 +174,7 @@ struct OverlappedLoop {
         begin(work);
         first = true;
         half = consumer.is_half(row, block(n));
+        this->set_upper(false);
         v_skipped = 0;
         unsaved = false;
         // Not used before it is set again, but where sums are part of O the compiler reads it.
@@ -204,23 +220,35 @@ struct OverlappedLoop {
         if (at_edge && consumer.is_half(row, block(n))) {
             products<Step::kHalf>(at);
         } else {
+            if constexpr (kGeneral && Kernel::kUpperHalves) {
+                if (n == 0 && consumer.is_upper_half(row, block(n))) {
+                    products<Step::kUpperHalf>(at);
+                    return true;
+                }
+            }
             products<kStep>(at);
         }
         return true;
     }
 
-    // Q Kᵀ of block n and P V of the one in p.
+    // Q Kᵀ of block n, or of half of it, and P V of the one in p.
     template <Step kStep>
     FS_DEVICE void products(const Boundary& at) {
         constexpr bool kGeneral = kStep != Step::kPlain;
-        constexpr int kKeys = kStep == Step::kHalf ? Kernel::kHalf : kConfig.B_c;
-        const bool boundary = (kStep == Step::kHalf && kUp == Ascending::kNONE) || at.starts_tile;
+        constexpr bool kIsUpper = kStep == Step::kUpperHalf;
+        constexpr int kKeys = kStep == Step::kHalf || kIsUpper ? Kernel::kHalf : kConfig.B_c;
+        const bool boundary = (kStep == Step::kHalf && !kHalvesAnywhere) || at.starts_tile;
         const bool starts_o = kGeneral && first;
         typename Products::template Scores<kKeys> s;
         if constexpr (!kGeneral) consumer.v.test();
         consumer.k.wait();
         Turns::take(consumer.warpgroup);
-        Products::template issue_qk<kKeys>(s, consumer.q.matrix, consumer.k.matrix);
+        if constexpr (kIsUpper) {
+            const auto upper = consumer.k.matrix + Kernel::kHalf * kPanelRowBytes;
+            Products::template issue_qk<kKeys>(s, consumer.q.matrix, upper);
+        } else {
+            Products::template issue_qk<kKeys>(s, consumer.q.matrix, consumer.k.matrix);
+        }
         if (starts_o) {
             if (kConfig.late_store && unsaved) consumer.store(finished_slot);
             consumer.skip_v(v_skipped);
@@ -228,7 +256,8 @@ struct OverlappedLoop {
             consumer.softmax.rescale(consumer.o);
         }
         consumer.v.wait();
-        consumer.issue_pv(!starts_o, kGeneral && half && (kUp != Ascending::kNONE || starts_o));
+        consumer.issue_pv(!starts_o, kGeneral && half && (kHalvesAnywhere || starts_o),
+                          this->is_upper());
         Turns::pass(consumer.warpgroup);
         if (boundary) {
             if constexpr (!Kernel::kMmaSums) consumer.finish(at.finished);
@@ -240,7 +269,7 @@ struct OverlappedLoop {
         ptx::fence_registers(s);
         consumer.release(consumer.k);
         if (kGeneral && n == 0) consumer.release_q();
-        softmax_of<kGeneral>(s, boundary);
+        softmax_of<kGeneral, kIsUpper>(s, boundary);
         if (boundary) {
             if constexpr (Kernel::kMmaSums) consumer.finish(at.finished);
             if constexpr (!kConfig.late_store) consumer.store(at.finished);
@@ -249,24 +278,25 @@ struct OverlappedLoop {
         }
         if constexpr (kGeneral) {
             first = boundary;
-            half = kStep == Step::kHalf;
+            half = kStep == Step::kHalf || kIsUpper;
+            this->set_upper(kIsUpper);
             v_skipped = at.skipped;
         }
     }
 
     // From S to P; P V of the block before ends here. `starts_tile`: the block is its tile's first.
-    template <bool kGeneral, int kCount>
+    template <bool kGeneral, bool kIsUpper, int kCount>
     FS_DEVICE void softmax_of(float (&s)[kCount], bool starts_tile) {
-        consumer.apply_score(s, row, block(n));
+        consumer.apply_score(s, row, block(n), kIsUpper);
         if constexpr (kSum) {
             bool masked = false;
-            if constexpr (kGeneral) masked = consumer.hide(s, row, block(n));
+            if constexpr (kGeneral) masked = consumer.hide(s, row, block(n), kIsUpper);
             end_pv();
             consumer.k.test();
             consumer.softmax.exponentials_checked(consumer.p, s, consumer.factor, starts_tile,
                                                   masked);
         } else {
-            if constexpr (kGeneral) consumer.hide(s, row, block(n));
+            if constexpr (kGeneral) consumer.hide(s, row, block(n), kIsUpper);
             consumer.softmax.update_maximum(s, consumer.factor);
             consumer.k.test();
             consumer.softmax.exponentials(s, consumer.factor);
@@ -290,7 +320,7 @@ struct OverlappedLoop {
             consumer.softmax.rescale(consumer.o);
         }
         consumer.v.wait();
-        consumer.issue_pv(!first, half && (kUp != Ascending::kNONE || first));
+        consumer.issue_pv(!first, half && (kHalvesAnywhere || first), this->is_upper());
         if constexpr (!Kernel::kMmaSums) consumer.finish(slot);
         end_pv();
         if constexpr (Kernel::kMmaSums) consumer.finish(slot);
