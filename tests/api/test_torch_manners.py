@@ -144,7 +144,7 @@ REFUSALS = {
     "config": (flash_attention, {"config": 3, "explain": True}, r"^config is of type int"),
     "dropout": (flash_attn_func, {"dropout_p": 0.5, "return_attn_probs": True}, r"^dropout_p is"),
     "mask": (scaled_dot_product_attention, {"attn_mask": HALF}, r"^attn_mask is given; flashsmith"),
-    "name": (flash_attn_names.REFUSED["flash_attn_with_kvcache"], {}, r"^flash_attn_with_kvcache:"),
+    "name": (flash_attn_names.REFUSED["flash_attn_qkvpacked_func"], {}, r"^flash_attn_qkvpacked"),
 }
 
 
