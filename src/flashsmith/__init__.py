@@ -18,7 +18,11 @@ from flashsmith.kernels import (
 if TYPE_CHECKING:
     from flashsmith.api.ahead.warmup import Warmed, warmup
     from flashsmith.api.attention import flash_attention
-    from flashsmith.api.dropins import flash_attn_func, scaled_dot_product_attention
+    from flashsmith.api.dropins import (
+        flash_attn_func,
+        flash_attn_varlen_func,
+        scaled_dot_product_attention,
+    )
     from flashsmith.api.gradients import flash_attention_backward
     from flashsmith.api.kv_cache import flash_attn_with_kvcache
     from flashsmith.api.notices import FlashsmithWarning
@@ -41,6 +45,7 @@ _LAZY = {
     "flash_attention": "flashsmith.api.attention",
     "flash_attention_backward": "flashsmith.api.gradients",
     "flash_attn_func": "flashsmith.api.dropins",
+    "flash_attn_varlen_func": "flashsmith.api.dropins",
     "flash_attn_with_kvcache": "flashsmith.api.kv_cache",
     "scaled_dot_product_attention": "flashsmith.api.dropins",
     "tune": "flashsmith.tuner.run.tune",
@@ -60,6 +65,7 @@ __all__ = [
     "flash_attention",
     "flash_attention_backward",
     "flash_attn_func",
+    "flash_attn_varlen_func",
     "flash_attn_with_kvcache",
     "get_autotuning_kernel_configs",
     "get_kernel_configs",

@@ -19,17 +19,14 @@ _MISSING = {
         "tensors that hold k and v in one",
         "pass q, kv[:, :, 0] and kv[:, :, 1] to flash_attn_func: views are read in place",
     ),
-    "flash_attn_varlen_func": (
-        "packed sequences of different lengths",
-        "call flash_attn_func for each sequence, or pad them",
-    ),
     "flash_attn_varlen_qkvpacked_func": (
-        "packed sequences of different lengths",
-        "call flash_attn_func for each sequence, or pad them",
+        "tensors that hold q, k and v in one",
+        "pass qkv[:, 0], qkv[:, 1] and qkv[:, 2] to flash_attn_varlen_func: views are read in "
+        "place",
     ),
     "flash_attn_varlen_kvpacked_func": (
-        "packed sequences of different lengths",
-        "call flash_attn_func for each sequence, or pad them",
+        "tensors that hold k and v in one",
+        "pass q, kv[:, 0] and kv[:, 1] to flash_attn_varlen_func: views are read in place",
     ),
 }
 

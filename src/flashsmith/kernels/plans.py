@@ -20,7 +20,9 @@ def plan(config: KernelConfig, problem: AttentionProblem, *, sm_count: int) -> P
 
 def needs_of(config: KernelConfig, problem: AttentionProblem) -> Needs:
     """What a kernel of `config` must know of `problem` when it is compiled; raises as `plan`."""
-    return plan(config, problem, sm_count=_ANY_SM_COUNT)[0].needs
+    launches = plan(config, problem, sm_count=_ANY_SM_COUNT)
+    own = (launch.needs for launch in launches if launch.config == config)
+    return next(own, launches[0].needs)  # the list of tiles comes before the kernel itself
 
 
 def kernels_of(

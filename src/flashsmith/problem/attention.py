@@ -130,6 +130,14 @@ class AttentionProblem:
         option="--k-lengths",
         exact=True,
     )
+    sequences: int = fact(
+        int,
+        "packed one behind the other in a batch of one; where they begin is read from memory",
+        least=0,
+        absent=0,
+        option="--sequences",
+        exact=True,
+    )
     page: int = fact(
         int,
         "rows of a page of K and V, which lie where a table says; without it they are contiguous",
@@ -158,6 +166,17 @@ class AttentionProblem:
             )
         if self.sinks and not self.k_len:
             raise ArgumentError("sinks is True and k_len is 0; there is no key to share rows with.")
+        if self.sequences and self.batch != 1:
+            raise ArgumentError(
+                f"sequences is {self.sequences} and batch is {self.batch}; packed sequences are a "
+                f"batch of one; make batch 1."
+            )
+        if self.sequences and (self.k_lengths or self.page):
+            other = "k_lengths" if self.k_lengths else "page"
+            raise ArgumentError(
+                f"sequences and {other} are both given; packed sequences have lengths of their own "
+                f"and lie without gaps; leave {other} out."
+            )
         if bool(self.page) != bool(self.pages) and self.k_len:
             raise ArgumentError(
                 f"page is {self.page} and pages is {self.pages}; a pool of pages needs both, and "
@@ -198,6 +217,29 @@ class AttentionProblem:
         alignment = k_len - q_len if self.diagonal is None else self.diagonal
         right = 0 if self.causal else self.window_right
         return Mask(q_len, k_len, self.window_left, right, alignment)
+
+    @property
+    def edges(self) -> Mask:
+        """The mask counted from a sequence's own alignment, where its lengths are in memory."""
+        return Mask(self.q_len, self.k_len, self.window_left, self.mask.right, self.diagonal or 0)
+
+    @property
+    def has_own_lengths(self) -> bool:
+        """Whether lengths of sequences are read from memory."""
+        return self.sequences > 0 or self.k_lengths
+
+    @property
+    def boundaries(self) -> int:
+        """Where packed sequences begin and the last one ends: so many numbers."""
+        return self.sequences + 1
+
+    @property
+    def area(self) -> float:
+        """What masks leave of the scores of one head; packed sequences count as equally long."""
+        if not self.sequences:
+            return self.batch * self.mask.area
+        q_len, k_len = self.q_len // self.sequences, self.k_len // self.sequences
+        return self.sequences * self.mask_of(q_len, k_len).area
 
     @property
     def table_pages(self) -> int:

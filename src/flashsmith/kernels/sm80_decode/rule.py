@@ -22,7 +22,7 @@ def candidates(problem: AttentionProblem, arch: Arch) -> Sequence[Sm80DecodeConf
     rows = problem.q_len * problem.group
     width = next((w for w in WIDTHS if w >= problem.d_head), None)
     fits = rows <= MOST_ROWS and problem.k_len >= LEAST_KEYS
-    if width is None or not (fits or problem.k_lengths or problem.page):
+    if width is None or problem.sequences or not (fits or problem.k_lengths or problem.page):
         return ()
     tile = next((tile for tile in BY_WIDTH[width] if tile >= rows), MOST_ROWS)
     return configs_for(problem.dtype, width, tile)
