@@ -78,7 +78,7 @@ def host(arguments) -> None:
         ),
         "flash_attn_func": lambda: flashsmith.flash_attn_func(q, k, v, causal=True),
         "flash_attention mma": lambda: flashsmith.flash_attention(q, k, v, causal=True, config=MMA),
-        "operator": lambda: torch.ops.flashsmith.forward.default(q, k, v, None, True),
+        "operator": lambda: torch.ops.flashsmith.forward.default(q, k, v, True),
     }
     with torch.inference_mode():
         times = rounds_of(contenders)

@@ -82,7 +82,7 @@ def confirm(case: Case, emulator: Device, cuda: Device | None) -> dict[str, obje
 
 
 def table(records: Path) -> str:
-    """The records as a table of docs/emulator.md."""
+    """The records as a table of docs/notebook/emulator.md."""
     instructions = {case.name: case.instructions for case in all_cases()}
     lines = ["| class | instructions | distance |", "|---|---|---|"]
     for record in map(json.loads, records.read_text().splitlines()):

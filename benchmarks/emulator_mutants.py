@@ -1,4 +1,4 @@
-"""Runs every mutant of the test kernels and writes the table of docs/emulator.md.
+"""Runs every mutant of the test kernels and writes the table of docs/notebook/emulator.md.
 
     python benchmarks/emulator_mutants.py [--processes 2] [--most 5] [--table-only]
 
@@ -18,7 +18,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORD = ROOT / "benchmarks" / "results" / "emulator" / "mutants.jsonl"
-PAGE = ROOT / "docs" / "emulator.md"
+PAGE = ROOT / "docs" / "notebook" / "emulator.md"
 BEGIN, END = "<!-- mutants: begin -->\n", "<!-- mutants: end -->"
 sys.path.insert(0, str(ROOT / "tests" / "emulator"))
 

@@ -38,7 +38,7 @@ GOALS = {"checks off": 0.3, "checks on": 0.5}
 RUNS = 7
 ROOT = Path(__file__).resolve().parents[1]
 RECORD = ROOT / "benchmarks" / "results" / "emulator" / "speed.jsonl"
-PAGE = ROOT / "docs" / "emulator.md"
+PAGE = ROOT / "docs" / "notebook" / "emulator.md"
 BEGIN, END = "<!-- speed: begin -->\n", "<!-- speed: end -->"
 
 

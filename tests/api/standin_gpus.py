@@ -24,6 +24,7 @@ _NAMES = {
 _RELAXED = 2  # CUstreamCaptureMode
 _ATTRIBUTES = {16: 132, 75: 9, 76: 0}  # SM count and compute capability of an H200
 _FIRST_CONTEXT = 0x1000  # that of GPU 0; the others follow
+MILLISECONDS = 0.25  # between any two events
 _FUNCTIONS = {}  # of the driver, by name
 
 
@@ -171,6 +172,23 @@ class StandInGpus:
     @driver_function("cuStreamDestroy_v2")
     def _use_stream(self, stream):
         return CAPTURE_UNSUPPORTED if _plain(stream) in self.capturing else 0
+
+    @driver_function("cuEventCreate")
+    def _create_event(self, out, flags):
+        return _give(out, next(self._handles))
+
+    @driver_function("cuEventRecord")
+    def _record(self, event, stream):
+        return 0
+
+    @driver_function("cuEventSynchronize")
+    @driver_function("cuEventDestroy_v2")
+    def _use_event(self, event):
+        return 0
+
+    @driver_function("cuEventElapsedTime")
+    def _elapsed(self, out, start, stop):
+        return _give(out, MILLISECONDS)
 
     @driver_function("cuMemAlloc_v2")
     def _allocate(self, out, n_bytes):

@@ -3,14 +3,18 @@
 import pytest
 import torch
 from placed_arrays import Placement, placed_inputs
-from standin_gpus import plug_in
+from standin_gpus import MILLISECONDS, plug_in
 
 from flashsmith.api import launches
+from flashsmith.api.options import checked_options
+from flashsmith.api.problems import problem_of
 from flashsmith.base.dtypes import DType
 from flashsmith.check.cases import Case
 from flashsmith.problem.attention import AttentionProblem
 from flashsmith.runtime.devices import default_device
 from flashsmith.torch_op import cuda_kernel, fake_kernel
+from flashsmith.torch_op.arguments import DEFAULTS, given_of, options_of
+from flashsmith.torch_op.tensor_view import tensor_view
 
 CASE = Case("operator", AttentionProblem(2, 6, 2, 70, 203, 64, DType.BF16, causal=True))
 MMA = "(BF16, 64, 64, 32, 4): async+swizzled+load_2_2_2_tiles"
@@ -38,7 +42,7 @@ def tensors(placement=PLACEMENTS[0], layout="bshd"):
 @pytest.mark.parametrize("layout", ["bshd", "bhsd"])
 def test_outputs_are_those_that_tracing_promises(gpu, placement, layout):
     arrays = tensors(placement, layout)
-    given = (True, None, None, layout, MMA)
+    given = given_of(checked_options(causal=True, layout=layout, config=MMA))
     for _ in range(2):
         made = (*cuda_kernel.forward_lse(*arrays, *given), cuda_kernel.forward(*arrays, *given))
     promised = (*fake_kernel.forward_lse(*arrays, *given), fake_kernel.forward(*arrays, *given))
@@ -53,9 +57,53 @@ def test_a_warm_call_asks_the_driver_for_the_current_context_and_launches(gpu, c
     arrays = tensors()
     out = torch.empty_like(arrays[0])
     monkeypatch.setattr(torch, "empty_like", lambda q: out)  # torch's memory comes back, too
-    given = (True, None, None, "bshd", config)
+    given = given_of(checked_options(causal=True, config=config))
     with gpu.current(0):
         cuda_kernel.forward(*arrays, *given)
         gpu.calls.clear()
         cuda_kernel.forward(*arrays, *given)
     assert gpu.calls == ["cuCtxGetCurrent", "cuLaunchKernel"]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("layout", ["bshd", "bhsd"])
+@pytest.mark.parametrize("config", [None, MMA])
+def test_an_operator_is_given_no_defaults_at_the_end(causal, layout, config):
+    options = checked_options(causal=causal, layout=layout, config=config, backend=None)
+    given = given_of(options)
+    assert options_of(given, lse=False) == options
+    wanted = {(False, "bshd"): 0, (True, "bshd"): 1}.get((causal, layout), 4)
+    assert len(given) == (len(DEFAULTS) - 1 if config else wanted)
+
+
+def test_a_call_and_the_bare_operator_share_a_launch(gpu):
+    arrays = tensors()
+    cuda_kernel.forward(*arrays, True)
+    kept = len(launches.KEPT_LAUNCHES)
+    cuda_kernel.forward(*arrays, *given_of(checked_options(causal=True)))
+    assert len(launches.KEPT_LAUNCHES) == kept
+
+
+@pytest.mark.parametrize("lse", [False, True])
+def test_an_explained_call_says_how_long_its_launches_took(gpu, lse):
+    q, k, v = tensors()
+    options = checked_options(causal=True, return_lse=lse, config=MMA)
+    views = [tensor_view(name, tensor) for name, tensor in zip("qkv", (q, k, v), strict=True)]
+    problem = problem_of(views, options)
+    launch = launches.launch_for(default_device("cuda"), problem, options, views)
+    outputs = {"o": torch.empty_like(q)} | ({"lse": torch.empty(2, 6, 70)} if lse else {})
+    views += [tensor_view(name, tensor) for name, tensor in outputs.items()]
+    choice = launches.explained(launch, launches.call_of(views, "bshd"))
+    assert choice.time_us == MILLISECONDS * 1e3
+    assert str(choice).startswith(f"{MMA}: given by the caller; this call: 250.0 µs on the GPU")
+    assert len(gpu.started) == 3  # the middle one of three is said
+
+
+def test_a_call_that_is_captured_is_not_run_again_for_its_time(gpu):
+    q, k, v = tensors()
+    options = checked_options(config=MMA)
+    views = [tensor_view(name, tensor) for name, tensor in zip("qkv", (q, k, v), strict=True)]
+    launch = launches.launch_for(default_device("cuda"), problem_of(views, options), options, views)
+    with gpu.capture(7):
+        assert launches.explained(launch, {}, 7).time_us is None
+    assert not gpu.started

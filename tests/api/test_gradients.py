@@ -390,10 +390,10 @@ def test_on_a_gpu_three_kernels_start_and_the_gradients_are_those_that_tracing_p
     monkeypatch.setattr(launches, "KEPT_LAUNCHES", {})
     given = tensors()
     inputs = [given[name] for name in NAMES]
-    options = given_of(checked_options(causal=True, config=CONFIG))
+    asked = given_of(checked_options(causal=True, config=CONFIG))
     for _ in range(2):
-        made = cuda_backward.backward(*inputs, None, *options)
-    promised = fake_kernel.backward(*inputs, None, *options)
+        made = cuda_backward.backward(*inputs, None, *asked)
+    promised = fake_kernel.backward(*inputs, None, *asked)
     assert [x.shape for x in made] == [x.shape for x in promised]
     assert [x.stride() for x in made] == [x.stride() for x in promised]
     names = [started.kernel for started in gpus.started]

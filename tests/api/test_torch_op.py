@@ -342,3 +342,16 @@ def test_tensors_of_two_gpus_are_refused():
     q, k, v = tensors("cuda:0")
     with pytest.raises(ValueError, match="q is on cuda:0 and v on cuda:1"):
         flash_attention(q, k, v.to("cuda:1"))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("wants_gradient", [False, True])
+def test_an_explained_call_on_a_gpu_has_a_time_and_the_same_bits(wants_gradient):
+    torch.manual_seed(0)
+    q = torch.randn(2, 1000, 8, 128, dtype=torch.bfloat16, device="cuda")
+    q.requires_grad_(wants_gradient)
+    plain = flash_attention(q, q, q, causal=True)
+    out, choice = flash_attention(q, q, q, causal=True, explain=True)
+    assert 0 < choice.time_us < 1e5
+    assert torch.equal(out, plain)

@@ -86,3 +86,30 @@ def test_generate_on_a_full_disk_names_the_folder_that_was_asked_for(tmp_path, m
     monkeypatch.setattr(shutil, "copyfile", full)
     ran = CliRunner().invoke(app, ["generate", "smoke", "-o", str(tmp_path / "out")])
     assert str(ran.exception) == (f"{tmp_path / 'out'}: the disk is full; make room and try again.")
+
+
+LLAMA = {"num_attention_heads": 8, "num_key_value_heads": 2, "hidden_size": 512}
+
+
+def test_a_models_kernels_are_compiled_ahead_and_counted(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    options = ("--seq-lens", "256", "--arch", "sm_80", "--json")
+    (first,) = json.loads(run("build", "warmup", "--model", tmp_path, *options).stdout)
+    assert first["problems"] == 4
+    assert first["compiled"] == first["kernels"] > 1
+    shape = ("--heads", "8", "--kv-heads", "2", "--d-head", "64")
+    (again,) = json.loads(run("build", "warmup", *shape, *options).stdout)
+    assert (again["kernels"], again["compiled"]) == (first["kernels"], 0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "nothing to warm up; give problems, a model or a log"),
+        (["--heads", "8"], "--heads and --d-head are given together"),
+        (["--model", "x", "--heads", "8", "--d-head", "64"], "--model and --heads are both given"),
+        (["--model", "/nowhere/config.json"], "/nowhere/config.json: "),
+    ],
+)
+def test_a_warmup_of_nothing_is_refused(arguments, said):
+    assert said in str(run("build", "warmup", *arguments).exception)

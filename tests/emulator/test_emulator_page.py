@@ -1,4 +1,4 @@
-"""docs/emulator.md shows the committed records, and these know every kind of mutant."""
+"""The emulator's pages show the committed records, and these know every kind of mutant."""
 
 import sys
 from pathlib import Path
@@ -9,6 +9,8 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 import emulator_mutants
 import emulator_speed
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_the_table_of_mutants_is_the_one_the_record_gives():
@@ -39,3 +41,16 @@ def test_the_recorded_speed_meets_its_goal(what):
     assert found
     assert all(record["cpu_s"] < emulator_speed.GOALS[what] for record in found)
     assert all(record["peak_mb"] < 1024 for record in found)
+
+
+def test_the_page_counts_the_mutants_of_the_record():
+    page = " ".join((ROOT / "docs" / "emulator.md").read_text(encoding="utf-8").split())
+    kinds: dict[str, int] = {}
+    for record in emulator_mutants.read_record():
+        places = sum(record["noticed"].values())
+        kinds[record["kind"]] = kinds.get(record["kind"], 0) + places
+    same = kinds.keys() & emulator_mutants.EQUIVALENT.keys()
+    mutants = sum(places for kind, places in kinds.items() if kind not in same)
+    noticed = len(kinds) - len(same)
+    assert f"Of {len(kinds)} kinds of change {noticed} are noticed wherever they were made" in page
+    assert f"({mutants} mutants); the other {len(same)} are proved to change nothing" in page

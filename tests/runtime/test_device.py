@@ -51,7 +51,7 @@ def test_a_prepared_launch_takes_new_parameters_each_time(device):
     address = device.allocate(4 * 32)
     launch = device.prepare(where_kernel(device), LaunchGeometry((1, 1, 1), 32, 0))
     for factor in (1, 2, 3):
-        launch(packed(address, factor, 0), 0)
+        launch(packed(address, factor, 0))(0)
         got = device.download(address, 4 * 32).view(np.uint32)
         np.testing.assert_array_equal(got, factor * np.arange(32))
     device.free(address)
@@ -175,7 +175,7 @@ def test_threads_share_a_device(device):
             address = device.allocate(4 * 32 * 64)
             device.upload(address, np.full(32 * 64, step, np.uint32))
             launch = device.prepare(kernel, LaunchGeometry((64, 1, 1), 32, 0))
-            launch(packed(address, factor, 0), 0)
+            launch(packed(address, factor, 0))(0)
             got = device.download(address, 4 * 32 * 64).view(np.uint32).reshape(64, 32)
             device.free(address)
             device.free(room)
@@ -220,7 +220,7 @@ def test_a_launch_on_a_stream_is_ordered_with_it():
     address = device.allocate(4 * 32)
     with Timer(device) as timer:
         launch = device.prepare(where_kernel(device), LaunchGeometry((1, 1, 1), 32, 0))
-        replay = timer.capture(lambda stream: launch(packed(address, 5, 0), stream))
+        replay = timer.capture(launch(packed(address, 5, 0)))
         device.upload(address, np.zeros(32, np.uint32))
         assert timer.elapsed_us(replay) > 0
         timer.wait()

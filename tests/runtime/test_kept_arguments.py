@@ -8,7 +8,7 @@ from flashsmith.base.dtypes import DType
 from flashsmith.kernels import parse_config
 from flashsmith.kernels.arguments import TensorArg
 from flashsmith.problem.attention import AttentionProblem
-from flashsmith.runtime.run import KEPT_PARAMS, prepare
+from flashsmith.runtime.run import KEPT_STARTS, prepare
 
 CONFIG = parse_config("(BF16, 64, 64, 32, 4): async+swizzled+load_2_2_2_tiles")
 PROBLEM = AttentionProblem(1, 3, 3, 100, 100, 64, DType.BF16)
@@ -24,7 +24,7 @@ def prepared():
         sm_count=132,
         kernels={},
         started=started,
-        prepare=lambda kernel, geometry: lambda packed, stream: started.append(packed),
+        prepare=lambda kernel, geometry: lambda packed: lambda stream: started.append(packed),
         workspace=lambda n_bytes, stream: 0,
         tensor_map=None,
     )
@@ -59,6 +59,6 @@ def test_what_was_never_started_is_not_started_again(prepared):
 
 
 def test_kept_arguments_do_not_grow_without_end(prepared):
-    for n in range(KEPT_PARAMS + 5):
+    for n in range(KEPT_STARTS + 5):
         prepared(call(TensorArg(16 * n, 19200, 192, 64)))
-    assert len(prepared._params) <= KEPT_PARAMS
+    assert len(prepared._starts) <= KEPT_STARTS

@@ -109,7 +109,7 @@ def test_arguments_are_packed_once_for_tensors_that_lie_where_they_lay(device):
     with uploaded(device, buffers) as held:
         for _ in range(3):
             prepared(held.call(places))
-        assert len(prepared._params) == 1
+        assert len(prepared._starts) == 1
 
 
 def test_kernels_can_come_from_elsewhere_than_the_compiler(device):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
+
 from flashsmith.api import gpu_call, host_call
 from flashsmith.api.arrays import library_of, origin
 from flashsmith.api.arrays.library import Array, ArrayOrTuple
@@ -13,6 +16,7 @@ from flashsmith.api.options import (
     checked_options,
     common_options,
 )
+from flashsmith.api.packed import is_packed, require_boundaries, without_batch
 from flashsmith.api.padding import (
     columns_to_add,
     has_odd_width,
@@ -21,12 +25,24 @@ from flashsmith.api.padding import (
     scaled_by,
     widened,
 )
+from flashsmith.api.refusals import said_when_it_runs
 from flashsmith.api.scores import require_small_scores
-from flashsmith.api.tables import NO_TABLES, ArrayTables, take_tables, take_window
+from flashsmith.api.tables import (
+    NO_TABLES,
+    ArrayTables,
+    require_entries_inside,
+    take_tables,
+    take_window,
+)
 from flashsmith.base import settings
 from flashsmith.kernels.kernel import KernelConfig
 
+TorchAttend = Callable[
+    [Array, Array, Array, Array, CallOptions, bool, ArrayTables], tuple[Array, Array, Array]
+]
 
+
+@said_when_it_runs
 def flash_attention(
     q: Array,
     k: Array,
@@ -53,7 +69,11 @@ def flash_attention(
     - `window=(left, right)`: a row sees so many keys before and behind its own position;
     - `sinks`: (heads,), a logit of each head that joins the denominator, and so the LSE;
     - `alibi_slopes`: (heads,) or (batch, heads), scores less slope times distance;
-    - `k_lengths`: (batch,) int32 on the arrays' device, how many keys each sequence has.
+    - `k_lengths`: (batch,) int32 on the arrays' device, how many keys each sequence has;
+    - `block_table`: (batch, pages of a sequence) int32; k and v are then pools of pages, whose
+      first dimension counts pages and whose rows are those of a page;
+    - `cu_seqlens_q`, `cu_seqlens_k`: (sequences + 1,) int32 on the arrays' device, where sequences
+      begin that are packed one behind the other in arrays (rows, heads, d_head) or a batch of one.
 
     Returns out; (out, lse) with `return_lse`, lse being float32 (batch, heads, queries); and a
     `Choice` as the last item with `explain`.
@@ -93,23 +113,45 @@ def attend(
     """The same with checked options."""
     if settings.checks_calls():
         require_small_scores(q, k, options)
+        require_boundaries(tables, q, k, options)
+        require_entries_inside(tables, k, str(options.fact("layout")))
+    if tables and is_packed(tables) and len(getattr(q, "shape", ())) == 3:
+        found = attend(q[None], k[None], v[None], options, out=out, explain=explain, tables=tables)
+        return without_batch(found, has_lse=bool(options.facts[LSE]))
     # Asked of q alone first: every call passes here.
     columns = columns_to_add(q, k, v) if has_odd_width(q) else 0
     if columns:
         return _attend_padded(q, k, v, options, columns, out=out, explain=explain, tables=tables)
     if origin(q) == "torch":
-        from flashsmith.torch_op import attention as torch_attention
-
-        o, lse, choice = torch_attention.attend((q, k, v), out, options, explain, tables)
+        attend_torch = _torch_attend or _import_torch_attend()
+        o, lse, choice = attend_torch(q, k, v, out, options, explain, tables)
     else:
         library = library_of(q, k, v, out)
         where = host_call if library.view("q", q).device == "cpu" else gpu_call
-        o, lse, choice = where.attend(library, (q, k, v), out, options, tables)
+        o, lse, choice = where.attend(library, (q, k, v), out, options, tables, explain)
     wants_lse = options.facts[LSE]
     if not (wants_lse or explain):
         return o
     results = [o] + ([lse] if wants_lse else []) + ([choice] if explain else [])
     return tuple(results)
+
+
+_torch_attend: TorchAttend | None = None  # kept: the import statement takes 2 % of a call
+
+
+def _import_torch_attend() -> TorchAttend:
+    global _torch_attend
+    from flashsmith.torch_op.attention import attend as found
+    from flashsmith.torch_op.attention import is_compiling
+
+    # Inside torch.compile a name that changes would make the next call compile again.
+    if not is_compiling():
+        _torch_attend = found
+    return found
+
+
+if hasattr(sys.modules.get("torch"), "library"):  # imported in full
+    _import_torch_attend()
 
 
 def _attend_padded(

@@ -8,7 +8,7 @@ from typing import cast
 
 from flashsmith.api.array_view import ArrayView, compact
 from flashsmith.api.arrays.library import Array, ArrayLibrary, GpuArrays
-from flashsmith.api.launches import call_of, gpu_device, launch_for, say_copy
+from flashsmith.api.launches import call_of, explained, gpu_device, launch_for, say_copy
 from flashsmith.api.options import CallOptions
 from flashsmith.api.problems import gradient_problem_of, problem_of, require_out_fits
 from flashsmith.api.tables import NO_TABLES, ArrayTables
@@ -22,6 +22,7 @@ def attend(
     out: Array,
     options: CallOptions,
     tables: ArrayTables = NO_TABLES,
+    explain: bool = False,
 ) -> tuple[Array, Array, Choice]:
     """Output, log-sum-exp (or None) and choice, for arrays of `library` on a GPU."""
     gpu = cast(GpuArrays, library)
@@ -41,14 +42,19 @@ def attend(
     placed = [view for _, view in kept] + [replace(gpu.view("out", out), name="o")]
     placed += [gpu.view("lse", lse)] if problem.lse else []
     placed += table_views.values()
-    launch.prepared(call_of(placed, problem.layout), gpu.stream(arrays[0]))
+    if launch.prepared.scratch_bytes:
+        words = (launch.prepared.scratch_bytes // 4,)
+        scratch = gpu.new(arrays[0], words, "float32")
+        placed.append(gpu.view(SCRATCH, scratch))
+    call, stream = call_of(placed, problem.layout), gpu.stream(arrays[0])
+    launch.prepared(call, stream)
     if not gpu.orders_by_stream:
         device.synchronize()
-    return out, lse, launch.choice
+    return out, lse, explained(launch, call, stream) if explain else launch.choice
 
 
 def differentiate(
-    library: ArrayLibrary, arrays: Mapping[str, Array], options: CallOptions
+    library: ArrayLibrary, arrays: Mapping[str, Array], options: CallOptions, explain: bool = False
 ) -> tuple[list[Array], Choice]:
     """dq, dk and dv, and the choice, for arrays of `library` on a GPU."""
     gpu = cast(GpuArrays, library)
@@ -64,10 +70,12 @@ def differentiate(
         words = (launch.prepared.scratch_bytes // 4,)
         made[SCRATCH] = gpu.new(arrays["q"], words, "float32")
     placed = [view for _, view in kept] + [gpu.view(name, array) for name, array in made.items()]
-    launch.prepared(call_of(placed, problem.layout), gpu.stream(arrays["q"]))
+    call, stream = call_of(placed, problem.layout), gpu.stream(arrays["q"])
+    launch.prepared(call, stream)
     if not gpu.orders_by_stream:
         device.synchronize()
-    return [made[name] for name in ("dq", "dk", "dv")], launch.choice
+    choice = explained(launch, call, stream) if explain else launch.choice
+    return [made[name] for name in ("dq", "dk", "dv")], choice
 
 
 def _readable(gpu: GpuArrays, array: Array, view: ArrayView) -> tuple[Array, ArrayView]:

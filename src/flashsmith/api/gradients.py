@@ -47,5 +47,5 @@ def flash_attention_backward(
     else:
         library = library_of_all(arrays)
         where = host_call if library.view("q", q).device == "cpu" else gpu_call
-        found, choice = where.differentiate(library, arrays, options)
+        found, choice = where.differentiate(library, arrays, options, explain)
     return (*found, choice) if explain else tuple(found)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from flashsmith.api.array_view import ALIGNED_ELEMENTS, ArrayView
 from flashsmith.api.arrays.library import Array, ArrayLibrary, HostArrays
-from flashsmith.api.launches import host_device, launch_for
+from flashsmith.api.launches import explained, host_device, launch_for
 from flashsmith.api.options import CallOptions
 from flashsmith.api.problems import gradient_problem_of, problem_of, require_out_fits
 from flashsmith.api.tables import NO_TABLES, ArrayTables
@@ -30,6 +30,7 @@ def attend(
     out: Array,
     options: CallOptions,
     tables: ArrayTables = NO_TABLES,
+    explain: bool = False,
 ) -> tuple[Array, Array, Choice]:
     """Output, log-sum-exp (or None) and choice, for arrays of `library` in the host's memory."""
     host = cast(HostArrays, library)
@@ -43,7 +44,7 @@ def attend(
         name: host.bits(array) for name, array in zip("qkv", arrays, strict=True)
     }
     bits |= {name: table.view(np.uint32) for name, table in words.items()}
-    found, choice = attend_bits(device, problem, bits, options)
+    found, choice = attend_bits(device, problem, bits, options, explain)
     result = host.from_bits(found["o"], arrays[0])
     if out is not None:
         host.bits(out)[...] = found["o"]
@@ -71,7 +72,7 @@ def _table_view(name: str, words: NDArray[Any]) -> ArrayView:
 
 
 def differentiate(
-    library: ArrayLibrary, arrays: Mapping[str, Array], options: CallOptions
+    library: ArrayLibrary, arrays: Mapping[str, Array], options: CallOptions, explain: bool = False
 ) -> tuple[list[Array], Choice]:
     """dq, dk and dv, and the choice, for arrays of `library` in the host's memory."""
     host = cast(HostArrays, library)
@@ -81,7 +82,8 @@ def differentiate(
         name: host.float32(array).view(np.uint32) if "lse" in name else host.bits(array)
         for name, array in arrays.items()
     }
-    found, choice = attend_bits(host_device(options.backend), problem, bits, options)
+    device = host_device(options.backend)
+    found, choice = attend_bits(device, problem, bits, options, explain)
     return [host.from_bits(found[name], arrays["q"]) for name in ("dq", "dk", "dv")], choice
 
 
@@ -90,6 +92,7 @@ def attend_bits(
     problem: AttentionProblem,
     inputs: Mapping[str, NDArray[Any]],
     options: CallOptions,
+    explain: bool = False,
 ) -> tuple[dict[str, NDArray[Any]], Choice]:
     """The bits of every output, from bits of the inputs of any strides, in the problem's layout."""
     readable = {name: _compacted(bits) for name, bits in inputs.items()}
@@ -97,12 +100,14 @@ def attend_bits(
     launch = launch_for(device, problem, options, views)
     locations, buffers = _placed(problem, readable)
     with uploaded(device, buffers) as held:
-        launch.prepared(held.call(locations))
+        call = held.call(locations)
+        launch.prepared(call)
+        choice = explained(launch, call) if explain else launch.choice
         found = {
             role.name: held.download(role.name).reshape(role.shape(problem))
             for role in signature_of(problem).outputs(problem)
         }
-    return found, launch.choice
+    return found, choice
 
 
 def _placed(

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
+from threading import Event
+from typing import cast
 
+from flashsmith.api.ahead.shape_log import write_shape
+from flashsmith.api.ahead.substitutes import make_behind, substitute_on
 from flashsmith.api.array_view import ALIGNED_ELEMENTS, ArrayView
 from flashsmith.api.notices import say_once
 from flashsmith.api.options import CallOptions, read_config
@@ -15,8 +20,10 @@ from flashsmith.compile.compiler import compile_kernel
 from flashsmith.kernels.arguments import TensorArg
 from flashsmith.kernels.kernel import KernelConfig
 from flashsmith.kernels.launch import Call
+from flashsmith.measure.cuda_graph import median_us
 from flashsmith.problem.attention import AttentionProblem
 from flashsmith.problem.signature import signature_of
+from flashsmith.runtime.cuda.device import CudaDevice
 from flashsmith.runtime.device import Device
 from flashsmith.runtime.devices import (
     current_gpu,
@@ -26,7 +33,7 @@ from flashsmith.runtime.devices import (
 )
 from flashsmith.runtime.run import Prepared, prepare
 from flashsmith.tuner.choose.choice import Choice, choose
-from flashsmith.tuner.choose.shipped_kernels import shipped_or_compiled
+from flashsmith.tuner.choose.shipped_kernels import shipped_or_compiled, shipped_or_kept
 
 KEPT = 8192  # shapes; a server meets new lengths for as long as it runs
 NOTHING_TO_DO = Choice(None, "none", "the output has no elements, or there are no keys")
@@ -38,6 +45,7 @@ class Launch:
 
     choice: Choice
     prepared: Prepared
+    until: Event | None = None  # of a substitute: set once the problem has kernels of its own
 
 
 KEPT_LAUNCHES: dict[Hashable, Launch] = {}
@@ -57,6 +65,9 @@ def kept_launch(key: Hashable, make: Callable[[], Launch]) -> Launch:
         if len(KEPT_LAUNCHES) >= KEPT:
             KEPT_LAUNCHES.clear()
         KEPT_LAUNCHES[key] = found
+        # A substitute whose time ended meanwhile: who ended it may have looked here before.
+        if found.until is not None and found.until.is_set():
+            KEPT_LAUNCHES.pop(key, None)
     return found
 
 
@@ -83,20 +94,69 @@ def _prepare(
     if problem.is_empty:
         return Launch(NOTHING_TO_DO, Prepared(device, problem, (), 0))
     call = {**_contiguous_outputs(problem), **inputs}
+    _log_shape(problem, given)
     # What comes with a wheel is machine code alone.
     compile_with = compile_kernel if device.runs_ptx else shipped_or_compiled
+    # Where time counts; the emulator is slower than the compiler.
+    substitute = substitute_on(device, compile_with, shipped_or_kept) if device.can_time else None
     unusable: dict[KernelConfig, str] = {}
     while True:
         choice = choose(problem, device.arch, gpu=device.name, given=given, unusable=unusable)
         assert choice.config is not None
         try:
-            prepared = prepare(device, choice.config, problem, compile_with=compile_with)
+            prepared = prepare(
+                device, choice.config, problem, compile_with=compile_with, substitute=substitute
+            )
             _require_readable(prepared, call)
-            return Launch(choice, prepared)
+            return (
+                _substituted(choice, prepared)
+                if prepared.is_substituted
+                else Launch(choice, prepared)
+            )
         except (Unsupported, OutOfResources) as error:  # strides, spills or registers
             if given is not None:
                 raise
             unusable[choice.config] = str(error).removeprefix(f"{choice.config.short_form()}: ")
+
+
+def _substituted(choice: Choice, prepared: Prepared) -> Launch:
+    """A launch of kernels that do more than is asked, until the problem's own are compiled."""
+    own, until = choice.config, Event()
+    device, problem = prepared.device, prepared.problem
+    assert own is not None
+
+    def make() -> None:
+        prepare(device, own, problem, compile_with=shipped_or_compiled)
+
+    def end() -> None:
+        until.set()
+        for key, launch in list(KEPT_LAUNCHES.items()):
+            if launch.until is until:
+                KEPT_LAUNCHES.pop(key, None)
+
+    make_behind(device, tuple(step.launch for step in prepared.steps), make, end)
+    reason = f"{choice.reason}; a loaded kernel that gives the same bits runs until it is compiled"
+    return Launch(replace(choice, reason=reason), prepared, until)
+
+
+def _log_shape(problem: AttentionProblem, config: KernelConfig | None) -> None:
+    path = settings.shapes_path()
+    if path is not None:
+        write_shape(path, problem, config)
+
+
+def explained(launch: Launch, call: Call, stream: int = 0) -> Choice:
+    """The choice, with the time of its launches on these tensors where a GPU runs them.
+
+    They are run again for it, which writes the same bits again; not into a graph.
+    """
+    prepared = launch.prepared
+    if not (prepared.device.can_time and prepared.steps):
+        return launch.choice
+    device = cast(CudaDevice, prepared.device)
+    if device.is_capturing(stream):
+        return launch.choice
+    return replace(launch.choice, time_us=median_us(device, partial(prepared, call), stream))
 
 
 def _require_readable(prepared: Prepared, call: Call) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from numbers import Integral, Real
 from typing import NamedTuple
 
@@ -76,7 +75,7 @@ def checked_options(
     return CallOptions(tuple(values), config, backend)
 
 
-_COMMON = {
+COMMON = {
     (causal, diagonal, layout, lse): checked_options(
         causal=causal, diagonal=diagonal, layout=layout, return_lse=lse
     )
@@ -92,14 +91,19 @@ def common_options(
     """The options of most calls, looked up; None where they have to be checked one by one."""
     # True == 1, so types count; a text that is no layout is not found.
     if type(causal) is bool and type(return_lse) is bool and type(layout) is str:
-        return _COMMON.get((causal, diagonal, layout, return_lse))  # type: ignore[arg-type]
+        return COMMON.get((causal, diagonal, layout, return_lse))  # type: ignore[arg-type]
     return None
 
 
 def _unknown(call_name: str) -> ArgumentTypeError:
-    near = difflib.get_close_matches(call_name, CALL_FACTS, n=1)
+    near = [name for name in CALL_FACTS if _other_letters(name, call_name) <= 2]
     hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(CALL_FACTS)}."
     return ArgumentTypeError(f"{call_name!r} is not an argument of this call; {hint}")
+
+
+def _other_letters(name: str, given: str) -> int:
+    """Letters that only one of two names has; torch.compile cannot trace difflib."""
+    return sum(abs(name.count(letter) - given.count(letter)) for letter in set(name + given))
 
 
 def checked_fact(name: str, what: Fact, value: object) -> FactValue:

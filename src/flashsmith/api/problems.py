@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from flashsmith.api.array_view import ArrayView
 from flashsmith.api.options import CallOptions
-from flashsmith.api.tables import TableViews, with_tables
+from flashsmith.api.tables import TableViews, pages_of_a_sequence, with_tables
 from flashsmith.base.dtypes import DType
 from flashsmith.base.errors import ArgumentError, ArgumentTypeError, Unsupported
 from flashsmith.kernels.width import MAX_D_HEAD, require_width
@@ -31,9 +31,12 @@ def problem_of(
     for view in (q, k, v):
         _require_four_dimensions(view, layout)
     bshd = [view.in_bshd(layout) for view in (q, k, v)]
-    _require_matching_shapes(*bshd)
+    table = tables.get("block_table")
+    _require_matching_shapes(*bshd, in_pages=table is not None)
     batch, q_len, heads, d_head = bshd[0].shape
     _, k_len, kv_heads, _ = bshd[1].shape
+    if table is not None:
+        k_len *= pages_of_a_sequence(table, batch)
     problem = AttentionProblem(
         batch=batch,
         heads=heads,
@@ -45,7 +48,8 @@ def problem_of(
         **options.given(),
     )
     _require_one_device(q, *tables.values())
-    return with_tables(problem, tables)
+    pool = (bshd[1].shape[0], bshd[1].shape[1]) if table is not None else (0, 0)
+    return with_tables(problem, tables, pool)
 
 
 def gradient_problem_of(views: Mapping[str, ArrayView], options: CallOptions) -> AttentionProblem:
@@ -130,8 +134,10 @@ def _require_four_dimensions(view: ArrayView, layout: str) -> None:
         )
 
 
-def _require_matching_shapes(q: ArrayView, k: ArrayView, v: ArrayView) -> None:
-    for view in (k, v):
+def _require_matching_shapes(q: ArrayView, k: ArrayView, v: ArrayView, *, in_pages: bool) -> None:
+    if in_pages and k.shape[0] != v.shape[0]:
+        raise ArgumentError(f"k has {k.shape[0]} pages and v has {v.shape[0]}; they must be equal.")
+    for view in () if in_pages else (k, v):
         if view.shape[0] != q.shape[0]:
             raise ArgumentError(
                 f"q has batch {q.shape[0]} and {view.name} has {view.shape[0]}; they must be equal."

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from flashsmith.api.array_view import ArrayView, compact
 from flashsmith.api.arrays.library import Array
@@ -14,6 +18,7 @@ from flashsmith.problem.signature import TABLES, TensorRole
 ArrayTables = Mapping[str, Array]  # of a call, by the names of `TABLES`
 TableViews = Mapping[str, ArrayView]
 NO_TABLES: ArrayTables = {}
+BOUNDARIES = ("cu_seqlens_q", "cu_seqlens_k")  # of packed sequences
 _UNBOUNDED = -1
 
 
@@ -41,15 +46,62 @@ def window_sides(name: str, window: object) -> tuple[object, object]:
     return left, right
 
 
-def with_tables(problem: AttentionProblem, tables: TableViews) -> AttentionProblem:
-    """The problem that a call with these tables poses; each is held to its role."""
+def with_tables(
+    problem: AttentionProblem, tables: TableViews, pool: tuple[int, int] = (0, 0)
+) -> AttentionProblem:
+    """The problem that a call with these tables poses; each is held to its role.
+
+    `pool` says how many pages of how many rows a table of pages tells the places of.
+    """
     if not tables:
         return problem
-    asked = {TABLES[name].asked_by: True for name in tables}
-    problem = replace(problem, **asked)  # type: ignore[arg-type]  # facts of tables are bools
+    asked: dict[str, object] = {
+        TABLES[name].asked_by: _asked(name, view) for name, view in tables.items()
+    }
+    _require_both_boundaries(tables)
+    if "block_table" in tables:
+        asked |= {"pages": pool[0], "page": pool[1]}
+    problem = replace(problem, **asked)  # type: ignore[arg-type]  # the types of these facts
     for name, view in tables.items():
         _require_fits(TABLES[name], view, problem)
     return problem
+
+
+def _asked(name: str, view: ArrayView) -> bool | int:
+    """The value of the fact that a table stands for: packed sequences are counted."""
+    if name not in BOUNDARIES:
+        return True
+    if len(view.shape) != 1 or view.shape[0] < 2:
+        raise ArgumentError(
+            f"{name} has shape {view.shape}; it must be (sequences + 1,): where each sequence "
+            f"begins, and where the last one ends."
+        )
+    return view.shape[0] - 1
+
+
+def _require_both_boundaries(tables: TableViews) -> None:
+    given = [name for name in BOUNDARIES if name in tables]
+    if len(given) == 1:
+        missing = next(name for name in BOUNDARIES if name not in tables)
+        raise ArgumentError(
+            f"{given[0]} is given without {missing}; packed sequences need both; pass the same "
+            f"for self-attention."
+        )
+    counts = [tables[name].shape[0] for name in given]
+    if len(set(counts)) > 1:
+        raise ArgumentError(
+            f"cu_seqlens_q has {counts[0]} entries and cu_seqlens_k has {counts[1]}; they must be "
+            f"equal: one more than there are sequences."
+        )
+
+
+def pages_of_a_sequence(table: ArrayView, batch: int) -> int:
+    """Pages of a sequence in a table of pages."""
+    if len(table.shape) != 2 or table.shape[0] != batch:
+        raise ArgumentError(
+            f"block_table has shape {table.shape}; it must be ({batch}, pages of a sequence)."
+        )
+    return table.shape[1]
 
 
 def _require_fits(role: TensorRole, view: ArrayView, problem: AttentionProblem) -> None:
@@ -62,6 +114,34 @@ def _require_fits(role: TensorRole, view: ArrayView, problem: AttentionProblem) 
         )
     if view.strides != compact(shape) and not view.is_empty and max(shape) > 1:
         raise ArgumentError(f"{role.name} is not contiguous; pass a contiguous copy.")
+
+
+def require_entries_inside(tables: ArrayTables, k: Array, layout: str) -> None:
+    """Raises for lengths and pages that kernels would clamp; the tables are awaited."""
+    rows = k.shape[1 if layout == "bshd" else 2]
+    pages = _on_host(tables.get("block_table"))
+    lengths = _on_host(tables.get("k_lengths"))
+    most = rows if pages is None else rows * pages.shape[1]
+    for sequence, length in enumerate([] if lengths is None else lengths):
+        if not 0 <= length <= most:
+            raise ArgumentError(
+                f"k_lengths[{sequence}] is {length}; sequence {sequence} has room for 0 to {most} "
+                f"keys; correct the length."
+            )
+    for sequence, table in enumerate([] if pages is None else pages):
+        used = len(table) if lengths is None else -(-int(lengths[sequence]) // rows)
+        for entry, page in enumerate(table[:used]):
+            if not 0 <= page < k.shape[0]:
+                raise ArgumentError(
+                    f"block_table[{sequence}, {entry}] is {page}; the pool has pages 0 to "
+                    f"{k.shape[0] - 1}; correct the entry of sequence {sequence}."
+                )
+
+
+def _on_host(table: Array) -> NDArray[Any] | None:
+    if table is None:
+        return None
+    return np.asarray(table.cpu() if hasattr(table, "cpu") else table)
 
 
 def in_order(tables: ArrayTables) -> list[Array]:

@@ -21,6 +21,7 @@ DEVICE = "FLASHSMITH_DEVICE"
 RESULTS = "FLASHSMITH_RESULTS"
 COMMIT = "FLASHSMITH_COMMIT"
 CHECK = "FLASHSMITH_CHECK"
+SHAPES = "FLASHSMITH_SHAPES"
 VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
 
 _log = logging.getLogger("flashsmith.settings")
@@ -87,6 +88,12 @@ def checks_calls() -> bool:
             raise ArgumentError(f"{CHECK} is {shortened(given)!r}; it must be 0 or 1.")
         found = _answers[CHECK] = given == "1"
     return found
+
+
+def shapes_path() -> Path | None:
+    """The file that `FLASHSMITH_SHAPES` names, if any: each new problem is written there."""
+    given = os.environ.get(SHAPES)
+    return _expanded(SHAPES, given) if given else None
 
 
 def results_path() -> Path:

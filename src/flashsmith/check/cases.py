@@ -14,6 +14,7 @@ from flashsmith.base.dtypes import to_bits
 from flashsmith.check.same_precision import same_precision
 from flashsmith.kernels.kernel import KernelConfig
 from flashsmith.problem.attention import AttentionProblem
+from flashsmith.problem.needs import facts_that_hold
 from flashsmith.problem.signature import FORWARD, TensorRole, signature_of
 from flashsmith.runtime.tensors import numbers_of
 
@@ -75,11 +76,33 @@ def drawn_table(
     shape = role.shape(problem)
     if role.name == "k_lengths":
         numbers = random.integers(0, problem.k_len + 1, shape, np.int32)
+    elif role.name in ("cu_seqlens_q", "cu_seqlens_k"):
+        length = problem.q_len if role.name == "cu_seqlens_q" else problem.k_len
+        numbers = drawn_boundaries(problem.sequences, length, random)
+    elif role.name == "block_table":
+        numbers = drawn_pages(problem, random)
     elif role.name == "alibi_slopes":
         numbers = random.uniform(0.0, 0.5, shape).astype(np.float32)
     else:
         numbers = random.standard_normal(shape, np.float32)
     return numbers.view(np.uint32)
+
+
+def drawn_boundaries(sequences: int, length: int, random: np.random.Generator) -> NDArray[np.int32]:
+    """Where packed sequences begin: of any length, every fourth empty, every fourth of one row."""
+    inner = np.sort(random.integers(0, length + 1, max(sequences - 1, 0)))
+    for i in range(1, len(inner), 2):
+        inner[i] = min(inner[i - 1] + i % 4 // 2, length)
+    inner = np.maximum.accumulate(inner)
+    return np.array([0, *inner, length], np.int32)
+
+
+def drawn_pages(problem: AttentionProblem, random: np.random.Generator) -> NDArray[np.int32]:
+    """Pages in any order; sequences share some where the pool has fewer than they have together."""
+    shape = (problem.batch, problem.table_pages)
+    rounds = -(-shape[0] * shape[1] // problem.pages)
+    every = [random.permutation(problem.pages) for _ in range(rounds)]
+    return np.concatenate(every)[: shape[0] * shape[1]].reshape(shape).astype(np.int32)
 
 
 def _results_of(problem: AttentionProblem, made: Inputs) -> Inputs:
@@ -94,11 +117,11 @@ def _results_of(problem: AttentionProblem, made: Inputs) -> Inputs:
 def quick_cases(config: KernelConfig) -> tuple[Case, ...]:
     """Three cases for every run.
 
-    Two have at least 3 key blocks, a ragged tail and an odd number of heads. The third is small and
-    needs no further kernel: two sequences, rows that see no key, one key in the last block, scores
-    far beyond exp's range.
+    Two have at least 3 key blocks, a ragged tail and an odd number of heads; of the first, every
+    row sees the one key of the last block. The third is small and needs no further kernel: two
+    sequences, rows that see no key, scores far beyond exp's range.
     """
-    full = _problem(config, heads=3, q_len=config.tile_q + 9, k_len=3 * config.tile_k + 5)
+    full = _problem(config, heads=3, q_len=config.tile_q + 9, k_len=3 * config.tile_k + 1)
     causal = replace(full, kv_heads=1, causal=True, k_len=3 * config.tile_k + 11)
     rows = max(config.tile_q, config.tile_k) + 9
     masked = replace(causal, batch=2, heads=1, q_len=rows, k_len=config.tile_k + 1)
@@ -129,6 +152,49 @@ def full_cases(config: KernelConfig) -> tuple[Case, ...]:
         Case("top left", replace(causal, q_len=rows + 3, diagonal=0), gain=LARGE_LOGITS),
         Case("narrow", replace(odd, d_head=d_head // 2 + 8), placement="padded"),
         Case("half", replace(causal, d_head=d_head // 2, k_len=4 * block + 9)),
+    )
+
+
+def packed_cases(config: KernelConfig) -> tuple[Case, ...]:
+    """Sequences packed one behind the other: long and short, of one row and of none, q unlike k."""
+    rows, keys = config.tile_q, config.tile_k
+    full = _problem(config, heads=3, q_len=4 * rows + 9, k_len=5 * keys + 5)
+    full = replace(full, sequences=5)
+    causal = replace(full, kv_heads=1, causal=True)
+    short = replace(causal, heads=2, sequences=40, q_len=90, k_len=120)
+    return (
+        Case("sequences", full, placement="padded"),
+        Case("causal sequences", causal, placement="transposed"),
+        Case("short sequences", short, gain=LARGE_LOGITS),
+        Case("one sequence", replace(causal, sequences=1, lse=False), placement="padded"),
+        Case("narrow sequences", replace(full, d_head=config.d_head // 2 + 8)),
+        Case("windows of sequences", replace(causal, window_left=keys // 2)),
+    )
+
+
+def serving_cases(config: KernelConfig) -> tuple[Case, ...]:
+    """Few query rows on many keys, as a server asks for; what the kernel refuses is left out."""
+    keys, d_head = config.tile_k, config.d_head
+    one = _problem(config, heads=8, q_len=1, k_len=3 * keys + 5)
+    group = replace(one, heads=8, kv_heads=2)
+    ragged = replace(group, batch=5, k_lengths=True)
+    paged = replace(ragged, batch=3, page=16, pages=3 * one.k_len // 16)
+    draft = replace(paged, q_len=5, heads=6, causal=True, page=12, pages=one.k_len // 4)
+    cases = (
+        Case("one token", replace(one, k_len=2 * keys, lse=False)),
+        Case("group of 4", replace(group, k_len=2 * keys + 1), placement="padded"),
+        Case("group of 7", replace(group, heads=7, kv_heads=1), gain=LARGE_LOGITS),
+        Case("a few tokens", replace(group, q_len=5, causal=True), placement="transposed"),
+        Case("lengths", ragged, placement="padded"),
+        Case("many lengths", replace(ragged, batch=37, kv_heads=8, k_len=keys + 9)),
+        Case("window", replace(ragged, causal=True, q_len=3, window_left=keys + 3)),
+        Case("pages", paged, placement="padded"),
+        Case("pages of a row", replace(paged, page=1, pages=one.k_len)),
+        Case("pages and tokens", draft, placement="transposed"),
+        Case("narrow pages", replace(draft, d_head=d_head // 2 + 8, page=256, pages=40)),
+    )
+    return tuple(
+        case for case in cases if not set(facts_that_hold(case.problem)) & set(config.REFUSED_FACTS)
     )
 
 

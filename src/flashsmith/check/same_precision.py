@@ -18,7 +18,7 @@ from flashsmith.base.dtypes import DType, from_bits, to_bits
 from flashsmith.problem.attention import AttentionProblem
 from flashsmith.problem.mask import Mask
 from flashsmith.problem.reference import of_head, score, score_slope
-from flashsmith.problem.sequences import sequences_of
+from flashsmith.problem.sequences import sequences_of, without_pages
 
 F32 = NDArray[np.float32]
 MMA_STEP = 16  # elements of the contraction that one mma sums before it rounds
@@ -26,7 +26,7 @@ MMA_STEP = 16  # elements of the contraction that one mma sums before it rounds
 
 def same_precision(problem: AttentionProblem, inputs: Mapping[str, F32]) -> dict[str, F32]:
     """Every output by name: rows (batch, row, head, d), lse (batch, head, row); inputs likewise."""
-    return _OPERATIONS[problem.operation](problem, inputs)
+    return _OPERATIONS[problem.operation](*without_pages(problem, inputs))
 
 
 def _forward(problem: AttentionProblem, inputs: Mapping[str, F32]) -> dict[str, F32]:

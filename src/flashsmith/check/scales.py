@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from flashsmith.base.dtypes import DType
 from flashsmith.problem.attention import AttentionProblem
 from flashsmith.problem.reference import head_gradients, of_head
-from flashsmith.problem.sequences import sequences_of
+from flashsmith.problem.sequences import sequences_of, without_pages
 
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
@@ -24,7 +24,7 @@ def error_scales(
     problem: AttentionProblem, inputs: Mapping[str, F32], truth: Mapping[str, F64]
 ) -> Scales:
     """Of every output, by name, what errors of its rows are relative to; inputs by row."""
-    return _OPERATIONS[problem.operation](problem, inputs, truth)
+    return _OPERATIONS[problem.operation](*without_pages(problem, inputs), truth)
 
 
 def _forward(

@@ -46,6 +46,7 @@ VERBS: dict[str, str] = {
     "build library": "Build a set as a C library.",
     "build bundle": "Build a set as a bundle that needs no compiler.",
     "build registry": "Write a set's static registry as C++ files.",
+    "build warmup": "Compile ahead what a model's calls will need.",
 }
 DOORS: dict[str, tuple[str, str]] = {
     "tune predict": ("predict", "command"),
@@ -54,6 +55,7 @@ DOORS: dict[str, tuple[str, str]] = {
     "build library": ("build", "library"),
     "build bundle": ("build", "bundle"),
     "build registry": ("generate", "command"),
+    "build warmup": ("build", "warmup"),
 }
 # Names that verbs had once; they still answer.
 OLD_NAMES: dict[str, str] = {

@@ -70,8 +70,24 @@ def compile_kernel(
     source = unit_source(config, needs)
     name = config.kernel_name(needs)
     kernel = _compile(_Unit(source, name, config.short_form(), arch, options), cache)
+    return kernel if options.debug else _accepted(config, kernel)
+
+
+def kept_kernel(config: KernelConfig, needs: Needs, arch: str) -> CompiledKernel | None:
+    """As `compile_kernel`, from the bundle or the cache; None where it would have to compile."""
+    bundle = settings.bundle_path()
+    if bundle is not None:
+        return open_bundle(bundle).kernel(config, needs, arch)
+    source, name = unit_source(config, needs), config.kernel_name(needs)
+    unit = _Unit(source, name, config.short_form(), arch, DEFAULT_OPTIONS)
+    kernel = default_cache().get(unit.key)
+    return kernel if kernel is None else _accepted(config, kernel)
+
+
+def _accepted(config: KernelConfig, kernel: CompiledKernel) -> CompiledKernel:
+    """The kernel; raises where the compiler made of it what the configuration refuses."""
     made = kernel.resources
-    refusal = None if options.debug else config.refused_build(made.spill_bytes, made.warnings)
+    refusal = config.refused_build(made.spill_bytes, made.warnings)
     if refusal is not None:
         raise Unsupported(f"{config.short_form()}: {refusal}.")
     return kernel

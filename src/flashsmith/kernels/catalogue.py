@@ -9,6 +9,7 @@ from flashsmith.kernels.sm80_backward.parts import (
     Sm80KeyGradientsConfig,
     Sm80QueryGradientsConfig,
 )
+from flashsmith.kernels.sm80_decode.config import Sm80DecodeConfig
 from flashsmith.kernels.sm80_forward.config import FlashForwardKernelConfig
 from flashsmith.kernels.sm90_backward.config import Sm90BackwardConfig
 from flashsmith.kernels.sm90_backward.parts import (
@@ -17,6 +18,7 @@ from flashsmith.kernels.sm90_backward.parts import (
     Sm90TilesConfig,
 )
 from flashsmith.kernels.sm90_forward.config import Sm90ForwardConfig
+from flashsmith.kernels.tile_list.config import TileListConfig
 
 # What computes an operation: a configuration of one of these makes a plan.
 CATALOGUE: tuple[type[KernelConfig], ...] = (
@@ -24,9 +26,11 @@ CATALOGUE: tuple[type[KernelConfig], ...] = (
     Sm90ForwardConfig,
     Sm80BackwardConfig,
     Sm90BackwardConfig,
+    Sm80DecodeConfig,
 )
 # Single launches of such plans: compiled and profiled under names of their own.
 PARTS: tuple[type[KernelConfig], ...] = (
+    TileListConfig,
     Sm80DeltaConfig,
     Sm80KeyGradientsConfig,
     Sm80QueryGradientsConfig,

@@ -3,17 +3,43 @@
 from __future__ import annotations
 
 import ctypes
+import statistics
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
 from flashsmith.base.errors import LaunchError
 from flashsmith.runtime.cuda.device import CudaDevice
+from flashsmith.runtime.cuda.driver import Driver
 
 _NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING: not ordered against the default stream
 _THREAD_LOCAL = 1  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
 _DEFAULT_EVENT = 0
 
 Launch = Callable[[int], None]  # puts work on the stream of that handle
+
+
+def median_us(device: CudaDevice, launch: Launch, stream: int, times: int = 3) -> float:
+    """GPU time of `launch` on a stream that is its caller's, behind what is on it."""
+    driver = device.driver
+    with device.current(), ExitStack() as closing:
+        events = []
+        for _ in range(2):
+            events.append(driver.pointer("cuEventCreate", _DEFAULT_EVENT))
+            closing.callback(driver.call, "cuEventDestroy_v2", events[-1])
+        return statistics.median(
+            _elapsed_us(driver, launch, stream, (events[0], events[1])) for _ in range(times)
+        )
+
+
+def _elapsed_us(driver: Driver, launch: Launch, stream: int, events: tuple[int, int]) -> float:
+    start, stop = events
+    driver.call("cuEventRecord", start, stream)
+    launch(stream)
+    driver.call("cuEventRecord", stop, stream)
+    driver.call("cuEventSynchronize", stop)
+    milliseconds = ctypes.c_float()
+    driver.call("cuEventElapsedTime", ctypes.byref(milliseconds), start, stop)
+    return milliseconds.value * 1e3
 
 
 class Timer:
@@ -52,16 +78,10 @@ class Timer:
 
     def elapsed_us(self, launch: Launch, before: Launch | None = None) -> float:
         """GPU time of `launch`, which starts right after `before` on the same stream."""
-        driver = self.device.driver
         if before is not None:
             before(self.stream)
-        driver.call("cuEventRecord", self._start, self.stream)
-        launch(self.stream)
-        driver.call("cuEventRecord", self._stop, self.stream)
-        driver.call("cuEventSynchronize", self._stop)
-        milliseconds = ctypes.c_float()
-        driver.call("cuEventElapsedTime", ctypes.byref(milliseconds), self._start, self._stop)
-        return milliseconds.value * 1e3
+        events = self._start, self._stop
+        return _elapsed_us(self.device.driver, launch, self.stream, events)
 
     def wait(self) -> None:
         """Waits for all work of the stream."""

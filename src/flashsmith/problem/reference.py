@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from flashsmith.base.errors import ArgumentError
 from flashsmith.problem.attention import AttentionProblem
 from flashsmith.problem.mask import Mask
-from flashsmith.problem.sequences import sequences_of
+from flashsmith.problem.sequences import sequences_of, without_pages
 from flashsmith.problem.signature import TABLES, TensorRole, signature_of
 
 F64 = NDArray[np.float64]
@@ -27,6 +27,7 @@ def reference(problem: AttentionProblem, inputs: Arrays) -> dict[str, F64]:
     Gradients are those of the exact function: they follow from q, k, v, do and dlse, whatever o and
     lse were given.
     """
+    problem, inputs = without_pages(problem, inputs)
     roles = {role.name: role for role in signature_of(problem).of(problem)}
     given = {
         name: _heads_first(problem, roles[name], array)

@@ -34,18 +34,20 @@ class TensorRole:
         """The shape in the problem's layout; a number a row is (batch, heads, rows) in each."""
         if self.of:
             return tuple(getattr(problem, name) for name in self.of)
-        heads, rows = getattr(problem, self.heads), getattr(problem, self.rows)
-        if self.is_statistics:
-            return problem.batch, heads, rows
-        if problem.layout == "bshd":
-            return problem.batch, rows, heads, problem.d_head
-        return problem.batch, heads, rows, problem.d_head
+        batch, rows, heads, *d_head = self.rows_first(problem)
+        if self.is_statistics or problem.layout == "bshd":
+            return batch, rows, heads, *d_head
+        return batch, heads, rows, *d_head
 
     def rows_first(self, problem: AttentionProblem) -> tuple[int, ...]:
         """The shape indexed (batch, row, head, d), whatever the layout."""
-        if not self.is_rows:
+        if self.of:
             return self.shape(problem)
         heads, rows = getattr(problem, self.heads), getattr(problem, self.rows)
+        if self.is_statistics:
+            return problem.batch, heads, rows
+        if problem.page and self.rows == "k_len":
+            return problem.pages, problem.page, heads, problem.d_head
         return problem.batch, rows, heads, problem.d_head
 
     def element_bytes(self, problem: AttentionProblem) -> int:
@@ -79,6 +81,9 @@ _TABLES = (
     TensorRole("sinks", of=("heads",), asked_by="sinks"),
     TensorRole("alibi_slopes", of=("batch", "heads"), asked_by="alibi"),
     TensorRole("k_lengths", of=("batch",), asked_by="k_lengths", is_integer=True),
+    TensorRole("cu_seqlens_q", of=("boundaries",), asked_by="sequences", is_integer=True),
+    TensorRole("cu_seqlens_k", of=("boundaries",), asked_by="sequences", is_integer=True),
+    TensorRole("block_table", of=("batch", "table_pages"), asked_by="page", is_integer=True),
 )
 TABLES = {role.name: role for role in _TABLES}
 

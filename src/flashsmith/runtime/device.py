@@ -13,8 +13,10 @@ from flashsmith.emulator.options import LaunchReport
 from flashsmith.kernels.arguments import TensorMapSpec
 from flashsmith.kernels.launch import LaunchGeometry
 
-# Starts a prepared kernel: parameters as raw bytes, and the handle of a stream (0: the default).
-Launcher = Callable[[tuple[bytes, ...], int], None]
+# Starts a kernel with its parameters; takes the handle of a stream (0: the default).
+Start = Callable[[int], None]
+# Of a prepared kernel: takes parameters as raw bytes once, for launches that are made many times.
+Launcher = Callable[[tuple[bytes, ...]], Start]
 
 
 class Device(Protocol):
@@ -88,7 +90,7 @@ class Device(Protocol):
         """The 128 bytes that a kernel takes as a tensor map on this device."""
 
     def prepare(self, kernel: CompiledKernel, geometry: LaunchGeometry) -> Launcher:
-        """Loads a kernel and returns what starts it; for kernels that are launched many times."""
+        """Loads a kernel and returns what takes its parameters; for many launches of it."""
 
     def launch(
         self,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Hashable
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from flashsmith.emulator.options import EmulatorOptions, LaunchReport
 from flashsmith.emulator.program import Program, load
 from flashsmith.kernels.arguments import TensorMapSpec
 from flashsmith.kernels.launch import LaunchGeometry
-from flashsmith.runtime.device import Launcher
+from flashsmith.runtime.device import Launcher, Start
 
 DEFAULT_ARCH = "sm_90a"  # the architecture whose PTX covers every kernel family
 DEFAULT_SM_COUNT = 4  # small, so that persistent kernels take several tiles a block
@@ -174,14 +174,14 @@ class EmulatedDevice:
         )
 
     def prepare(self, kernel: CompiledKernel, geometry: LaunchGeometry) -> Launcher:
-        """Translates a kernel's PTX and returns what runs it."""
+        """Translates a kernel's PTX and returns what takes its parameters."""
         if kernel.arch != self._arch:
             raise Unsupported(
                 f"{kernel.name} was compiled for {kernel.arch}; this emulator runs {self._arch}."
             )
         program = self._load(kernel)
 
-        def launch(params: tuple[bytes, ...], stream: int = 0) -> None:
+        def run(params: tuple[bytes, ...], stream: int) -> None:
             with self._lock:
                 try:
                     self._last_report = program.launch(
@@ -199,7 +199,10 @@ class EmulatedDevice:
                     self._forget_workspace()
                     raise
 
-        return launch
+        def bind(params: tuple[bytes, ...]) -> Start:
+            return partial(run, params)
+
+        return bind
 
     def launch(
         self,
@@ -210,7 +213,7 @@ class EmulatedDevice:
         stream: int = 0,
     ) -> None:
         """Runs a kernel to its end; every fault the checks find is raised here."""
-        self.prepare(kernel, geometry)(params, stream)
+        self.prepare(kernel, geometry)(params)(stream)
 
     def synchronize(self) -> None:
         """Nothing is ever in flight."""

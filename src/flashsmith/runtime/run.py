@@ -21,13 +21,15 @@ from flashsmith.kernels.plans import plan, scratch_bytes
 from flashsmith.problem.attention import AttentionProblem
 from flashsmith.problem.needs import Needs
 from flashsmith.problem.signature import signature_of
-from flashsmith.runtime.device import Device, Launcher
+from flashsmith.runtime.device import Device, Launcher, Start
 from flashsmith.runtime.limits import require_fits
 from flashsmith.runtime.tensors import contiguous_tensors, uploaded
 
 Compile = Callable[[KernelConfig, Needs, str], CompiledKernel]
-Params = tuple[tuple[bytes, ...], ...]  # of every launch, its parameters' bytes
-KEPT_PARAMS = 1024  # of one plan; a model of many layers calls with other addresses in each
+KernelKey = tuple[KernelConfig, Needs, Compile]  # of `Device.kernels`
+Substitute = Callable[[Launch], CompiledKernel | None]
+Starts = tuple[Start, ...]  # of every launch, with its parameters
+KEPT_STARTS = 1024  # of one plan; a model of many layers calls with other addresses in each
 STRIDE_STEP = 8  # elements of one 16-byte access
 MINUS_INFINITY = 0xFF800000  # float32
 
@@ -38,7 +40,7 @@ class Step:
 
     launch: Launch
     kernel: CompiledKernel
-    start: Launcher
+    bind: Launcher
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +54,11 @@ class Prepared:
     problem: AttentionProblem
     steps: tuple[Step, ...]
     workspace_bytes: int
+    is_substituted: bool = False  # a kernel of it is not the one that was asked for
     scratch_bytes: int = 0  # that a call brings along as `SCRATCH`; the device's, where it does not
-    _params: dict[tuple[Hashable, int], Params] = field(
+    _starts: dict[tuple[Hashable, int], Starts] = field(
         default_factory=dict, compare=False, repr=False
     )
-    _starts: tuple[Launcher, ...] = field(init=False, compare=False, repr=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_starts", tuple(step.start for step in self.steps))
 
     def __call__(self, call: Call, stream: int = 0) -> None:
         """Starts the launches on tensors whose strides `require_aligned` accepted."""
@@ -76,11 +75,11 @@ class Prepared:
     def start_again(self, key: Hashable, stream: int) -> bool:
         """Starts what was started under `key` before; False if nothing was."""
         workspace = self.workspace_bytes and self.device.workspace(self.workspace_bytes, stream)
-        params = self._params.get((key, workspace))
-        if params is None:
+        starts = self._starts.get((key, workspace))
+        if starts is None:
             return False
-        for number, start in enumerate(self._starts):
-            start(params[number], stream)
+        for start in starts:
+            start(stream)
         return True
 
     def start_first(self, key: Hashable, call: Call, stream: int) -> None:
@@ -90,16 +89,17 @@ class Prepared:
         addresses alone.
         """
         workspace = self.workspace_bytes and self.device.workspace(self.workspace_bytes, stream)
-        if len(self._params) >= KEPT_PARAMS:
-            self._params.clear()
-        self._params[key, workspace] = self._packed(call, workspace)
+        if len(self._starts) >= KEPT_STARTS:
+            self._starts.clear()
+        self._starts[key, workspace] = self._bound(call, workspace)
         self.start_again(key, stream)
 
-    def _packed(self, call: Call, workspace: int) -> Params:
+    def _bound(self, call: Call, workspace: int) -> Starts:
         call = {**call, WORKSPACE: TensorArg(workspace)}
         encode = self.device.tensor_map
         return tuple(
-            (step.launch.arguments(call).pack(self.problem, encode),) for step in self.steps
+            step.bind((step.launch.arguments(call).pack(self.problem, encode),))
+            for step in self.steps
         )
 
 
@@ -109,28 +109,38 @@ def prepare(
     problem: AttentionProblem,
     *,
     compile_with: Compile = compile_kernel,
+    substitute: Substitute | None = None,
 ) -> Prepared:
-    """Plans, compiles and loads `config` for `problem`."""
+    """Plans, compiles and loads `config` for `problem`.
+
+    `substitute` may give a loaded kernel that runs in the place of one that is not.
+    """
     if problem.is_empty:
         return Prepared(device, problem, (), 0)
     arch = get_arch(device.arch)
     config.require_buildable(arch)
     launches = plan(config, problem, sm_count=device.sm_count)
     # A new shape mostly runs kernels that another shape has loaded: no look at the disk then.
-    keys = [(launch.config, launch.needs, compile_with) for launch in launches]
+    keys: list[KernelKey] = [(at.config, at.needs, compile_with) for at in launches]
     new = [n for n, key in enumerate(keys) if key not in device.kernels]
+    others: dict[int, CompiledKernel] = {}
+    if substitute is not None:
+        others = {n: other for n in new if (other := substitute(launches[n])) is not None}
+        new = [n for n in new if n not in others]
     made = _side_by_side([launches[n] for n in new], device.arch, compile_with)
     for n, kernel in zip(new, made, strict=True):
         require_fits(launches[n].config.short_form(), kernel, launches[n].geometry, arch)
         device.kernels[keys[n]] = kernel
-    kernels = [device.kernels[key] for key in keys]
+    for n, kernel in others.items():
+        require_fits(launches[n].config.short_form(), kernel, launches[n].geometry, arch)
+    kernels = [others.get(n) or device.kernels[key] for n, key in enumerate(keys)]
     steps = [
         Step(launch, kernel, device.prepare(kernel, launch.geometry))
         for launch, kernel in zip(launches, kernels, strict=True)
     ]
     workspace_bytes = max((step.launch.workspace_bytes for step in steps), default=0)
     scratch = scratch_bytes(tuple(step.launch for step in steps))
-    return Prepared(device, problem, tuple(steps), workspace_bytes, scratch)
+    return Prepared(device, problem, tuple(steps), workspace_bytes, bool(others), scratch)
 
 
 def _side_by_side(

@@ -6,9 +6,16 @@ from collections.abc import Mapping
 
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.compiler import is_compiling as is_compiling
 
 from flashsmith.api.arrays.library import Array
-from flashsmith.api.launches import gpu_device, host_device, launch_for
+from flashsmith.api.launches import (
+    call_of,
+    explained,
+    gpu_device,
+    host_device,
+    launch_for,
+)
 from flashsmith.api.options import LSE, CallOptions
 from flashsmith.api.problems import problem_of
 from flashsmith.api.tables import NO_TABLES, ArrayTables, in_order
@@ -24,6 +31,7 @@ from flashsmith.torch_op.autograd import (
     wants_gradient,
 )
 from flashsmith.torch_op.cpu_kernel import TORCH_RUNS, is_emulated
+from flashsmith.torch_op.cuda_kernel import current_stream
 from flashsmith.torch_op.fake_kernel import empty_lse
 from flashsmith.torch_op.tables import as_tables
 from flashsmith.torch_op.tensor_view import (
@@ -39,14 +47,15 @@ _NO_TENSORS: Mapping[str, Tensor] = {}
 
 
 def attend(
-    arrays: tuple[Array, Array, Array],
+    q: Array,
+    k: Array,
+    v: Array,
     out: Array,
     options: CallOptions,
     explain: bool,
     tables: ArrayTables = NO_TABLES,
 ) -> tuple[Tensor, Tensor | None, Choice | None]:
     """Output, log-sum-exp (or None), and the choice if it is to be explained."""
-    q, k, v = arrays
     require_tensors(q, k, v, out)
     if forward_ad._current_level >= 0:
         refuse_tangents(q, k, v)
@@ -69,7 +78,10 @@ def attend(
         out, lse = operator.forward_lse(q, k, v, *given)
     else:
         out = operator.forward(q, k, v, *given)
-    return out, lse, _choice(q, k, v, options) if explain else None
+    if not explain:
+        return out, lse, None
+    options = options.with_fact("lse", lse is not None)  # of the kernel that ran
+    return out, lse, _choice(_named(q, k, v, out, lse), options)
 
 
 def _attend_with(
@@ -94,22 +106,32 @@ def _attend_with(
         found, lse = kept(q, k, v, tables["sinks"], *given)
     else:
         found, lse = operator.forward_with(q, k, v, in_order(tables), wants_lse, *given)
-    choice = _choice(q, k, v, options, tables) if explain else None
-    return found, lse if wants_lse else None, choice
+    lse = lse if wants_lse else None
+    choice = _choice(_named(q, k, v, found, lse), options, tables) if explain else None
+    return found, lse, choice
+
+
+def _named(q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor | None) -> dict[str, Tensor]:
+    named = {"q": q, "k": k, "v": v, "o": o} | ({} if lse is None else {"lse": lse})
+    return {name: tensor.detach() for name, tensor in named.items()}
 
 
 def _choice(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
+    tensors: Mapping[str, Tensor],
     options: CallOptions,
     tables: Mapping[str, Tensor] = _NO_TENSORS,
 ) -> Choice:
     """The choice that the operator made: it is kept with the launch."""
-    views = [tensor_view(name, tensor) for name, tensor in zip("qkv", (q, k, v), strict=True)]
+    q = tensors["q"]
+    views = [tensor_view(name, tensor) for name, tensor in tensors.items()]
     of_tables = {name: tensor_view(name, table) for name, table in tables.items()}
     if q.device.type == "cpu" and not is_emulated(options):
         return TORCH_RUNS
     on_cpu = q.device.type == "cpu"
     device = host_device("emulator") if on_cpu else gpu_device(views[0], options.backend)
-    return launch_for(device, problem_of(views, options, of_tables), options, views).choice
+    problem = problem_of(views[:3], options, of_tables)
+    launch = launch_for(device, problem, options, views[:3])
+    if on_cpu or any(view.obstacle() for view in views[:3]):  # copies would have to be made again
+        return launch.choice
+    call = call_of([*views, *of_tables.values()], problem.layout)
+    return explained(launch, call, current_stream(q.get_device()))

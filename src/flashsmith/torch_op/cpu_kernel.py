@@ -150,6 +150,8 @@ def _by_matrices(
         (tensors[n] if problem.layout == "bhsd" else tensors[n].transpose(1, 2)).float()
         for n in "qkv"
     )
+    if problem.page:
+        k, v = (_contiguous(pool, tensors["block_table"]) for pool in (k, v))
     out = torch.zeros_like(q)
     lse = torch.full(q.shape[:3], float("-inf"))
     for one in sequences_of(problem, tables):
@@ -167,6 +169,12 @@ def _by_matrices(
     like = tensors["q"]
     found = out if problem.layout == "bhsd" else out.transpose(1, 2)
     return _like_real(found.to(like.dtype), like), lse if problem.lse else None
+
+
+def _contiguous(pool: Tensor, table: Tensor) -> Tensor:
+    """Rows that lie in pages, (pages, heads, page, d), one after the other in each sequence."""
+    rows = pool[table.long().clamp(0, pool.shape[0] - 1)]
+    return rows.transpose(1, 2).flatten(2, 3)
 
 
 def _torch_attention(

@@ -19,7 +19,7 @@ from flashsmith.api.launches import (
 )
 from flashsmith.api.problems import problem_of, require_out_fits
 from flashsmith.api.tables import by_name, in_order
-from flashsmith.kernels.launch import Call
+from flashsmith.kernels.launch import SCRATCH, Call
 from flashsmith.torch_op.arguments import Argument, Given, options_of
 from flashsmith.torch_op.fake_kernel import empty_lse, empty_output, no_lse
 from flashsmith.torch_op.tensor_view import refuse_gradients, tensor_view
@@ -145,6 +145,7 @@ def _make_launch(
     return _TorchLaunch(
         choice=launch.choice,
         prepared=launch.prepared,
+        until=launch.until,
         ordinal=q.get_device(),
         empty_output=torch.empty_like if torch.empty_like(q).stride(3) == 1 else empty_output,
         lse_like=_lse_like(q, problem.layout) if lse else None,
@@ -166,13 +167,24 @@ def _start(
     at: tuple[int, ...] = (q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr())
     if lse is not None:
         at = (*at, lse.data_ptr())
+    scratch = _scratch(launch, q)
+    if scratch:
+        at = (*at, scratch[SCRATCH].data_ptr())
     if launch.is_direct and launch.prepared.start_again(at, stream):
         return
     if not launch.is_direct or (at[0] | at[1] | at[2]) & _UNALIGNED:
         _start_on_copies(launch, (q, k, v), out, lse, stream)
     else:
         # Strides are those of the launch: addresses say the rest.
-        launch.prepared.start_first(at, _call(launch, (q, k, v), out, lse), stream)
+        launch.prepared.start_first(at, _call(launch, (q, k, v), out, lse, scratch), stream)
+
+
+def _scratch(launch: _TorchLaunch, q: Tensor) -> Mapping[str, Tensor]:
+    """Memory in which a plan's CTAs and launches hand results over, from torch's allocator."""
+    n_bytes = launch.prepared.scratch_bytes
+    if not n_bytes:
+        return _NO_TABLES
+    return {SCRATCH: torch.empty(n_bytes, dtype=torch.uint8, device=q.device)}
 
 
 def _call(
@@ -180,10 +192,10 @@ def _call(
     inputs: tuple[Tensor, Tensor, Tensor],
     out: Tensor,
     lse: Tensor | None,
-    tables: Mapping[str, Tensor] = _NO_TABLES,
+    more: Mapping[str, Tensor] = _NO_TABLES,  # tables and scratch
 ) -> Call:
     named = [*zip("qkvo", (*inputs, out), strict=True)] + ([] if lse is None else [("lse", lse)])
-    named += tables.items()
+    named += more.items()
     views = [tensor_view(name, tensor) for name, tensor in named]
     return call_of(views, launch.prepared.problem.layout)
 
@@ -207,7 +219,8 @@ def _start_on_copies(
         copied = tensor.clone(memory_format=torch.contiguous_format) if obstacle else tensor
         readable.append(copied)
     q, k, v = readable
-    launch.prepared(_call(launch, (q, k, v), out, lse, tables), stream)
+    more = {**tables, **_scratch(launch, q)}
+    launch.prepared(_call(launch, (q, k, v), out, lse, more), stream)
 
 
 def _public_stream(ordinal: int) -> int:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 from torch._subclasses import FakeTensor
 
 from flashsmith.api.array_view import ArrayView
 from flashsmith.api.problems import problem_of
-from flashsmith.api.tables import in_order
+from flashsmith.api.tables import by_name, in_order
 from flashsmith.torch_op.arguments import Argument, Given, options_of
+
+_NO_TABLES: Mapping[str, Tensor] = {}
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, *given: Argument) -> Tensor:
@@ -50,7 +54,7 @@ def forward_with(
     *given: Argument,
 ) -> tuple[Tensor, Tensor]:
     """The same of a call with tables; an LSE without elements where none is asked for."""
-    _check(q, k, v, given)
+    _check(q, k, v, given, by_name(tables))
     layout = options_of(given, lse=lse).fact("layout")
     return empty_output(q), empty_lse(q, layout) if lse else no_lse(q)
 
@@ -82,6 +86,11 @@ def backward(
     return empty_output(q), empty_output(k), empty_output(v)
 
 
+def refuse(q: Tensor, error: str, message: str) -> Tensor:
+    """Anything: it is never made."""
+    return torch.empty_like(q)
+
+
 def empty_output(q: Tensor) -> Tensor:
     """The output: its dimensions lie in memory in the order of q's, the last one contiguous."""
     out = torch.empty_like(q)
@@ -99,19 +108,21 @@ def empty_lse(q: Tensor, layout: str) -> Tensor:
     return q.new_empty((batch, heads, q_len), dtype=torch.float32)
 
 
-def _check(q: Tensor, k: Tensor, v: Tensor, given: Given) -> None:
+def _check(
+    q: Tensor, k: Tensor, v: Tensor, given: Given, tables: Mapping[str, Tensor] = _NO_TABLES
+) -> None:
     """Refuses for meta tensors what would be refused at run time, as far as sizes are known.
 
     What torch.compile traces is refused when it runs, in the same call: an error while tracing
     would reach the caller at the end of a page about tracing.
     """
-    named = {"q": q, "k": k, "v": v}
+    named = {"q": q, "k": k, "v": v, **tables}
     if any(isinstance(tensor, FakeTensor) for tensor in named.values()):
         return
     if any(type(n) is not int for tensor in named.values() for n in tensor.shape):
         return
-    views = [
-        ArrayView(
+    views = {
+        name: ArrayView(
             name=name,
             shape=tuple(tensor.shape),
             strides=tuple(tensor.stride()),
@@ -120,5 +131,6 @@ def _check(q: Tensor, k: Tensor, v: Tensor, given: Given) -> None:
             device=str(tensor.device),
         )
         for name, tensor in named.items()
-    ]
-    problem_of(views, options_of(given, lse=False))
+    }
+    of_tables = {name: views[name] for name in tables}
+    problem_of([views[name] for name in "qkv"], options_of(given, lse=False), of_tables)

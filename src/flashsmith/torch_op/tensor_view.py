@@ -11,10 +11,20 @@ from flashsmith.api.array_view import ArrayView
 from flashsmith.api.arrays.library import Array
 from flashsmith.base.errors import ArgumentError, ArgumentTypeError, Unsupported
 
+_TENSOR, _STRIDED = torch.Tensor, torch.strided
+
 
 def require_tensors(q: Array, k: Array, v: Array, out: Array) -> None:
     """Raises unless every argument is a dense tensor."""
-    if not (_is_dense(q) and _is_dense(k) and _is_dense(v) and (out is None or _is_dense(out))):
+    # Every call passes here: `_is_dense` written out takes half of its time.
+    if (
+        not isinstance(q, _TENSOR)
+        or not isinstance(k, _TENSOR)
+        or not isinstance(v, _TENSOR)
+        or not (q.layout is k.layout is v.layout is _STRIDED)
+        or (q.is_nested or k.is_nested or v.is_nested)
+        or not (out is None or _is_dense(out))
+    ):
         require_dense({"q": q, "k": k, "v": v} | ({} if out is None else {"out": out}))
 
 

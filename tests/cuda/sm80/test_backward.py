@@ -166,7 +166,7 @@ def test_reads_of_shared_memory_have_no_bank_conflicts():
     with uploaded(device, buffers) as held:
         call = {**held.call(places), SCRATCH: TensorArg(device.allocate(prepared.scratch_bytes))}
         for step in prepared.steps:
-            step.start((step.launch.arguments(call).pack(case.problem, device.tensor_map),), 0)
+            step.bind((step.launch.arguments(call).pack(case.problem, device.tensor_map),))(0)
             assert device.report().counters.bank_conflicts == 0, step.launch.config
 
 

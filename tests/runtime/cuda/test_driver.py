@@ -40,18 +40,19 @@ def seen(library):
     return list((ctypes.c_uint64 * 64).in_dll(library, "seen"))
 
 
-def test_a_plain_launch_passes_geometry_stream_and_parameters(driver, library):
+@pytest.mark.parametrize("stream", [0, 0x57])
+def test_a_plain_launch_passes_geometry_stream_and_parameters(driver, library, stream):
     launch = make_launcher(driver, 7, 0xF00D, LaunchGeometry((65537, 2, 3), 128, 49152))
-    launch(PARAMS, 0x57)
+    launch(PARAMS)(stream)
     words = seen(library)
-    assert words[:10] == [0xF00D, 65537, 2, 3, 128, 1, 1, 49152, 0x57, 1]
+    assert words[:10] == [0xF00D, 65537, 2, 3, 128, 1, 1, 49152, stream, 1]
     assert words[10] == int.from_bytes(PARAMS[0][:8], "little")
     assert words[12] & 0xFFFFFFFF == 0x04030201
 
 
 def test_a_cluster_launch_passes_its_shape_as_an_attribute(driver, library):
     launch = make_launcher(driver, 7, 0xF00D, LaunchGeometry((10, 1, 1), 384, 228000, cluster=2))
-    launch(PARAMS, 0x58)
+    launch(PARAMS)(0x58)
     words = seen(library)
     assert words[:10] == [0xF00D, 10, 1, 1, 384, 1, 1, 228000, 0x58, 1]
     assert words[13:17] == [4, 2, 1, 1]
@@ -60,7 +61,7 @@ def test_a_cluster_launch_passes_its_shape_as_an_attribute(driver, library):
 
 def test_a_launch_in_another_context_pushes_its_own_and_restores(driver, library):
     pops = seen(library)[61]
-    make_launcher(driver, 8, 0xF00D, LaunchGeometry((1, 1, 1), 32, 0))(PARAMS, 0)
+    make_launcher(driver, 8, 0xF00D, LaunchGeometry((1, 1, 1), 32, 0))(PARAMS)(0)
     assert seen(library)[60] == 8
     assert seen(library)[61] == pops + 1
 
@@ -71,7 +72,7 @@ def test_a_failed_launch_names_call_and_result(driver, library):
     with pytest.raises(
         LaunchError, match=r"cuLaunchKernel returned CUDA_ERROR_NO_BINARY_FOR_GPU; .*architecture"
     ):
-        launch(PARAMS, 0)
+        launch(PARAMS)(0)
 
 
 def test_a_driver_older_than_the_compiler_names_the_extra(driver, library):

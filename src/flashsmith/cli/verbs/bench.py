@@ -20,6 +20,7 @@ from flashsmith.problem.cost import Cost, cost_of
 from flashsmith.runtime.devices import default_device, has_cuda
 
 if TYPE_CHECKING:
+    from flashsmith.bench.numbers import Numbers
     from flashsmith.bench.peers import Peer
     from flashsmith.bench.versus import Versus
     from flashsmith.measure.interleaved import Regime, Timed
@@ -39,6 +40,10 @@ PeerOption = Annotated[
         help="A contender of your own: NAME(problem, q, k, v) returns the call; repeatable.",
     ),
 ]
+NumbersOption = Annotated[
+    bool,
+    typer.Option("--numbers", help="No times: the error of each against the exact result."),
+]
 OnlyLensOption = Annotated[
     str | None, typer.Option("--seq-lens", help="Only the suite's shapes of these lengths.")
 ]
@@ -53,6 +58,7 @@ def command(
     dtype: options.DTypeOption = "bf16",
     rounds: options.RoundsOption = None,
     sustained: options.SustainedOption = False,
+    numbers: NumbersOption = False,
     output: options.AppendOption = None,
     every: options.AllOption = False,
     json: options.JsonOption = False,
@@ -63,7 +69,8 @@ def command(
     With KEY, or the variable KERNELS, every configuration of that set is timed beside the peers.
     Examples: flashsmith bench --suite quick --peers cudnn -o records.jsonl;
     flashsmith bench prog --dtype fp16 --peers fa2;
-    flashsmith bench --suite paper --peer ../fa3/peer.py:flash_attention_3
+    flashsmith bench --suite paper --peer ../fa3/peer.py:flash_attention_3;
+    flashsmith bench prog --dtype fp16 --peers flashattention-2 --numbers
     """
     chosen = read_suite(suite, options.dtype_of(dtype))
     if seq_lens is not None:
@@ -73,6 +80,13 @@ def command(
     if given:
         chosen = of_configs(chosen, configs, given)
     wanted = Wanted(peers, peer or [], rounds or options.ROUNDS, sustained, output)
+    if numbers:
+        options.refuse_together({"--numbers": True, "-o": output})
+        options.refuse_together({"--numbers": True, "--rounds": rounds})
+        options.refuse_together({"--numbers": True, "--sustained": sustained})
+        title = f"{chosen.name}: errors against the exact result"
+        show(_numbers(chosen, wanted, configs), json=json, csv=csv, every=every, title=title)
+        return
     rows = _run(chosen, wanted, configs)
     show(rows, json=json, csv=csv, every=every, title=f"{chosen.name}: {chosen.about}")
 
@@ -144,6 +158,45 @@ def _run(suite: Suite, wanted: Wanted, configs: Sequence[KernelConfig]) -> list[
                 append_records(wanted.output, records(found, environment, suite.name, peers))
             progress(number, len(suite.shapes))
     _say(rows, wanted.output, with_means=not configs)
+    return rows
+
+
+def _numbers(suite: Suite, wanted: Wanted, configs: Sequence[KernelConfig]) -> list[Row]:
+    """A row a shape, configuration of ours and peer; on any device."""
+    from flashsmith.bench.numbers import compare_numbers
+    from flashsmith.bench.versus import computing
+    from flashsmith.tuner.choose.choice import choose
+
+    device, peers = default_device(), wanted.peers()
+    rows: list[Row] = []
+    with progress_bar(f"numbers of {suite.name}") as progress:
+        for number, shape in enumerate(suite.shapes, start=1):
+            chosen = choose(shape.problem, device.arch, gpu=device.name).config
+            ours = computing(configs, shape.problem) or ([chosen] if chosen else [])
+            found = compare_numbers(device, shape.problem, ours, peers)
+            rows += [{"shape": shape.name, **row} for row in number_rows(found)]
+            progress(number, len(suite.shapes))
+    return rows
+
+
+def number_rows(found: Numbers) -> list[Row]:
+    """One row a configuration of ours and peer; without peers, one a configuration."""
+    from flashsmith.bench.numbers import apart
+
+    rows: list[Row] = []
+    for ours in found.ours:
+        own: Row = {"ours_rms": float(f"{ours.rms:.3g}"), "ours_worst": float(f"{ours.worst:.3g}")}
+        for peer in found.peers:
+            theirs: Row = {
+                "peer": peer.name,
+                "peer_rms": float(f"{peer.rms:.3g}"),
+                "rms_ratio": round(ours.rms / peer.rms, 3) if peer.rms else None,
+                "peer_worst": float(f"{peer.worst:.3g}"),
+                "apart": float(f"{apart(ours, peer):.3g}"),
+            }
+            rows.append({**theirs, **own, "config": ours.name})
+        if not found.peers:
+            rows.append({**own, "config": ours.name})
     return rows
 
 

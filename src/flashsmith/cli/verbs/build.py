@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from flashsmith.api.ahead.model_shapes import LENGTHS
+from flashsmith.api.ahead.warmup import warmup as warm_up
 from flashsmith.base.errors import ArgumentError
 from flashsmith.cli import options
 from flashsmith.cli.output import note, show
@@ -37,6 +39,41 @@ LibraryFolderOption = Annotated[
 ]
 BundleFileOption = Annotated[
     Path, typer.Option("-o", "--output", metavar="FILE", help="The bundle's file.")
+]
+
+
+ModelOption = Annotated[
+    Path | None,
+    typer.Option("--model", metavar="PATH", help="A model's config.json, or its folder."),
+]
+LogOption = Annotated[
+    Path | None,
+    typer.Option("--log", metavar="FILE", help="A file that FLASHSMITH_SHAPES named in a run."),
+]
+WarmHeadsOption = Annotated[
+    int | None, typer.Option("--heads", min=1, help="Instead of a model: its query heads.")
+]
+WarmWidthOption = Annotated[
+    int | None, typer.Option("--d-head", min=1, help="Instead of a model: its head dimension.")
+]
+WarmLengthsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--seq-lens", "--seq-len", help=f"Lengths; without it {','.join(map(str, LENGTHS))}."
+    ),
+]
+WarmBatchOption = Annotated[
+    int | None, typer.Option("--batch", min=1, help="Sequences; without it 1.")
+]
+WarmTypeOption = Annotated[
+    str | None, typer.Option("--dtype", help="bf16 or fp16; without it the model's, else bf16.")
+]
+TrainingOption = Annotated[bool, typer.Option("--training", help="Gradients, too.")]
+WarmArchOption = Annotated[
+    str | None, typer.Option("--arch", help="Compile for this architecture, not for this machine.")
+]
+GpuOption = Annotated[
+    str | None, typer.Option("--gpu", metavar="NAME", help='The same by name, "NVIDIA H200".')
 ]
 
 
@@ -115,6 +152,57 @@ def bundle(
     Example: flashsmith build bundle all --arch sm_80,sm_90a -o kernels.bundle
     """
     command(key, arch, bundle=output, workers=workers, json=json, csv=csv)
+
+
+def warmup(
+    model: ModelOption = None,
+    log: LogOption = None,
+    heads: WarmHeadsOption = None,
+    kv_heads: options.KvHeadsOption = None,
+    d_head: WarmWidthOption = None,
+    seq_lens: WarmLengthsOption = None,
+    batch: WarmBatchOption = None,
+    dtype: WarmTypeOption = None,
+    training: TrainingOption = False,
+    arch: WarmArchOption = None,
+    gpu: GpuOption = None,
+    workers: WorkersOption = None,
+    json: options.JsonOption = False,
+    csv: options.CsvOption = False,
+) -> None:
+    """Compile ahead what calls will need, so that none of them waits for the compiler.
+
+    Example: flashsmith build warmup --model path/to/config.json --gpu "NVIDIA H200"
+    """
+    for given in ({"--heads": heads}, {"--kv-heads": kv_heads}, {"--d-head": d_head}):
+        options.refuse_together({"--model": model, **given})
+    if (heads is None) != (d_head is None):
+        raise ArgumentError("--heads and --d-head are given together, or a --model instead.")
+    lengths = options.numbers_of("--seq-lens", seq_lens) if seq_lens else LENGTHS
+    shape = {"num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": d_head}
+    with progress_bar("compiling") as progress:
+        warmed = warm_up(
+            model=model or (shape if heads else None),
+            log=log,
+            lengths=lengths,
+            batch=batch or 1,
+            dtype=dtype,
+            training=training,
+            arch=arch,
+            gpu=gpu,
+            workers=workers,
+            progress=progress,
+        )
+    for reason in warmed.left_out:
+        note(f"left out: {reason}")
+    row: dict[str, object] = {
+        "problems": warmed.problems,
+        "kernels": warmed.kernels,
+        "compiled": warmed.compiled,
+        "compile_s": round(warmed.compile_s, 1),
+        "seconds": round(warmed.seconds, 1),
+    }
+    show([row], json=json, csv=csv)
 
 
 def _row(built: Built) -> dict[str, object]:

@@ -84,7 +84,7 @@ class Sm90ForwardConfig(KernelConfig):
     CPP_METHODS: ClassVar[str] = "flashsmith/sm90/config_methods.cuh"
     CPP_ENTRY: ClassVar[str] = "flashsmith::sm90::forward"
     ARGUMENTS: ClassVar[type[Arguments]] = ForwardArguments
-    REFUSED_FACTS: ClassVar[tuple[str, ...]] = ("k_lengths",)
+    REFUSED_FACTS: ClassVar[tuple[str, ...]] = ("k_lengths", "page")
     BUILD_RULES: ClassVar[tuple[Rule, ...]]
     AUTOTUNE_RULES: ClassVar[tuple[Rule, ...]]
 
@@ -221,6 +221,11 @@ class Sm90ForwardConfig(KernelConfig):
     def runs_on(cls, arch_name: str) -> bool:
         """wgmma and setmaxnreg exist on sm_90a alone."""
         return arch_name == "sm_90a"
+
+    def depends_on_batch(self, problem: AttentionProblem) -> str:
+        """The first tiles of a launch are another part of a larger one."""
+        some_ascend = self.ascending is Ascending.FIRST and problem.mask.right is not None
+        return "only the first tiles of a launch take their keys from the first on" * some_ascend
 
     def plan(self, problem: AttentionProblem, sm_count: int) -> Plan:
         """The launches of this configuration on a problem that it computes."""

@@ -31,6 +31,7 @@ _ELF_MAGIC = b"\x7fELF"
 _CAPTURE_NONE = 0  # CUstreamCaptureStatus
 _CAPTURE_RELAXED = 2  # CUstreamCaptureMode
 _PER_THREAD = 2  # CU_STREAM_PER_THREAD: one handle that means another stream in every thread
+_NOTHING = (0, 0)  # a workspace of no bytes
 _NON_BLOCKING = 1  # CUstream_flags: not ordered against the default stream
 
 
@@ -185,14 +186,17 @@ class CudaDevice:
 
     def _kept(self, what: str, n_bytes: int, stream: int) -> int:
         thread = threading.get_ident() if stream == _PER_THREAD else 0
-        with self._lock:
-            capture = self._capture_of(stream) if self.is_capturing(stream) else 0
-            key = what, stream, thread, capture
-            address, size = self._workspaces.get(key, (0, 0))
-            if size < n_bytes:
-                address = self._zeroed(n_bytes)
-                self._workspaces[key] = (address, n_bytes)
-            return address
+        # Nothing captures the default stream, which is where most calls are.
+        capture = self._capture_of(stream) if stream and self.is_capturing(stream) else 0
+        key = what, stream, thread, capture
+        address, size = self._workspaces.get(key, _NOTHING)
+        if size < n_bytes:
+            with self._lock:  # and looked at again: another thread may have made it
+                address, size = self._workspaces.get(key, _NOTHING)
+                if size < n_bytes:
+                    address = self._zeroed(n_bytes)
+                    self._workspaces[key] = (address, n_bytes)
+        return address
 
     def _zeroed(self, n_bytes: int) -> int:
         """New memory, zeroed on a stream of its own: a capture would take a fill as its node."""
@@ -225,7 +229,7 @@ class CudaDevice:
             return encode_tensor_map(self.driver, spec)
 
     def prepare(self, kernel: CompiledKernel, geometry: LaunchGeometry) -> Launcher:
-        """Loads a kernel, allows it its shared memory, and returns what starts it."""
+        """Loads a kernel, allows it its shared memory, and returns what takes its parameters."""
         function = self._load(kernel)
         with self._lock, self._set_up():
             if geometry.smem_bytes > self._smem_raised.get(function, 0):
@@ -244,7 +248,7 @@ class CudaDevice:
         stream: int = 0,
     ) -> None:
         """Starts a kernel; errors of the launch itself are raised here."""
-        self.prepare(kernel, geometry)(params, stream)
+        self.prepare(kernel, geometry)(params)(stream)
 
     def synchronize(self) -> None:
         """Waits for all launches; errors of running kernels are raised here."""

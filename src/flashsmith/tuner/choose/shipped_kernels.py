@@ -17,6 +17,7 @@ from flashsmith.compile.compiler import (
     CompileJob,
     compile_kernel,
     compile_many,
+    kept_kernel,
     kernel_source_hash,
 )
 from flashsmith.compile.nvrtc.library import loads_on_driver
@@ -36,9 +37,14 @@ def shipped_or_compiled(config: KernelConfig, needs: Needs, arch: str) -> Compil
 
     It has no PTX: a device that runs PTX asks the compiler.
     """
-    path = bundle_path(arch)
-    kernel = _shipped(path, config, needs, arch) if path.exists() else None
+    kernel = _shipped(config, needs, arch)
     return kernel if kernel is not None else compile_kernel(config, needs, arch)
+
+
+def shipped_or_kept(config: KernelConfig, needs: Needs, arch: str) -> CompiledKernel | None:
+    """The same where nothing has to be compiled, else None."""
+    kernel = _shipped(config, needs, arch)
+    return kernel if kernel is not None else kept_kernel(config, needs, arch)
 
 
 def bundle_path(arch: str) -> Path:
@@ -46,7 +52,10 @@ def bundle_path(arch: str) -> Path:
     return measured.SHIPPED_FOLDER / f"{arch}.bundle"
 
 
-def _shipped(path: Path, config: KernelConfig, needs: Needs, arch: str) -> CompiledKernel | None:
+def _shipped(config: KernelConfig, needs: Needs, arch: str) -> CompiledKernel | None:
+    path = bundle_path(arch)
+    if not path.exists():
+        return None
     try:
         kernel = open_bundle(path).kernel(config, needs, arch)
     except Unsupported:

@@ -47,6 +47,12 @@ FS_DEVICE float ld_global_f32(const float* src) {
     return x;
 }
 
+FS_DEVICE i32 ld_global_i32(const i32* src) {
+    i32 x;
+    asm volatile("ld.global.s32 %0, [%1];" : "=r"(x) : "l"(src) : "memory");
+    return x;
+}
+
 FS_DEVICE void ld_global_f32x2(float& first, float& second, const float* src) {
     asm volatile("ld.global.v2.f32 {%0, %1}, [%2];"
                  : "=f"(first), "=f"(second)
@@ -58,6 +64,48 @@ FS_DEVICE void st_global_f32x2(float* dst, float first, float second) {
     asm volatile("st.global.v2.f32 [%0], {%1, %2};"
                  :
                  : "l"(dst), "f"(first), "f"(second)
+                 : "memory");
+}
+
+FS_DEVICE void ld_global_f32x4(float (&dst)[4], const float* src) {
+    asm volatile("ld.global.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(dst[0]), "=f"(dst[1]), "=f"(dst[2]), "=f"(dst[3])
+                 : "l"(src)
+                 : "memory");
+}
+
+FS_DEVICE void st_global_f32x4(float* dst, const float (&src)[4]) {
+    asm volatile("st.global.v4.f32 [%0], {%1, %2, %3, %4};"
+                 :
+                 : "l"(dst), "f"(src[0]), "f"(src[1]), "f"(src[2]), "f"(src[3])
+                 : "memory");
+}
+
+FS_DEVICE void st_global_8b(u64 dst, u32 first, u32 second) {
+    asm volatile("st.global.v2.b32 [%0], {%1, %2};"
+                 :
+                 : "l"(dst), "r"(first), "r"(second)
+                 : "memory");
+}
+
+FS_DEVICE void ld_shared_f32x2(float& first, float& second, SmemAddr src) {
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
+                 : "=f"(first), "=f"(second)
+                 : "r"(src.value)
+                 : "memory");
+}
+
+FS_DEVICE void st_shared_f32x2(SmemAddr dst, float first, float second) {
+    asm volatile("st.shared.v2.f32 [%0], {%1, %2};"
+                 :
+                 : "r"(dst.value), "f"(first), "f"(second)
+                 : "memory");
+}
+
+FS_DEVICE void ld_shared_f32x4(float (&dst)[4], SmemAddr src) {
+    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(dst[0]), "=f"(dst[1]), "=f"(dst[2]), "=f"(dst[3])
+                 : "r"(src.value)
                  : "memory");
 }
 

@@ -18,6 +18,35 @@ FS_DEVICE float shfl_bfly(float value, u32 mask) {
     return other;
 }
 
+// The value of the lane `distance` before; of the first lanes, their own.
+FS_DEVICE i32 shfl_up(i32 value, u32 distance) {
+    i32 other;
+    asm volatile("shfl.sync.up.b32 %0, %1, %2, 0, 0xffffffff;"
+                 : "=r"(other)
+                 : "r"(value), "r"(distance));
+    return other;
+}
+
+// The value of one lane.
+FS_DEVICE i32 shfl_idx(i32 value, u32 lane) {
+    i32 other;
+    asm volatile("shfl.sync.idx.b32 %0, %1, %2, 0x1f, 0xffffffff;"
+                 : "=r"(other)
+                 : "r"(value), "r"(lane));
+    return other;
+}
+
+// A bit for every lane that says true; the same in all lanes.
+FS_DEVICE u32 vote_ballot(bool value) {
+    u32 lanes;
+    asm volatile(
+        "{\n\t.reg .pred p;\n\tsetp.ne.u32 p, %1, 0;\n\tvote.sync.ballot.b32 %0, p, "
+        "0xffffffff;\n\t}"
+        : "=r"(lanes)
+        : "r"(static_cast<u32>(value)));
+    return lanes;
+}
+
 // Whether any lane of the warp says true; the same in all lanes.
 FS_DEVICE bool vote_any(bool value) {
     u32 any;

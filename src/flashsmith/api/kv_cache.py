@@ -1,0 +1,208 @@
+"""flash-attn's call of servers: query rows on a cache, to which new keys may be appended first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from flashsmith.api.arrays import origin
+from flashsmith.api.arrays.library import Array, ArrayOrTuple
+from flashsmith.api.attention import attend
+from flashsmith.api.options import checked_fact, checked_flag, checked_options
+from flashsmith.api.tables import window_sides
+from flashsmith.base.errors import ArgumentError, ArgumentTypeError, Unsupported
+from flashsmith.problem.attention import FACTS
+
+
+# Arguments of type object are only accepted when neutral.
+def flash_attn_with_kvcache(
+    q: Array,
+    k_cache: Array,
+    v_cache: Array,
+    k: Array = None,
+    v: Array = None,
+    rotary_cos: object = None,
+    rotary_sin: object = None,
+    cache_seqlens: Array = None,
+    cache_batch_idx: Array = None,
+    cache_leftpad: object = None,
+    block_table: Array = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Sequence[int] = (-1, -1),
+    softcap: float = 0.0,
+    rotary_interleaved: bool = True,
+    alibi_slopes: Array = None,
+    num_splits: int = 0,
+    return_softmax_lse: bool = False,
+) -> ArrayOrTuple:
+    """flash-attn's `flash_attn_with_kvcache`, of torch tensors or NumPy arrays.
+
+    The caches are (batch, rows, kv heads, d_head), or with `block_table` (batch, pages of a
+    sequence; int32) pools of pages, (pages, rows of a page, kv heads, d_head). `cache_seqlens`, an
+    integer or (batch,) int32, says how many keys each sequence has; without it all rows count.
+    With `k` and `v`, (batch, new rows, kv heads, d_head), the rows behind those are written in
+    place first, and count. `cache_batch_idx` says which sequence of the cache each of q is.
+    Masks are aligned bottom-right with a sequence's own length. Nothing waits for the GPU. Slices
+    of keys have a fixed length, so `num_splits` changes nothing, and a request's bits depend on
+    nothing else in the batch. A length is clamped inside the cache, an entry inside the pool.
+    """
+    _refuse(rotary_cos, rotary_sin, cache_leftpad)
+    checked_flag("rotary_interleaved", rotary_interleaved)
+    causal = checked_flag("causal", causal)
+    returns_lse = checked_flag("return_softmax_lse", return_softmax_lse)
+    _require_shapes(q, k_cache, v_cache)
+    ops = _Operations(q)
+    left, right = window_sides("window_size", window_size)
+    options = checked_options(
+        causal=causal,
+        scale=checked_fact("softmax_scale", FACTS["scale"], softmax_scale),
+        return_lse=returns_lse,
+        window_left=left,
+        window_right=None if causal else right,
+        softcap=None if softcap == 0 else softcap,
+    )
+    table = _table(ops, k_cache, cache_batch_idx, block_table)
+    lengths = ops.lengths(cache_seqlens)
+    if k is not None or v is not None:
+        lengths = _append(ops, (k_cache, v_cache), (k, v), lengths, table)
+    tables = {"alibi_slopes": alibi_slopes, "k_lengths": lengths, "block_table": table}
+    given = {name: array for name, array in tables.items() if array is not None}
+    return attend(q, k_cache, v_cache, options, tables=given)
+
+
+def _refuse(rotary_cos: object, rotary_sin: object, cache_leftpad: object) -> None:
+    for name, value in (("rotary_cos", rotary_cos), ("rotary_sin", rotary_sin)):
+        if value is not None:
+            raise Unsupported(
+                f"{name} is given; flashsmith does not rotate queries and keys; rotate q and k "
+                f"before the call."
+            )
+    if cache_leftpad is not None:
+        raise Unsupported(
+            "cache_leftpad is given; flashsmith reads a cache from its first row on; let each "
+            "sequence begin there."
+        )
+
+
+def _require_shapes(q: Array, k_cache: Array, v_cache: Array) -> None:
+    for name, array in (("q", q), ("k_cache", k_cache), ("v_cache", v_cache)):
+        if len(getattr(array, "shape", ())) != 4:
+            raise ArgumentError(
+                f"{name} has shape {tuple(getattr(array, 'shape', ()))}; it must have four "
+                f"dimensions: (batch or pages, rows, heads, d_head)."
+            )
+    if k_cache.shape != v_cache.shape:
+        raise ArgumentError(
+            f"k_cache has shape {tuple(k_cache.shape)} and v_cache {tuple(v_cache.shape)}; they "
+            f"must be equal."
+        )
+
+
+class _Operations:
+    """What is done with indices, in the library of q and where q lies."""
+
+    def __init__(self, q: Array) -> None:
+        self.library = origin(q)
+        self.batch = int(q.shape[0])
+        if self.library == "torch":
+            import torch
+
+            self._module: Any = torch  # Any: two libraries with the same names for these
+            self._where = {"device": q.device}
+        elif self.library == "numpy":
+            self._module, self._where = np, {}
+        else:
+            raise Unsupported(
+                f"q is an array of {self.library}; flash_attn_with_kvcache takes torch tensors and "
+                f"NumPy arrays; call flash_attention(..., k_lengths=, block_table=)."
+            )
+
+    def lengths(self, given: Array) -> Array:
+        """A number for each sequence, from one for all of them; None stays None."""
+        if given is None:
+            return None
+        if isinstance(given, int) and not isinstance(given, bool):
+            return self._module.full((self.batch,), given, dtype=self.int32, **self._where)
+        return self.indices("cache_seqlens", given)
+
+    def indices(self, name: str, given: Array) -> Array:
+        """An index for each sequence of q."""
+        if origin(given) != self.library:
+            raise ArgumentTypeError(
+                f"q is of {self.library} and {name} of type {type(given).__name__}; pass both of "
+                f"one library."
+            )
+        if tuple(given.shape) != (self.batch,):
+            raise ArgumentError(
+                f"{name} has shape {tuple(given.shape)}; it must be ({self.batch},)."
+            )
+        return given
+
+    @property
+    def int32(self) -> object:
+        """The library's type of 32-bit integers."""
+        return self._module.int32
+
+    def positions(self, lengths: Array, new: int, rows: int) -> Array:
+        """Where new rows go: behind those of each sequence, inside its `rows`."""
+        behind = self._module.arange(new, dtype=self.int32, **self._where)
+        return self._long(lengths[:, None] + behind[None]).clip(0, max(rows - 1, 0))
+
+    def sequences(self) -> Array:
+        """The sequences in order, a row each."""
+        return self._module.arange(self.batch, **self._where)[:, None]
+
+    def entries(self, table: Array, pages: Array, pool: int) -> Array:
+        """Entries of a table at these pages of each sequence, inside the pool."""
+        take = getattr(self._module, "take_along_dim", None) or np.take_along_axis
+        return take(self._long(table), pages, 1).clip(0, max(pool - 1, 0))
+
+    def _long(self, indices: Array) -> Array:
+        return indices.long() if self.library == "torch" else indices.astype(np.int64)
+
+
+def _table(ops: _Operations, k_cache: Array, batch_idx: Array, block_table: Array) -> Array:
+    """The table of pages; a sequence of the cache is one page where indices name it."""
+    if batch_idx is None:
+        return block_table
+    if block_table is not None:
+        raise ArgumentError(
+            "cache_batch_idx and block_table are both given; a table says where each sequence "
+            "lies; drop cache_batch_idx."
+        )
+    return ops.indices("cache_batch_idx", batch_idx).reshape(-1, 1)
+
+
+def _append(
+    ops: _Operations,
+    caches: tuple[Array, Array],
+    new: tuple[Array, Array],
+    lengths: Array,
+    table: Array,
+) -> Array:
+    """Writes new rows behind those that each sequence has; the lengths after it."""
+    k_cache = caches[0]
+    rows = new[0].shape[1] if len(getattr(new[0], "shape", ())) == 4 else 0
+    wanted = (ops.batch, rows, *k_cache.shape[2:])
+    for name, array in zip(("k", "v"), new, strict=True):
+        if tuple(getattr(array, "shape", ())) != wanted:
+            shape = tuple(array.shape) if hasattr(array, "shape") else array
+            raise ArgumentError(
+                f"{name} has shape {shape}; new rows of k and v must both be "
+                f"(batch, new rows, kv heads, d_head), as the cache has them: {wanted}."
+            )
+    if lengths is None:
+        raise ArgumentError(
+            "k and v are given and cache_seqlens is not; say behind how many keys of each sequence "
+            "they belong."
+        )
+    page = k_cache.shape[1]
+    capacity = page if table is None else page * table.shape[1]
+    at = ops.positions(lengths, rows, capacity)
+    first = ops.sequences() if table is None else ops.entries(table, at // page, k_cache.shape[0])
+    for cache, array in zip(caches, new, strict=True):
+        cache[first, at % page] = array
+    return lengths + rows

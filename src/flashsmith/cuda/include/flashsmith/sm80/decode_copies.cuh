@@ -1,0 +1,136 @@
+// How a decode kernel's operands come in: Q once, K and V by teams, each into a ring of its own.
+#pragma once
+
+#include "flashsmith/ptx/cp_async.cuh"
+#include "flashsmith/ptx/memory.cuh"
+#include "flashsmith/ptx/warp.cuh"
+#include "flashsmith/sm80/decode_kernel.cuh"
+
+namespace flashsmith::sm80 {
+
+// Starts the copy of a q tile: rows gathered from the heads of a group; those that do not exist are
+// zeros.
+template <class Kernel>
+FS_DEVICE void copy_q(SmemAddr room, const DecodeArgs& args, const DecodeWork& work) {
+    using Tile = typename Kernel::QTile;
+    const i32 rows = args.q_len * args.group;
+    _Pragma("unroll 1") for (u32 i = threadIdx.x; i < Tile::kRows * Tile::kChunks;
+                             i += Kernel::kThreads) {
+        const u32 row = i / Tile::kChunks;
+        const u32 chunk = i % Tile::kChunks;
+        const i32 packed = work.tile * Kernel::kBr + row;
+        const QueryRow at(args, work, packed);
+        const i64 element = work.batch * args.q.batch_stride + at.head * args.q.head_stride +
+                            at.token * args.q.seq_stride + chunk * kChunkElements;
+        const bool exists = packed < rows && chunk * kChunkElements < args.d_head;
+        ptx::cp_async_16b_or_zero(room + Tile::offset(row, chunk),
+                                  args.q.address + element * kElementBytes, exists);
+    }
+}
+
+// One thread's part in copying kv blocks of one sequence and head.
+//
+// A thread keeps its chunk column and takes every kRowStep-th row of a kv block. Where K and V lie
+// in pages, lanes read the pages of all rows from the table before the kv block is copied, and tell
+// each other.
+template <class Kernel>
+class KVCopies {
+    using Tile = typename Kernel::KVTile;
+    static constexpr Needs kNeeds = Kernel::kNeeds;
+    static constexpr int kRowStep = Kernel::kTeamThreads / Tile::kChunks;
+    static constexpr int kPasses = Tile::kRows / kRowStep;
+    static constexpr int kHeld = (Tile::kRows + kWarpLanes - 1) / kWarpLanes;
+
+    static_assert(Kernel::kTeamThreads % Tile::kChunks == 0, "a pass must copy whole rows.");
+    static_assert((kRowStep & (kRowStep - 1)) == 0, "the swizzle of a pass must be a constant.");
+    static_assert(kRowStep <= kWarpLanes, "the rows of a pass must be known to lanes of one turn.");
+
+  public:
+    FS_DEVICE KVCopies(SmemAddr ring, const DecodeArgs& args, const DecodeWork& work)
+        : args_(args), batch_(work.batch), end_key_(work.k_len) {
+        const u32 thread = threadIdx.x % Kernel::kTeamThreads;
+        row_ = thread / Tile::kChunks;
+        const u32 chunk = thread % Tile::kChunks;
+        column_ = !kNeeds.narrow_d || chunk * kChunkElements < args.d_head;
+        ring_ = ring + Tile::offset(row_, chunk);
+        k_ = start(args.k, work, chunk);
+        v_ = start(args.v, work, chunk);
+    }
+
+    // Looks up the pages of the kv block that is copied next: a lane those of one row in 32.
+    FS_DEVICE void look_up([[maybe_unused]] i32 first_key) {
+        if constexpr (kNeeds.page) {
+            const i64 first = static_cast<i64>(batch_) * args_.table_pages;
+            FS_UNROLL
+            for (int i = 0; i < kHeld; ++i) {
+                const i32 row = (threadIdx.x + i * kWarpLanes) % Tile::kRows;
+                const i32 key = min(first_key + row, args_.k_len - 1);
+                page_[i] = ptx::ld_global_i32(args_.block_table + first + page_of(key));
+            }
+        }
+    }
+
+    // Starts the copies of the keys from `first_key` on; they have landed after a commit and a
+    // wait.
+    FS_DEVICE void copy(int stage, i32 first_key) const {
+        const SmemAddr room = ring_ + stage * Tile::kBytes;
+        FS_UNROLL
+        for (int pass = 0; pass < kPasses; ++pass) {
+            const i32 row = pass * kRowStep + row_;
+            const i32 key = first_key + row;
+            i64 page = 0;
+            i64 place = key;
+            if constexpr (kNeeds.page) {
+                // An entry that names no page is clamped: nothing outside the pool is read.
+                const i32 entry = ptx::shfl_idx(page_[pass * kRowStep / kWarpLanes], row);
+                page = min(max(entry, 0), args_.pages - 1);
+                place = key - page_of(key) * args_.page;
+            }
+            const bool exists = (!kNeeds.ragged_k || key < end_key_) && column_;
+            copy_row(at(room, pass), k_, args_.k, page, place, exists);
+            copy_row(at(room, pass) + Kernel::kVRing, v_, args_.v, page, place, exists);
+        }
+    }
+
+  private:
+    FS_DEVICE static u64 start(const TensorArg& tensor, const DecodeWork& work, u32 chunk) {
+        const i64 sequence = kNeeds.page ? 0 : work.batch * tensor.batch_stride;
+        const i64 element = sequence + work.kv_head * tensor.head_stride + chunk * kChunkElements;
+        return tensor.address + element * kElementBytes;
+    }
+
+    FS_DEVICE i32 page_of(i32 key) const {
+        return args_.page_shift >= 0 ? key >> args_.page_shift
+                                     : static_cast<u32>(key) / static_cast<u32>(args_.page);
+    }
+
+    FS_DEVICE static void copy_row(SmemAddr room, u64 start, const TensorArg& tensor,
+                                   [[maybe_unused]] i64 page, i64 place, bool exists) {
+        i64 element = place * tensor.seq_stride;
+        if constexpr (kNeeds.page) element += page * tensor.batch_stride;
+        const u64 source = start + element * kElementBytes;
+        if constexpr (kNeeds.ragged_k || kNeeds.narrow_d) {
+            ptx::cp_async_16b_or_zero(room, source, exists);
+        } else {
+            ptx::cp_async_16b(room, source);
+        }
+    }
+
+    // The swizzle of row_ + pass * kRowStep is that of row_ XOR a constant: row_ < kRowStep, and
+    // kRowStep is a power of two.
+    FS_DEVICE static SmemAddr at(SmemAddr room, int pass) {
+        const u32 turn = pass * kRowStep % Tile::kSwizzleRows * kChunkBytes;
+        return SmemAddr{room.value ^ turn} + pass * kRowStep * Tile::kRowBytes;
+    }
+
+    const DecodeArgs& args_;
+    SmemAddr ring_;  // this thread's place in stage 0 of K
+    u64 k_, v_;      // its chunk of key 0, or of row 0 of page 0
+    i32 row_;
+    i32 batch_;
+    i32 end_key_;
+    bool column_;
+    i32 page_[kHeld];  // entries of the table, as they were read: of the next kv block
+};
+
+}  // namespace flashsmith::sm80

@@ -1,0 +1,91 @@
+// What a decode kernel is made of: sizes and types that follow from its configuration, and the
+// place of the work that a CTA does at a time.
+#pragma once
+
+#include "flashsmith/attention/mask.cuh"
+#include "flashsmith/attention/score.cuh"
+#include "flashsmith/tile/fragment.cuh"
+#include "flashsmith/tile/smem_tile.cuh"
+
+namespace flashsmith::sm80 {
+
+template <Sm80DecodeConfig kConfigArg, Needs kNeedsArg>
+struct DecodeKernel {
+    static constexpr Sm80DecodeConfig kConfig = kConfigArg;
+    static constexpr Needs kNeeds = kNeedsArg;
+    static constexpr DType kDType = kConfig.dtype;
+    static constexpr int kD = kConfig.d_head;
+    static constexpr int kDSpans = kD / kMatrixSpan;
+    static constexpr int kBr = kConfig.B_r;
+    static constexpr int kBc = kConfig.B_c;
+    static constexpr int kSlice = kConfig.slice_keys;
+    static constexpr int kStages = kConfig.stages;
+    static constexpr int kThreads = kConfig.threads();
+    static constexpr int kTeams = kConfig.teams();
+    static constexpr int kTeamThreads = kConfig.team_warps() * kWarpLanes;
+    // 64 registers of Q beside 128 of O would leave none for the rest.
+    static constexpr bool kQInRegisters = kD <= 128;
+
+    using Mask = flashsmith::Mask<kNeeds.causal, kNeeds.ragged_k, kNeeds.window_left>;
+    using Score = flashsmith::Score<kNeeds>;
+    using QTile = SmemTile<kBr, kD, true>;
+    using KVTile = SmemTile<kBc, kD, true>;
+    using Scores = Accumulator<1, kBc / 8>;
+    using Output = Accumulator<1, 2 * kDSpans>;
+
+    // Shared memory: Q, a ring of K and one of V a team, and behind all a word for all threads.
+    //
+    //   | Q | K stage 0 1 … | V stage 0 1 … | K … of the next team … | word |
+    //       | O of team 0 | O of team 1 | … | maxima and sums |      once the rings are read
+    static constexpr u32 kQ = 0;
+    static constexpr u32 kRings = QTile::kBytes;
+    static constexpr u32 kVRing = kStages * KVTile::kBytes;  // behind the ring of K
+    static constexpr u32 kTeamBytes = 2 * kVRing;
+    static constexpr u32 kExchangeRow = (kD + 8) * 4;  // rows begin at other banks
+    static constexpr u32 kStatistics = kRings + kTeams * kBr * kExchangeRow;
+    static constexpr u32 kWord = kConfig.smem_bytes() - 16;
+
+    static constexpr bool valid() {
+        static_assert(kConfig.n_warps % kConfig.team_warps() == 0, "a CTA must be whole teams.");
+        static_assert(kBc % kConfig.rows_at_once() == 0, "a kv block must be whole copies.");
+        static_assert(kSlice >= kTeams * kBc, "a slice must have a kv block for every team.");
+        return true;
+    }
+};
+
+// One slice of the keys of one q tile: what a CTA computes at a time.
+struct DecodeWork {
+    i32 batch;
+    i32 kv_head;
+    i32 tile;  // of the query rows of all heads of the group
+    i32 slice;
+    i32 slices;  // of this sequence
+    i32 k_len;   // of this sequence
+};
+
+// A sequence as masks ask for it.
+struct DecodeSequence {
+    i32 q_len;
+    i32 k_len;
+    i32 diagonal;
+    i32 left_diagonal;
+    i32 position;
+};
+
+FS_DEVICE DecodeSequence sequence_of_work(const DecodeArgs& args, const DecodeWork& work) {
+    const i32 fewer = args.follows_length != 0 ? args.k_len - work.k_len : 0;
+    return {args.q_len, work.k_len, aligned_diagonal(args.diagonal, fewer),
+            aligned_diagonal(args.left_diagonal, fewer), args.position - fewer};
+}
+
+// Query rows of a group lie token by token: row r is token r / group of head r % group.
+struct QueryRow {
+    i32 token;
+    i32 head;
+
+    FS_DEVICE QueryRow(const DecodeArgs& args, const DecodeWork& work, i32 row)
+        : token(static_cast<u32>(row) / static_cast<u32>(args.group)),
+          head(work.kv_head * args.group + row - token * args.group) {}
+};
+
+}  // namespace flashsmith::sm80

@@ -1,0 +1,156 @@
+// How results of a decode kernel are added up: of teams in shared memory, of slices through scratch
+// memory, always in the same order.
+#pragma once
+
+#include "flashsmith/ptx/atomic.cuh"
+#include "flashsmith/ptx/cluster.cuh"
+#include "flashsmith/sm80/decode_team.cuh"
+
+namespace flashsmith::sm80 {
+
+// Four columns of one row of O, before the division by its sum.
+struct RowPart {
+    float o[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+    float maximum = kNegativeInfinity;
+    float sum = 0.0f;
+
+    FS_DEVICE void add(const float (&other)[4], float other_maximum, float other_sum) {
+        const float top = ptx::max(maximum, other_maximum);
+        const float mine = ptx::ex2(ptx::sub_rn(maximum, finite_maximum(top)));
+        const float theirs = ptx::ex2(ptx::sub_rn(other_maximum, finite_maximum(top)));
+        FS_UNROLL
+        for (int i = 0; i < 4; ++i) {
+            o[i] = ptx::fma_rn(other[i], theirs, ptx::mul_rn(o[i], mine));
+        }
+        sum = ptx::fma_rn(other_sum, theirs, ptx::mul_rn(sum, mine));
+        maximum = top;
+    }
+};
+
+template <class Kernel>
+class DecodeOutput {
+    static constexpr Needs kNeeds = Kernel::kNeeds;
+    static constexpr int kD = Kernel::kD;
+    static constexpr int kColumns = 4;             // of one thread at a time
+    static constexpr u32 kPieces = kD / kColumns;  // of a row
+    static constexpr int kAhead = 16;              // slices that are read before one is added
+
+  public:
+    FS_DEVICE DecodeOutput(const DecodeArgs& args, const DecodeWork& work, SmemAddr smem)
+        : args_(args), work_(work), smem_(smem) {
+        rows_ = min(args.q_len * args.group - work.tile * Kernel::kBr, Kernel::kBr);
+    }
+
+    // Adds up what the teams handed over: O where this is the only slice, else a part of it.
+    FS_DEVICE void add_teams() const {
+        _Pragma("unroll 1") for (u32 i = threadIdx.x; i < rows_ * kPieces; i += Kernel::kThreads) {
+            const u32 row = i / kPieces;
+            const u32 piece = i % kPieces;
+            RowPart part;
+            FS_UNROLL
+            for (int team = 0; team < Kernel::kTeams; ++team) {
+                const u32 place = team * Kernel::kBr + row;
+                float o[4], maximum, sum;
+                ptx::ld_shared_f32x4(
+                    o, smem_ + Kernel::kRings + place * Kernel::kExchangeRow + piece * 16);
+                ptx::ld_shared_f32x2(maximum, sum, smem_ + Kernel::kStatistics + place * 8);
+                part.add(o, maximum, sum);
+            }
+            if (work_.slices == 1) {
+                store(part, row, piece);
+            } else {
+                const i64 at = part_row(work_.slice) + row;
+                ptx::st_global_f32x4(args_.parts + at * kD + piece * kColumns, part.o);
+                if (piece == 0) {
+                    ptx::st_global_f32x2(args_.statistics + 2 * at, part.maximum, part.sum);
+                }
+            }
+        }
+    }
+
+    // The last CTA to come adds up all slices, from the first on, whoever computed them.
+    FS_DEVICE void add_slices() const {
+        if (work_.slices == 1) return;
+        ptx::bar_sync();  // this CTA's part is written
+        u32* const counter = args_.counters + tile_number();
+        if (threadIdx.x == 0) {
+            const u32 before = ptx::atom_add_acq_rel_gpu(counter, 1);
+            ptx::st_shared_b32(smem_ + Kernel::kWord, before);
+        }
+        ptx::bar_sync();  // and thread 0 has seen who came before
+        if (ptx::ld_shared_b32(smem_ + Kernel::kWord) != static_cast<u32>(work_.slices - 1)) return;
+        ptx::st_global_u32_if(threadIdx.x == 0, counter, 0);  // as the next launch wants it
+        _Pragma("unroll 1") for (u32 i = threadIdx.x; i < rows_ * kPieces; i += Kernel::kThreads) {
+            add_slices(i / kPieces, i % kPieces);
+        }
+    }
+
+  private:
+    FS_DEVICE void add_slices(u32 row, u32 piece) const {
+        RowPart total;
+        const i64 first = part_row(0) + row;
+        _Pragma("unroll 1") for (i32 slice = 0; slice < work_.slices; slice += kAhead) {
+            float o[kAhead][4], maximum[kAhead], sum[kAhead];
+            FS_UNROLL
+            for (int i = 0; i < kAhead; ++i) {
+                // Beyond the last slice the last is read again, and not added.
+                const i32 number = min(slice + i, work_.slices - 1);
+                const i64 at = first + static_cast<i64>(number) * args_.part_rows;
+                ptx::ld_global_f32x4(o[i], args_.parts + at * kD + piece * kColumns);
+                ptx::ld_global_f32x2(maximum[i], sum[i], args_.statistics + 2 * at);
+            }
+            FS_UNROLL
+            for (int i = 0; i < kAhead; ++i) {
+                if (slice + i < work_.slices) total.add(o[i], maximum[i], sum[i]);
+            }
+        }
+        store(total, row, piece);
+    }
+
+    // Of all q tiles of the launch.
+    FS_DEVICE i32 tile_number() const {
+        return ((work_.batch - args_.first_batch) * args_.kv_heads + work_.kv_head) *
+                   args_.q_tiles +
+               work_.tile;
+    }
+
+    // The first row of a slice's part in scratch memory.
+    FS_DEVICE i64 part_row(i32 slice) const {
+        const i64 tile =
+            (static_cast<i64>(work_.batch) * args_.kv_heads + work_.kv_head) * args_.q_tiles +
+            work_.tile;
+        return (tile * args_.slices + slice) * args_.part_rows;
+    }
+
+    FS_DEVICE void store(const RowPart& part, u32 row, u32 piece) const {
+        const QueryRow at(args_, work_, work_.tile * Kernel::kBr + row);
+        if (kNeeds.lse && piece == 0 && args_.lse != nullptr) {
+            const i64 head = static_cast<i64>(work_.batch) * args_.heads + at.head;
+            float log2_sum = ptx::add_rn(ptx::lg2(part.sum), part.maximum);
+            if constexpr (kNeeds.sinks) {
+                log2_sum = lse_with_sink(part.sum, part.maximum, args_.sinks[at.head] * kLog2E);
+            }
+            args_.lse[head * args_.q_len + at.token] = ptx::mul_rn(log2_sum, kLn2);
+        }
+        if (kNeeds.narrow_d && piece * kColumns >= static_cast<u32>(args_.d_head)) return;
+        float sum = part.sum;
+        if constexpr (kNeeds.sinks) {
+            sum = sum_with_sink(sum, part.maximum, args_.sinks[at.head] * kLog2E);
+        }
+        const float inverse = sum == 0.0f ? 0.0f : ptx::rcp(sum);
+        const i64 element = work_.batch * args_.o.batch_stride + at.head * args_.o.head_stride +
+                            at.token * args_.o.seq_stride + piece * kColumns;
+        ptx::st_global_8b(args_.o.address + element * kElementBytes,
+                          ptx::pack2<Kernel::kDType>(ptx::mul_rn(part.o[0], inverse),
+                                                     ptx::mul_rn(part.o[1], inverse)),
+                          ptx::pack2<Kernel::kDType>(ptx::mul_rn(part.o[2], inverse),
+                                                     ptx::mul_rn(part.o[3], inverse)));
+    }
+
+    const DecodeArgs& args_;
+    const DecodeWork& work_;
+    const SmemAddr smem_;
+    u32 rows_;  // of the q tile that exist
+};
+
+}  // namespace flashsmith::sm80

@@ -1,0 +1,85 @@
+// Which slices a CTA of a decode kernel computes.
+#pragma once
+
+#include "flashsmith/ptx/memory.cuh"
+#include "flashsmith/ptx/warp.cuh"
+#include "flashsmith/sm80/decode_kernel.cuh"
+
+namespace flashsmith::sm80 {
+
+// All slices of a launch in order: sequence by sequence, slice by slice, then q tiles and heads.
+// Heads come next to each other because their rows share pages of memory.
+//
+// Where lengths are in memory, a lane looks at one sequence of 32 at a time: how many slices it
+// has, and how many there are up to it. Numbers only grow, so that no length is read twice.
+template <class Kernel>
+class DecodeQueue {
+    static constexpr bool kLengths = Kernel::kNeeds.k_lengths;
+
+  public:
+    FS_DEVICE explicit DecodeQueue(const DecodeArgs& args) : args_(args) {
+        if constexpr (kLengths) look(0);
+    }
+
+    // The work of this number; false: there is none, nor of a larger one.
+    FS_DEVICE bool find(u32 number, DecodeWork& work) {
+        const u32 heads = args_.kv_heads, tiles = args_.q_tiles;
+        u32 rest = number / heads;
+        work.kv_head = number - rest * heads;
+        const u32 unit = rest / tiles;  // a slice of a sequence
+        work.tile = rest - unit * tiles;
+        if constexpr (kLengths) return find_slice(unit, work);
+        const u32 sequence = unit / args_.slices;
+        if (sequence >= static_cast<u32>(args_.batch)) return false;
+        work.batch = args_.first_batch + sequence;
+        work.slice = unit - sequence * args_.slices;
+        work.slices = args_.slices;
+        work.k_len = args_.k_len;
+        return true;
+    }
+
+  private:
+    FS_DEVICE bool find_slice(u32 unit, DecodeWork& work) {
+        while (unit >= before_ + ptx::shfl_idx(end_, kWarpLanes - 1)) {
+            if (first_ + kWarpLanes >= args_.batch) return false;
+            before_ += ptx::shfl_idx(end_, kWarpLanes - 1);
+            look(first_ + kWarpLanes);
+        }
+        const i32 inside = unit - before_;
+        const u32 lane = __ffs(ptx::vote_ballot(end_ > inside)) - 1;
+        work.batch = args_.first_batch + first_ + lane;
+        work.slices = ptx::shfl_idx(slices_, lane);
+        work.slice = inside - (ptx::shfl_idx(end_, lane) - work.slices);
+        work.k_len = ptx::shfl_idx(k_len_, lane);
+        return true;
+    }
+
+    // Reads the lengths of the sequences from `first` on; a length ends inside the tensor.
+    FS_DEVICE void look(i32 first) {
+        const i32 lane = threadIdx.x % kWarpLanes;
+        first_ = first;
+        k_len_ = slices_ = 0;
+        if (first + lane < args_.batch) {
+            const i32 given =
+                ptx::ld_global_i32(args_.k_lengths + args_.first_batch + first + lane);
+            k_len_ = min(max(given, 0), args_.k_len);
+            // Rows of a sequence without a key are written too.
+            slices_ = max((k_len_ + Kernel::kSlice - 1) / Kernel::kSlice, 1);
+        }
+        end_ = slices_;
+        FS_UNROLL
+        for (int distance = 1; distance < kWarpLanes; distance *= 2) {
+            const i32 other = ptx::shfl_up(end_, distance);
+            if (lane >= distance) end_ += other;
+        }
+    }
+
+    const DecodeArgs& args_;
+    i32 first_ = 0;   // sequence of lane 0
+    u32 before_ = 0;  // slices of the sequences before it
+    i32 k_len_ = 0;   // of this lane's sequence
+    i32 slices_ = 0;  // the same
+    i32 end_ = 0;     // slices up to this lane's sequence
+};
+
+}  // namespace flashsmith::sm80

@@ -1,0 +1,149 @@
+"""What a decode kernel on mma.sync is: tiles, slices of keys, and how much it keeps in flight."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from flashsmith.arch import Arch
+from flashsmith.base.dtypes import DType
+from flashsmith.base.fields import flag, knob
+from flashsmith.kernels.arguments import Arguments
+from flashsmith.kernels.kernel import KernelConfig
+from flashsmith.kernels.launch import Plan
+from flashsmith.kernels.rules import Rule
+from flashsmith.kernels.sm80_decode.arguments import DecodeArguments
+from flashsmith.problem.attention import AttentionProblem
+
+LANES = 32
+MMA_ROWS = 16  # of the A operand of mma.sync m16n8k16
+CHUNK = 8  # elements of 16 bytes
+ROW_PADDING = 8  # floats behind a row of O in shared memory: rows begin at other banks
+WIDTHS = (64, 128, 256)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Sm80DecodeConfig(KernelConfig):
+    """Few query rows on many keys: one launch, CTAs that take a slice of the keys each.
+
+    Query rows of all heads that share a head of K and V are one tile. The warps of a CTA are teams:
+    a team takes every n-th kv block of the slice through a ring of its own, and holds O of all rows
+    of the tile. Slices have a fixed length and are added up in order, so that the bits of a row
+    follow from its own sequence alone.
+    """
+
+    NAME: ClassVar[str] = "sm80_decode"
+    PREFIX: ClassVar[str] = "decode"
+    HEADER: ClassVar[str] = "flashsmith/sm80/decode.cuh"
+    PRELUDE: ClassVar[tuple[str, ...]] = (
+        "flashsmith/base/dtype.cuh",
+        "flashsmith/base/tensor_arg.cuh",
+    )
+    CPP_TYPE: ClassVar[str] = "flashsmith::Sm80DecodeConfig"
+    CPP_METHODS: ClassVar[str] = "flashsmith/sm80/decode_methods.cuh"
+    CPP_ENTRY: ClassVar[str] = "flashsmith::sm80::decode"
+    ARGUMENTS: ClassVar[type[Arguments]] = DecodeArguments
+    REFUSED_FACTS: ClassVar[tuple[str, ...]] = ("sequences",)
+    BUILD_RULES: ClassVar[tuple[Rule, ...]]
+    AUTOTUNE_RULES: ClassVar[tuple[Rule, ...]] = ()
+
+    dtype: DType = knob((DType.FP16, DType.BF16), "element type of all tensors")
+    d_head: int = knob(WIDTHS, "head dimension the kernel is built for")
+    B_r: int = knob((16, 32, 64), "query rows of a tile: of all heads that share one of K and V")
+    B_c: int = knob((16, 32, 64), "keys that a team takes at a time")
+    n_warps: int = knob((2, 4, 8), "warps of a CTA; B_r / 16 of them are a team")
+    slice_keys: int = knob((128, 256, 512, 1024, 2048), "keys of a slice: a CTA's work", "slice_{}")
+    stages: int = knob((2, 3, 4, 5, 6, 8), "kv blocks of a team's ring, K and V each", "stages_{}")
+    ctas: int = knob((1, 2, 3, 4), "CTAs that an SM's registers must hold", "ctas_{}")
+    persistent: bool = flag("persistent", "as many CTAs as run at once, which take slices in turn")
+
+    @property
+    def tile_q(self) -> int:
+        """Query rows of one tile."""
+        return self.B_r
+
+    @property
+    def tile_k(self) -> int:
+        """Keys of one slice."""
+        return self.slice_keys
+
+    @property
+    def threads(self) -> int:
+        """Threads of one CTA."""
+        return self.n_warps * LANES
+
+    @property
+    def team_warps(self) -> int:
+        """Warps that share a ring: 16 query rows each."""
+        return self.B_r // MMA_ROWS
+
+    @property
+    def teams(self) -> int:
+        """Teams of a CTA: each takes every `teams`-th kv block of a slice."""
+        return self.n_warps // self.team_warps
+
+    @property
+    def rows_at_once(self) -> int:
+        """Rows of K that a team copies with one instruction a lane."""
+        return self.team_warps * LANES * CHUNK // self.d_head
+
+    def ring_bytes(self, elem_size: int = 2) -> int:
+        """Shared memory of all teams' rings."""
+        return self.teams * self.stages * 2 * self.B_c * self.d_head * elem_size
+
+    def exchange_bytes(self) -> int:
+        """Shared memory in which teams add up O, maxima and sums."""
+        return self.teams * self.B_r * 4 * (self.d_head + ROW_PADDING + 2)
+
+    def smem_bytes(self, elem_size: int = 2) -> int:
+        """Q, then the rings, whose room teams exchange results in, then a word for all threads."""
+        q = self.B_r * self.d_head * elem_size
+        return q + max(self.ring_bytes(elem_size), self.exchange_bytes()) + 16
+
+    @classmethod
+    def runs_on(cls, arch_name: str) -> bool:
+        """mma.sync, ldmatrix and cp.async exist from sm_80 on."""
+        return arch_name.startswith("sm_")
+
+    def plan(self, problem: AttentionProblem, sm_count: int) -> Plan:
+        """The launches of this configuration on a problem that it computes."""
+        from flashsmith.kernels.sm80_decode.plan import plan_decode
+
+        return plan_decode(self, problem, sm_count)
+
+    @classmethod
+    def named_sets(cls) -> Mapping[str, Callable[[], Sequence[KernelConfig]]]:
+        """The sets of this kernel that a KEY may name."""
+        from flashsmith.kernels.sm80_decode import sets
+
+        return sets.NAMED_SETS
+
+    @classmethod
+    def candidates(cls, problem: AttentionProblem, arch: Arch) -> Sequence[KernelConfig]:
+        """What to run where nothing was measured, best first; none where rows are many."""
+        from flashsmith.kernels.sm80_decode import rule
+
+        return rule.candidates(problem, arch)
+
+
+Sm80DecodeConfig.BUILD_RULES = (
+    Rule(
+        "team_divides_warps",
+        lambda c: c.n_warps % c.team_warps != 0,
+        "a team has a warp for every 16 query rows and the CTA has fewer warps than that",
+        "use more warps or a smaller query tile",
+    ),
+    Rule(
+        "block_is_whole_passes",
+        lambda c: c.B_c % c.rows_at_once != 0,
+        "a team copies more rows at once than a kv block has",
+        "use a larger kv block or a smaller query tile",
+    ),
+    Rule(
+        "slice_has_a_block_for_every_team",
+        lambda c: c.slice_keys < c.teams * c.B_c,
+        "a slice has fewer kv blocks than there are teams",
+        "use a longer slice, a smaller kv block or fewer warps",
+    ),
+)

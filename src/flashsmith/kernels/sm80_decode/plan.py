@@ -1,0 +1,153 @@
+"""How few query rows are laid out: a CTA a slice of keys, all heads of a group in one tile."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from flashsmith.base.errors import ArgumentError
+from flashsmith.kernels.kernel import KernelConfig
+from flashsmith.kernels.launch import SCRATCH, WORKSPACE, Call, Launch, LaunchGeometry, Plan
+from flashsmith.kernels.sm80_decode.arguments import DecodeArguments
+from flashsmith.kernels.sm80_decode.config import Sm80DecodeConfig
+from flashsmith.problem.attention import AttentionProblem
+from flashsmith.problem.needs import Needs, needs_of
+
+MAX_GRID = 2**31 - 1  # CTAs along x, on every architecture
+LOG2_E = math.log2(math.e)
+FLOAT_BYTES = 4
+# Words at the start of the workspace that every kernel finds zero and leaves zero.
+MOST_COUNTERS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeLaunch(Launch):
+    """One launch: sequences whose q tiles have a counter each."""
+
+    first_batch: int = 0
+    batch: int = 0
+
+    def arguments(self, call: Call) -> DecodeArguments:
+        """The kernel's one parameter."""
+        problem, config = self.problem, _own(self.config)
+        parts = _parts(config, problem)
+        scratch = _address(call, SCRATCH)
+        rows = _part_rows(config, problem)
+        return DecodeArguments(
+            q=call["q"],
+            k=call["k"],
+            v=call["v"],
+            o=call["o"],
+            lse=_address(call, "lse"),
+            parts=scratch,
+            statistics=scratch and scratch + parts * rows * config.d_head * FLOAT_BYTES,
+            counters=_address(call, WORKSPACE),
+            sinks=_address(call, "sinks"),
+            alibi_slopes=_address(call, "alibi_slopes"),
+            k_lengths=_address(call, "k_lengths"),
+            block_table=_address(call, "block_table"),
+            first_batch=self.first_batch,
+            batch=self.batch,
+            heads=problem.heads,
+            kv_heads=problem.kv_heads,
+            group=problem.group,
+            q_len=problem.q_len,
+            k_len=problem.k_len,
+            d_head=problem.d_head,
+            diagonal=problem.mask.diagonal,
+            left_diagonal=problem.mask.left_diagonal,
+            position=problem.mask.alignment if problem.alibi else 0,
+            follows_length=problem.diagonal is None,
+            scale_log2=problem.softmax_scale * LOG2_E,
+            q_tiles=_q_tiles(config, problem),
+            slices=_slices(config, problem),
+            part_rows=rows,
+            page=problem.page,
+            page_shift=_shift(problem.page),
+            pages=problem.pages,
+            table_pages=problem.table_pages,
+        )
+
+
+def _address(call: Call, name: str) -> int:
+    return call[name].address if name in call else 0
+
+
+def _shift(page: int) -> int:
+    """The logarithm of a power of two; -1 of any other number."""
+    return page.bit_length() - 1 if page and page & (page - 1) == 0 else -1
+
+
+def _own(config: KernelConfig) -> Sm80DecodeConfig:
+    assert isinstance(config, Sm80DecodeConfig)
+    return config
+
+
+def _q_tiles(config: Sm80DecodeConfig, problem: AttentionProblem) -> int:
+    """Tiles of the query rows of all heads that share one of K and V."""
+    return math.ceil(problem.q_len * problem.group / config.B_r)
+
+
+def _slices(config: Sm80DecodeConfig, problem: AttentionProblem) -> int:
+    return max(math.ceil(problem.k_len / config.slice_keys), 1)
+
+
+def _part_rows(config: Sm80DecodeConfig, problem: AttentionProblem) -> int:
+    return min(config.B_r, problem.q_len * problem.group)
+
+
+def _parts(config: Sm80DecodeConfig, problem: AttentionProblem) -> int:
+    """Slices of all q tiles of a call; a q tile of one slice leaves no part behind."""
+    slices = _slices(config, problem)
+    if slices == 1:
+        return 0
+    return problem.batch * problem.kv_heads * _q_tiles(config, problem) * slices
+
+
+def plan_decode(config: Sm80DecodeConfig, problem: AttentionProblem, sm_count: int) -> Plan:
+    """The launches of `config` on `problem`: mostly one, more where counters are too few."""
+    of_sequence = problem.kv_heads * _q_tiles(config, problem)
+    if of_sequence > MOST_COUNTERS:
+        raise ArgumentError(
+            f"{config.short_form()}: a sequence has {of_sequence:,} tiles of {config.B_r} query "
+            f"rows, this kernel counts up to {MOST_COUNTERS:,}; it is for few query rows: use a "
+            f"forward kernel."
+        )
+    at_once = MOST_COUNTERS // of_sequence
+    slices, rows = _slices(config, problem), _part_rows(config, problem)
+    parts = _parts(config, problem)
+    needs = _needs(config, problem)
+    return tuple(
+        DecodeLaunch(
+            config,
+            problem,
+            needs,
+            _geometry(config, problem, batch * of_sequence * slices, sm_count),
+            workspace_bytes=MOST_COUNTERS * 4 if slices > 1 else 0,
+            scratch_bytes=parts * rows * (config.d_head + 2) * FLOAT_BYTES,
+            first_batch=first,
+            batch=batch,
+        )
+        for first in range(0, problem.batch, at_once)
+        for batch in (min(at_once, problem.batch - first),)
+    )
+
+
+def _needs(config: Sm80DecodeConfig, problem: AttentionProblem) -> Needs:
+    """Query rows are always looked at one by one: a tile is of several heads."""
+    needs = needs_of(problem, tile_q=1, tile_k=config.B_c, d_head=config.d_head)
+    return Needs((*needs, "ragged_q"))
+
+
+def _geometry(
+    config: Sm80DecodeConfig, problem: AttentionProblem, ctas: int, sm_count: int
+) -> LaunchGeometry:
+    """A CTA a slice; where lengths are in memory, CTAs share out what slices there are."""
+    if ctas > MAX_GRID:
+        raise ArgumentError(
+            f"{config.short_form()}: the problem has {ctas:,} slices, one launch takes "
+            f"{MAX_GRID:,}; split the batch."
+        )
+    if config.persistent or problem.k_lengths:
+        ctas = min(ctas, sm_count * config.ctas)
+    return LaunchGeometry((ctas, 1, 1), config.threads, config.smem_bytes())

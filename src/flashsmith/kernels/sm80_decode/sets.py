@@ -1,0 +1,62 @@
+"""The named set of the decode kernel on mma.sync: a few configurations for every head width."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from flashsmith.base.dtypes import DType
+from flashsmith.kernels.kernel import KernelConfig
+from flashsmith.kernels.short_form import parse_short_form
+from flashsmith.kernels.sm80_decode.config import Sm80DecodeConfig
+
+# Query rows, keys of a kv block, warps and words; by width. Not measured yet: deep rings first, for
+# 163 KB of shared memory and more; the last of each query tile needs at most 99 KB.
+BY_WIDTH: dict[int, dict[int, tuple[tuple[int, int, str], ...]]] = {
+    64: {
+        16: (
+            (32, 4, "slice_512+stages_3+ctas_2"),
+            (32, 4, "slice_512+stages_3+ctas_2+persistent"),
+        ),
+        32: ((32, 4, "slice_512+stages_4+ctas_2"),),
+        64: ((32, 4, "slice_512+stages_4+ctas_2"),),
+    },
+    128: {
+        16: (
+            (16, 4, "slice_512+stages_3+ctas_2"),
+            (16, 4, "slice_512+stages_3+ctas_2+persistent"),
+            (16, 4, "slice_512+stages_2+ctas_3"),
+        ),
+        32: ((16, 4, "slice_512+stages_4+ctas_2"),),
+        64: ((32, 4, "slice_512+stages_4+ctas_2"), (16, 4, "slice_512+stages_4+ctas_2")),
+    },
+    256: {
+        16: ((16, 4, "slice_256+stages_3+ctas_1"), (16, 2, "slice_256+stages_2+ctas_2")),
+        32: ((16, 4, "slice_256+stages_4+ctas_1"), (16, 4, "slice_256+stages_2+ctas_1")),
+        64: ((16, 4, "slice_256+stages_4+ctas_1"), (16, 4, "slice_256+stages_2+ctas_1")),
+    },
+}
+
+
+def configs_for(dtype: DType, width: int, rows: int) -> list[Sm80DecodeConfig]:
+    """The configurations of one element type, width and query tile, deep rings first."""
+    return [
+        parse_short_form(
+            f"decode({dtype.name}, {width}, {rows}, {b_c}, {warps}): {words}", Sm80DecodeConfig
+        )
+        for b_c, warps, words in BY_WIDTH[width][rows]
+    ]
+
+
+def decode_configs() -> list[Sm80DecodeConfig]:
+    """All of them."""
+    dtypes = (DType.BF16, DType.FP16)
+    return [
+        config
+        for dtype in dtypes
+        for width, by_rows in BY_WIDTH.items()
+        for rows in by_rows
+        for config in configs_for(dtype, width, rows)
+    ]
+
+
+NAMED_SETS: dict[str, Callable[[], Sequence[KernelConfig]]] = {"decode": decode_configs}

@@ -1,0 +1,248 @@
+"""Caches through the doors: lengths, pages, appended rows; what is refused is refused by name."""
+
+import inspect
+
+import numpy as np
+import pytest
+
+import flashsmith
+from flashsmith import flash_attention, flash_attn_with_kvcache
+from flashsmith.base import settings
+from flashsmith.base.errors import ArgumentError, ArgumentTypeError, Unsupported
+from flashsmith.problem.attention import AttentionProblem
+from flashsmith.problem.reference import reference
+
+torch = pytest.importorskip("torch")
+
+BATCH, ROWS, HEADS, KV_HEADS, D_HEAD, PAGE, PAGES = 3, 2, 4, 2, 64, 16, 6
+LENGTHS = np.array([0, 46, 90], np.int32)  # appends end a page, and begin one
+CAPACITY = PAGE * PAGES
+
+
+def drawn(*shape, seed=0):
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float16)
+
+
+Q = drawn(BATCH, ROWS, HEADS, D_HEAD)
+NEW = [drawn(BATCH, ROWS, KV_HEADS, D_HEAD, seed=seed) for seed in (1, 2)]
+CACHES = [drawn(BATCH, CAPACITY, KV_HEADS, D_HEAD, seed=seed) for seed in (3, 4)]
+ORDER = np.random.default_rng(5).permutation(BATCH * PAGES)
+TABLE = ORDER.reshape(BATCH, PAGES).astype(np.int32)
+
+
+def appended():
+    """The caches as they must be after the call."""
+    found = [cache.copy() for cache in CACHES]
+    for cache, new in zip(found, NEW, strict=True):
+        for b, length in enumerate(LENGTHS):
+            cache[b, length : length + ROWS] = new[b]
+    return found
+
+
+def truth(causal=True, **facts):
+    problem = AttentionProblem(
+        *(BATCH, HEADS, KV_HEADS, ROWS, CAPACITY, D_HEAD),
+        **{"causal": causal, "lse": True, "k_lengths": True, **facts},
+    )
+    k, v = appended()
+    given = {"q": Q, "k": k, "v": v, "k_lengths": LENGTHS + ROWS}
+    return reference(problem, given)
+
+
+def in_pages(cache):
+    return cache.reshape(-1, PAGE, KV_HEADS, D_HEAD)[np.argsort(ORDER)].copy()
+
+
+def as_library(name):
+    return np.array if name == "numpy" else lambda array: torch.from_numpy(np.array(array))
+
+
+def near(found, wanted):
+    np.testing.assert_allclose(np.asarray(found, np.float64), wanted, atol=2e-3)
+
+
+@pytest.fixture(params=["numpy", "torch", "torch emulated"])
+def library(request, monkeypatch):
+    if request.param != "torch":
+        monkeypatch.setenv("FLASHSMITH_DEVICE", "emulator")
+    return request.param.partition(" ")[0]
+
+
+@pytest.mark.parametrize("kind", ["contiguous", "pages", "indices"])
+def test_new_rows_are_written_in_place_and_count(library, kind):
+    make = as_library(library)
+    index = np.array([2, 0, 1], np.int32)
+    caches, more, back = {
+        "contiguous": (CACHES, {}, lambda c: c),
+        "pages": (
+            [in_pages(c) for c in CACHES],
+            {"block_table": make(TABLE)},
+            lambda c: c[ORDER].reshape(CACHES[0].shape),
+        ),
+        "indices": (
+            [c[np.argsort(index)] for c in CACHES],
+            {"cache_batch_idx": make(index)},
+            lambda c: c[index],
+        ),
+    }[kind]
+    held = [make(cache) for cache in caches]
+    o, lse = flash_attn_with_kvcache(
+        *(make(Q), *held, *map(make, NEW)),
+        **{"cache_seqlens": make(LENGTHS), "causal": True, "return_softmax_lse": True, **more},
+    )
+    wanted = truth()
+    near(o, wanted["o"])
+    near(lse, wanted["lse"])
+    for cache, expected in zip(held, appended(), strict=True):
+        np.testing.assert_array_equal(back(np.asarray(cache)), expected)
+
+
+def test_one_length_for_all_and_none_at_all(library):
+    make = as_library(library)
+    k, v = (make(c) for c in CACHES)
+    one = flash_attn_with_kvcache(make(Q), k, v, cache_seqlens=50, causal=True)
+    cut = flash_attention(make(Q), k[:, :50], v[:, :50], causal=True)
+    near(one, np.asarray(cut, np.float64))
+    whole = flash_attn_with_kvcache(make(Q), k, v, causal=True)
+    near(whole, np.asarray(flash_attention(make(Q), k, v, causal=True), np.float64))
+
+
+def test_windows_caps_and_slopes_reach_the_kernel(monkeypatch):
+    monkeypatch.setenv("FLASHSMITH_DEVICE", "emulator")
+    k, v = appended()
+    found = flash_attn_with_kvcache(
+        *(Q, k, v),
+        cache_seqlens=LENGTHS + ROWS,
+        causal=True,
+        window_size=(20, 0),
+        softcap=4.0,
+        softmax_scale=0.2,
+    )
+    near(found, truth(window_left=20, softcap=4.0, scale=0.2)["o"])
+
+
+def test_heads_outside_rows_are_the_other_layout(library):
+    make = as_library(library)
+    k, v = (make(in_pages(c).transpose(0, 2, 1, 3).copy()) for c in appended())
+    o = flash_attention(
+        *(make(Q.transpose(0, 2, 1, 3).copy()), k, v),
+        layout="bhsd",
+        causal=True,
+        block_table=make(TABLE),
+        k_lengths=make(LENGTHS + ROWS),
+    )
+    near(np.asarray(o, np.float64).transpose(0, 2, 1, 3), truth()["o"])
+
+
+def test_the_arguments_are_flash_attns():
+    wanted = (
+        "q k_cache v_cache k v rotary_cos rotary_sin cache_seqlens cache_batch_idx cache_leftpad "
+        "block_table softmax_scale causal window_size softcap rotary_interleaved alibi_slopes "
+        "num_splits return_softmax_lse"
+    )
+    assert list(inspect.signature(flash_attn_with_kvcache).parameters) == wanted.split()
+    assert "flash_attn_with_kvcache" in flashsmith.__all__
+
+
+def test_the_decode_kernel_is_chosen_and_explained(monkeypatch):
+    monkeypatch.setenv("FLASHSMITH_DEVICE", "emulator")
+    k, v = (in_pages(c) for c in CACHES)
+    *_, choice = flash_attention(Q, k, v, block_table=TABLE, explain=True)
+    assert choice.config.NAME == "sm80_decode"
+
+
+ONE = {"cache_seqlens": LENGTHS}
+BAD = {
+    "rotary": ({"rotary_cos": 1}, Unsupported, "does not rotate queries and keys; rotate q and k"),
+    "leftpad": ({"cache_leftpad": 1}, Unsupported, "let each sequence begin there"),
+    "both": (
+        {"cache_batch_idx": LENGTHS, "block_table": TABLE},
+        ArgumentError,
+        "drop cache_batch_idx",
+    ),
+    "no lengths": ({"k": NEW[0], "v": NEW[1]}, ArgumentError, "cache_seqlens is not; say behind"),
+    "no v": ({"k": NEW[0], **ONE}, ArgumentError, "v has shape None; new rows of k and v must"),
+    "wide": (
+        {"k": NEW[0][..., :8], "v": NEW[1][..., :8], **ONE},
+        ArgumentError,
+        r"k has shape \(3, 2, 2, 8\)",
+    ),
+    "lengths": ({"cache_seqlens": LENGTHS[:2]}, ArgumentError, r"shape \(2,\); it must be \(3,\)"),
+    "other": ({"cache_seqlens": [1, 2, 3]}, ArgumentTypeError, "pass both of one library"),
+    "table": ({"block_table": TABLE[:2]}, ArgumentError, r"block_table has shape \(2, 6\)"),
+    "float table": ({"block_table": TABLE * 1.0}, ArgumentTypeError, "block_table is float64"),
+    "flag": ({"causal": 2}, ArgumentTypeError, "causal is 2"),
+}
+
+
+@pytest.mark.parametrize(("given", "error", "says"), BAD.values(), ids=BAD)
+def test_what_cannot_be_is_refused_by_name(given, error, says, monkeypatch):
+    monkeypatch.setenv("FLASHSMITH_DEVICE", "emulator")
+    with pytest.raises(error, match=says):
+        flash_attn_with_kvcache(Q, *(c.copy() for c in CACHES), **given)
+
+
+def test_caches_of_other_shapes_are_refused():
+    with pytest.raises(ArgumentError, match=r"k_cache has shape .* they must be equal"):
+        flash_attn_with_kvcache(Q, CACHES[0], CACHES[1][:, :5])
+    with pytest.raises(ArgumentError, match=r"q has shape .*four dimensions"):
+        flash_attn_with_kvcache(Q[0], *CACHES)
+
+
+def test_pages_of_k_and_v_must_be_as_many():
+    k, v = (in_pages(c) for c in CACHES)
+    with pytest.raises(ArgumentError, match="k has 18 pages and v has 17; they must be equal"):
+        flash_attention(Q, k, v[:-1], block_table=TABLE)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"length": (1, 97)}, r"k_lengths\[1\] is 97; sequence 1 has room for 0 to 96 keys"),
+        ({"length": (2, -1)}, r"k_lengths\[2\] is -1"),
+        ({"entry": (2, 5, 18)}, r"block_table\[2, 5\] is 18; the pool has pages 0 to 17"),
+        ({"entry": (1, 5, 18)}, ""),  # behind what the sequence has
+    ],
+)
+def test_checked_calls_name_a_bad_length_or_entry(change, says, monkeypatch):
+    monkeypatch.setitem(settings._answers, settings.CHECK, True)  # a process reads it once
+    monkeypatch.setenv("FLASHSMITH_DEVICE", "emulator")
+    lengths, table = LENGTHS.copy(), TABLE.copy()
+    if "length" in change:
+        lengths[change["length"][0]] = change["length"][1]
+    else:
+        table[change["entry"][:2]] = change["entry"][2]
+    k, v = (in_pages(c) for c in CACHES)
+    if not says:
+        flash_attention(Q, k, v, k_lengths=lengths, block_table=table)
+        return
+    with pytest.raises(ArgumentError, match=says):
+        flash_attention(Q, k, v, k_lengths=lengths, block_table=table)
+
+
+def test_appends_beyond_the_cache_stay_inside_it(monkeypatch):
+    monkeypatch.setenv("FLASHSMITH_DEVICE", "emulator")
+    pool = np.full((PAGES * 2, PAGE, KV_HEADS, D_HEAD), 7, np.float16)
+    k, v = pool[:PAGES], pool[PAGES:]
+    table = np.full((BATCH, 2), PAGES + 3, np.int32)  # no such page
+    flash_attn_with_kvcache(
+        *(Q, k, v, *NEW), cache_seqlens=np.full(BATCH, 31, np.int32), block_table=table
+    )
+    assert (k[:-1] == 7).all()
+    assert (v[:-1] == 7).all()
+    assert (k[-1] != 7).any()
+
+
+def test_compiled_and_meta_calls_know_the_shapes():
+    make = as_library("torch")
+    k, v = (make(in_pages(c)) for c in CACHES)
+    tables = {"k_lengths": make(LENGTHS), "block_table": make(TABLE)}
+
+    def call(q):
+        return flash_attention(q, k, v, causal=True, **tables)
+
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(make(Q)), call(make(Q)))
+    meta = {name: table.to("meta") for name, table in tables.items()}
+    on_meta = flash_attention(make(Q).to("meta"), k.to("meta"), v.to("meta"), **meta)
+    assert on_meta.shape == Q.shape

@@ -1,0 +1,147 @@
+"""The decode configurations: texts, what is refused and why, what fits where, when it is chosen."""
+
+from dataclasses import replace
+
+import pytest
+
+from flashsmith.arch import get as get_arch
+from flashsmith.base.dtypes import DType
+from flashsmith.base.errors import CompileError, Unsupported
+from flashsmith.compile.compiler import compile_kernel, compile_text
+from flashsmith.compile.machine.cubin import machine_code
+from flashsmith.compile.unit import structs
+from flashsmith.kernels import parse_config, resolve_key
+from flashsmith.kernels.sm80_decode.config import Sm80DecodeConfig
+from flashsmith.problem.attention import AttentionProblem
+from flashsmith.problem.needs import Needs
+from flashsmith.tuner.choose.choice import choose
+
+BASE = parse_config("decode(BF16, 64, 16, 16, 4): slice_256+stages_3+ctas_2")
+PROBLEM = AttentionProblem(2, 32, 8, 1, 8192, 128)
+
+
+def test_the_set_has_every_width_type_and_tile_and_all_can_be_built():
+    configs = resolve_key("decode")
+    assert len(configs) == len(set(configs)) == 32
+    assert [config.refusal() for config in configs] == [None] * len(configs)
+    every = {(t, d, rows) for t in DType for d in (64, 128, 256) for rows in (16, 32, 64)}
+    assert {(c.dtype, c.d_head, c.B_r) for c in configs} == every
+
+
+def test_the_set_gives_every_knob_more_than_one_value():
+    for name in Sm80DecodeConfig.knobs():
+        assert len({getattr(config, name) for config in resolve_key("decode")}) > 1, name
+
+
+@pytest.mark.parametrize("config", resolve_key("decode")[:5], ids=str)
+def test_every_text_parses_back(config):
+    assert parse_config(config.short_form()) == config
+    assert parse_config(config.identifier()) == config
+    assert parse_config(config.kernel_name(Needs(("causal", "page")))) == config
+
+
+@pytest.mark.parametrize(
+    ("text", "rule", "sentence"),
+    [
+        (
+            "decode(BF16, 64, 64, 32, 2): slice_512+stages_2+ctas_1",
+            "team_divides_warps",
+            "a CTA must be whole teams",
+        ),
+        (
+            "decode(BF16, 64, 64, 16, 8): slice_512+stages_2+ctas_1",
+            "",
+            "",
+        ),
+        (
+            "decode(BF16, 64, 16, 64, 8): slice_256+stages_2+ctas_1",
+            "slice_has_a_block_for_every_team",
+            "a slice must have a kv block for every team",
+        ),
+    ],
+)
+def test_what_python_refuses_the_compiler_refuses_with_a_sentence(text, rule, sentence):
+    config = parse_config(text)
+    refusal = config.refusal()
+    assert (refusal.rule if refusal else "") == rule
+    if not rule:
+        assert compile_kernel(config, Needs(("ragged_q",)), "sm_80").cubin
+        return
+    with pytest.raises(Unsupported):
+        config.require_buildable()
+    source = (
+        f'{structs(Sm80DecodeConfig)}\n#include "flashsmith/sm80/decode_kernel.cuh"\n'
+        f"static_assert(flashsmith::sm80::DecodeKernel<{config.to_cpp_struct()},\n"
+        f'    flashsmith::Needs::none()>::valid());\nextern "C" __global__ void none() {{}}'
+    )
+    with pytest.raises(CompileError, match=sentence):
+        compile_text(source, "none", "sm_90a")
+
+
+def test_both_languages_agree_on_every_derived_number():
+    asserts = "".join(
+        f"static_assert({c.to_cpp_struct()}.smem_bytes() == {c.smem_bytes()}\n"
+        f"    && {c.to_cpp_struct()}.threads() == {c.threads}\n"
+        f"    && {c.to_cpp_struct()}.teams() == {c.teams}\n"
+        f"    && {c.to_cpp_struct()}.rows_at_once() == {c.rows_at_once});\n"
+        for c in resolve_key("decode")
+    )
+    text = f'{structs(Sm80DecodeConfig)}{asserts}extern "C" __global__ void none() {{}}'
+    assert compile_text(text, "none", "sm_90a").cubin
+
+
+PAIRS = {
+    "dtype": DType.FP16,
+    "d_head": 128,
+    "B_r": 32,
+    "B_c": 32,
+    "n_warps": 2,
+    "slice_keys": 512,
+    "stages": 4,
+    "ctas": 4,
+    "persistent": True,
+}
+
+
+def test_every_field_alone_changes_the_machine_code():
+    assert list(PAIRS) == list(Sm80DecodeConfig.knobs())
+    needs = Needs(("ragged_q", "ragged_k"))
+    codes = {
+        name: machine_code(compile_kernel(replace(BASE, **{name: value}), needs, "sm_80").cubin)
+        for name, value in PAIRS.items()
+    }
+    codes["base"] = machine_code(compile_kernel(BASE, needs, "sm_80").cubin)
+    assert len(set(codes.values())) == len(codes), codes.keys()
+
+
+@pytest.mark.parametrize("width", [64, 128, 256])
+@pytest.mark.parametrize("q_len", [1, 5, 16])
+def test_something_is_chosen_that_fits_every_architecture(width, q_len):
+    problem = replace(PROBLEM, d_head=width, q_len=q_len)
+    for arch in ("sm_80", "sm_86", "sm_90a", "sm_120"):
+        config = choose(problem, arch).config
+        assert config.NAME == "sm80_decode"
+        assert config.B_r >= 4 * q_len
+        config.require_buildable(get_arch(arch))
+
+
+def test_many_rows_and_few_keys_are_left_to_forward_kernels():
+    for other in (replace(PROBLEM, q_len=17), replace(PROBLEM, k_len=1023)):
+        assert choose(other, "sm_80").config.NAME == "sm80_forward"
+
+
+def test_the_choice_does_not_look_at_the_batch():
+    chosen = {
+        choose(replace(PROBLEM, batch=batch, k_len=k_len), "sm_90a").config
+        for batch in (1, 7, 256)
+        for k_len in (1024, 8192, 131072)
+    }
+    assert len(chosen) == 1
+
+
+def test_lengths_and_pages_are_computed_here_and_refused_by_forward_kernels():
+    asked = replace(PROBLEM, k_lengths=True, page=16, pages=9, q_len=1)
+    assert choose(asked, "sm_90a").config.NAME == "sm80_decode"
+    forward = parse_config("(BF16, 128, 64, 64, 4): async+load_0_0_0_tiles")
+    with pytest.raises(Unsupported, match="do not compute page"):
+        choose(replace(asked, k_lengths=False), "sm_80", given=forward)

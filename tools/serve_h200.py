@@ -1,0 +1,327 @@
+"""Checks the decode kernels on a GPU and races them with peers and with a plain read of the cache.
+
+    PYTHONPATH=src python tools/serve_h200.py -o FILE [--fa3 FILE.py] [--config TEXT …] [--only …]
+
+Set `decode` runs the cases of servers and the quick ones (as many as the budget allows, and it is
+said how many). Then one query token (and a few) on caches of many lengths are raced with the
+protocol of measure/: K and V contiguous, with lengths in memory, and in pages of 16, beside cuDNN
+and FlashAttention-2 of torch, FlashAttention-3 (`--fa3`: a file with `load` and `decode`), and a
+kernel that reads as many bytes and computes nothing. Records are appended to FILE; the table comes
+last: microseconds, and in brackets the share of the plain read's rate.
+
+`--sweep` races variants of one configuration instead: rings, CTAs, slices, warps, persistence.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import struct
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from flashsmith.base.errors import FlashsmithError
+from flashsmith.bench.peers import contenders_of, find_peers
+from flashsmith.check.cases import quick_cases, serving_cases
+from flashsmith.check.survey import check_one, compile_jobs
+from flashsmith.compile.compiler import compile_many, compile_text
+from flashsmith.compile.nvrtc.library import find_nvrtc
+from flashsmith.kernels import get_kernel_configs, parse_config
+from flashsmith.kernels.arguments import TensorArg
+from flashsmith.kernels.launch import LaunchGeometry
+from flashsmith.measure.environment import environment_of, timed_device
+from flashsmith.measure.interleaved import Contender, compare
+from flashsmith.measure.record import append_records, records_of
+from flashsmith.problem.attention import AttentionProblem
+from flashsmith.problem.cost import cost_of
+from flashsmith.problem.text import problem_text
+from flashsmith.runtime.devices import default_device
+from flashsmith.runtime.run import prepare
+from flashsmith.tuner.choose.choice import choose
+
+PAGE = 16
+READ = "plain read"
+# Batch, cached tokens, query tokens; 32 query heads on 8 of K and V, d 128.
+SHAPES = (
+    (1, 8192, 1),
+    (1, 65536, 1),
+    (4, 65536, 1),
+    (8, 8192, 1),
+    (32, 8192, 1),
+    (64, 4096, 1),
+    (256, 1024, 1),
+    (8, 8192, 4),
+    (1, 131072, 1),
+)
+# Query heads, KV heads: the same cache under other groups.
+GROUPS = ((8, 8), (64, 8), (128, 8))
+SWEPT = ((1, 8192, 1), (1, 65536, 1), (8, 8192, 1), (32, 8192, 1), (256, 1024, 1))
+VARIANTS = (
+    "decode(BF16, 128, 16, 16, 4): slice_512+stages_3+ctas_2",
+    "decode(BF16, 128, 16, 16, 4): slice_512+stages_3+ctas_2+persistent",
+    "decode(BF16, 128, 16, 16, 4): slice_512+stages_2+ctas_3",
+    "decode(BF16, 128, 16, 16, 4): slice_512+stages_6+ctas_1",
+    "decode(BF16, 128, 16, 16, 4): slice_512+stages_6+ctas_1+persistent",
+    "decode(BF16, 128, 16, 32, 4): slice_512+stages_3+ctas_1",
+    "decode(BF16, 128, 16, 16, 8): slice_512+stages_3+ctas_1",
+    "decode(BF16, 128, 16, 16, 2): slice_512+stages_4+ctas_3",
+    "decode(BF16, 128, 16, 16, 4): slice_256+stages_3+ctas_2",
+    "decode(BF16, 128, 16, 16, 4): slice_1024+stages_3+ctas_2",
+)
+READ_THREADS, READ_CTAS = 256, 16  # CTAs an SM
+READ_KERNEL = """
+extern "C" __global__ void __launch_bounds__(256) read_all(
+    const uint4* src, unsigned long long count, unsigned* dst) {
+    const unsigned long long step = 1ull * gridDim.x * blockDim.x;
+    unsigned sum = 0;
+    unsigned long long i = 1ull * blockIdx.x * blockDim.x + threadIdx.x;
+    for (; i + 7 * step < count; i += 8 * step) {
+        uint4 x[8];
+        #pragma unroll
+        for (int j = 0; j < 8; ++j) {
+            asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+                : "=r"(x[j].x), "=r"(x[j].y), "=r"(x[j].z), "=r"(x[j].w) : "l"(src + i + j * step));
+        }
+        #pragma unroll
+        for (int j = 0; j < 8; ++j) sum ^= x[j].x ^ x[j].y ^ x[j].z ^ x[j].w;
+    }
+    for (; i < count; i += step) sum ^= src[i].x ^ src[i].y ^ src[i].z ^ src[i].w;
+    if (sum == 0x12345678u) *dst = sum;
+}
+"""
+
+
+def check(device, deadline: float) -> tuple[int, int, int]:
+    """How many of the set's cases are right, wrong, and not run in time."""
+    configs = get_kernel_configs("decode")
+    work = [
+        (c, case) for cases in (serving_cases, quick_cases) for c in configs for case in cases(c)
+    ]
+    compile_many(compile_jobs(device, work))
+    right = wrong = 0
+    for done, (config, case) in enumerate(work):
+        if time.monotonic() > deadline:
+            return right, wrong, len(work) - done
+        found = check_one(device, config, case)
+        if found.refusal or found.wrong:
+            wrong += 1
+            print(f"WRONG {config} | {case.name} | {found.refusal or found.verdict}", flush=True)
+        right += not (found.refusal or found.wrong)
+    return right, wrong, 0
+
+
+@dataclass
+class Cache:
+    """The tensors of one problem: contiguous, and the same rows in pages of any order."""
+
+    problem: AttentionProblem
+
+    def __post_init__(self) -> None:
+        p = self.problem
+        torch.manual_seed(0)
+        self.q = torch.randn(p.batch, p.q_len, p.heads, p.d_head, device="cuda").bfloat16()
+        pool = torch.randn(2, p.batch * p.k_len, p.kv_heads, p.d_head, device="cuda").bfloat16()
+        self.pool = pool  # K behind V: the plain read takes both
+        self.k, self.v = (one.view(p.batch, p.k_len, p.kv_heads, p.d_head) for one in pool)
+        pages = p.batch * p.k_len // PAGE
+        order = torch.randperm(pages, device="cuda")
+        shape = (pages, PAGE, p.kv_heads, p.d_head)
+        self.table = order.int().view(p.batch, p.k_len // PAGE).contiguous()
+        self.k_pages = self.k.view(shape)[torch.argsort(order)].contiguous()
+        self.v_pages = self.v.view(shape)[torch.argsort(order)].contiguous()
+        self.lengths = torch.full((p.batch,), p.k_len, device="cuda", dtype=torch.int32)
+
+    def call(self, *, paged: bool, lengths: bool) -> tuple[AttentionProblem, dict, torch.Tensor]:
+        """A problem, its tensors and the output they fill."""
+        p, out = self.problem, torch.empty_like(self.q)
+        tensors = {"q": self.q, "k": self.k, "v": self.v, "o": out}
+        if lengths:
+            p, tensors["k_lengths"] = replace(p, k_lengths=True), self.lengths
+        if paged:
+            p = replace(p, page=PAGE, pages=self.k_pages.shape[0])
+            tensors |= {"k": self.k_pages, "v": self.v_pages, "block_table": self.table}
+        args = {
+            name: TensorArg(t.data_ptr(), *(t.stride()[:3] if t.dim() == 4 else ()))
+            for name, t in tensors.items()
+        }
+        return p, args, out
+
+    def truth(self) -> torch.Tensor:
+        """The output in float32."""
+        q, k, v = (x.float().transpose(1, 2) for x in (self.q, self.k, self.v))
+        group = self.problem.group
+        found = torch.empty_like(q)
+        rows, keys = q.shape[2], k.shape[2]
+        mask = torch.ones(rows, keys, device="cuda", dtype=torch.bool).tril(keys - rows)
+        for b in range(q.shape[0]):
+            for h in range(q.shape[1]):
+                scores = q[b, h] @ k[b, h // group].T * self.problem.softmax_scale
+                scores.masked_fill_(~mask, float("-inf"))
+                found[b, h] = scores.softmax(-1) @ v[b, h // group]
+        return found.transpose(1, 2)
+
+
+def read_contender(device, cache: Cache) -> Contender:
+    """Reads K and V once and computes nothing."""
+    kernel = compile_text(READ_KERNEL, "read_all", device.arch)
+    count = cache.pool.numel() * 2 // 16
+    sink = torch.empty(1, device="cuda", dtype=torch.int32)
+    ctas = device.sm_count * READ_CTAS
+    words = (cache.pool.data_ptr(), count, sink.data_ptr())
+    params = tuple(struct.pack("<Q", word) for word in words)
+    start = device.prepare(kernel, LaunchGeometry((ctas, 1, 1), READ_THREADS, 0))(params)
+    return Contender(READ, lambda stream, kept=sink: start(stream))
+
+
+def on_stream(call: Callable[[], object]) -> Callable[[int], None]:
+    """A call of torch as a launch on the stream of a handle."""
+
+    def launch(handle: int) -> None:
+        with torch.no_grad(), torch.cuda.stream(torch.cuda.ExternalStream(handle)):
+            call()
+
+    return launch
+
+
+def fa3_contenders(fa3, cache: Cache):
+    """FlashAttention-3 with its own splits, on the contiguous cache and on pages."""
+    operators, decode = fa3
+    causal = cache.problem.causal
+    yield Contender(
+        "FA3",
+        on_stream(
+            lambda: decode(operators, cache.q, cache.k, cache.v, cache.lengths, causal=causal)
+        ),
+    )
+    yield Contender(
+        f"FA3 page {PAGE}",
+        on_stream(
+            lambda: decode(
+                *(operators, cache.q, cache.k_pages, cache.v_pages, cache.lengths),
+                page_table=cache.table,
+                causal=causal,
+            )
+        ),
+    )
+
+
+def ours(device, cache: Cache, configs, said: list[str]):
+    """Our contenders: every configuration, each way of keeping a cache; what is wrong is said."""
+    truth = cache.truth()
+    ways = {"": (False, False), " lengths": (False, True), f" page {PAGE}": (True, True)}
+    for config in configs:
+        for way, (paged, lengths) in ways.items():
+            problem, call, out = cache.call(paged=paged, lengths=lengths)
+            try:
+                prepared = prepare(device, config, problem)
+                prepared(call)
+                device.synchronize()
+            except FlashsmithError as error:
+                said.append(f"{config}{way} on {problem_text(problem)}: {error}")
+                continue
+            far = float((out.float() - truth).norm() / truth.norm())
+            if not far < 5e-3:
+                said.append(f"WRONG {config}{way} on {problem_text(problem)}: {far:.1e} off")
+            yield Contender(f"{config}{way}", lambda s, p=prepared, c=call, kept=out: p(c, s))
+
+
+def problem_of(batch: int, k_len: int, q_len: int, heads: int = 32, kv: int = 8):
+    """One shape."""
+    return AttentionProblem(batch, heads, kv, q_len, k_len, 128, causal=q_len > 1)
+
+
+def race(device, cache: Cache, configs, fa3, rounds: int, said: list[str]):
+    """An interleaved run of the plain read, our configurations and the peers."""
+    contenders = [read_contender(device, cache), *ours(device, cache, configs, said)]
+    if cache.problem.q_len == 1 or not cache.problem.causal:
+        peers = find_peers(["cuDNN", "FlashAttention-2 (torch)"])
+        contenders += contenders_of(device, peers, cache.problem, cache.q, cache.k, cache.v)
+    if fa3 is not None:
+        contenders += fa3_contenders(fa3, cache)
+    return compare(device, contenders, rounds=rounds, attempts=2)
+
+
+def show(table, said: list[str], names: dict[str, str]) -> None:
+    """What was found, in few lines."""
+    print("\n" + "\n".join(said))
+    for letter, config in names.items():
+        print(f"{letter}: {config}")
+    for problem, run, n_bytes in table:
+        read = run.timed[0].time_us.median
+        best = min((t.time_us.median for t in run.timed[1:] if is_peer(t.name)), default=0.0)
+        mine = min(t.time_us.median for t in run.timed[1:] if not is_peer(t.name))
+        cells = []
+        for timed in run.timed[1:]:
+            us, label = timed.time_us.median, timed.name
+            for letter, config in names.items():
+                label = label.replace(config, letter)
+            cells.append(f"{label} {us:.1f} ({read / us:.2f})")
+        text = f"b {problem.batch} k {problem.k_len} q {problem.q_len}"
+        text += f" h {problem.heads}:{problem.kv_heads}"
+        rate = f"{n_bytes / 1e6:.0f} MB read {read:.1f} us {n_bytes / read / 1e6:.2f} TB/s"
+        void = " VOID" if run.is_void else ""
+        print(f"{text}{void} | {rate} | best peer/ours {best / mine:.2f} | {', '.join(cells)}")
+
+
+def is_peer(name: str) -> bool:
+    """Whether a contender is not ours."""
+    return not name.startswith("decode")
+
+
+def load_fa3(path: str | None):
+    """FlashAttention-3's operators and the function that calls them, or None."""
+    if path is None:
+        return None
+    spec = importlib.util.spec_from_file_location("serving_peer", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.load("d128"), module.decode
+
+
+def main() -> None:
+    """Checks, races; the table is last."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("-o", dest="output", type=Path, required=True)
+    parser.add_argument("--fa3")
+    parser.add_argument("--config", action="append", default=[])
+    parser.add_argument("--sweep", action="store_true")
+    parser.add_argument("--budget", type=float, default=70.0, help="seconds of checking")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--only", default="check,race")
+    arguments = parser.parse_args()
+    device = timed_device(default_device("cuda"))
+    begin, said, table = time.monotonic(), [], []
+    fa3 = load_fa3(arguments.fa3)
+    if "check" in arguments.only:
+        right, wrong, left = check(device, time.monotonic() + arguments.budget)
+        said.append(f"decode: {right} right, {wrong} WRONG or refused, {left} not run in time")
+        print(f"[{time.monotonic() - begin:5.0f} s] {said[-1]}", flush=True)
+    texts = arguments.config or (VARIANTS if arguments.sweep else [])
+    named = [parse_config(text) for text in texts]
+    names = {chr(ord("A") + i): config.short_form() for i, config in enumerate(named)}
+    shapes = [problem_of(*shape) for shape in (SWEPT if arguments.sweep else SHAPES)]
+    if not arguments.sweep:
+        shapes += [problem_of(8, 8192, 1, *heads) for heads in GROUPS]
+    environment = environment_of(device, compiler=find_nvrtc().compiler)
+    for problem in shapes if "race" in arguments.only else []:
+        configs = named or [choose(problem, device.arch, gpu=device.name).config]
+        if not named and configs[0].short_form() not in names.values():
+            names[chr(ord("A") + len(names))] = configs[0].short_form()
+        cache = Cache(problem)
+        run = race(device, cache, configs, fa3, arguments.rounds, said)
+        flops = cost_of(problem).flops
+        found = records_of(run, problem, environment, suite="serve", flops=flops)
+        append_records(arguments.output, found)
+        table.append((problem, run, cache.pool.numel() * 2))
+        print(f"[{time.monotonic() - begin:5.0f} s] {problem_text(problem)}", flush=True)
+        del cache
+        torch.cuda.empty_cache()
+    show(table, said, names)
+
+
+if __name__ == "__main__":
+    main()
