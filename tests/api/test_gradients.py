@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 import flashsmith
 from flashsmith import flash_attention, flash_attention_backward
-from flashsmith.api import launches
+from flashsmith.api import host_call, launches
 from flashsmith.api.options import checked_options
 from flashsmith.base.dtypes import DType
 from flashsmith.base.errors import ArgumentError, ArgumentTypeError, Unsupported
@@ -19,7 +19,7 @@ from flashsmith.check.cases import Case, inputs_of
 from flashsmith.check.tolerance import distance, expectation_of
 from flashsmith.problem.attention import AttentionProblem
 from flashsmith.runtime.devices import default_device
-from flashsmith.torch_op import cuda_backward, fake_kernel
+from flashsmith.torch_op import cpu_backward, cuda_backward, fake_kernel
 from flashsmith.torch_op.arguments import given_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::flashsmith.FlashsmithWarning")
@@ -130,6 +130,28 @@ def test_a_cap_has_gradients(where, backend):
     q, k, v = leaves(given)
     flash_attention(q, k, v, causal=True, softcap=2.0, backend=backend).backward(given["do"])
     require_right(case, [x.grad.cpu() for x in (q, k, v)])
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_a_call_may_free_the_order_of_sums_of_its_gradients(deterministic, monkeypatch):
+    asked = []
+
+    def attend_bits(device, problem, bits, options):
+        asked.append(problem)
+        return host_call.attend_bits(device, problem, bits, options)
+
+    monkeypatch.setattr(cpu_backward, "attend_bits", attend_bits)
+    given = tensors()
+    q, k, v = leaves(given)
+    wish = {"causal": True, "backend": "emulator", "deterministic": deterministic}
+    out, choice = flash_attention(q, k, v, explain=True, **wish)
+    assert choice == flash_attention(q, k, v, causal=True, backend="emulator", explain=True)[1]
+    out.backward(given["do"])
+    require_right(CASE, [x.grad for x in (q, k, v)])
+    flash_attention_backward(*(given[name] for name in NAMES), **wish)
+    assert [problem.deterministic for problem in asked] == [deterministic] * 2
+    with pytest.raises(ArgumentTypeError, match="deterministic is 0; it must be True or False"):
+        flash_attention(q, k, v, deterministic=0)
 
 
 def by_definition(given, sinks, weights):

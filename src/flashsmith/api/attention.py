@@ -64,7 +64,8 @@ def flash_attention(
     1/sqrt(d_head) unless given. Fewer heads in k and v than in q are shared by groups
     of query heads. `config` is a kernel configuration or its short form; `backend` is "cuda",
     "emulator" or None. `facts` are the other facts of a problem that callers may give, by the
-    names of docs/configuration.md (`diagonal`: row i stands at key i + diagonal; `softcap`), and
+    names of docs/configuration.md (`diagonal`: row i stands at key i + diagonal; `softcap`;
+    `deterministic=False`: gradients may have other bits in every run, and be faster), and
 
     - `window=(left, right)`: a row sees so many keys before and behind its own position;
     - `sinks`: (heads,), a logit of each head that joins the denominator, and so the LSE;

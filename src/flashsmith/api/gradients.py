@@ -31,8 +31,8 @@ def flash_attention_backward(
     `do` is the gradient of o, `dlse` that of lse where there is one. The other arguments are those
     of the forward call; `config` is a configuration of backward kernels or its short form. With
     fewer heads in k and v than in q, dk and dv are summed over the query heads of a group. The same
-    bits come out every time, unless `config` says `unordered`. With `explain`, a `Choice` is the
-    last item.
+    bits come out every time, unless `deterministic=False` or `config` allows sums in any order.
+    With `explain`, a `Choice` is the last item.
     """
     options = checked_options(
         causal=causal, scale=scale, layout=layout, config=config, backend=backend, **facts

@@ -45,7 +45,7 @@ def problem_of(
         k_len=k_len,
         d_head=d_head,
         dtype=dtype,
-        **options.given(),
+        **{**options.given(), "deterministic": True},  # as every forward pass is
     )
     _require_one_device(q, *tables.values())
     pool = (bshd[1].shape[0], bshd[1].shape[1]) if table is not None else (0, 0)
@@ -78,7 +78,8 @@ def gradient_problem_of(views: Mapping[str, ArrayView], options: CallOptions) ->
                 f"{view.name} has shape {view.shape}; it must be {wanted}: (batch, heads, queries)."
             )
     _require_one_device(q, *(view for name, view in views.items() if name != "q"))
-    return replace(forward, operation="backward", dlse="dlse" in views)
+    free = {"deterministic": options.fact("deterministic")}
+    return replace(forward, operation="backward", dlse="dlse" in views, **free)
 
 
 def require_out_fits(out: ArrayView, inputs: Sequence[ArrayView]) -> None:

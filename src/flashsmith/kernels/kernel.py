@@ -80,6 +80,11 @@ class KernelConfig(Knobs):
         del problem
         return ""
 
+    @property
+    def repeats_bits(self) -> bool:
+        """Whether the same inputs give the same bits every time."""
+        return True
+
     @abstractmethod
     def plan(self, problem: AttentionProblem, sm_count: int) -> Plan:
         """The launches of this configuration on a problem that it computes."""

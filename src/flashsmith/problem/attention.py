@@ -161,6 +161,12 @@ class AttentionProblem:
         call="batch_invariant",
         option="--batch-invariant",
     )
+    deterministic: bool = fact(
+        bool,
+        "backward: the same bits every time; without it sums may be taken in any order",
+        absent=True,
+        call="deterministic",
+    )
 
     def __post_init__(self) -> None:
         for name, what in FACTS.items():

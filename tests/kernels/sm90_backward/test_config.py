@@ -15,6 +15,7 @@ from flashsmith.kernels.sm90_backward.parts import Sm90TilesConfig
 from flashsmith.problem.attention import AttentionProblem
 from flashsmith.problem.needs import Needs
 from flashsmith.tuner.choose.choice import choose
+from flashsmith.tuner.choose.measured import MeasuredConfig, MeasuredTable
 
 ALL = "turns+fold+early_dv+late_fences"
 BASE = parse_config(f"hopper_bwd(BF16, 128): ds_3+{ALL}")
@@ -122,3 +123,28 @@ def test_an_empty_length_is_left_to_the_other_kernels():
         assert choose(replace(PROBLEM, **lengths), "sm_90a").config.NAME == "sm80_backward"
         with pytest.raises(Unsupported, match="empty; use a configuration of `bwd`"):
             plan(BASE, replace(PROBLEM, **lengths), sm_count=4)
+
+
+class OneWinner(MeasuredTable):
+    """What was measured, whatever the GPU is called."""
+
+    def of_gpu(self, gpu):
+        return self.read()
+
+
+@pytest.mark.parametrize("d_head", [64, 128])
+def test_any_order_is_chosen_only_where_it_is_allowed(d_head):
+    problem = replace(PROBLEM, d_head=d_head)
+    winner = resolve_key("hopper-bwd")[4 if d_head == 64 else 10]
+    assert winner.unordered
+    assert winner.d_head == d_head
+    measured = MeasuredConfig(problem, winner.short_form(), 1.0)
+    for tables in ([], [OneWinner("measured", lambda: [measured])]):
+        chosen = choose(problem, "sm_90a", gpu="x", measurements=tables)
+        assert chosen.config.repeats_bits
+        said = [item.reason for item in chosen.rejected if item.what == winner.short_form()]
+        assert all("only deterministic=False allows that" in reason for reason in said)
+        assert bool(said) == bool(tables)
+        free = choose(replace(problem, deterministic=False), "sm_90a", gpu="x", measurements=tables)
+        assert free.config.unordered
+    assert not choose(replace(problem, deterministic=False), "sm_80").config.refusal()

@@ -81,6 +81,11 @@ class Sm90BackwardConfig(Sm90BackwardPart):
         return (self.rows, self.tiles, self.convert)
 
     @property
+    def repeats_bits(self) -> bool:
+        """Sums into dQ have an order, unless they are taken in any."""
+        return not self.unordered
+
+    @property
     def tile_q(self) -> int:
         """Query rows of one step."""
         return self.tiles.tile_q

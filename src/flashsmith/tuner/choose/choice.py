@@ -135,6 +135,8 @@ class _Question:
         """Why `config` cannot be the answer, or an empty text."""
         if config in self.unusable:
             return self.unusable[config]
+        if self.problem.deterministic and not config.repeats_bits:
+            return "it has other bits in every run; only deterministic=False allows that"
         try:
             require_computable(config, self.problem)
             config.require_buildable(self.arch)
