@@ -16,6 +16,7 @@ from flashsmith.kernels import (
 )
 
 if TYPE_CHECKING:
+    from flashsmith.api.ahead.warmup import Warmed, warmup
     from flashsmith.api.attention import flash_attention
     from flashsmith.api.dropins import (
         flash_attn_func,
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from flashsmith.api.gradients import flash_attention_backward
     from flashsmith.api.kv_cache import flash_attn_with_kvcache
     from flashsmith.api.notices import FlashsmithWarning
-    from flashsmith.api.warmup import Warmed, warmup
     from flashsmith.problem.attention import AttentionProblem
     from flashsmith.tuner.choose.choice import Choice, choose
     from flashsmith.tuner.run.machines import Machines
@@ -40,7 +40,7 @@ _LAZY = {
     "FlashsmithWarning": "flashsmith.api.notices",
     "Machines": "flashsmith.tuner.run.machines",
     "Tuned": "flashsmith.tuner.run.tune",
-    "Warmed": "flashsmith.api.warmup",
+    "Warmed": "flashsmith.api.ahead.warmup",
     "choose": "flashsmith.tuner.choose.choice",
     "flash_attention": "flashsmith.api.attention",
     "flash_attention_backward": "flashsmith.api.gradients",
@@ -49,7 +49,7 @@ _LAZY = {
     "flash_attn_with_kvcache": "flashsmith.api.kv_cache",
     "scaled_dot_product_attention": "flashsmith.api.dropins",
     "tune": "flashsmith.tuner.run.tune",
-    "warmup": "flashsmith.api.warmup",
+    "warmup": "flashsmith.api.ahead.warmup",
 }
 
 __all__ = [

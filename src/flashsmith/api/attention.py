@@ -24,6 +24,7 @@ from flashsmith.api.padding import (
     scaled_by,
     widened,
 )
+from flashsmith.api.refusals import said_when_it_runs
 from flashsmith.api.scores import require_small_scores
 from flashsmith.api.tables import (
     NO_TABLES,
@@ -43,6 +44,7 @@ TorchAttend = Callable[
 ]
 
 
+@said_when_it_runs
 def flash_attention(
     q: Array,
     k: Array,

@@ -13,6 +13,7 @@ from flashsmith.api.options import (
     checked_options,
     common_options,
 )
+from flashsmith.api.refusals import said_when_it_runs
 from flashsmith.api.tables import NO_TABLES, window_sides
 from flashsmith.base.errors import ArgumentError, Unsupported
 from flashsmith.base.loose_types import Foreign
@@ -22,6 +23,7 @@ _WHOLE_WINDOW = -1
 
 
 # Arguments of type object are only accepted when neutral.
+@said_when_it_runs
 def flash_attn_func(
     q: Array,
     k: Array,
@@ -49,6 +51,7 @@ def flash_attn_func(
     return (*result, None) if return_attn_probs else result
 
 
+@said_when_it_runs
 def flash_attn_varlen_func(
     q: Array,
     k: Array,
@@ -117,6 +120,7 @@ def _flash_attn_options(
     return options
 
 
+@said_when_it_runs
 def scaled_dot_product_attention(
     query: Array,
     key: Array,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NoReturn
 
+from flashsmith.api.refusals import said_when_it_runs
 from flashsmith.base.errors import Unsupported
 
 # What each would need, and what to do instead.
@@ -36,7 +37,7 @@ def _refusal(name: str, what: str, advice: str) -> Callable[..., NoReturn]:
 
     refuse.__name__ = refuse.__qualname__ = name
     refuse.__doc__ = f"flash-attn's `{name}`: refused, flashsmith does not support {what} yet."
-    return refuse
+    return said_when_it_runs(refuse)
 
 
 REFUSED = {name: _refusal(name, *why) for name, why in _MISSING.items()}

@@ -117,11 +117,11 @@ def _results_of(problem: AttentionProblem, made: Inputs) -> Inputs:
 def quick_cases(config: KernelConfig) -> tuple[Case, ...]:
     """Three cases for every run.
 
-    Two have at least 3 key blocks, a ragged tail and an odd number of heads. The third is small and
-    needs no further kernel: two sequences, rows that see no key, one key in the last block, scores
-    far beyond exp's range.
+    Two have at least 3 key blocks, a ragged tail and an odd number of heads; of the first, every
+    row sees the one key of the last block. The third is small and needs no further kernel: two
+    sequences, rows that see no key, scores far beyond exp's range.
     """
-    full = _problem(config, heads=3, q_len=config.tile_q + 9, k_len=3 * config.tile_k + 5)
+    full = _problem(config, heads=3, q_len=config.tile_q + 9, k_len=3 * config.tile_k + 1)
     causal = replace(full, kv_heads=1, causal=True, k_len=3 * config.tile_k + 11)
     rows = max(config.tile_q, config.tile_k) + 9
     masked = replace(causal, batch=2, heads=1, q_len=rows, k_len=config.tile_k + 1)

@@ -72,6 +72,12 @@ def require_computable(config: KernelConfig, problem: AttentionProblem) -> None:
                 f"{config.short_form()}: these kernels do not compute {name} "
                 f"({FACTS[name].doc}); leave it out or use another configuration."
             )
+    reason = config.depends_on_batch(problem) if problem.is_batch_invariant else ""
+    if reason:
+        raise Unsupported(
+            f"{config.short_form()}: {reason}, so bits depend on the batch; use another "
+            f"configuration, or leave batch_invariant out."
+        )
     if problem.kv_heads == 0 or problem.heads == 0:
         raise ArgumentError(
             f"heads is {problem.heads} and kv_heads is {problem.kv_heads}; both must be at least 1."

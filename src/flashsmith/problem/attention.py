@@ -154,6 +154,14 @@ class AttentionProblem:
         option="--pages",
     )
 
+    batch_invariant: bool = fact(
+        bool,
+        "a row's bits follow from its own sequence, whatever shares the batch",
+        absent=False,
+        call="batch_invariant",
+        option="--batch-invariant",
+    )
+
     def __post_init__(self) -> None:
         for name, what in FACTS.items():
             obstacle = what.obstacle(name, getattr(self, name))
@@ -250,6 +258,11 @@ class AttentionProblem:
     def group(self) -> int:
         """Query heads that share one head of K and V."""
         return self.heads // self.kv_heads if self.kv_heads else 1
+
+    @property
+    def is_batch_invariant(self) -> bool:
+        """Whether a row's bits must not depend on what shares the batch: asked for, or served."""
+        return bool(self.batch_invariant or self.sequences or self.k_lengths or self.page)
 
     @property
     def is_empty(self) -> bool:

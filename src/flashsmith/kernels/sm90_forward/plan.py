@@ -218,6 +218,8 @@ def split_tiles(
     if problem.sequences:  # how many there are is in memory
         return SplitTiles(most_tiles(problem, config.tile_q * config.cluster) * problem.heads)
     whole = SplitTiles(tiles)
+    if problem.is_batch_invariant:  # which tiles are cut, and where, follows from the batch
+        return whole
     if not config.split_last or "causal" in needs or "window_left" in needs or "narrow_d" in needs:
         return whole
     tile_blocks, rest = -(-problem.k_len // config.B_c), tiles % clusters
