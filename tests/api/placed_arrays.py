@@ -82,7 +82,7 @@ def place(bits: np.ndarray, placement: Placement, layout: str) -> Placed:
 
 
 def placed_inputs(case: Case, placement: Placement, layout: str) -> list[Placed]:
-    return [place(bits, placement, layout) for bits in inputs_of(case).values()]
+    return [place(bits, placement, layout) for bits in inputs_of(case).values() if bits.ndim == 4]
 
 
 def require_right(case: Case, layout: str, out, lse=None) -> None:

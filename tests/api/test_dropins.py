@@ -12,7 +12,7 @@ import flashsmith
 from flashsmith import flash_attn_func, scaled_dot_product_attention
 from flashsmith.base.dtypes import DType
 from flashsmith.base.errors import ArgumentError
-from flashsmith.check.cases import Case
+from flashsmith.check.cases import Case, inputs_of
 from flashsmith.problem.attention import AttentionProblem
 
 pytestmark = pytest.mark.filterwarnings("ignore::flashsmith.FlashsmithWarning")
@@ -143,3 +143,12 @@ def test_stacked_tensors_are_views_of_q_k_and_v():
     )
     with pytest.raises(ArgumentError, match=r"kv has shape .* it must be \(rows, 2, heads, d_head"):
         flashsmith.flash_attn_varlen_kvpacked_func(rows[:, 0], rows, boundaries, boundaries, 9, 9)
+
+
+def test_slopes_of_heads_serve_a_batch_of_one(monkeypatch):
+    on_emulator(monkeypatch)
+    problem = AttentionProblem(1, 3, 1, 70, 203, 64, DType.FP16, alibi=True, causal=True)
+    case = Case("slopes of heads", problem)
+    slopes = inputs_of(case)["alibi_slopes"].view(np.float32)[0]
+    out = flash_attn_func(*arrays_of(case, "bshd"), causal=True, alibi_slopes=slopes)
+    require_right(case, "bshd", out)
