@@ -58,6 +58,11 @@ class Choice:
         name = self.config.short_form() if self.config is not None else "no kernel of flashsmith"
         took = "" if self.time_us is None else f"; this call: {self.time_us:.1f} µs on the GPU"
         lines = [f"{name}: {self.reason}{took}"]
+        if self.config is not None and self.config.numeric_class:
+            lines.append(
+                f"  batch-invariant: bits follow from a row's own sequence and "
+                f"{self.config.numeric_class}"
+            )
         lines += [f"  not {item.what}: {item.reason}" for item in self.rejected]
         return "\n".join(lines)
 
