@@ -9,26 +9,26 @@ HEADS, KV_HEADS, D_HEAD = 6, 2, 64
 LENGTHS = (1, 700, 1100)  # of the request: of one kv block, one slice, three slices
 
 
-def draw(random, *shape):
-    return random.standard_normal(shape, np.float32).astype(np.float16)
+def draw(rng, *shape):
+    return rng.standard_normal(shape, np.float32).astype(np.float16)
 
 
 def batches(request, *, count, most, longest, seed):
     """Random companies of a request: arguments of a call, and at which place it stands in them."""
-    random = np.random.default_rng(seed)
+    rng = np.random.default_rng(seed)
     q, k, v = request
     for _ in range(count):
-        batch = int(random.integers(1, most + 1))
-        page = int(random.choice([1, 7, 16, 64, 256]))
-        place = int(random.integers(batch))
-        lengths = random.integers(0, longest, batch).astype(np.int32)
+        batch = int(rng.integers(1, most + 1))
+        page = int(rng.choice([1, 7, 16, 64, 256]))
+        place = int(rng.integers(batch))
+        lengths = rng.integers(0, longest, batch).astype(np.int32)
         lengths[place] = len(k)
-        widest = -(-int(lengths.max()) // page) + int(random.integers(0, 3))
+        widest = -(-int(lengths.max()) // page) + int(rng.integers(0, 3))
         pool = batch * widest + 3
-        table = random.permutation(pool)[: batch * widest].reshape(batch, widest).astype(np.int32)
-        queries = draw(random, batch, *q.shape)
+        table = rng.permutation(pool)[: batch * widest].reshape(batch, widest).astype(np.int32)
+        queries = draw(rng, batch, *q.shape)
         queries[place] = q
-        caches = [draw(random, pool, page, KV_HEADS, D_HEAD) for _ in range(2)]
+        caches = [draw(rng, pool, page, KV_HEADS, D_HEAD) for _ in range(2)]
         for cache, rows in zip(caches, (k, v), strict=True):
             for first in range(0, len(rows), page):
                 part = rows[first : first + page]
@@ -37,9 +37,9 @@ def batches(request, *, count, most, longest, seed):
 
 
 def drawn_request(length, q_len, seed=0):
-    random = np.random.default_rng(seed)
+    rng = np.random.default_rng(seed)
     rows = (length, KV_HEADS, D_HEAD)
-    return draw(random, q_len, HEADS, D_HEAD), draw(random, *rows), draw(random, *rows)
+    return draw(rng, q_len, HEADS, D_HEAD), draw(rng, *rows), draw(rng, *rows)
 
 
 def bits_in(companies, convert=np.asarray):
