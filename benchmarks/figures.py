@@ -24,6 +24,7 @@ from pages.tables import (
     between_marks,
     knob_table,
     ladder_table,
+    masks_table,
     peers_table,
     spills_table,
     winners_table,
@@ -49,6 +50,8 @@ TUNING = Path("docs/tuning.md")
 EAGER = Path("docs/eager_loading.md")
 COMPILED = ROOT / "benchmarks" / "results" / "compile"
 BACKWARD = Path("docs/kernels/sm90_backward.md")
+MASKS = Path("docs/masks_and_scores.md")
+MASKED = ROOT / "benchmarks" / "results" / "h200_masks" / "masks.jsonl"
 GRADIENTS = ROOT / "benchmarks" / "results" / "h200_backward" / "backward.jsonl"
 SPILLS = Path("docs/kernels/sm80_forward.md")
 
@@ -76,6 +79,8 @@ def pages() -> dict[Path, str]:
     made[EAGER] = between_marks(eager, "eager", knob_table(data.records, "eager_load_blocks"))
     backward = (ROOT / BACKWARD).read_text(encoding="utf-8")
     made[BACKWARD] = between_marks(backward, "backward", backward_table(read_records(GRADIENTS)))
+    masks = (ROOT / MASKS).read_text(encoding="utf-8")
+    made[MASKS] = between_marks(masks, "masks", masks_table(read_records(MASKED)))
     return made | {Path("docs/benchmarks.md"): benchmarks, TUNING: tuning(data)}
 
 

@@ -71,6 +71,38 @@ def _backward_name(record: Record) -> str:
     return "wgmma, free sums, `red`" if "dq_red" in name else "wgmma, free sums"
 
 
+def masks_table(records: Sequence[Record]) -> str:
+    """The best configuration of each fact beside the plain kernel of its run, and the peer."""
+    runs: dict[tuple[object, ...], list[Record]] = {}
+    for record in records:
+        p = record.problem
+        if record.what["name"] != "plain":
+            facts = (p.window_left, p.causal, p.softcap, p.alibi, p.sinks)
+            runs.setdefault((p.d_head, p.q_len, facts), []).append(record)
+    lines = ["| fact | d_head | length | time, µs | of the plain rate | over FlashAttention-3 |"]
+    lines.append("|---|---:|---:|---:|---:|---:|")
+    for (d_head, length, _), found in runs.items():
+        ours = [r for r in found if looks_like_config(str(r.what["name"]))]
+        peers = [r.result["median_us"] for r in found if r not in ours]
+        best = min(ours, key=lambda r: r.result["median_us"])
+        over = f"{peers[0] / best.result['median_us']:.2f}" if peers else ""
+        share = best.result["share_of_the_plain_rate"]
+        us = best.result["median_us"]
+        what = _facts_text(best.problem)
+        lines.append(f"| {what} | {d_head} | {length:,} | {us:,.0f} | {share:.2f} | {over} |")
+    return "\n".join(lines)
+
+
+def _facts_text(problem: AttentionProblem) -> str:
+    found = ["causal" if problem.causal else "full"]
+    if problem.window_left is not None:
+        found.append(f"window {problem.window_left:,}")
+    if problem.softcap is not None:
+        found.append(f"softcap {problem.softcap:g}")
+    found += [name for name in ("alibi", "sinks") if getattr(problem, name)]
+    return ", ".join(found)
+
+
 def winners_table(tuned: Sequence[Winner]) -> str:
     """The rate of the tuner's winner, by width, mask and length."""
     shapes = sorted({(w.problem.d_head, w.problem.causal) for w in tuned})

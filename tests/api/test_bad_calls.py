@@ -302,21 +302,41 @@ BAD_CALLS = {
         "dropout_p is 0.1; flashsmith does not support dropout yet; pass 0.0.",
     ),
     "flash_attn_func with a window": (
-        lambda: flash_attn_func(array(), array(), array(), window_size=(128, 0)),
-        Unsupported,
-        "window_size is (128, 0); flashsmith does not support a sliding window yet; pass (-1, -1), "
-        "or causal=True for all keys to the left.",
+        lambda: flash_attn_func(array(), array(), array(), window_size=128),
+        ArgumentTypeError,
+        "window_size is 128; it must be a pair, keys to the left and keys to the right; -1 or None "
+        "for all.",
     ),
     "flash_attn_func with softcap": (
-        lambda: flash_attn_func(array(), array(), array(), softcap=30.0),
-        Unsupported,
-        "softcap is 30.0; flashsmith does not support capping of scores yet; pass 0.0.",
+        lambda: flash_attn_func(array(), array(), array(), softcap=-30.0),
+        ArgumentError,
+        "softcap is -30; it must be a finite number above 0 or None.",
     ),
     "flash_attn_func with ALiBi": (
-        lambda: flash_attn_func(array(), array(), array(), alibi_slopes=np.ones(3)),
-        Unsupported,
-        "alibi_slopes is given; flashsmith does not support a bias of scores yet; use torch's "
-        "flex_attention for ALiBi.",
+        lambda: flash_attn_func(array(), array(), array(), alibi_slopes=np.ones(77)),
+        ArgumentError,
+        "alibi_slopes has shape (2, 77); it must be (2, 3): (batch, heads).",
+    ),
+    "a window of one number": (
+        lambda: call(window=5),
+        ArgumentTypeError,
+        "window is 5; it must be a pair, keys to the left and keys to the right; -1 or None for "
+        "all.",
+    ),
+    "a window that begins behind its row": (
+        lambda: call(window=(-3, 0)),
+        ArgumentError,
+        "window_left is -3; it must be an integer of at least 0 or None.",
+    ),
+    "sinks of another number of heads": (
+        lambda: call(sinks=np.ones(7, np.float32)),
+        ArgumentError,
+        "sinks has shape (7,); it must be (3,): (heads).",
+    ),
+    "sinks that are integers": (
+        lambda: call(sinks=np.ones(3, np.int32)),
+        ArgumentTypeError,
+        "sinks is int32; it must be float32.",
     ),
     "flash_attn_func with a negative scale": (
         lambda: flash_attn_func(array(), array(), array(), softmax_scale=-1.0),

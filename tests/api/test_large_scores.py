@@ -16,7 +16,10 @@ CONFIGS = [c for key in ("prog", "hopper-prog") for c in get_kernel_configs(key)
 
 
 def one_hot(config, largest):
-    """Q and K whose scores reach `largest` in every row, and the row of V that each must give."""
+    """Q, K and V, the scale by which scores reach `largest`, and what rows must be, by number.
+
+    Of a row whose two largest scores lie near each other, float32 cannot tell how near.
+    """
     rng = np.random.default_rng(23)
     q, k, v = (rng.normal(size=(1, 130, 1, config.d_head)) for _ in range(3))
     q, k, v = (
@@ -24,7 +27,10 @@ def one_hot(config, largest):
     )
     scores = np.einsum("bqhd,bkhd->bhqk", q.astype(np.float64), k.astype(np.float64))
     scale = largest / np.abs(scores).max()
-    return q, k, v, float(scale), v[0, scores[0, 0].argmax(-1), 0]
+    second, first = np.sort(scores[0, 0] * scale)[:, -2:].T
+    rows = np.flatnonzero(first - second > 20 + 1e-6 * largest)
+    assert rows.size > 100
+    return q, k, v, float(scale), {n: v[0, scores[0, 0, n].argmax(), 0] for n in rows}
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda c: c.short_form())
@@ -34,7 +40,8 @@ def test_scores_up_to_the_limit_are_right(config, largest):
     arrays = [x.astype(np.float16) for x in (q, k, v)]
     config = config.replace(dtype=DType.FP16)
     found = flash_attention(*arrays, scale=scale, config=config, backend="emulator")
-    np.testing.assert_allclose(found[0, :, 0].astype(np.float32), expected, rtol=2e-3, atol=2e-3)
+    rows = found[0, list(expected), 0].astype(np.float32)
+    np.testing.assert_allclose(rows, list(expected.values()), rtol=2e-3, atol=2e-3)
 
 
 @pytest.fixture
@@ -56,7 +63,7 @@ def arrays(size=1.0):
 
 def test_a_call_that_is_checked_refuses_scores_beyond_the_limit(check):
     check("1")
-    with pytest.raises(ArgumentError, match=r"scores may reach 8e\+09 .* right up to 1e\+08"):
+    with pytest.raises(ArgumentError, match=r"scores may reach .*e\+09 .* right up to 1e\+08"):
         flash_attention(*arrays(), scale=1e8, backend="emulator")
     out = flash_attention(*arrays(), scale=1e5, backend="emulator")
     assert np.isfinite(out.astype(np.float32)).all()

@@ -135,6 +135,36 @@ def test_what_is_refused_under_torch_compile_is_said_first(call, fullgraph):
         compiled(q[0].half(), q[0].half(), q[0].half())
 
 
+HALF = torch.zeros(1, 8, 2, 64, dtype=torch.float16)
+REFUSALS = {
+    "flag": (flash_attention, {"causal": 3}, r"^causal is 3; it must be True or False"),
+    "layout": (flash_attention, {"layout": "x"}, r"^layout is 'x'; it must be"),
+    "unknown": (flash_attention, {"cusal": True}, r"^'cusal' is not .*; did you mean 'causal'\?"),
+    "scale": (flash_attention, {"scale": -1.0, "return_lse": True}, r"^scale is -1; it must be"),
+    "config": (flash_attention, {"config": 3, "explain": True}, r"^config is of type int"),
+    "dropout": (flash_attn_func, {"dropout_p": 0.5, "return_attn_probs": True}, r"^dropout_p is"),
+    "mask": (scaled_dot_product_attention, {"attn_mask": HALF}, r"^attn_mask is given; flashsmith"),
+    "name": (flash_attn_names.REFUSED["flash_attn_qkvpacked_func"], {}, r"^flash_attn_qkvpacked"),
+}
+
+
+@pytest.mark.parametrize("refusal", REFUSALS)
+def test_a_whole_graph_says_what_a_plain_call_says(refusal):
+    """And nothing before it: torch's own page about tracing is not about the caller's mistake."""
+    function, given, said = REFUSALS[refusal]
+
+    def call(q):
+        found = function(q, q, q, **given)
+        return [t + 1 for t in found if t is not None] if isinstance(found, tuple) else found + 1
+
+    kinds = (ArgumentError, ArgumentTypeError, Unsupported)
+    torch._dynamo.reset()
+    with pytest.raises(kinds, match=said):
+        call(HALF)
+    with pytest.raises(kinds, match=said):
+        torch.compile(call, fullgraph=True, backend="aot_eager")(HALF)
+
+
 def test_a_compiled_call_is_not_compiled_again_because_it_was_the_first(monkeypatch):
     monkeypatch.setattr(attention, "_torch_attend", None)  # as in a process that begins
     settings.checks_calls()

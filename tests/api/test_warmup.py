@@ -8,9 +8,10 @@ import pytest
 from standin_gpus import plug_in
 
 import flashsmith
-from flashsmith.api import launches, substitutes, warmup
+from flashsmith.api import launches
+from flashsmith.api.ahead import substitutes, warmup
+from flashsmith.api.ahead.model_shapes import model_problems
 from flashsmith.api.array_view import ArrayView, compact
-from flashsmith.api.model_shapes import model_problems
 from flashsmith.api.options import checked_options
 from flashsmith.base.dtypes import DType
 from flashsmith.base.errors import ArgumentError, ArgumentTypeError, DamagedFile, Unsupported

@@ -23,6 +23,7 @@ def test_quick_cases_have_three_key_blocks_a_ragged_tail_and_odd_heads(config):
         assert problem.q_len % config.tile_q
         assert problem.heads % 2 == 1
         assert (problem.dtype, problem.d_head) == (config.dtype, config.d_head)
+    assert cases[0].problem.k_len % config.tile_k == 1
     assert cases[1].problem.heads > cases[1].problem.kv_heads
 
 

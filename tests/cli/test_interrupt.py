@@ -19,7 +19,20 @@ VERBS = {
     "compile": ("compile", "hopper", "--workers", "2"),
     "verify": ("verify", "prog", "--device", "emulator", "--cases", "full", "--workers", "2"),
     "tune": ("tune", "64,32", "--device", "emulator", "--arch", "sm_80"),
+    "build": ("build", "bundle", "tune", "-o", "tune.bundle", "--workers", "2"),
+    "warmup": ("build", "warmup", "--heads", "8", "--d-head", "128", "--gpu", "NVIDIA H200"),
+    "bench": (
+        *("bench", "prog", "--dtype", "fp16", "--numbers"),
+        *("--suite", "small.toml", "--peer", "none.py:none"),
+    ),
 }
+IN_ONE_PROCESS = ("compile", "build", "warmup", "bench")
+SUITE = "about = 'for a while'\n" + "".join(
+    f"[[shape]]\nname = '{length}'\nbatch = 1\nheads = 8\nkv_heads = 8\nlength = {length}\n"
+    "d_head = 128\nmask = 'full'\n"
+    for length in range(500, 520)
+)
+PEER = "def none(problem, q, k, v):\n    return lambda: q\n"
 
 
 def start(arguments, folder):
@@ -27,6 +40,7 @@ def start(arguments, folder):
     places = {
         "FLASHSMITH_CACHE_DIR": str(folder / "cache"),
         "FLASHSMITH_RESULTS": str(folder / "r.sqlite"),
+        "FLASHSMITH_DEVICE": "emulator",
     }
     return subprocess.Popen(
         [sys.executable, "-m", "flashsmith", *arguments],
@@ -70,10 +84,12 @@ def kept_kernels(folder):
 @pytest.mark.parametrize("to_all", [False, True], ids=["one process", "as a terminal does"])
 @pytest.mark.parametrize("verb", VERBS)
 def test_ctrl_c_ends_a_verb_soon(request, tmp_path, verb, to_all):
+    (tmp_path / "small.toml").write_text(SUITE)
+    (tmp_path / "none.py").write_text(PEER)
     process = start(VERBS[verb], tmp_path)
     request.addfinalizer(process.kill)
     wait_until(lambda: len(kept_kernels(tmp_path)) >= 2, process)
-    if verb != "compile":  # workers are at work by then
+    if verb not in IN_ONE_PROCESS:  # workers are at work by then
         wait_until(lambda: len(members(process.pid)) >= 2, process)
     kept = kept_kernels(tmp_path)
     began = time.monotonic()
@@ -87,6 +103,8 @@ def test_ctrl_c_ends_a_verb_soon(request, tmp_path, verb, to_all):
     assert told.endswith("\nflashsmith: interrupted; what was finished is kept.\n")
     assert "Traceback" not in told
     assert set(kept) <= set(kept_kernels(tmp_path))
+    assert not list(tmp_path.glob("*.bundle"))  # written whole or not at all
+    assert not list(tmp_path.glob(".*.bundle*"))
     wait_until_gone(process.pid)
     if verb == "tune":
         store = tmp_path / "r.sqlite"

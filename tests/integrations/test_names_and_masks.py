@@ -31,6 +31,13 @@ def chunked_overlay(_):
     return inner_mask
 
 
+def sliding_window_overlay(_):
+    def inner_mask(batch, head, q, k):
+        return True
+
+    return inner_mask
+
+
 def and_masks(*functions):
     def and_mask(batch, head, q, k):
         return all(function(batch, head, q, k) for function in functions)
@@ -112,7 +119,7 @@ def test_the_advice_names_no_implementation_that_the_model_refuses(transformers,
         transformers.model._supports_sdpa = supports
         transformers.model()
         with pytest.raises(Unsupported, match=f'use attn_implementation="{name}"'):
-            integration.attention_forward(layer, q, q, q, None, softcap=3.0)
+            integration.attention_forward(layer, q, q, q, None, position_bias=q)
 
 
 PLAIN = {"q_length": 9, "kv_length": 9, "mask_function": causal, "allow_is_causal_skip": True}
@@ -151,3 +158,12 @@ def test_a_plain_prefill_needs_no_mask(transformers):
     positions = torch.arange(9)
     older = {k: v for k, v in PLAIN.items() if k != "q_length"} | {"cache_position": positions}
     assert mask_causes.is_plain_prefill(older, causal)
+
+
+def test_a_window_over_a_plain_prefill_needs_no_mask(transformers):
+    integration.register()
+    windowed = PLAIN | {"local_size": 4}
+    made_of = and_masks(sliding_window_overlay(4), causal)
+    assert transformers.masks["flashsmith"](**(windowed | {"mask_function": made_of})) is None
+    for other in (causal, and_masks(chunked_overlay(4), causal)):
+        assert transformers.masks["flashsmith"](**(windowed | {"mask_function": other})) is not None

@@ -70,8 +70,6 @@ def test_the_scale_of_the_model_is_used():
     [
         ("attention_mask", torch.ones(2, 1, 70, 70), "mask of shape .* the caller passed whole"),
         ("dropout", 0.1, "attention dropout is 0.1"),
-        ("softcap", 30.0, "softcap is given; flashsmith does not do capping of scores"),
-        ("s_aux", torch.ones(6), "s_aux is given; flashsmith does not do attention sinks"),
         ("position_bias", torch.ones(1), "position_bias is given"),
         ("cu_seq_lens_q", torch.ones(3), "flashsmith does not do packed sequences"),
         ("cache", object(), "flashsmith does not do a paged cache"),
@@ -82,6 +80,82 @@ def test_what_would_change_the_result_is_refused_by_name(argument, value, says):
     with pytest.raises(Unsupported, match=says) as caught:
         integration.attention_forward(torch.nn.Module(), *tensors(), **arguments)
     assert str(caught.value).endswith('use attn_implementation="sdpa".')
+
+
+def reference(q, k, v, *, softcap=None, s_aux=None, sliding_window=None):
+    """Causal attention as eager models compute it, in the type of the tensors."""
+    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
+    scores = q @ k.transpose(2, 3) * q.shape[-1] ** -0.5
+    if softcap:
+        scores = softcap * torch.tanh(scores / softcap)
+    rows, keys = torch.arange(q.shape[2])[:, None], torch.arange(k.shape[2])[None]
+    hidden = keys > rows
+    if sliding_window:
+        hidden = hidden | (keys <= rows - sliding_window)
+    scores = scores.masked_fill(hidden, float("-inf"))
+    if s_aux is not None:
+        sinks = s_aux.to(scores.dtype).reshape(1, -1, 1, 1).expand(q.shape[0], -1, q.shape[2], 1)
+        scores = torch.cat([scores, sinks], dim=-1)
+    return scores.softmax(-1)[..., : k.shape[2]] @ v
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"softcap": 3.0},
+        {"s_aux": torch.linspace(-1, 2, 6).bfloat16()},
+        {"sliding_window": 17},
+        {"softcap": 5.0, "sliding_window": 30, "s_aux": torch.linspace(-1, 2, 6)},
+    ],
+    ids=["cap", "sinks", "window", "all"],
+)
+def test_caps_sinks_and_windows_of_models_are_computed(asked):
+    q, k, v = tensors()
+    out, _ = integration.attention_forward(torch.nn.Module(), q, k, v, None, **asked)
+    truth = reference(*(x.double() for x in (q, k, v)), **asked)
+    near = (reference(q, k, v, **asked) - truth).abs().max()
+    assert (out.transpose(1, 2) - truth).abs().max() <= 2 * near
+
+
+def test_a_window_behind_a_cache_without_a_mask_is_refused():
+    q, k, v = tensors(5, 70)
+    with pytest.raises(Unsupported, match="a sliding window of 17, and 5 new tokens stand on 70"):
+        integration.attention_forward(torch.nn.Module(), q, k, v, None, sliding_window=17)
+
+
+FAMILIES = {
+    "Mistral": {"sliding_window": 40},
+    "Gemma2": {"sliding_window": 40, "query_pre_attn_scalar": 64, "head_dim": 64},
+    "GptOss": {"sliding_window": 40, "head_dim": 64, "num_local_experts": 4},
+}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("family", FAMILIES)
+def test_models_with_windows_caps_and_sinks_agree_with_eager(family):
+    transformers = pytest.importorskip("transformers", minversion="4.57")
+    integration.register()
+    config = getattr(transformers, f"{family}Config")(
+        hidden_size=384,
+        intermediate_size=256,
+        num_hidden_layers=2,
+        num_attention_heads=6,
+        num_key_value_heads=2,
+        vocab_size=500,
+        **FAMILIES[family],
+    )
+    logits = {}
+    for name, dtype in (("eager", torch.float32), ("eager", torch.bfloat16), ("flashsmith", None)):
+        torch.manual_seed(0)
+        model = transformers.AutoModelForCausalLM.from_config(
+            copy.deepcopy(config), attn_implementation=name
+        )
+        model = model.to("cuda", dtype or torch.bfloat16).eval()
+        with torch.no_grad():
+            logits[name, dtype] = model(tokens_of(333, "cuda")).logits.float()
+    truth = logits["eager", torch.float32]
+    near = (logits["eager", torch.bfloat16] - truth).abs().max()
+    assert (logits["flashsmith", None] - truth).abs().max() <= 2 * near
 
 
 def test_a_float32_model_is_told_how_to_be_loaded():

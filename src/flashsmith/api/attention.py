@@ -16,6 +16,7 @@ from flashsmith.api.options import (
     checked_options,
     common_options,
 )
+from flashsmith.api.packed import is_packed, require_boundaries, without_batch
 from flashsmith.api.padding import (
     columns_to_add,
     has_odd_width,
@@ -24,6 +25,7 @@ from flashsmith.api.padding import (
     scaled_by,
     widened,
 )
+from flashsmith.api.refusals import said_when_it_runs
 from flashsmith.api.scores import require_small_scores
 from flashsmith.api.tables import (
     NO_TABLES,
@@ -40,6 +42,7 @@ TorchAttend = Callable[
 ]
 
 
+@said_when_it_runs
 def flash_attention(
     q: Array,
     k: Array,
@@ -68,7 +71,9 @@ def flash_attention(
     - `alibi_slopes`: (heads,) or (batch, heads), scores less slope times distance;
     - `k_lengths`: (batch,) int32 on the arrays' device, how many keys each sequence has;
     - `block_table`: (batch, pages of a sequence) int32; k and v are then pools of pages, whose
-      first dimension counts pages and whose rows are those of a page.
+      first dimension counts pages and whose rows are those of a page;
+    - `cu_seqlens_q`, `cu_seqlens_k`: (sequences + 1,) int32 on the arrays' device, where sequences
+      begin that are packed one behind the other in arrays (rows, heads, d_head) or a batch of one.
 
     Returns out; (out, lse) with `return_lse`, lse being float32 (batch, heads, queries); and a
     `Choice` as the last item with `explain`.
@@ -108,7 +113,11 @@ def attend(
     """The same with checked options."""
     if settings.checks_calls():
         require_small_scores(q, k, options)
+        require_boundaries(tables, q, k, options)
         require_entries_inside(tables, k, str(options.fact("layout")))
+    if tables and is_packed(tables) and len(getattr(q, "shape", ())) == 3:
+        found = attend(q[None], k[None], v[None], options, out=out, explain=explain, tables=tables)
+        return without_batch(found, has_lse=bool(options.facts[LSE]))
     # Asked of q alone first: every call passes here.
     columns = columns_to_add(q, k, v) if has_odd_width(q) else 0
     if columns:

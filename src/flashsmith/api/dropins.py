@@ -1,4 +1,4 @@
-"""The two calls people already make, with their ecosystems' signatures, layouts and meaning."""
+"""The calls people already make, with their ecosystems' signatures, layouts and meaning."""
 
 from __future__ import annotations
 
@@ -6,7 +6,14 @@ from collections.abc import Sequence
 
 from flashsmith.api.arrays.library import Array, ArrayOrTuple
 from flashsmith.api.attention import attend
-from flashsmith.api.options import checked_fact, checked_flag, checked_options, common_options
+from flashsmith.api.options import (
+    CallOptions,
+    checked_fact,
+    checked_flag,
+    checked_options,
+    common_options,
+)
+from flashsmith.api.refusals import said_when_it_runs
 from flashsmith.api.tables import NO_TABLES, window_sides
 from flashsmith.base.errors import ArgumentError, Unsupported
 from flashsmith.base.loose_types import Foreign
@@ -16,6 +23,7 @@ _WHOLE_WINDOW = -1
 
 
 # Arguments of type object are only accepted when neutral.
+@said_when_it_runs
 def flash_attn_func(
     q: Array,
     k: Array,
@@ -35,6 +43,62 @@ def flash_attn_func(
     Both passes give the same bits every time, so `deterministic` changes nothing. Slopes of ALiBi
     are float32, (heads,) or (batch, heads); a score loses slope · |distance|, causal or not.
     """
+    tables = NO_TABLES if alibi_slopes is None else {"alibi_slopes": alibi_slopes}
+    options = _flash_attn_options(
+        dropout_p, softmax_scale, causal, window_size, softcap, deterministic, return_attn_probs
+    )
+    result = attend(q, k, v, options, tables=tables)
+    return (*result, None) if return_attn_probs else result
+
+
+@said_when_it_runs
+def flash_attn_varlen_func(
+    q: Array,
+    k: Array,
+    v: Array,
+    cu_seqlens_q: Array,
+    cu_seqlens_k: Array,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Sequence[int] = (_WHOLE_WINDOW, _WHOLE_WINDOW),
+    softcap: float = 0.0,
+    alibi_slopes: Array = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    block_table: object = None,
+) -> ArrayOrTuple:
+    """flash-attn's `flash_attn_varlen_func`: sequences packed as (rows, heads, d_head).
+
+    `cu_seqlens_q` and `cu_seqlens_k` are (sequences + 1,) int32 beside the arrays, and never read
+    by the host. The longest lengths say nothing that they do not: any number is taken. With
+    `return_attn_probs`, (out, lse, None), lse being (heads, rows).
+    """
+    del max_seqlen_q, max_seqlen_k
+    if block_table is not None:
+        raise _unsupported("block_table is given", "pages of packed keys", "pass contiguous k, v")
+    tables = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
+    if alibi_slopes is not None:
+        tables["alibi_slopes"] = alibi_slopes
+    options = _flash_attn_options(
+        dropout_p, softmax_scale, causal, window_size, softcap, deterministic, return_attn_probs
+    )
+    result = attend(q, k, v, options, tables=tables)
+    return (*result, None) if return_attn_probs else result
+
+
+def _flash_attn_options(
+    dropout_p: float,
+    softmax_scale: float | None,
+    causal: bool,
+    window_size: Sequence[int],
+    softcap: float,
+    deterministic: bool,
+    return_attn_probs: bool,
+) -> CallOptions:
+    """The options of flash-attn's functions, under their names."""
     causal = checked_flag("causal", causal)
     checked_flag("deterministic", deterministic)
     if dropout_p != 0:
@@ -53,11 +117,10 @@ def flash_attn_func(
             window_right=None if causal else right,
             softcap=None if softcap == 0 else softcap,
         )
-    tables = NO_TABLES if alibi_slopes is None else {"alibi_slopes": alibi_slopes}
-    result = attend(q, k, v, options, tables=tables)
-    return (*result, None) if return_attn_probs else result
+    return options
 
 
+@said_when_it_runs
 def scaled_dot_product_attention(
     query: Array,
     key: Array,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NoReturn
 
+from flashsmith.api.refusals import said_when_it_runs
 from flashsmith.base.errors import Unsupported
 
 # What each would need, and what to do instead.
@@ -18,17 +19,14 @@ _MISSING = {
         "tensors that hold k and v in one",
         "pass q, kv[:, :, 0] and kv[:, :, 1] to flash_attn_func: views are read in place",
     ),
-    "flash_attn_varlen_func": (
-        "packed sequences of different lengths",
-        "call flash_attn_func for each sequence, or pad them",
-    ),
     "flash_attn_varlen_qkvpacked_func": (
-        "packed sequences of different lengths",
-        "call flash_attn_func for each sequence, or pad them",
+        "tensors that hold q, k and v in one",
+        "pass qkv[:, 0], qkv[:, 1] and qkv[:, 2] to flash_attn_varlen_func: views are read in "
+        "place",
     ),
     "flash_attn_varlen_kvpacked_func": (
-        "packed sequences of different lengths",
-        "call flash_attn_func for each sequence, or pad them",
+        "tensors that hold k and v in one",
+        "pass q, kv[:, 0] and kv[:, 1] to flash_attn_varlen_func: views are read in place",
     ),
 }
 
@@ -39,7 +37,7 @@ def _refusal(name: str, what: str, advice: str) -> Callable[..., NoReturn]:
 
     refuse.__name__ = refuse.__qualname__ = name
     refuse.__doc__ = f"flash-attn's `{name}`: refused, flashsmith does not support {what} yet."
-    return refuse
+    return said_when_it_runs(refuse)
 
 
 REFUSED = {name: _refusal(name, *why) for name, why in _MISSING.items()}

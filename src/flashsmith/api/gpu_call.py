@@ -42,6 +42,10 @@ def attend(
     placed = [view for _, view in kept] + [replace(gpu.view("out", out), name="o")]
     placed += [gpu.view("lse", lse)] if problem.lse else []
     placed += table_views.values()
+    if launch.prepared.scratch_bytes:
+        words = (launch.prepared.scratch_bytes // 4,)
+        scratch = gpu.new(arrays[0], words, "float32")
+        placed.append(gpu.view(SCRATCH, scratch))
     call, stream = call_of(placed, problem.layout), gpu.stream(arrays[0])
     launch.prepared(call, stream)
     if not gpu.orders_by_stream:

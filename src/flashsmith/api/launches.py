@@ -8,11 +8,11 @@ from functools import partial
 from threading import Event
 from typing import cast
 
+from flashsmith.api.ahead.shape_log import write_shape
+from flashsmith.api.ahead.substitutes import make_behind, substitute_on
 from flashsmith.api.array_view import ALIGNED_ELEMENTS, ArrayView
 from flashsmith.api.notices import say_once
 from flashsmith.api.options import CallOptions, read_config
-from flashsmith.api.shape_log import write_shape
-from flashsmith.api.substitutes import make_behind, substitute_on
 from flashsmith.base import settings
 from flashsmith.base.errors import ArgumentError, DeviceMissing, OutOfResources, Unsupported
 from flashsmith.base.forks import call_in_forked_child

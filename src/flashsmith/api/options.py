@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from numbers import Integral, Real
 from typing import NamedTuple
 
@@ -97,9 +96,14 @@ def common_options(
 
 
 def _unknown(call_name: str) -> ArgumentTypeError:
-    near = difflib.get_close_matches(call_name, CALL_FACTS, n=1)
+    near = [name for name in CALL_FACTS if _other_letters(name, call_name) <= 2]
     hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(CALL_FACTS)}."
     return ArgumentTypeError(f"{call_name!r} is not an argument of this call; {hint}")
+
+
+def _other_letters(name: str, given: str) -> int:
+    """Letters that only one of two names has; torch.compile cannot trace difflib."""
+    return sum(abs(name.count(letter) - given.count(letter)) for letter in set(name + given))
 
 
 def checked_fact(name: str, what: Fact, value: object) -> FactValue:

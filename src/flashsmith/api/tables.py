@@ -18,6 +18,7 @@ from flashsmith.problem.signature import TABLES, TensorRole
 ArrayTables = Mapping[str, Array]  # of a call, by the names of `TABLES`
 TableViews = Mapping[str, ArrayView]
 NO_TABLES: ArrayTables = {}
+BOUNDARIES = ("cu_seqlens_q", "cu_seqlens_k")  # of packed sequences
 _UNBOUNDED = -1
 
 
@@ -54,13 +55,44 @@ def with_tables(
     """
     if not tables:
         return problem
-    asked: dict[str, object] = {TABLES[name].asked_by: True for name in tables}
+    asked: dict[str, object] = {
+        TABLES[name].asked_by: _asked(name, view) for name, view in tables.items()
+    }
+    _require_both_boundaries(tables)
     if "block_table" in tables:
         asked |= {"pages": pool[0], "page": pool[1]}
     problem = replace(problem, **asked)  # type: ignore[arg-type]  # the types of these facts
     for name, view in tables.items():
         _require_fits(TABLES[name], view, problem)
     return problem
+
+
+def _asked(name: str, view: ArrayView) -> bool | int:
+    """The value of the fact that a table stands for: packed sequences are counted."""
+    if name not in BOUNDARIES:
+        return True
+    if len(view.shape) != 1 or view.shape[0] < 2:
+        raise ArgumentError(
+            f"{name} has shape {view.shape}; it must be (sequences + 1,): where each sequence "
+            f"begins, and where the last one ends."
+        )
+    return view.shape[0] - 1
+
+
+def _require_both_boundaries(tables: TableViews) -> None:
+    given = [name for name in BOUNDARIES if name in tables]
+    if len(given) == 1:
+        missing = next(name for name in BOUNDARIES if name not in tables)
+        raise ArgumentError(
+            f"{given[0]} is given without {missing}; packed sequences need both; pass the same "
+            f"for self-attention."
+        )
+    counts = [tables[name].shape[0] for name in given]
+    if len(set(counts)) > 1:
+        raise ArgumentError(
+            f"cu_seqlens_q has {counts[0]} entries and cu_seqlens_k has {counts[1]}; they must be "
+            f"equal: one more than there are sequences."
+        )
 
 
 def pages_of_a_sequence(table: ArrayView, batch: int) -> int:

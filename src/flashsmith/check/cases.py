@@ -76,6 +76,9 @@ def drawn_table(
     shape = role.shape(problem)
     if role.name == "k_lengths":
         numbers = random.integers(0, problem.k_len + 1, shape, np.int32)
+    elif role.name in ("cu_seqlens_q", "cu_seqlens_k"):
+        length = problem.q_len if role.name == "cu_seqlens_q" else problem.k_len
+        numbers = drawn_boundaries(problem.sequences, length, random)
     elif role.name == "block_table":
         numbers = drawn_pages(problem, random)
     elif role.name == "alibi_slopes":
@@ -83,6 +86,15 @@ def drawn_table(
     else:
         numbers = random.standard_normal(shape, np.float32)
     return numbers.view(np.uint32)
+
+
+def drawn_boundaries(sequences: int, length: int, random: np.random.Generator) -> NDArray[np.int32]:
+    """Where packed sequences begin: of any length, every fourth empty, every fourth of one row."""
+    inner = np.sort(random.integers(0, length + 1, max(sequences - 1, 0)))
+    for i in range(1, len(inner), 2):
+        inner[i] = min(inner[i - 1] + i % 4 // 2, length)
+    inner = np.maximum.accumulate(inner)
+    return np.array([0, *inner, length], np.int32)
 
 
 def drawn_pages(problem: AttentionProblem, random: np.random.Generator) -> NDArray[np.int32]:
@@ -105,11 +117,11 @@ def _results_of(problem: AttentionProblem, made: Inputs) -> Inputs:
 def quick_cases(config: KernelConfig) -> tuple[Case, ...]:
     """Three cases for every run.
 
-    Two have at least 3 key blocks, a ragged tail and an odd number of heads. The third is small and
-    needs no further kernel: two sequences, rows that see no key, one key in the last block, scores
-    far beyond exp's range.
+    Two have at least 3 key blocks, a ragged tail and an odd number of heads; of the first, every
+    row sees the one key of the last block. The third is small and needs no further kernel: two
+    sequences, rows that see no key, scores far beyond exp's range.
     """
-    full = _problem(config, heads=3, q_len=config.tile_q + 9, k_len=3 * config.tile_k + 5)
+    full = _problem(config, heads=3, q_len=config.tile_q + 9, k_len=3 * config.tile_k + 1)
     causal = replace(full, kv_heads=1, causal=True, k_len=3 * config.tile_k + 11)
     rows = max(config.tile_q, config.tile_k) + 9
     masked = replace(causal, batch=2, heads=1, q_len=rows, k_len=config.tile_k + 1)
@@ -140,6 +152,23 @@ def full_cases(config: KernelConfig) -> tuple[Case, ...]:
         Case("top left", replace(causal, q_len=rows + 3, diagonal=0), gain=LARGE_LOGITS),
         Case("narrow", replace(odd, d_head=d_head // 2 + 8), placement="padded"),
         Case("half", replace(causal, d_head=d_head // 2, k_len=4 * block + 9)),
+    )
+
+
+def packed_cases(config: KernelConfig) -> tuple[Case, ...]:
+    """Sequences packed one behind the other: long and short, of one row and of none, q unlike k."""
+    rows, keys = config.tile_q, config.tile_k
+    full = _problem(config, heads=3, q_len=4 * rows + 9, k_len=5 * keys + 5)
+    full = replace(full, sequences=5)
+    causal = replace(full, kv_heads=1, causal=True)
+    short = replace(causal, heads=2, sequences=40, q_len=90, k_len=120)
+    return (
+        Case("sequences", full, placement="padded"),
+        Case("causal sequences", causal, placement="transposed"),
+        Case("short sequences", short, gain=LARGE_LOGITS),
+        Case("one sequence", replace(causal, sequences=1, lse=False), placement="padded"),
+        Case("narrow sequences", replace(full, d_head=config.d_head // 2 + 8)),
+        Case("windows of sequences", replace(causal, window_left=keys // 2)),
     )
 
 

@@ -15,7 +15,13 @@ from functools import cache
 from multiprocessing.connection import Connection, wait
 
 from flashsmith.base.errors import FlashsmithError, LaunchError, OutOfResources, Unsupported
-from flashsmith.check.cases import Case, full_cases, quick_cases, serving_cases
+from flashsmith.check.cases import (
+    Case,
+    full_cases,
+    packed_cases,
+    quick_cases,
+    serving_cases,
+)
 from flashsmith.check.verdict import Verdict, check_case
 from flashsmith.compile.compiler import CompileJob, available_cores, compile_many
 from flashsmith.kernels.kernel import KernelConfig
@@ -26,6 +32,7 @@ from flashsmith.runtime.devices import open_device
 CASES: dict[str, Callable[[KernelConfig], tuple[Case, ...]]] = {
     "quick": quick_cases,
     "full": full_cases,
+    "packed": packed_cases,
     "serving": serving_cases,
 }
 Progress = Callable[[int, int], None]

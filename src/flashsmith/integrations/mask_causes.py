@@ -11,13 +11,25 @@ Asked = dict[str, Foreign]  # what each version of transformers asks by
 
 
 def is_plain_prefill(asked: Asked, causal_mask_function: object) -> bool:
-    """Whether a mask is wanted that `is_causal` states in full: every query at its own key."""
+    """Whether a mask is wanted that `is_causal` and a window state: every query at its own key."""
     return (
         _q_length(asked) == asked["kv_length"]
         and asked.get("attention_mask") is None
-        and asked.get("local_size") is None
-        and asked.get("mask_function") is causal_mask_function
+        and _is_causal(asked, causal_mask_function)
         and bool(asked.get("allow_is_causal_skip", False))
+    )
+
+
+def _is_causal(asked: Asked, causal_mask_function: object) -> bool:
+    """Whether a row sees all keys up to its own, or those of a window."""
+    function = asked.get("mask_function")
+    if asked.get("local_size") is None:
+        return function is causal_mask_function
+    # transformers makes the function of a window from parts of these names.
+    parts = ("and_mask", "sliding_window", getattr(causal_mask_function, "__qualname__", ""))
+    names = list(_names_in(function))
+    return any("sliding_window" in name for name in names) and all(
+        any(part in name for part in parts) for name in names
     )
 
 

@@ -7,6 +7,7 @@ import functools
 from torch import Tensor
 from torch.nn import Module
 
+from flashsmith.api.attention import flash_attention
 from flashsmith.api.dropins import scaled_dot_product_attention
 from flashsmith.base.errors import ArgumentTypeError, Unsupported
 from flashsmith.base.loose_types import Foreign
@@ -19,8 +20,6 @@ INSIDE = "smith_attention"
 _OLDEST = "4.53"  # the first version whose attention masks are made by a registered function
 # Arguments of other attention functions that change the result; None and 0 are neutral.
 _REFUSED = {
-    "softcap": "capping of scores",
-    "s_aux": "attention sinks",
     "position_bias": "a bias of scores",
     "cache": "a paged cache",
     "cu_seq_lens_q": "packed sequences",
@@ -32,8 +31,8 @@ _GATE = "_check_and_adjust_attn_implementation"
 def register(name: str = NAME) -> None:
     """Lets `from_pretrained(..., attn_implementation="flashsmith")` use flashsmith's kernels.
 
-    Prefill runs causal, a single query sees every key. Masks that are not plain causal (padding,
-    sliding windows shorter than the sequence, packed sequences) are refused when the model runs.
+    Prefill runs causal, also with the model's sliding window, cap and sinks; a single query sees
+    every key. Masks that say more (padding, packed sequences) are refused when the model runs.
     """
     try:
         from transformers import AttentionInterface, AttentionMaskInterface
@@ -47,7 +46,7 @@ def register(name: str = NAME) -> None:
         # torch's rule for its own attention is ours: no mask is made where is_causal says it all.
         # While torch.compile traces, that rule always makes one; a plain prefill needs none there.
         if is_plain_prefill(asked, causal_mask_function):
-            return None
+            return None  # a window is said by the model's `sliding_window`
         made: Tensor | None = sdpa_mask(**asked)
         if made is not None:
             setattr(made, CAUSE, cause_of(asked, causal_mask_function))
@@ -128,15 +127,40 @@ def attention_forward(
     if is_causal is None:
         is_causal = bool(getattr(module, "is_causal", True))
     # A single query stands behind all keys; several begin at the first key, as in torch.
-    out = scaled_dot_product_attention(
-        query,
-        key,
-        value,
-        is_causal=query.shape[2] > 1 and is_causal,
-        scale=scaling,
-        enable_gqa=True,
-    )
+    is_causal = query.shape[2] > 1 and is_causal
+    facts = _facts_of(module, query, key, others)
+    if not facts:
+        out = scaled_dot_product_attention(
+            query, key, value, is_causal=is_causal, scale=scaling, enable_gqa=True
+        )
+    else:
+        if is_causal:
+            facts["diagonal"] = 0
+        out = flash_attention(
+            query, key, value, causal=is_causal, scale=scaling, layout="bhsd", **facts
+        )
     return out.transpose(1, 2).contiguous(), None
+
+
+def _facts_of(
+    module: Module, query: Tensor, key: Tensor, others: dict[str, Foreign]
+) -> dict[str, Foreign]:
+    """A model's cap, sinks and window, where they change something."""
+    facts: dict[str, Foreign] = {}
+    if others.get("softcap"):
+        facts["softcap"] = float(others["softcap"])
+    if others.get("s_aux") is not None:
+        facts["sinks"] = others["s_aux"]
+    window = others.get("sliding_window")
+    if window is not None and key.shape[2] > window:
+        if query.shape[2] != key.shape[2]:
+            raise Unsupported(
+                f"the model has a sliding window of {window}, and {query.shape[2]} new tokens "
+                f"stand on {key.shape[2]} keys without a mask; flashsmith takes windows where all "
+                f"tokens are new; {_instead(module)}."
+            )
+        facts["window_left"] = int(window) - 1  # a token's own key is one of the window
+    return facts
 
 
 def cause_of_mask(attention_mask: Tensor) -> str:

@@ -18,6 +18,7 @@ from flashsmith.kernels.sm90_backward.parts import (
     Sm90TilesConfig,
 )
 from flashsmith.kernels.sm90_forward.config import Sm90ForwardConfig
+from flashsmith.kernels.tile_list.config import TileListConfig
 
 # What computes an operation: a configuration of one of these makes a plan.
 CATALOGUE: tuple[type[KernelConfig], ...] = (
@@ -29,6 +30,7 @@ CATALOGUE: tuple[type[KernelConfig], ...] = (
 )
 # Single launches of such plans: compiled and profiled under names of their own.
 PARTS: tuple[type[KernelConfig], ...] = (
+    TileListConfig,
     Sm80DeltaConfig,
     Sm80KeyGradientsConfig,
     Sm80QueryGradientsConfig,

@@ -80,6 +80,11 @@ class KernelConfig(Knobs):
         """What to run where nothing was measured, best first; none: another kernel is asked."""
         return ()
 
+    def depends_on_batch(self, problem: AttentionProblem) -> str:
+        """Why a row's bits may depend on what else is in the batch; empty where they do not."""
+        del problem
+        return ""
+
     @abstractmethod
     def plan(self, problem: AttentionProblem, sm_count: int) -> Plan:
         """The launches of this configuration on a problem that it computes."""

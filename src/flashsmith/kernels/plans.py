@@ -20,7 +20,9 @@ def plan(config: KernelConfig, problem: AttentionProblem, *, sm_count: int) -> P
 
 def needs_of(config: KernelConfig, problem: AttentionProblem) -> Needs:
     """What a kernel of `config` must know of `problem` when it is compiled; raises as `plan`."""
-    return plan(config, problem, sm_count=_ANY_SM_COUNT)[0].needs
+    launches = plan(config, problem, sm_count=_ANY_SM_COUNT)
+    own = (launch.needs for launch in launches if launch.config == config)
+    return next(own, launches[0].needs)  # the list of tiles comes before the kernel itself
 
 
 def kernels_of(
@@ -70,6 +72,12 @@ def require_computable(config: KernelConfig, problem: AttentionProblem) -> None:
                 f"{config.short_form()}: these kernels do not compute {name} "
                 f"({FACTS[name].doc}); leave it out or use another configuration."
             )
+    reason = config.depends_on_batch(problem) if problem.is_batch_invariant else ""
+    if reason:
+        raise Unsupported(
+            f"{config.short_form()}: {reason}, so bits depend on the batch; use another "
+            f"configuration, or leave batch_invariant out."
+        )
     if problem.kv_heads == 0 or problem.heads == 0:
         raise ArgumentError(
             f"heads is {problem.heads} and kv_heads is {problem.kv_heads}; both must be at least 1."

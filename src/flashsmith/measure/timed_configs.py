@@ -87,6 +87,9 @@ def _table(
 ) -> NDArray[np.uint32]:
     """Lengths are the whole of what there is: that is the work that a problem's cost counts."""
     shape = role.shape(problem)
+    if problem.sequences and role.is_integer:  # equally long, as a problem's cost counts them
+        length = problem.q_len if role.name == "cu_seqlens_q" else problem.k_len
+        return np.linspace(0, length, shape[0]).astype(np.uint32)
     if role.is_integer:
         return np.full(shape, problem.k_len, np.uint32)
     return random.uniform(0.0, 0.5, shape).astype(np.float32).view(np.uint32)

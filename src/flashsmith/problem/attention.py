@@ -130,6 +130,14 @@ class AttentionProblem:
         option="--k-lengths",
         exact=True,
     )
+    sequences: int = fact(
+        int,
+        "packed one behind the other in a batch of one; where they begin is read from memory",
+        least=0,
+        absent=0,
+        option="--sequences",
+        exact=True,
+    )
     page: int = fact(
         int,
         "rows of a page of K and V, which lie where a table says; without it they are contiguous",
@@ -146,6 +154,14 @@ class AttentionProblem:
         option="--pages",
     )
 
+    batch_invariant: bool = fact(
+        bool,
+        "a row's bits follow from its own sequence, whatever shares the batch",
+        absent=False,
+        call="batch_invariant",
+        option="--batch-invariant",
+    )
+
     def __post_init__(self) -> None:
         for name, what in FACTS.items():
             obstacle = what.obstacle(name, getattr(self, name))
@@ -158,6 +174,17 @@ class AttentionProblem:
             )
         if self.sinks and not self.k_len:
             raise ArgumentError("sinks is True and k_len is 0; there is no key to share rows with.")
+        if self.sequences and self.batch != 1:
+            raise ArgumentError(
+                f"sequences is {self.sequences} and batch is {self.batch}; packed sequences are a "
+                f"batch of one; make batch 1."
+            )
+        if self.sequences and (self.k_lengths or self.page):
+            other = "k_lengths" if self.k_lengths else "page"
+            raise ArgumentError(
+                f"sequences and {other} are both given; packed sequences have lengths of their own "
+                f"and lie without gaps; leave {other} out."
+            )
         if bool(self.page) != bool(self.pages) and self.k_len:
             raise ArgumentError(
                 f"page is {self.page} and pages is {self.pages}; a pool of pages needs both, and "
@@ -200,6 +227,29 @@ class AttentionProblem:
         return Mask(q_len, k_len, self.window_left, right, alignment)
 
     @property
+    def edges(self) -> Mask:
+        """The mask counted from a sequence's own alignment, where its lengths are in memory."""
+        return Mask(self.q_len, self.k_len, self.window_left, self.mask.right, self.diagonal or 0)
+
+    @property
+    def has_own_lengths(self) -> bool:
+        """Whether lengths of sequences are read from memory."""
+        return self.sequences > 0 or self.k_lengths
+
+    @property
+    def boundaries(self) -> int:
+        """Where packed sequences begin and the last one ends: so many numbers."""
+        return self.sequences + 1
+
+    @property
+    def area(self) -> float:
+        """What masks leave of the scores of one head; packed sequences count as equally long."""
+        if not self.sequences:
+            return self.batch * self.mask.area
+        q_len, k_len = self.q_len // self.sequences, self.k_len // self.sequences
+        return self.sequences * self.mask_of(q_len, k_len).area
+
+    @property
     def table_pages(self) -> int:
         """Pages of one sequence in the table of pages."""
         return -(-self.k_len // self.page) if self.page else 0
@@ -208,6 +258,11 @@ class AttentionProblem:
     def group(self) -> int:
         """Query heads that share one head of K and V."""
         return self.heads // self.kv_heads if self.kv_heads else 1
+
+    @property
+    def is_batch_invariant(self) -> bool:
+        """Whether a row's bits must not depend on what shares the batch: asked for, or served."""
+        return bool(self.batch_invariant or self.sequences or self.k_lengths or self.page)
 
     @property
     def is_empty(self) -> bool:

@@ -44,7 +44,7 @@ def cost_of(problem: AttentionProblem) -> Cost:
     """The cost of one call."""
     p, signature = problem, signature_of(problem)
     return Cost(
-        flops=2.0 * signature.products * p.batch * p.heads * p.mask.area * p.d_head,
+        flops=2.0 * signature.products * p.heads * p.area * p.d_head,
         read_bytes=sum(_bytes(tensor, p) for tensor in signature.inputs(p)),
         written_bytes=sum(_bytes(tensor, p) for tensor in signature.outputs(p)),
     )

@@ -75,6 +75,17 @@ class Mask:
         return max(-self.q_len, min(offset, self.k_len))
 
     @property
+    def offsets(self) -> tuple[int, int]:
+        """Right and left edge from where a row stands, no further out than makes a difference.
+
+        For sequences inside this matrix that have alignments of their own.
+        """
+        most = self.q_len + self.k_len
+        right = most if self.right is None else self.alignment + self.right
+        left = -most if self.left is None else self.alignment - self.left
+        return max(-most, min(right, most)), max(-most, min(left, most))
+
+    @property
     def area(self) -> float:
         """What the mask leaves of q_len x k_len, edges as lines: an element on an edge is half."""
         right = self.k_len if self.right is None else self.alignment + self.right

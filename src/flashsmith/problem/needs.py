@@ -104,16 +104,13 @@ def exact_facts(problem: AttentionProblem) -> list[str]:
 def needs_of(problem: AttentionProblem, *, tile_q: int, tile_k: int, d_head: int) -> Needs:
     """What a kernel with these tiles must know of `problem` when it is compiled."""
     holds = {
-        "ragged_q": problem.q_len % tile_q != 0,
-        "ragged_k": problem.k_len % tile_k != 0,
+        "ragged_q": problem.q_len % tile_q != 0 or problem.sequences > 0,
+        "ragged_k": problem.k_len % tile_k != 0 or problem.has_own_lengths,
         "narrow_d": problem.d_head < d_head,
     }
     holds |= {name: getattr(problem, name) != FACTS[name].absent for name in OF_FACTS}
     # A mask that hides nothing needs no code; where lengths are in memory, that is not known.
-    bounded = problem.mask.right is not None and problem.k_lengths
-    holds["causal"] = problem.mask.hides_right or bounded
-    holds["window_left"] = problem.mask.left is not None and (
-        problem.mask.hides_left or problem.k_lengths
-    )
-    holds["ragged_k"] = holds["ragged_k"] or problem.k_lengths
+    mask, unknown = problem.mask, problem.has_own_lengths
+    holds["causal"] = mask.right is not None if unknown else mask.hides_right
+    holds["window_left"] = mask.left is not None if unknown else mask.hides_left
     return Needs(tuple(name for name, it_does in holds.items() if it_does))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -41,9 +42,28 @@ def without_pages(problem: AttentionProblem, inputs: Tables) -> tuple[AttentionP
 
 def sequences_of(problem: AttentionProblem, tables: Tables) -> Iterator[SequenceOf]:
     """Every sequence of a call; lengths that are read from memory end inside the tensor."""
+    if problem.sequences:
+        yield from _packed(problem, tables)
+        return
     for batch in range(problem.batch):
         k_len = problem.k_len
         if problem.k_lengths:
             k_len = min(max(int(tables["k_lengths"][batch]), 0), k_len)
         mask = problem.mask_of(problem.q_len, k_len)
         yield SequenceOf(batch, slice(0, problem.q_len), slice(0, k_len), mask)
+
+
+def boundaries_in(table: NDArray[Any], length: int) -> NDArray[np.int64]:
+    """Where packed sequences begin, inside a tensor of `length` rows, and none before another."""
+    return np.maximum.accumulate(np.clip(table.astype(np.int64), 0, length))
+
+
+def _packed(problem: AttentionProblem, tables: Tables) -> Iterator[SequenceOf]:
+    """Rows before the first sequence and behind the last are sequences without a key."""
+    q = boundaries_in(tables["cu_seqlens_q"], problem.q_len)
+    k = boundaries_in(tables["cu_seqlens_k"], problem.k_len)
+    rows = [slice(0, q[0]), *(slice(*of) for of in pairwise(q)), slice(q[-1], problem.q_len)]
+    keys = [slice(0, 0), *(slice(*of) for of in pairwise(k)), slice(0, 0)]
+    for own_rows, own_keys in zip(rows, keys, strict=True):
+        q_len, k_len = (int(own.stop - own.start) for own in (own_rows, own_keys))
+        yield SequenceOf(0, own_rows, own_keys, problem.mask_of(q_len, k_len))

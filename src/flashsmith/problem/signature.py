@@ -81,6 +81,8 @@ _TABLES = (
     TensorRole("sinks", of=("heads",), asked_by="sinks"),
     TensorRole("alibi_slopes", of=("batch", "heads"), asked_by="alibi"),
     TensorRole("k_lengths", of=("batch",), asked_by="k_lengths", is_integer=True),
+    TensorRole("cu_seqlens_q", of=("boundaries",), asked_by="sequences", is_integer=True),
+    TensorRole("cu_seqlens_k", of=("boundaries",), asked_by="sequences", is_integer=True),
     TensorRole("block_table", of=("batch", "table_pages"), asked_by="page", is_integer=True),
 )
 TABLES = {role.name: role for role in _TABLES}

@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from flashsmith.api.options import CALL_FACTS, CallOptions
+from flashsmith.base import errors
 from flashsmith.base.errors import Unsupported
 from flashsmith.base.loose_types import Foreign
 from flashsmith.problem.attention import FACTS
@@ -100,3 +101,8 @@ def refuse_second(ctx: Context, *gradients: Tensor | None) -> tuple[Tensor | Non
         "a gradient of a gradient was asked for; flashsmith differentiates once; use torch's "
         "scaled_dot_product_attention with its math backend for second derivatives."
     )
+
+
+def refuse_now(q: Tensor, error: str, message: str) -> Tensor:
+    """Raises what a call refused when it was traced."""
+    raise getattr(errors, error, Unsupported)(message)

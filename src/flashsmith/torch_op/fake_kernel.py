@@ -79,6 +79,11 @@ def backward(
     return empty_output(q), empty_output(k), empty_output(v)
 
 
+def refuse(q: Tensor, error: str, message: str) -> Tensor:
+    """Anything: it is never made."""
+    return torch.empty_like(q)
+
+
 def empty_output(q: Tensor) -> Tensor:
     """The output: its dimensions lie in memory in the order of q's, the last one contiguous."""
     out = torch.empty_like(q)

@@ -7,6 +7,7 @@ it does not bring, and returns an LSE without elements where none is asked for.
 from __future__ import annotations
 
 import torch
+from torch.compiler import is_compiling as is_compiling
 
 from flashsmith.torch_op import (
     autograd,
@@ -49,9 +50,15 @@ torch.library.register_autograd(
     lib=_library,
 )
 
+# What a call refuses while torch.compile traces it.
+_library.define("refuse(Tensor q, str error, str message) -> Tensor")
+_library.impl("refuse", autograd.refuse_now, "CompositeExplicitAutograd")
+torch.library.register_fake("flashsmith::refuse", fake_kernel.refuse, lib=_library)
+
 # OpOverloads: calling one skips the choice among overloads.
 forward = torch.ops.flashsmith.forward.default
 forward_lse = torch.ops.flashsmith.forward_lse.default
 forward_out = torch.ops.flashsmith.forward_out.default
 forward_with = torch.ops.flashsmith.forward_with.default
 backward = torch.ops.flashsmith.backward.default
+refuse = torch.ops.flashsmith.refuse.default

@@ -11,7 +11,11 @@ from flashsmith.compile.unit import structs
 from flashsmith.kernels import get_kernel_configs, parse_config
 from flashsmith.kernels.arguments import TensorArg
 from flashsmith.kernels.plans import needs_of
-from flashsmith.kernels.sm90_forward.arguments import COUNTER_BYTES, FIRST_FLAG
+from flashsmith.kernels.sm90_forward.arguments import (
+    COUNTER_BYTES,
+    FIRST_FLAG,
+    ForwardArguments,
+)
 from flashsmith.kernels.sm90_forward.config import Scheduler
 from flashsmith.kernels.sm90_forward.plan import (
     SplitTiles,
@@ -54,6 +58,11 @@ OFFSETS = {
     "whole_tiles": 612,
     "split_ranges": 616,
     "split_blocks": 620,
+    "left_diagonal": 624,
+    "position": 628,
+    "sinks": 632,
+    "alibi_slopes": 640,
+    "tile_list": 648,
 }
 
 
@@ -97,7 +106,7 @@ def test_the_struct_in_cpp_has_the_offsets_that_are_packed():
     asserts += f"\nstatic_assert(flashsmith::kFirstFlag == {FIRST_FLAG});"
     compile_text(
         f'{structs(type(CONFIG))}\n#include "flashsmith/sm90/slices.cuh"\n{asserts}\n'
-        f"static_assert(sizeof(flashsmith::Sm90ForwardArgs) == 640);\n"
+        f"static_assert(sizeof(flashsmith::Sm90ForwardArgs) == {ForwardArguments.n_bytes()});\n"
         f'extern "C" __global__ void facts() {{}}\n',
         "facts",
         "sm_90a",
@@ -107,7 +116,7 @@ def test_the_struct_in_cpp_has_the_offsets_that_are_packed():
 def test_every_argument_stands_at_its_offset():
     one = launch(CONFIG, PROBLEM, order=TileOrder(5, 1, 2))
     packed, _ = packed_of(one, call_of(PROBLEM))
-    assert len(packed) == 640
+    assert len(packed) == ForwardArguments.n_bytes()
     for n, name in enumerate("qkvo"):
         assert packed[OFFSETS[name]] == n + 1
     numbers = {

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from flashsmith.api.model_shapes import LENGTHS
-from flashsmith.api.warmup import warmup as warm_up
+from flashsmith.api.ahead.model_shapes import LENGTHS
+from flashsmith.api.ahead.warmup import warmup as warm_up
 from flashsmith.base.errors import ArgumentError
 from flashsmith.cli import options
 from flashsmith.cli.output import note, show

@@ -28,7 +28,7 @@ def candidates(problem: AttentionProblem, arch: Arch) -> Sequence[Sm80DecodeConf
     rows = problem.q_len * problem.group
     width = next((w for w in WIDTHS if w >= problem.d_head), None)
     fits = rows <= MOST_ROWS and problem.k_len >= LEAST_KEYS
-    if width is None or not (fits or problem.k_lengths or problem.page):
+    if width is None or problem.sequences or not (fits or problem.k_lengths or problem.page):
         return ()
     most = next((most for most in BY_WIDTH[width] if most >= rows), MOST_ROWS)
     configs = configs_for(problem.dtype, width, most)

@@ -31,3 +31,4 @@ class ForwardArguments(Arguments):
     position: int = argument("i32", "the key that row 0 stands at, from which distances count")
     sinks: int = argument("float*", "(heads,), or null")
     alibi_slopes: int = argument("float*", "(batch, heads), or null")
+    tile_list: int = argument("u64", "of sequences with lengths of their own; or 0")

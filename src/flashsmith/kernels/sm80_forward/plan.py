@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from flashsmith.base.errors import ArgumentError
 from flashsmith.kernels.kernel import KernelConfig
-from flashsmith.kernels.launch import Call, Launch, LaunchGeometry, Plan
+from flashsmith.kernels.launch import SCRATCH, Call, Launch, LaunchGeometry, Plan
 from flashsmith.kernels.sm80_forward.arguments import ForwardArguments
+from flashsmith.kernels.tile_list.plan import edges_of, list_bytes, list_launch, most_tiles
 from flashsmith.problem.attention import AttentionProblem
 from flashsmith.problem.needs import needs_of
 
@@ -23,6 +24,7 @@ class ForwardLaunch(Launch):
     def arguments(self, call: Call) -> ForwardArguments:
         """The kernel's one parameter."""
         problem = self.problem
+        edges = edges_of(problem)
         return ForwardArguments(
             q=call["q"],
             k=call["k"],
@@ -35,18 +37,22 @@ class ForwardLaunch(Launch):
             q_len=problem.q_len,
             k_len=problem.k_len,
             d_head=problem.d_head,
-            diagonal=problem.mask.diagonal,
+            diagonal=edges.right,
             scale_log2=problem.softmax_scale * LOG2_E,
-            left_diagonal=problem.mask.left_diagonal,
-            position=problem.mask.alignment if problem.alibi else 0,
+            left_diagonal=edges.left,
+            position=edges.position,
             sinks=call["sinks"].address if "sinks" in call else 0,
             alibi_slopes=call["alibi_slopes"].address if "alibi_slopes" in call else 0,
+            tile_list=call[SCRATCH].address if problem.sequences else 0,
         )
 
 
 def plan_forward(config: KernelConfig, problem: AttentionProblem) -> Plan:
     """The launch of `config` on `problem`; the order of the tiles is the kernel's business."""
-    ctas = math.ceil(problem.q_len / config.tile_q) * problem.heads * problem.batch
+    tiles = math.ceil(problem.q_len / config.tile_q) * problem.batch
+    if problem.sequences:
+        tiles = most_tiles(problem, config.tile_q)
+    ctas = tiles * problem.heads
     if ctas > MAX_GRID:
         raise ArgumentError(
             f"{config.short_form()}: the problem has {ctas:,} tiles of {config.tile_q} query "
@@ -54,4 +60,10 @@ def plan_forward(config: KernelConfig, problem: AttentionProblem) -> Plan:
         )
     needs = needs_of(problem, tile_q=config.tile_q, tile_k=config.tile_k, d_head=config.d_head)
     geometry = LaunchGeometry((ctas, 1, 1), config.threads, config.smem_bytes())
-    return (ForwardLaunch(config, problem, needs, geometry),)
+    if not problem.sequences:
+        return (ForwardLaunch(config, problem, needs, geometry),)
+    scratch = list_bytes(problem, config.tile_q)
+    return (
+        list_launch(problem, needs, tile_q=config.tile_q, tile_k=config.tile_k),
+        ForwardLaunch(config, problem, needs, geometry, scratch_bytes=scratch),
+    )

@@ -99,6 +99,10 @@ class Sm90BackwardConfig(Sm90BackwardPart):
         """Shared memory of the block that needs most."""
         return self.tiles.smem_bytes(elem_size)
 
+    def depends_on_batch(self, problem: AttentionProblem) -> str:
+        """Sums in any order differ from run to run."""
+        return "its sums are taken in any order" * self.unordered
+
     def plan(self, problem: AttentionProblem, sm_count: int) -> Plan:
         """The launches of this configuration on a problem that it computes."""
         from flashsmith.kernels.sm90_backward.plan import plan_backward

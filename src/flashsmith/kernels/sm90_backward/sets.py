@@ -11,12 +11,12 @@ from flashsmith.kernels.sm90_backward.config import Sm90BackwardConfig
 
 _ALL = "turns+fold+early_dv+late_fences"
 _STAGES = {64: 2, 128: 3}  # of dS: all that shared memory holds
-# The first two are deterministic and the rule's choices, without and with a mask.
+# The first two are the rule's choices.
 _ENDS = (
+    "sections",
+    "",
     "late_counts+sections",
     "late_counts+downwards+sections",
-    "late_counts",
-    "",
     "unordered",
     "dq_red+unordered",
 )

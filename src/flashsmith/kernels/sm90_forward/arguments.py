@@ -10,6 +10,8 @@ from flashsmith.kernels.arguments import Arguments, TensorArg, TensorMapSpec, ar
 
 COUNTER_BYTES = 16384  # tiles drawn, CTAs that are done, and a flag for each part of a tile
 FIRST_FLAG = 2  # words before the flags
+# Shared memory of kernels whose tiles come from a list, as sm90/listed.cuh lays it out.
+LISTED_BYTES, LISTED_STAGE_BYTES = 4 * 32 + 24, 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +22,8 @@ class ForwardArguments(Arguments):
     CONSTANTS: ClassVar[Mapping[str, int]] = {
         "kCounterBytes": COUNTER_BYTES,
         "kFirstFlag": FIRST_FLAG,
+        "kListedBytes": LISTED_BYTES,
+        "kListedStageBytes": LISTED_STAGE_BYTES,
     }
 
     q: TensorMapSpec = argument("TensorMap", "dimensions d_head, rows, heads, batch")
@@ -49,3 +53,4 @@ class ForwardArguments(Arguments):
     position: int = argument("i32", "the key that row 0 stands at, from which distances count")
     sinks: int = argument("float*", "(heads,), or null")
     alibi_slopes: int = argument("float*", "(batch, heads), or null")
+    tile_list: int = argument("u64", "of sequences with lengths of their own; or 0")

@@ -222,6 +222,11 @@ class Sm90ForwardConfig(KernelConfig):
         """wgmma and setmaxnreg exist on sm_90a alone."""
         return arch_name == "sm_90a"
 
+    def depends_on_batch(self, problem: AttentionProblem) -> str:
+        """The first tiles of a launch are another part of a larger one."""
+        some_ascend = self.ascending is Ascending.FIRST and problem.mask.right is not None
+        return "only the first tiles of a launch take their keys from the first on" * some_ascend
+
     def plan(self, problem: AttentionProblem, sm_count: int) -> Plan:
         """The launches of this configuration on a problem that it computes."""
         from flashsmith.kernels.sm90_forward.plan import plan_forward

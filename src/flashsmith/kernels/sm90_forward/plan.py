@@ -6,10 +6,12 @@ from dataclasses import dataclass
 
 from flashsmith.kernels.arguments import TensorArg, TensorMapSpec
 from flashsmith.kernels.kernel import KernelConfig
-from flashsmith.kernels.launch import WORKSPACE, Call, Launch, LaunchGeometry, Plan
+from flashsmith.kernels.launch import SCRATCH, WORKSPACE, Call, Launch, LaunchGeometry, Plan
 from flashsmith.kernels.sm90_forward.arguments import (
     COUNTER_BYTES,
     FIRST_FLAG,
+    LISTED_BYTES,
+    LISTED_STAGE_BYTES,
     ForwardArguments,
 )
 from flashsmith.kernels.sm90_forward.config import (
@@ -21,6 +23,7 @@ from flashsmith.kernels.sm90_forward.config import (
     Sm90ForwardConfig,
 )
 from flashsmith.kernels.sm90_forward.tile_order import UNORDERED, TileOrder, tile_order
+from flashsmith.kernels.tile_list.plan import edges_of, list_bytes, list_launch, most_tiles
 from flashsmith.problem.attention import AttentionProblem
 from flashsmith.problem.needs import Needs, needs_of
 from flashsmith.problem.signature import FORWARD, TensorRole
@@ -61,7 +64,7 @@ class ForwardLaunch(Launch):
     def arguments(self, call: Call) -> ForwardArguments:
         """The kernel's one parameter."""
         problem, config, maps = self.problem, _own(self.config), self._maps(call)
-        batch_heads = problem.batch * problem.heads
+        batch_heads, edges = problem.batch * problem.heads, edges_of(problem)
         return ForwardArguments(
             q=maps["q"],
             k=maps["k"],
@@ -75,7 +78,7 @@ class ForwardLaunch(Launch):
             q_len=problem.q_len,
             k_len=problem.k_len,
             d_head=problem.d_head,
-            diagonal=problem.mask.diagonal,
+            diagonal=edges.right,
             scale_log2=problem.softmax_scale * LOG2_E,
             batch_heads=batch_heads,
             q_tiles=_q_tiles(config, problem),
@@ -86,10 +89,11 @@ class ForwardLaunch(Launch):
             whole_tiles=self.split.whole_tiles,
             split_ranges=self.split.ranges,
             split_blocks=self.split.blocks,
-            left_diagonal=problem.mask.left_diagonal,
-            position=problem.mask.alignment if problem.alibi else 0,
+            left_diagonal=edges.left,
+            position=edges.position,
             sinks=call["sinks"].address if "sinks" in call else 0,
             alibi_slopes=call["alibi_slopes"].address if "alibi_slopes" in call else 0,
+            tile_list=call[SCRATCH].address if problem.sequences else 0,
         )
 
     def obstacle(self, call: Call) -> str:
@@ -156,25 +160,28 @@ def plan_forward(
     drawn_at_once = split.drawn
     if own.scheduler is not Scheduler.SINGLE:
         drawn_at_once = min(drawn_at_once, clusters)
+    listed_bytes = LISTED_BYTES + LISTED_STAGE_BYTES * own.kv_stages if problem.sequences else 0
     geometry = LaunchGeometry(
         grid=(drawn_at_once * own.cluster, 1, 1),
         threads=own.threads,
-        smem_bytes=own.smem_bytes(),
+        smem_bytes=own.smem_bytes() + listed_bytes,
         cluster=own.cluster,
     )
-    return (
-        ForwardLaunch(
-            own,
-            problem,
-            needs,
-            geometry,
-            workspace_bytes=_workspace_bytes(own, split),
-            sum_order=_sum_order(own, needs, split, drawn_at_once),
-            ends_together=split.ranges > 0,
-            order=order or tile_order(own, problem, _q_tiles(own, problem), sm_count),
-            split=split,
-        ),
+    launch = ForwardLaunch(
+        own,
+        problem,
+        needs,
+        geometry,
+        workspace_bytes=_workspace_bytes(own, split),
+        scratch_bytes=list_bytes(problem, rows) if problem.sequences else 0,
+        sum_order=_sum_order(own, needs, split, drawn_at_once),
+        ends_together=split.ranges > 0,
+        order=order or tile_order(own, problem, _q_tiles(own, problem), sm_count),
+        split=split,
     )
+    if not problem.sequences:
+        return (launch,)
+    return list_launch(problem, needs, tile_q=rows, tile_k=own.B_c), launch
 
 
 def _workspace_bytes(config: Sm90ForwardConfig, split: SplitTiles) -> int:
@@ -208,7 +215,11 @@ def split_tiles(
     Under a mask the short tiles even that out already; kernels for narrower heads cannot.
     """
     tiles = _q_tiles(config, problem) * problem.batch * problem.heads
+    if problem.sequences:  # how many there are is in memory
+        return SplitTiles(most_tiles(problem, config.tile_q * config.cluster) * problem.heads)
     whole = SplitTiles(tiles)
+    if problem.is_batch_invariant:  # which tiles are cut, and where, follows from the batch
+        return whole
     if not config.split_last or "causal" in needs or "window_left" in needs or "narrow_d" in needs:
         return whole
     tile_blocks, rest = -(-problem.k_len // config.B_c), tiles % clusters

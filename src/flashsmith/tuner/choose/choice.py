@@ -33,6 +33,7 @@ from flashsmith.tuner.choose.measured import (
 )
 
 MARGIN = 0.03  # by which a neighbour's winner must be beaten: less is within what is estimated
+PACKED_LENGTH = 4096  # that a packed sequence is taken for
 _NOTHING: Mapping[KernelConfig, str] = {}
 
 
@@ -84,7 +85,7 @@ def choose(
     """
     if not isinstance(problem, AttentionProblem):
         raise ArgumentTypeError(f"problem is {problem!r}; it must be an AttentionProblem.")
-    question = _Question(problem, get_arch(arch), gpu, unusable)
+    question = _Question(problem, get_arch(arch), gpu, unusable, _alone(problem))
     if given is not None:
         require_computable(given, problem)
         given.require_buildable(question.arch)
@@ -93,13 +94,32 @@ def choose(
     for table in known_measurements(gpu) if measurements is None else measurements:
         choice = _measured_choice(question, table, passed)
         if choice is not None:
-            return choice
-    return _ruled_choice(question, passed)
+            return _with_class(question, choice)
+    return _with_class(question, _ruled_choice(question, passed))
+
+
+def _alone(problem: AttentionProblem) -> AttentionProblem:
+    """The problem that a choice looks at: where bits must not depend on the batch, one without it.
+
+    How long packed sequences are is not known here, so they are taken for long ones.
+    """
+    if not problem.is_batch_invariant:
+        return problem
+    if problem.sequences:
+        return replace(problem, sequences=0, q_len=PACKED_LENGTH, k_len=PACKED_LENGTH)
+    return replace(problem, batch=1)
+
+
+def _with_class(question: _Question, choice: Choice) -> Choice:
+    if not question.problem.is_batch_invariant:
+        return choice
+    return replace(choice, reason=f"{choice.reason}; the same bits whatever shares the batch")
 
 
 def shipped_winners(problem: AttentionProblem, arch: str, gpu: str) -> list[KernelConfig]:
     """What the shipped measurements would choose for a problem, and the runners-up."""
-    question, table = _Question(problem, get_arch(arch), gpu, _NOTHING), shipped_table(gpu)
+    question = _Question(problem, get_arch(arch), gpu, _NOTHING, _alone(problem))
+    table = shipped_table(gpu)
     choice = _measured_choice(question, table, [])
     near = _nearest(question, table)[1]
     found = [config for config, _ in (_usable(question, item) for item in near) if config]
@@ -114,6 +134,7 @@ class _Question:
     arch: Arch
     gpu: str
     unusable: Mapping[KernelConfig, str]
+    like: AttentionProblem  # whose shape is looked up
 
     def obstacle(self, config: KernelConfig) -> str:
         """Why `config` cannot be the answer, or an empty text."""
@@ -160,7 +181,7 @@ def _measured_choice(
 
 def _nearest(question: _Question, table: MeasuredTable) -> tuple[float, list[MeasuredConfig]]:
     """How far the nearest measured problem is, and what was measured there, the fastest first."""
-    near = [(distance(question.problem, m.problem), m) for m in table.of_gpu(question.gpu)]
+    near = [(distance(question.like, m.problem), m) for m in table.of_gpu(question.gpu)]
     least = min((d for d, _ in near), default=math.inf)
     found = [m for d, m in near if d == least < math.inf]
     return least, sorted(found, key=lambda item: item.median_us)
@@ -192,7 +213,7 @@ def _better_filled(
     expected_us = _expected_us(question, config, item)
     best: tuple[float, KernelConfig, MeasuredConfig] | None = None
     for other in table.of_gpu(question.gpu):
-        if other.config == item.config or not states_a_floor(question.problem, other.problem):
+        if other.config == item.config or not states_a_floor(question.like, other.problem):
             continue
         rival, _ = _usable(question, other)
         if rival is None:
@@ -216,8 +237,8 @@ def _better_filled(
 
 def _expected_us(question: _Question, config: KernelConfig, item: MeasuredConfig) -> float:
     """The time on the question's problem if a launched element costs what it did when measured."""
-    here = launched_area(config, question.problem, item.blocks_at_once)
-    measured = replace(item.problem, dtype=question.problem.dtype)
+    here = launched_area(config, question.like, item.blocks_at_once)
+    measured = replace(item.problem, dtype=question.like.dtype)
     there = launched_area(config, measured, item.blocks_at_once)
     return item.median_us * here / max(there, 1)
 
@@ -244,7 +265,7 @@ def _ruled_choice(question: _Question, passed: list[Rejected]) -> Choice:
             reason = f"no kernels for {question.arch.name}"
             passed.append(Rejected(f"{family.NAME}", reason))
             continue
-        for config in family.candidates(question.problem, question.arch):
+        for config in family.candidates(question.like, question.arch):
             obstacle = question.obstacle(config)
             if not obstacle and chosen is None:
                 chosen = config

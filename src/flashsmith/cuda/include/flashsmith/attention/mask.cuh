@@ -9,6 +9,7 @@
 // A sequence (attention/sequence.cuh) says how many keys there are and where the diagonal lies.
 #pragma once
 
+#include "flashsmith/attention/sequence.cuh"
 #include "flashsmith/base/types.cuh"
 
 namespace flashsmith {
@@ -21,6 +22,18 @@ struct Span {
     i32 whole;
     i32 cut = 0;
 };
+
+// A sequence of the tile list. The diagonals of `args` are then counted from the alignment.
+template <class Args, class Tile>
+FS_DEVICE ListedSequence listed_sequence(const Args& args, const Tile& tile) {
+    return {tile.q_begin,
+            tile.k_begin,
+            tile.q_len,
+            tile.k_len,
+            tile.alignment + args.diagonal,
+            tile.alignment + args.left_diagonal,
+            tile.alignment + args.position};
+}
 
 // Where a diagonal lies in a sequence that has `fewer` keys, if it is aligned with its last key.
 FS_DEVICE i32 aligned_diagonal(i32 diagonal, i32 fewer) { return diagonal - fewer; }

@@ -55,15 +55,15 @@ struct Score {
 
     // All of a thread's scores, before masks: of rows `row` and `row` + 8, and of the columns from
     // key `key` on that mask.cuh draws. They belong to a tile of kRows rows from `first_row` and
-    // 2 kCount keys from `first_key` on, which all threads agree on.
+    // 2 kCount keys from `first_key` on, which all threads agree on. `position`: of row 0.
     template <int kRows, class Args, int kCount>
-    FS_DEVICE void apply(const Args& args, float (&s)[kCount], [[maybe_unused]] i32 row,
-                         [[maybe_unused]] i32 key, [[maybe_unused]] i32 first_row,
-                         [[maybe_unused]] i32 first_key) const {
+    FS_DEVICE void apply(const Args& args, [[maybe_unused]] i32 position, float (&s)[kCount],
+                         [[maybe_unused]] i32 row, [[maybe_unused]] i32 key,
+                         [[maybe_unused]] i32 first_row, [[maybe_unused]] i32 first_key) const {
         if constexpr (kNeeds.alibi) {
-            const i32 nearest = first_row + args.position - (first_key + 2 * kCount - 1);
-            const i32 furthest = first_row + kRows - 1 + args.position - first_key;
-            const i32 distance = row + args.position - key;
+            const i32 nearest = first_row + position - (first_key + 2 * kCount - 1);
+            const i32 furthest = first_row + kRows - 1 + position - first_key;
+            const i32 distance = row + position - key;
             if (nearest >= 0 || furthest <= 0) {
                 apply_line(args, s, distance, nearest >= 0 ? alibi_slope : -alibi_slope);
             } else {

@@ -21,10 +21,11 @@ namespace flashsmith::sm80 {
 template <class Kernel>
 class ForwardTile {
     static constexpr Needs kNeeds = Kernel::kNeeds;
+    using Position = decltype(position_of_block<Kernel>(ForwardArgs{}));
 
   public:
     // The blocks of keys end before `n_blocks`; with a left edge they begin at `first_block`.
-    FS_DEVICE ForwardTile(const ForwardArgs& args, const TilePosition& tile, SmemAddr smem,
+    FS_DEVICE ForwardTile(const ForwardArgs& args, const Position& tile, SmemAddr smem,
                           int n_blocks, [[maybe_unused]] int first_block)
         : args_(args),
           tile_(tile),
@@ -33,8 +34,8 @@ class ForwardTile {
           q_reader_(smem + kQ, warp_row_),
           k_reader_(smem + kK, 0),
           v_reader_(smem + kV, 0),
-          k_stream_(args.k, tile.batch, kv_head(), static_cast<i64>(n_blocks) * Kernel::kBc),
-          v_stream_(args.v, tile.batch, kv_head(), static_cast<i64>(n_blocks) * Kernel::kBc),
+          k_stream_(args.k, tile.batch, kv_head(), key_end(n_blocks)),
+          v_stream_(args.v, tile.batch, kv_head(), key_end(n_blocks)),
           score_(Score::of_head(args, tile.batch, tile.head)) {
         if constexpr (Mask::kHasLeft) first_block_ = first_block;
         o_.clear();
@@ -43,8 +44,9 @@ class ForwardTile {
 
     // Starts the copies of Q and, if eager, of the last block of K; reads Q if it is held.
     FS_DEVICE void begin(int n_blocks) {
+        const i64 first_row = static_cast<i64>(rows_before(sequence())) + tile_.first_row;
         TileStream<typename Kernel::QTile, Kernel::kThreads> q_stream(
-            args_.q, tile_.batch, tile_.head, static_cast<i64>(tile_.first_row) + Kernel::kBr);
+            args_.q, tile_.batch, tile_.head, first_row + Kernel::kBr);
         constexpr CopyChecks kChecks{kNeeds.ragged_q, kNeeds.narrow_d};
         const TileBounds bounds{sequence().q_len - tile_.first_row,
                                 q_stream.column_exists(args_.d_head)};
@@ -99,7 +101,7 @@ class ForwardTile {
 
     // Works the position out again: registers are short in the loop, and this comes once.
     FS_DEVICE void end() {
-        const TilePosition tile = tile_of_block<Kernel>(args_, ptx::ctaid_x());
+        const Position tile = position_of_block<Kernel>(args_);
         store_output<Kernel>(o_, rows_, smem_ + kQ, args_, tile);
     }
 
@@ -114,7 +116,12 @@ class ForwardTile {
     static constexpr u32 kK = kQ + sizeof(Plan::q);
     static constexpr u32 kV = kK + sizeof(Plan::k);
 
-    FS_DEVICE const ForwardArgs& sequence() const { return sequence_of(args_, tile_.batch); }
+    FS_DEVICE const auto& sequence() const { return sequence_of(args_, tile_); }
+
+    // Behind the last of the first `n_blocks` kv blocks.
+    FS_DEVICE i64 key_end(int n_blocks) const {
+        return keys_before(sequence()) + static_cast<i64>(n_blocks) * Kernel::kBc;
+    }
 
     // The first block of keys, which comes last.
     FS_DEVICE int lowest() const {
@@ -143,8 +150,9 @@ class ForwardTile {
         FS_UNROLL
         for (int i = 0; i < Kernel::kRowTiles; ++i) {
             const int first_row = tile_.first_row + warp_row_ + i * kMatrixSpan;
-            score_.template apply<kMatrixSpan>(args_, s.row_tile(i), row + i * kMatrixSpan,
-                                               first_key + lane % 4 * 2, first_row, first_key);
+            score_.template apply<kMatrixSpan>(args_, sequence().position, s.row_tile(i),
+                                               row + i * kMatrixSpan, first_key + lane % 4 * 2,
+                                               first_row, first_key);
         }
     }
 
@@ -217,7 +225,7 @@ class ForwardTile {
     }
 
     const ForwardArgs& args_;
-    const TilePosition tile_;
+    const Position tile_;
     const SmemAddr smem_;
     const int warp_row_;
     QReader<Kernel> q_reader_;
@@ -238,8 +246,9 @@ FS_DEVICE void forward(const ForwardArgs& args) {
     static_assert(Kernel::valid_config());
     extern __shared__ __align__(1024) unsigned char smem[];
 
-    const TilePosition position = tile_of_block<Kernel>(args, ptx::ctaid_x());
-    const auto& sequence = sequence_of(args, position.batch);
+    const auto position = position_of_block<Kernel>(args);
+    const auto& sequence = sequence_of(args, position);
+    if (kListed<kNeeds> && sequence.q_len == 0) return;
     int last_row = position.first_row + Kernel::kBr - 1;
     if (kNeeds.ragged_q && last_row >= sequence.q_len) last_row = sequence.q_len - 1;
     const Span span =
@@ -249,8 +258,10 @@ FS_DEVICE void forward(const ForwardArgs& args) {
     ForwardTile<Kernel> tile(args, position, start, end, span.first);
 
     int block = end - 1;
-    // No launch is without a key.
-    if constexpr (!kNeeds.causal && !kNeeds.window_left) __builtin_assume(block >= 0);
+    // No launch is without a key, but a sequence of a list may be.
+    if constexpr (!kNeeds.causal && !kNeeds.window_left && !kListed<kNeeds>) {
+        __builtin_assume(block >= 0);
+    }
     if (block >= span.first) tile.begin(end);
     if constexpr (Kernel::Mask::kHasLeft) {
         // Masked from the right, whole, masked from the left.

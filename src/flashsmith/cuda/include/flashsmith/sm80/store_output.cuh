@@ -1,6 +1,7 @@
 // The end of a block: O divided by the row sums, staged in Q's room, stored 16 bytes a lane; LSE.
 #pragma once
 
+#include "flashsmith/attention/sequence.cuh"
 #include "flashsmith/ptx/barrier.cuh"
 #include "flashsmith/ptx/memory.cuh"
 #include "flashsmith/sm80/softmax.cuh"
@@ -13,6 +14,23 @@ struct TilePosition {
     int head;
     int first_row;
 };
+
+// The same of a sequence with lengths of its own; rows are counted from its first.
+struct ListedPosition {
+    int batch;
+    int head;
+    int first_row;
+    ListedSequence sequence;
+};
+
+template <class Args>
+FS_DEVICE const Args& sequence_of(const Args& args, const TilePosition&) {
+    return args;
+}
+template <class Args>
+FS_DEVICE const ListedSequence& sequence_of(const Args&, const ListedPosition& tile) {
+    return tile.sequence;
+}
 
 // The row sums over all keys.
 template <class Kernel>
@@ -40,13 +58,15 @@ struct RowTotals {
 
 // ln(sum of exp(scaled logits)); -inf for a row that sees no key. A null address takes nothing, so
 // that a kernel built ahead of time serves calls with and without it.
-template <class Kernel>
+template <class Kernel, class Position>
 FS_DEVICE void store_lse(const RowTotals<Kernel>& totals, const RowState<Kernel>& rows,
-                         const ForwardArgs& args, const TilePosition& tile, int warp_row,
+                         const ForwardArgs& args, const Position& tile, int warp_row,
                          [[maybe_unused]] float sink_log2) {
     const int lane = threadIdx.x % kWarpLanes;
     if (lane % 4 != 0 || args.lse == nullptr) return;
-    float* head = args.lse + (static_cast<i64>(tile.batch) * args.heads + tile.head) * args.q_len;
+    const auto& sequence = sequence_of(args, tile);
+    float* head = args.lse + (static_cast<i64>(tile.batch) * args.heads + tile.head) * args.q_len +
+                  rows_before(sequence);
     FS_UNROLL
     for (int i = 0; i < Kernel::kRowTiles; ++i) {
         FS_UNROLL
@@ -57,7 +77,7 @@ FS_DEVICE void store_lse(const RowTotals<Kernel>& totals, const RowState<Kernel>
                 log2_sum = lse_with_sink(totals.at[i][half], -rows.shift[i][half], sink_log2);
             }
             ptx::st_global_f32_if(head + row, ptx::mul_rn(log2_sum, kLn2),
-                                  lane % 4 == 0 && row < args.q_len);
+                                  lane % 4 == 0 && row < sequence.q_len);
         }
     }
 }
@@ -87,9 +107,9 @@ FS_DEVICE void stage_output(const typename Kernel::O& o, const RowTotals<Kernel>
     }
 }
 
-template <class Kernel>
+template <class Kernel, class Position>
 FS_DEVICE void store_output(const typename Kernel::O& o, const RowState<Kernel>& rows,
-                            SmemAddr room, const ForwardArgs& args, const TilePosition& tile) {
+                            SmemAddr room, const ForwardArgs& args, const Position& tile) {
     constexpr Needs kNeeds = Kernel::kNeeds;
     using Tile = typename Kernel::QTile;
     constexpr int kRowsAtOnce = kWarpLanes / Tile::kChunks > 1 ? kWarpLanes / Tile::kChunks : 1;
@@ -105,17 +125,18 @@ FS_DEVICE void store_output(const typename Kernel::O& o, const RowState<Kernel>&
     stage_output<Kernel>(o, totals, room, warp_row);
     ptx::bar_warp_sync();  // the warp's rows are staged
 
+    const auto& sequence = sequence_of(args, tile);
     const int first = warp_row + lane / Tile::kChunks;
+    const int first_row = rows_before(sequence) + tile.first_row + first;
     const i64 element = tile.batch * args.o.batch_stride + tile.head * args.o.head_stride +
-                        static_cast<i64>(tile.first_row + first) * args.o.seq_stride +
-                        chunk * kChunkElements;
+                        static_cast<i64>(first_row) * args.o.seq_stride + chunk * kChunkElements;
     u64 destination = args.o.address + element * kElementBytes;
     const i64 step_bytes = args.o.seq_stride * (kRowsAtOnce * kElementBytes);
     const bool column = !kNeeds.narrow_d || chunk * kChunkElements < args.d_head;
     FS_UNROLL
     for (int done = 0; done < Kernel::kWarpRows; done += kRowsAtOnce) {
         const Chunk held = ptx::ld_shared_16b(room + Tile::offset(first + done, chunk));
-        const bool row = !kNeeds.ragged_q || tile.first_row + first + done < args.q_len;
+        const bool row = !kNeeds.ragged_q || tile.first_row + first + done < sequence.q_len;
         if constexpr (kNeeds.ragged_q || kNeeds.narrow_d) {
             ptx::st_global_16b_if(destination, held, row && column);
         } else {

@@ -1,6 +1,8 @@
 // Which tile a block works on: heads in sections that fit L2, long tiles first.
 #pragma once
 
+#include "flashsmith/attention/mask.cuh"
+#include "flashsmith/attention/tile_list.cuh"
 #include "flashsmith/sm80/store_output.cuh"
 
 namespace flashsmith::sm80 {
@@ -36,6 +38,29 @@ FS_DEVICE TilePosition tile_of_block(const ForwardArgs& args, u32 block) {
     const u32 batch = head / args.heads;
     return {static_cast<int>(batch), static_cast<int>(head - batch * args.heads),
             static_cast<int>(tile) * Kernel::kBr};
+}
+
+// The same from the tile list, which may be shorter than the grid: the host only knows how long it
+// is at most. A tile that does not exist is of a sequence without rows.
+template <class Kernel>
+FS_DEVICE ListedPosition listed_tile(const ForwardArgs& args, u32 block) {
+    constexpr bool kAlike = !Kernel::kNeeds.causal && !Kernel::kNeeds.window_left;
+    const TileList list(args.tile_list);
+    if (block >= static_cast<u32>(list.entries) * args.heads) return {};
+    i32 head;
+    const ListedTile found =
+        list.template at<kAlike>(static_cast<i32>(block), args.heads, Kernel::kBr, head);
+    return {found.batch, head, found.row, listed_sequence(args, found)};
+}
+
+// Where the tile of this block lies.
+template <class Kernel>
+FS_DEVICE auto position_of_block(const ForwardArgs& args) {
+    if constexpr (kListed<Kernel::kNeeds>) {
+        return listed_tile<Kernel>(args, ptx::ctaid_x());
+    } else {
+        return tile_of_block<Kernel>(args, ptx::ctaid_x());
+    }
 }
 
 }  // namespace flashsmith::sm80

@@ -8,6 +8,7 @@
 #include "flashsmith/ptx/mbarrier.cuh"
 #include "flashsmith/ptx/warpgroup.cuh"
 #include "flashsmith/sm90/kernel.cuh"
+#include "flashsmith/sm90/output_bounds.cuh"
 #include "flashsmith/sm90/q_tile.cuh"
 
 namespace flashsmith::sm90 {
@@ -69,6 +70,7 @@ struct Consumer {
     typename Kernel::VRing v;
     QSlots<kConfig.q_slots, kConfig.q_slot_bytes(), kConfig.n_warpgroups> q;
     u32 tiles_seen;
+    i32 present;  // slot of the tile at hand, where sequences have lengths of their own
 
     typename Products::O o;
     typename Products::P p;
@@ -99,20 +101,24 @@ struct Consumer {
         const QTile tile = QTile::get(smem.tile(slot));
         Work work{ptx::broadcast(tile.row), ptx::broadcast(tile.n_blocks), 0,
                   static_cast<i32>(slot), 0};
+        if constexpr (Kernel::kListed) {
+            if (work.n_blocks == 0) return work;
+            present = static_cast<i32>(slot);
+        }
         if constexpr (Kernel::kSplits) {
             work.first = ptx::broadcast(Slice::get(smem.tile(slot)).first);
         } else if constexpr (Mask::kHasLeft) {
             const u32 rank = kConfig.cluster > 1 ? ptx::cluster_ctarank() : 0;
-            work.first = first_block_of<Kernel>(args, work.row, rank);
+            work.first = first_block_of<Kernel>(sequence(), work.row, rank);
         }
         const i32 row = first_row(work.row);
         work.own = work.n_blocks;
         if constexpr (kNeeds.causal) {
             const i32 row_end = row + kWarpgroupRows;
-            const i32 seen = Mask::template blocks_seen<kConfig.B_c>(args, row_end);
+            const i32 seen = Mask::template blocks_seen<kConfig.B_c>(sequence(), row_end);
             work.own = min(work.own, Mask::kHasLeft ? max(seen - work.first, 1) : seen);
         }
-        if (kNeeds.ragged_q && row >= args.q_len) work.own = 0;
+        if (kNeeds.ragged_q && row >= sequence().q_len) work.own = 0;
         return work;
     }
 
@@ -180,6 +186,24 @@ struct Consumer {
         release_tile(work.slot);
     }
 
+    // The sequence of the tile at hand. One with lengths of its own is read again where it is asked
+    // for, at the edges of masks: uniform registers are few.
+    FS_DEVICE decltype(auto) sequence() const { return sequence_in(present); }
+
+    // The sequence of the tile in a slot.
+    FS_DEVICE decltype(auto) sequence_in([[maybe_unused]] i32 slot) const {
+        if constexpr (Kernel::kListed) {
+            const ListedSequence of = listed().get(slot);
+            return ListedSequence{ptx::broadcast(of.q_begin),  ptx::broadcast(of.k_begin),
+                                  ptx::broadcast(of.q_len),    ptx::broadcast(of.k_len),
+                                  ptx::broadcast(of.diagonal), ptx::broadcast(of.left_diagonal),
+                                  ptx::broadcast(of.position)};
+        } else {
+            return (args);
+        }
+    }
+    FS_DEVICE typename Kernel::Listed listed() const { return {smem.base}; }
+
     // Rows and their masks; `row` is the tile's first, n counts kv blocks.
 
     FS_DEVICE i32 first_row(i32 row) const { return row + warpgroup * kWarpgroupRows; }
@@ -194,36 +218,36 @@ struct Consumer {
 
     // Whether some row of this warpgroup does not see `key`, for its left edge.
     FS_DEVICE bool begins_unseen(i32 row, i32 key) const {
-        return Mask::template hides_after<kWarpgroupRows>(args, key, row, warpgroup);
+        return Mask::template hides_after<kWarpgroupRows>(sequence(), key, row, warpgroup);
     }
 
     // Blocks, from block `first` on, that the left edge cuts for some row of this warpgroup.
     FS_DEVICE i32 cut(i32 row, i32 first) const {
         const i32 last_row = first_row(row) + kWarpgroupRows - 1;
-        return Mask::template blocks_cut<kConfig.B_c>(args, last_row) - first;
+        return Mask::template blocks_cut<kConfig.B_c>(sequence(), last_row) - first;
     }
 
     // Whether some row of this warpgroup does not see the last key before `key_end`.
     FS_DEVICE bool ends_unseen(i32 row, i32 key_end) const {
-        return Mask::template hides_before<kWarpgroupRows>(args, key_end, row, warpgroup);
+        return Mask::template hides_before<kWarpgroupRows>(sequence(), key_end, row, warpgroup);
     }
 
     // Blocks, from the first on, that every row of this warpgroup sees all of.
     FS_DEVICE i32 unmasked(i32 row) const {
-        return Mask::seen_before(args, first_row(row) + 1) / kConfig.B_c;
+        return Mask::seen_before(sequence(), first_row(row) + 1) / kConfig.B_c;
     }
 
     // Whether no row of this warpgroup sees the second half of block n.
     FS_DEVICE bool is_half(i32 row, i32 n) const {
         if constexpr (!Kernel::kHalves) return false;
-        const i32 keys = Mask::seen_before(args, row + (warpgroup + 1) * kWarpgroupRows);
+        const i32 keys = Mask::seen_before(sequence(), row + (warpgroup + 1) * kWarpgroupRows);
         return keys <= n * kConfig.B_c + Kernel::kHalf;
     }
 
     // Whether no row of this warpgroup sees the first half of block n.
     FS_DEVICE bool is_upper_half(i32 row, i32 n) const {
         if constexpr (!Kernel::kUpperHalves) return false;
-        return Mask::first_seen(args, first_row(row)) >= n * kConfig.B_c + Kernel::kHalf;
+        return Mask::first_seen(sequence(), first_row(row)) >= n * kConfig.B_c + Kernel::kHalf;
     }
 
     // The first key of a block's products; `upper`: of its second half.
@@ -245,8 +269,8 @@ struct Consumer {
         bool hidden = false;
         if (ends_unseen(row, key + 2 * kCount)) {
             hidden = true;
-            const i32 low = Mask::seen_before(args, own_row + 1);
-            const i32 high = Mask::seen_before(args, own_row + 9);
+            const i32 low = Mask::seen_before(sequence(), own_row + 1);
+            const i32 high = Mask::seen_before(sequence(), own_row + 9);
             if (!Kernel::kHalves || ends_unseen(row, key + kCount)) {
                 hide_columns<0, kCount / 2>(s, low - column, high - column);
             }
@@ -254,8 +278,8 @@ struct Consumer {
         }
         if (begins_unseen(row, key)) {
             hidden = true;
-            const i32 low = Mask::first_seen(args, own_row) - column;
-            const i32 high = Mask::first_seen(args, own_row + 8) - column;
+            const i32 low = Mask::first_seen(sequence(), own_row) - column;
+            const i32 high = Mask::first_seen(sequence(), own_row + 8) - column;
             hide_columns_before<0, kCount / 2>(s, low, high);
             if (begins_unseen(row, key + kCount)) {
                 hide_columns_before<kCount / 2, kCount>(s, low, high);
@@ -273,8 +297,8 @@ struct Consumer {
             if (!needs_mask(row, n)) return false;
             const i32 column = n * kConfig.B_c + lane % 4 * 2;
             const i32 row_end = row + row_in_tile() + 1;
-            const i32 low = Mask::seen_before(args, row_end);
-            const i32 high = Mask::seen_before(args, row_end + 8);
+            const i32 low = Mask::seen_before(sequence(), row_end);
+            const i32 high = Mask::seen_before(sequence(), row_end + 8);
             if (!Kernel::kHalves || ends_unseen(row, n * kConfig.B_c + kCount)) {
                 hide_columns<0, kCount / 2>(s, low - column, high - column);
             }
@@ -297,8 +321,9 @@ struct Consumer {
     FS_DEVICE void apply_score(float (&s)[kCount], i32 row, i32 n, bool upper) const {
         if constexpr (!Kernel::Score::kChanges) return;
         const i32 key = first_key(n, upper);
-        score.template apply<kWarpgroupRows>(args, s, row + row_in_tile(), key + lane % 4 * 2,
-                                             first_row(row), key);
+        const i32 position = kNeeds.alibi ? sequence().position : 0;
+        score.template apply<kWarpgroupRows>(args, position, s, row + row_in_tile(),
+                                             key + lane % 4 * 2, first_row(row), key);
     }
 
     // From S to P where no product is in flight.
@@ -338,13 +363,13 @@ struct Consumer {
             FS_UNROLL
             for (int i = 0; i < 2; ++i) maxima[i] = softmax.m[i];
         } else {
-            close_rows(QTile::get(smem.tile(slot)), softmax.m);
+            close_rows(QTile::get(smem.tile(slot)), slot, softmax.m);
         }
     }
 
     // Of whole rows: the log-sum-exp, and what joins their sums.
-    FS_DEVICE void close_rows(const QTile& tile, const float (&m)[2]) {
-        store_lse(tile, m);
+    FS_DEVICE void close_rows(const QTile& tile, i32 slot, const float (&m)[2]) {
+        store_lse(tile, slot, m);
         if constexpr (kNeeds.sinks) {
             const float sink_log2 = args.sinks[tile.head] * kLog2E;
             FS_UNROLL
@@ -352,14 +377,15 @@ struct Consumer {
         }
     }
 
-    FS_DEVICE void store_lse(const QTile& tile, const float (&m)[2]) const {
+    FS_DEVICE void store_lse(const QTile& tile, i32 slot, const float (&m)[2]) const {
         if constexpr (!kNeeds.lse) return;
         const i32 row = tile.row + row_in_tile();
         const i64 line = static_cast<i64>(tile.batch) * args.heads + tile.head;
-        float* dst = args.lse + line * args.q_len + row;
+        const auto& of = sequence_in(slot);
+        float* dst = args.lse + line * args.q_len + rows_before(of) + row;
         FS_UNROLL
         for (int i = 0; i < 2; ++i) {
-            bool inside = !kNeeds.ragged_q || row + 8 * i < args.q_len;
+            bool inside = !kNeeds.ragged_q || row + 8 * i < of.q_len;
             inside &= args.lse != nullptr;  // a bundled kernel serves calls without it too
             float lse = (m[i] + ptx::lg2(sums[i])) * kLn2;
             if constexpr (kNeeds.sinks) {
@@ -381,12 +407,14 @@ struct Consumer {
                 return;
             }
             if (givers > 0) exchange.take(slice.range, givers, o, sums, maxima);
-            close_rows(tile, maxima);
+            close_rows(tile, slot, maxima);
         }
         float inverse[2];
         FS_UNROLL
         for (int i = 0; i < 2; ++i) inverse[i] = sums[i] > 0.f ? ptx::rcp(sums[i]) : 0.f;
-        if constexpr (kConfig.o_staged) {
+        if constexpr (Kernel::kListed) {
+            store_listed(tile, sequence_in(slot), inverse);
+        } else if constexpr (kConfig.o_staged) {
             Kernel::Output::store_staged(args.o, tile, smem.o(warpgroup), warpgroup, thread, o,
                                          inverse);
         } else {
@@ -397,6 +425,21 @@ struct Consumer {
     }
 
   private:
+    // TMA would write behind the last row of a sequence: those of the next.
+    FS_DEVICE void store_listed(QTile tile, const ListedSequence& of, const float (&inverse)[2]) {
+        const bool is_whole = of.q_len - ptx::broadcast(first_row(tile.row)) >= kWarpgroupRows;
+        tile.row += of.q_begin;
+        if constexpr (kConfig.o_staged) {
+            if (is_whole) {
+                Kernel::Output::store_staged(args.o, tile, smem.o(warpgroup), warpgroup, thread, o,
+                                             inverse);
+                return;
+            }
+        }
+        const OutputBounds bounds{of.q_begin + of.q_len, args.d_head};
+        Kernel::Output::store_direct(args.o_direct, bounds, tile, row_in_tile(), lane, o, inverse);
+    }
+
     // Rows and columns of O that exist.
     struct Bounds {
         const Args& args;

@@ -30,6 +30,7 @@ FS_DEVICE void forward(const Sm90ForwardArgs& args) {
     const u32 rank = kConfig.cluster > 1 ? ptx::cluster_ctarank() : 0;
     const int warpgroup = ptx::broadcast(threadIdx.x / kWarpgroupThreads);
 
+    if (Kernel::kListed && threadIdx.x == 0) typename Kernel::Listed{smem.base}.init_barriers();
     if (threadIdx.x == 0) smem.init_barriers();
     if constexpr (Kernel::kMmaSums) fill_with_ones<kConfig>(smem);
     if constexpr (kConfig.cluster > 1) {
@@ -41,6 +42,7 @@ FS_DEVICE void forward(const Sm90ForwardArgs& args) {
     if (warpgroup == 0) {
         ptx::setmaxnreg_dec<kConfig.producer_registers>();
         if (threadIdx.x == 0) Producer<Kernel>(args, smem, rank).run();
+        if (Kernel::kListed && threadIdx.x / kWarpLanes == 1) sweep_tails<kConfig>(smem);
         // The first warp is whole again for the cluster's barrier.
         if constexpr (kConfig.cluster > 1) ptx::bar_warp_sync();
     } else {

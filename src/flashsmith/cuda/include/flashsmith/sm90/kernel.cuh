@@ -6,6 +6,7 @@
 #include "flashsmith/attention/sequence.cuh"
 #include "flashsmith/ptx/cache_policy.cuh"
 #include "flashsmith/sm90/lazy_softmax.cuh"
+#include "flashsmith/sm90/listed.cuh"
 #include "flashsmith/sm90/output.cuh"
 #include "flashsmith/sm90/products.cuh"
 #include "flashsmith/sm90/shared_plan.cuh"
@@ -24,6 +25,10 @@ struct ForwardKernel {
     using Mask = flashsmith::Mask<kNeeds.causal, kNeeds.ragged_k, kNeeds.window_left>;
     using Score = flashsmith::Score<kNeeds>;
 
+    // Tiles come from a list: sequences have lengths of their own.
+    static constexpr bool kListed = flashsmith::kListed<kNeeds>;
+    using Listed = ListedPlan<kConfig>;
+
     // Sums of rounded P are what O needs, and too coarse for a log-sum-exp; they are known when the
     // row maxima, which a sink is compared with, are already those of the next tile.
     static constexpr bool kMmaSums = kConfig.l_by_mma && !kNeeds.lse && !kNeeds.sinks;
@@ -36,7 +41,7 @@ struct ForwardKernel {
     // kernel ptxas has no registers left. Where tiles are not split, all of them are whole,
     // whatever the launch asks for.
     static constexpr bool kSplits =
-        kConfig.split_last && !Mask::kHasLeft && !kNeeds.causal && !kNeeds.narrow_d;
+        kConfig.split_last && !Mask::kHasLeft && !kNeeds.causal && !kNeeds.narrow_d && !kListed;
     // Under a mask, tiles of a head that begin at the same time read the same K and V where blocks
     // come from the first on; from the diagonal on each would begin with its own.
     static constexpr Ascending kAscends =
@@ -56,14 +61,14 @@ struct ForwardKernel {
 
 // With a left edge: the first kv block of the q tile that begins at `row`. CTAs of a cluster share
 // the keys that they load, so it is that of all of them.
-template <class Kernel>
-FS_DEVICE i32 first_block_of(const typename Kernel::Args& args, i32 row, u32 rank) {
+template <class Kernel, class Sequence>
+FS_DEVICE i32 first_block_of(const Sequence& of, i32 row, u32 rank) {
     constexpr Sm90ForwardConfig kConfig = Kernel::kConfig;
     using Mask = typename Kernel::Mask;
     const i32 first_row = row - static_cast<i32>(rank) * kConfig.tile_q();
     const i32 row_end = first_row + kConfig.cluster * kConfig.tile_q();
-    return min(Mask::template first_block<kConfig.B_c>(args, first_row),
-               Mask::template blocks_seen<kConfig.B_c>(args, row_end) - 1);
+    return min(Mask::template first_block<kConfig.B_c>(of, first_row),
+               Mask::template blocks_seen<kConfig.B_c>(of, row_end) - 1);
 }
 
 }  // namespace flashsmith::sm90

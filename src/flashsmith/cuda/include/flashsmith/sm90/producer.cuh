@@ -31,6 +31,7 @@ struct Producer {
     // The K and V that a tile needs, from block `first` on; n_blocks 0: no tile. They are counted
     // down as they are loaded: the last one comes first, or where they ascend block 0, which
     // `first` says by lying behind them all.
+    // Where sequences have lengths of their own, `batch` is the slot that the tile's lies in.
     struct Source {
         i32 n_blocks, head, batch, first;
     };
@@ -68,7 +69,11 @@ struct Producer {
                 if (current.tile.n_blocks == 0) break;
             }
             const Source source = source_of(current, previous.n_blocks == 0);
-            load_first(current.tile, source, previous);
+            if constexpr (Kernel::kListed) {
+                load_first(placed(current), source, previous);
+            } else {
+                load_first(current.tile, source, previous);
+            }
             i32 n = source.n_blocks - 2;
             if constexpr (kConfig.late_draw) {
                 load_blocks(n, kDrawnBefore, source);
@@ -87,6 +92,7 @@ struct Producer {
             }
         }
         if (previous.n_blocks > 0) load_v(0, previous);
+        if constexpr (Kernel::kListed) listed().end_tails();
         leave();
     }
 
@@ -95,18 +101,32 @@ struct Producer {
     FS_DEVICE Segment announce(const Drawn& at) {
         const Segment segment = segment_or_none(at);
         publish(segment);
-        if (segment.tile.n_blocks > 0) load_q(segment.tile, 0, kEarlyQ);
+        if constexpr (Kernel::kListed) {
+            if (segment.tile.n_blocks > 0) load_q(placed(segment), 0, kEarlyQ);
+        } else {
+            if (segment.tile.n_blocks > 0) load_q(segment.tile, 0, kEarlyQ);
+        }
         return segment;
     }
 
+    FS_DEVICE typename Kernel::Listed listed() const { return {smem.base}; }
+
     // Tiles, or whole ones and ranges, that blocks draw.
     FS_DEVICE i32 numbers() const {
+        if constexpr (Kernel::kListed) return TileList(args.tile_list).entries * args.heads;
         return Kernel::kSplits ? args.whole_tiles + args.split_ranges : args.tiles;
     }
 
     FS_DEVICE Segment segment_or_none(const Drawn& at) const {
+        if constexpr (Kernel::kListed) {
+            if (at.index >= numbers()) return no_listed_segment<Kernel>(smem, tile);
+        }
         if (at.index >= numbers()) return {{0, 0, 0, 0}, {0, 0, Slice::kWhole}, false};
-        return decode_segment<Kernel>(args, at.index, at.second, rank);
+        if constexpr (Kernel::kListed) {
+            return listed_segment<Kernel>(args, at.index, rank, smem, tile);
+        } else {
+            return decode_segment<Kernel>(args, at.index, at.second, rank);
+        }
     }
 
     FS_DEVICE Source source_of(const Segment& at, bool is_first) const {
@@ -176,8 +196,10 @@ struct Producer {
     }
 
     FS_DEVICE void publish(const Segment& current) {
-        ptx::mbarrier_wait(smem.tile_empty(tile.stage), tile.parity);
-        current.tile.put(smem.tile(tile.stage));
+        if constexpr (!Kernel::kListed) {
+            ptx::mbarrier_wait(smem.tile_empty(tile.stage), tile.parity);
+            current.tile.put(smem.tile(tile.stage));
+        }
         if constexpr (Kernel::kSplits) current.slice.put(smem.tile(tile.stage));
         ptx::mbarrier_arrive(smem.tile_full(tile.stage));
         tile.advance(kTileSlots);
@@ -200,6 +222,15 @@ struct Producer {
         }
     }
 
+    // A tile of a sequence with lengths of its own, with rows counted from the tensor's first.
+    // Registers are few: what was told to consumers is read again.
+    FS_DEVICE QTile placed(const Segment& at) const {
+        const i32 slot = at.tile.batch;
+        QTile found = QTile::get(smem.tile(slot));
+        found.row += listed().first_row(slot);
+        return found;
+    }
+
     // Of warpgroups first .. last - 1.
     FS_DEVICE void load_q(const QTile& at, int first, int last) {
         _Pragma("unroll 1") for (int w = first; w < last; ++w) {
@@ -217,11 +248,21 @@ struct Producer {
     }
 
     FS_DEVICE void load_k(i32 n, const Source& at) {
-        load_block(args.k, n, at, smem.k(k.stage), smem.k_full(k.stage), smem.k_empty(k.stage), k);
+        const SmemAddr dst = smem.k(k.stage), full = smem.k_full(k.stage);
+        if constexpr (Kernel::kListed) {
+            load_listed<false>(args.k, n, at, dst, full, smem.k_empty(k.stage), k);
+        } else {
+            load_block(args.k, n, at, dst, full, smem.k_empty(k.stage), k);
+        }
     }
 
     FS_DEVICE void load_v(i32 n, const Source& at) {
-        load_block(args.v, n, at, smem.v(v.stage), smem.v_full(v.stage), smem.v_empty(v.stage), v);
+        const SmemAddr dst = smem.v(v.stage), full = smem.v_full(v.stage);
+        if constexpr (Kernel::kListed) {
+            load_listed<true>(args.v, n, at, dst, full, smem.v_empty(v.stage), v);
+        } else {
+            load_block(args.v, n, at, dst, full, smem.v_empty(v.stage), v);
+        }
     }
 
     FS_DEVICE void load_block(const TensorMap& map, i32 n, const Source& at, SmemAddr dst,
@@ -232,16 +273,44 @@ struct Producer {
         const i32 block = block_of(at, n);
         FS_UNROLL
         for (int panel = 0; panel < kConfig.panels(); ++panel) {
-            const SmemAddr to = dst + (panel * kConfig.B_c + share) * kPanelRowBytes;
             const ptx::TmaCoordinates from{panel * kPanelColumns, block * kConfig.B_c + share,
                                            at.head, at.batch};
-            if constexpr (kCluster > 1) {
-                ptx::tma_load_4d_multicast<kKvPolicy>(to, map, from, full, (1 << kCluster) - 1);
-            } else {
-                ptx::tma_load_4d<kKvPolicy>(to, map, from, full);
-            }
+            copy_panel(map, from, dst + (panel * kConfig.B_c + share) * kPanelRowBytes, full);
         }
         place.advance(kConfig.kv_stages);
+    }
+
+    // The same of a sequence with lengths of its own. kIsV: what is behind its end is cleared.
+    template <bool kIsV>
+    FS_DEVICE void load_listed(const TensorMap& map, i32 n, const Source& at, SmemAddr dst,
+                               SmemAddr full, SmemAddr empty, RingCursor& place) {
+        ptx::mbarrier_wait(empty, place.parity);  // every reader, of all blocks, has left the stage
+        const auto keys = listed().keys(at.batch);
+        const i32 first = block_of(at, n) * kConfig.B_c;
+        if (kIsV && keys.length - first < kConfig.B_c) {
+            const i32 rows = max(keys.length - first, 0);
+            full = listed().send_tail(place.stage, rows, kConfig.kv_bytes());
+        } else {
+            ptx::mbarrier_arrive_expect_tx(full, kConfig.kv_bytes());
+        }
+        const i32 share = static_cast<i32>(rank) * kShare;
+        FS_UNROLL
+        for (int panel = 0; panel < kConfig.panels(); ++panel) {
+            const ptx::TmaCoordinates from{panel * kPanelColumns, keys.begin + first + share,
+                                           keys.head, 0};  // of a batch of one
+            copy_panel(map, from, dst + (panel * kConfig.B_c + share) * kPanelRowBytes, full);
+        }
+        place.advance(kConfig.kv_stages);
+    }
+
+    // 64 columns of this CTA's share of a kv block; to all of a cluster.
+    FS_DEVICE void copy_panel(const TensorMap& map, const ptx::TmaCoordinates& from, SmemAddr to,
+                              SmemAddr full) {
+        if constexpr (kCluster > 1) {
+            ptx::tma_load_4d_multicast<kKvPolicy>(to, map, from, full, (1 << kCluster) - 1);
+        } else {
+            ptx::tma_load_4d<kKvPolicy>(to, map, from, full);
+        }
     }
 
     // The last of all to draw sets the counters back for the next launch.

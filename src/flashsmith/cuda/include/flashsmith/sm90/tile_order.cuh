@@ -62,6 +62,38 @@ struct Segment {
     bool goes_on;  // in another tile, before the next number is drawn
 };
 
+// Tile number `index` of a launch whose tiles come from a list. The tile and its sequence go to the
+// next slot of shared memory at once: the producer has few registers. It is told the kv blocks, and
+// where to look the rest up: in `batch` stands the slot.
+template <class Kernel>
+FS_DEVICE Segment listed_segment(const typename Kernel::Args& args, i32 index, u32 rank,
+                                 const typename Kernel::Plan& smem, const RingCursor& place) {
+    constexpr bool kAlike = !Kernel::kNeeds.causal && !Kernel::Mask::kHasLeft;
+    constexpr i32 kRows = Kernel::kConfig.tile_q(), kAllRows = Kernel::kConfig.cluster * kRows;
+    i32 head;
+    const ListedTile found =
+        TileList(args.tile_list).template at<kAlike>(index, args.heads, kAllRows, head);
+    const ListedSequence of = listed_sequence(args, found);
+    const i32 kv_head = Division(head, args.kv_group).quotient;
+    const i32 row = found.row + static_cast<i32>(rank) * kRows;
+    const i32 end =
+        Kernel::Mask::template blocks_seen<Kernel::kConfig.B_c>(of, found.row + kAllRows);
+    const i32 first = Kernel::Mask::kHasLeft ? first_block_of<Kernel>(of, row, rank) : 0;
+    ptx::mbarrier_wait(smem.tile_empty(place.stage), place.parity);  // consumers have left the slot
+    typename Kernel::Listed{smem.base}.put(place.stage, of, kv_head);
+    QTile{row, end - first, head, found.batch}.put(smem.tile(place.stage));
+    return {{0, end - first, 0, place.stage}, {first, 0, Slice::kWhole}, false};
+}
+
+// Behind the last one.
+template <class Kernel>
+FS_DEVICE Segment no_listed_segment(const typename Kernel::Plan& smem, const RingCursor& place) {
+    const QTile none{0, 0, 0, 0};
+    ptx::mbarrier_wait(smem.tile_empty(place.stage), place.parity);  // consumers have left the slot
+    none.put(smem.tile(place.stage));
+    return {none, {0, 0, Slice::kWhole}, false};
+}
+
 // The tiles that would not fill a last wave, all equally long, are one row of kv blocks that is cut
 // into ranges of equal length, at most that of a tile. A range that reaches into two tiles takes
 // the second first: who holds a tile's last block ends it, and waits only for ranges before its

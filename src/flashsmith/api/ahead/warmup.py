@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from flashsmith.api.model_shapes import LENGTHS, ModelConfig, model_problems
-from flashsmith.api.shape_log import Wanted, read_shapes
+from flashsmith.api.ahead.model_shapes import LENGTHS, ModelConfig, model_problems
+from flashsmith.api.ahead.shape_log import Wanted, read_shapes
 from flashsmith.arch.gpus import find_gpu
 from flashsmith.base.errors import (
     ArgumentError,

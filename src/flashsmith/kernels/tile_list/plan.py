@@ -1,0 +1,105 @@
+"""The launch that lists q tiles, and how much memory the list takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from flashsmith.kernels.launch import SCRATCH, Call, Launch, LaunchGeometry
+from flashsmith.kernels.tile_list.arguments import TileListArguments
+from flashsmith.kernels.tile_list.config import TileListConfig
+from flashsmith.problem.attention import AttentionProblem
+from flashsmith.problem.needs import Needs
+
+HEADER_BYTES, ENTRY_BYTES, ITEM_BYTES = 16, 32, 16
+OUTER_ITEMS = 2  # rows before the first sequence, and behind the last
+SECTION_BYTES = 32 << 20  # of K and V that should stay in L2 while a section of heads is worked on
+
+
+def most_tiles(problem: AttentionProblem, tile_q: int) -> int:
+    """As many entries as the list of a problem can have, whatever the lengths are."""
+    return min(problem.q_len // tile_q + problem.sequences + OUTER_ITEMS, problem.q_len)
+
+
+def list_bytes(problem: AttentionProblem, tile_q: int) -> int:
+    """Scratch memory of the list and of what it is made from."""
+    words = problem.sequences + OUTER_ITEMS + 1
+    return _items_at(problem, tile_q) + ITEM_BYTES * words + 4 * words
+
+
+def _items_at(problem: AttentionProblem, tile_q: int) -> int:
+    return HEADER_BYTES + ENTRY_BYTES * most_tiles(problem, tile_q)
+
+
+@dataclass(frozen=True, slots=True)
+class TileListLaunch(Launch):
+    """The launch that writes the list, for a kernel with these tiles."""
+
+    tile_q: int = 1
+    tile_k: int = 1
+
+    def arguments(self, call: Call) -> TileListArguments:
+        """The kernel's one parameter."""
+        problem = self.problem
+        start = call[SCRATCH].address
+        items = start + _items_at(problem, self.tile_q)
+        edges = edges_of(problem)
+        return TileListArguments(
+            cu_seqlens_q=call["cu_seqlens_q"].address,
+            cu_seqlens_k=call["cu_seqlens_k"].address,
+            list=start,
+            items=items,
+            first_tiles=items + ITEM_BYTES * (problem.sequences + OUTER_ITEMS + 1),
+            sequences=problem.sequences,
+            q_len=problem.q_len,
+            k_len=problem.k_len,
+            tile_q=self.tile_q,
+            tile_k=self.tile_k,
+            diagonal=edges.right,
+            left_diagonal=edges.left,
+            position=edges.position,
+            bottom_right=int(problem.diagonal is None),
+            section_bits=section_bits(problem),
+        )
+
+
+def list_launch(
+    problem: AttentionProblem, needs: Needs, *, tile_q: int, tile_k: int
+) -> TileListLaunch:
+    """The launch for a kernel that is compiled with `needs`: its masks decide what is long."""
+    config = TileListConfig.of(n_threads=128)
+    return TileListLaunch(
+        config,
+        problem,
+        Needs(tuple(name for name in needs if name in ("causal", "window_left"))),
+        LaunchGeometry((1, 1, 1), config.threads, config.smem_bytes()),
+        scratch_bytes=list_bytes(problem, tile_q),
+        tile_q=tile_q,
+        tile_k=tile_k,
+    )
+
+
+def section_bits(problem: AttentionProblem) -> int:
+    """2 to this: heads whose K and V of all sequences fit L2 together, and that divide all."""
+    head_bytes = 2 * problem.k_len * problem.d_head * problem.dtype.bytes / problem.group
+    bits = 0
+    while problem.heads % (2 << bits) == 0 and head_bytes * (2 << bits) <= SECTION_BYTES:
+        bits += 1
+    return bits
+
+
+@dataclass(frozen=True, slots=True)
+class Edges:
+    """Where masks begin and end, and where distances count from, as kernels are told."""
+
+    right: int
+    left: int
+    position: int
+
+
+def edges_of(problem: AttentionProblem) -> Edges:
+    """From a row's own index; where sequences are listed, from their own alignments."""
+    if problem.sequences:
+        edges = problem.edges
+        return Edges(*edges.offsets, edges.alignment)
+    mask = problem.mask
+    return Edges(mask.diagonal, mask.left_diagonal, mask.alignment if problem.alibi else 0)

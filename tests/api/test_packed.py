@@ -1,0 +1,121 @@
+"""Packed sequences through the doors: NumPy and torch, three dimensions and four, compiled."""
+
+import numpy as np
+import pytest
+import torch
+
+import flashsmith
+from flashsmith.base import settings
+from flashsmith.base.errors import ArgumentError, ArgumentTypeError, Unsupported
+
+ENDS_Q = np.array([0, 30, 30, 31, 90], np.int32)
+ENDS_K = np.array([0, 50, 60, 60, 101], np.int32)
+CONFIG = "(FP16, 64, 64, 64, 4): async+eager+swizzled+load_0_2_2_tiles+opt_softmax"
+
+
+@pytest.fixture
+def arrays():
+    draw = np.random.default_rng(7)
+    q = draw.standard_normal((90, 4, 64)).astype(np.float16)
+    k, v = (draw.standard_normal((101, 2, 64)).astype(np.float16) for _ in range(2))
+    return q, k, v
+
+
+def alone(q, k, v, causal):
+    """The definition, sequence by sequence."""
+    out = np.zeros(q.shape)
+    for i in range(len(ENDS_Q) - 1):
+        rows, keys = slice(ENDS_Q[i], ENDS_Q[i + 1]), slice(ENDS_K[i], ENDS_K[i + 1])
+        n, m = ENDS_Q[i + 1] - ENDS_Q[i], ENDS_K[i + 1] - ENDS_K[i]
+        seen = np.tri(n, m, m - n, dtype=bool) if causal else np.ones((n, m), bool)
+        for head in range(q.shape[1]):
+            s = q[rows, head].astype(float) @ k[keys, head // 2].astype(float).T / 8.0
+            p = np.where(seen, np.exp(s), 0.0)
+            total = np.maximum(p.sum(1, keepdims=True), 1e-30)
+            out[rows, head] = p @ v[keys, head // 2].astype(float) / total
+    return out
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+def test_the_drop_in_computes_each_sequence_alone_whatever_the_longest_lengths_say(arrays, causal):
+    found, lse, _ = flashsmith.flash_attn_varlen_func(
+        *arrays, ENDS_Q, ENDS_K, 1, 1, causal=causal, return_attn_probs=True
+    )
+    assert found.shape == arrays[0].shape
+    assert lse.shape == (4, 90)
+    np.testing.assert_allclose(found.astype(float), alone(*arrays, causal), atol=4e-3)
+    assert np.isneginf(lse[:, 30:31]).all()  # a row without a key
+    assert not found[30:31].any()
+
+
+def test_three_dimensions_and_a_batch_of_one_are_the_same(arrays):
+    options = {"causal": True, "cu_seqlens_q": ENDS_Q, "cu_seqlens_k": ENDS_K, "config": CONFIG}
+    three = flashsmith.flash_attention(*arrays, **options)
+    four, lse = flashsmith.flash_attention(*(x[None] for x in arrays), return_lse=True, **options)
+    assert four.shape == (1, 90, 4, 64)
+    assert lse.shape == (1, 4, 90)
+    np.testing.assert_allclose(three.astype(float), four[0].astype(float), atol=2e-3)
+
+
+@pytest.mark.parametrize("backend", [None, "emulator"])
+def test_torch_tensors_give_the_same(arrays, backend):
+    tensors = [torch.from_numpy(x) for x in arrays]
+    ends = {"cu_seqlens_q": torch.from_numpy(ENDS_Q), "cu_seqlens_k": torch.from_numpy(ENDS_K)}
+    found = flashsmith.flash_attention(*tensors, causal=True, backend=backend, **ends)
+    np.testing.assert_allclose(found.double().numpy(), alone(*arrays, True), atol=4e-3)
+
+
+def test_torch_compile_traces_it_without_a_break(arrays):
+    tensors = [torch.from_numpy(x) for x in (*arrays, ENDS_Q, ENDS_K)]
+
+    def model(*given):
+        return flashsmith.flash_attn_varlen_func(*given, 60, 60, causal=True) * 2
+
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(*tensors), model(*tensors))
+
+
+def test_a_gradient_is_refused_by_name(arrays):
+    tensors = [torch.from_numpy(x) for x in (*arrays, ENDS_Q, ENDS_K)]
+    with pytest.raises(Unsupported, match="cu_seqlens_q"):
+        flashsmith.flash_attn_varlen_func(tensors[0].requires_grad_(), *tensors[1:], 60, 60)
+
+
+@pytest.mark.parametrize(
+    ("tables", "says"),
+    [
+        ({"cu_seqlens_q": ENDS_Q}, "cu_seqlens_q is given without cu_seqlens_k"),
+        ({"cu_seqlens_q": ENDS_Q, "cu_seqlens_k": ENDS_K[1:]}, "5 entries and cu_seqlens_k has 4"),
+        ({"cu_seqlens_q": ENDS_Q[:1], "cu_seqlens_k": ENDS_K[:1]}, r"must be \(sequences \+ 1,\)"),
+    ],
+)
+def test_boundaries_that_do_not_fit_each_other_are_refused(arrays, tables, says):
+    with pytest.raises(ArgumentError, match=says):
+        flashsmith.flash_attention(*arrays, **tables)
+
+
+def test_boundaries_are_integers(arrays):
+    wrong = {"cu_seqlens_q": ENDS_Q.astype(np.float32), "cu_seqlens_k": ENDS_K}
+    with pytest.raises(ArgumentTypeError, match="cu_seqlens_q is float32; it must be int32"):
+        flashsmith.flash_attention(*arrays, **wrong)
+
+
+def test_pages_are_refused_by_name(arrays):
+    with pytest.raises(Unsupported, match="block_table is given"):
+        flashsmith.flash_attn_varlen_func(*arrays, ENDS_Q, ENDS_K, 1, 1, block_table=ENDS_Q)
+
+
+@pytest.mark.parametrize(
+    ("wild", "says"),
+    [
+        ([0, 30, 20, 31, 90], r"cu_seqlens_q\[2\] is 20 and cu_seqlens_q\[1\] is 30"),
+        ([0, 30, 30, 31, 91], r"cu_seqlens_q\[4\] is 91 and q has 90 rows"),
+        ([-1, 30, 30, 31, 90], r"cu_seqlens_q\[0\] is -1 and q has 90 rows"),
+    ],
+)
+def test_a_checked_call_names_the_boundary_that_is_wrong(arrays, wild, says, monkeypatch):
+    ends = {"cu_seqlens_q": np.array(wild, np.int32), "cu_seqlens_k": ENDS_K}
+    flashsmith.flash_attention(*arrays, config=CONFIG, **ends)  # clamped
+    monkeypatch.setitem(settings._answers, settings.CHECK, True)
+    with pytest.raises(ArgumentError, match=says):
+        flashsmith.flash_attention(*arrays, config=CONFIG, **ends)
