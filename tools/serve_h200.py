@@ -63,18 +63,19 @@ SHAPES = (
 GROUPS = ((8, 8), (64, 8), (128, 8))
 SWEPT = (
     *((1, 8192, 1), (1, 65536, 1), (8, 8192, 1), (32, 8192, 1), (256, 1024, 1)),
-    *((1, 131072, 1), (8, 8192, 4)),
+    *((1, 131072, 1), (4, 65536, 1), (8, 8192, 4)),
 )
 # Batch, room for tokens, query tokens; and tokens that there are.
 WIDE = (((8, 131072, 1), 8192), ((64, 32768, 1), 4096), ((128, 16384, 1), 1024))
 VARIANTS = (
-    "decode(BF16, 128, 16, 16, 4): slice_512+stages_3+ctas_2",
-    "decode(BF16, 128, 16, 16, 4): slice_512+stages_2+ctas_3",
-    "decode(BF16, 128, 16, 16, 4): slice_512+stages_2+ctas_3+persistent",
-    "decode(BF16, 128, 16, 16, 4): slice_256+stages_3+ctas_2",
-    "decode(BF16, 128, 16, 16, 4): slice_1024+stages_3+ctas_2",
-    "decode(BF16, 128, 16, 16, 4): slice_1024+stages_2+ctas_3",
-    "decode(BF16, 128, 16, 16, 4): slice_2048+stages_3+ctas_2",
+    "decode(BF16, 128, 16, 16, 4): slice_512+most_32+stages_3+ctas_2",
+    "decode(BF16, 128, 16, 16, 4): slice_512+most_32+stages_2+ctas_3",
+    "decode(BF16, 128, 16, 16, 4): slice_512+most_32+stages_2+ctas_3+persistent",
+    "decode(BF16, 128, 16, 16, 4): slice_256+most_32+stages_3+ctas_2",
+    "decode(BF16, 128, 16, 16, 4): slice_1024+most_32+stages_3+ctas_2",
+    "decode(BF16, 128, 16, 16, 4): slice_1024+most_32+stages_2+ctas_3",
+    "decode(BF16, 128, 16, 16, 4): slice_512+most_16+stages_3+ctas_2",
+    "decode(BF16, 128, 16, 16, 4): slice_512+most_64+stages_2+ctas_3",
 )
 READ_THREADS, READ_CTAS = 256, 16  # CTAs an SM
 READ_KERNEL = """

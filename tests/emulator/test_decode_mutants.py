@@ -28,7 +28,7 @@ from flashsmith.runtime.emulated import EmulatedDevice
 from flashsmith.runtime.run import run_arrays
 from flashsmith.runtime.tensors import numbers_of
 
-CONFIG = parse_config("decode(FP16, 64, 16, 16, 2): slice_128+stages_3+ctas_2")
+CONFIG = parse_config("decode(FP16, 64, 16, 16, 2): slice_128+most_32+stages_3+ctas_2")
 IN_TURN = replace(CONFIG, persistent=True)  # CTAs that take several slices each
 # Sequences of one slice, of three and of two that are one; pages that no kv block ends with.
 PROBLEM = AttentionProblem(

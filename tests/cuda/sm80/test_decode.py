@@ -21,13 +21,13 @@ from flashsmith.runtime.emulated import EmulatedDevice
 from flashsmith.runtime.run import run_arrays
 from flashsmith.runtime.tensors import numbers_of
 
-SMALL = parse_config("decode(BF16, 64, 16, 16, 2): slice_128+stages_3+ctas_2")
-TEAMS = parse_config("decode(FP16, 64, 32, 32, 4): slice_128+stages_2+ctas_2+persistent")
+SMALL = parse_config("decode(BF16, 64, 16, 16, 2): slice_128+most_32+stages_3+ctas_2")
+TEAMS = parse_config("decode(FP16, 64, 32, 32, 4): slice_128+most_32+stages_2+ctas_2+persistent")
 CONFIGS = [
     SMALL,
     TEAMS,
-    parse_config("decode(BF16, 128, 64, 16, 4): slice_128+stages_2+ctas_1"),
-    parse_config("decode(FP16, 256, 16, 16, 2): slice_128+stages_2+ctas_1"),
+    parse_config("decode(BF16, 128, 64, 16, 4): slice_128+most_8+stages_2+ctas_1"),
+    parse_config("decode(FP16, 256, 16, 16, 2): slice_128+most_32+stages_2+ctas_1"),
 ]
 _EMULATOR = EmulatedDevice()
 
@@ -291,11 +291,11 @@ def test_launches_of_a_batch_with_too_many_tiles_are_right(device, monkeypatch):
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
 def test_kernels_that_are_chosen_first_spill_nothing(arch):
     for text in (
-        "decode(BF16, 64, 16, 32, 4): slice_512+stages_3+ctas_2",
-        "decode(BF16, 128, 16, 16, 4): slice_512+stages_3+ctas_2",
-        "decode(BF16, 128, 16, 16, 4): slice_1024+stages_2+ctas_3",
-        "decode(BF16, 128, 32, 16, 4): slice_1024+stages_4+ctas_3",
-        "decode(BF16, 256, 16, 16, 4): slice_256+stages_3+ctas_1",
+        "decode(BF16, 64, 16, 32, 4): slice_512+most_32+stages_3+ctas_2",
+        "decode(BF16, 128, 16, 16, 4): slice_512+most_32+stages_3+ctas_2",
+        "decode(BF16, 128, 16, 16, 4): slice_1024+most_32+stages_2+ctas_3",
+        "decode(BF16, 128, 32, 16, 4): slice_1024+most_16+stages_4+ctas_3",
+        "decode(BF16, 256, 16, 16, 4): slice_256+most_32+stages_3+ctas_1",
     ):
         config = parse_config(text)
         problem = AttentionProblem(1, 8, 2, 1, 8191, config.d_head, config.dtype)

@@ -11,12 +11,12 @@ from flashsmith.compile.compiler import compile_kernel, compile_text
 from flashsmith.compile.machine.cubin import machine_code
 from flashsmith.compile.unit import structs
 from flashsmith.kernels import parse_config, resolve_key
-from flashsmith.kernels.sm80_decode.config import MOST_SLICES, Sm80DecodeConfig
+from flashsmith.kernels.sm80_decode.config import Sm80DecodeConfig
 from flashsmith.problem.attention import AttentionProblem
 from flashsmith.problem.needs import Needs
 from flashsmith.tuner.choose.choice import choose
 
-BASE = parse_config("decode(BF16, 64, 16, 16, 4): slice_256+stages_3+ctas_2")
+BASE = parse_config("decode(BF16, 64, 16, 16, 4): slice_256+most_32+stages_3+ctas_2")
 PROBLEM = AttentionProblem(2, 32, 8, 1, 8192, 128)
 
 
@@ -44,17 +44,17 @@ def test_every_text_parses_back(config):
     ("text", "rule", "sentence"),
     [
         (
-            "decode(BF16, 64, 64, 32, 2): slice_512+stages_2+ctas_1",
+            "decode(BF16, 64, 64, 32, 2): slice_512+most_32+stages_2+ctas_1",
             "team_divides_warps",
             "a CTA must be whole teams",
         ),
         (
-            "decode(BF16, 64, 64, 16, 8): slice_512+stages_2+ctas_1",
+            "decode(BF16, 64, 64, 16, 8): slice_512+most_32+stages_2+ctas_1",
             "",
             "",
         ),
         (
-            "decode(BF16, 64, 16, 64, 8): slice_256+stages_2+ctas_1",
+            "decode(BF16, 64, 16, 64, 8): slice_256+most_32+stages_2+ctas_1",
             "slice_has_a_block_for_every_team",
             "a slice must have a kv block for every team",
         ),
@@ -82,7 +82,6 @@ def test_both_languages_agree_on_every_derived_number():
     asserts = "".join(
         f"static_assert({c.to_cpp_struct()}.smem_bytes() == {c.smem_bytes()}\n"
         f"    && {c.to_cpp_struct()}.threads() == {c.threads}\n"
-        f"    && {c.to_cpp_struct()}.most_slices() == {MOST_SLICES}\n"
         f"    && {c.to_cpp_struct()}.teams() == {c.teams}\n"
         f"    && {c.to_cpp_struct()}.rows_at_once() == {c.rows_at_once});\n"
         for c in resolve_key("decode")
@@ -98,6 +97,7 @@ PAIRS = {
     "B_c": 32,
     "n_warps": 2,
     "slice_keys": 512,
+    "most_slices": 16,
     "stages": 4,
     "ctas": 4,
     "persistent": True,
@@ -159,7 +159,7 @@ def test_rings_and_ctas_follow_from_the_number_of_slices():
 
 def test_a_choice_names_what_bits_follow_from():
     text = str(choose(PROBLEM, "sm_90a"))
-    assert "own sequence and decode(BF16, 128, 16, 16, 4): slice_512\n" in text
+    assert "own sequence and decode(BF16, 128, 16, 16, 4): slice_512+most_32\n" in text
     assert "batch-invariant" not in str(choose(replace(PROBLEM, q_len=99), "sm_90a"))
 
 

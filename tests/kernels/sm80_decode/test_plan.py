@@ -11,7 +11,7 @@ from flashsmith.kernels.plans import plan
 from flashsmith.kernels.sm80_decode.plan import slices_of
 from flashsmith.problem.attention import AttentionProblem
 
-CONFIG = parse_config("decode(BF16, 128, 16, 16, 4): slice_512+stages_3+ctas_2")
+CONFIG = parse_config("decode(BF16, 128, 16, 16, 4): slice_512+most_32+stages_3+ctas_2")
 PROBLEM = AttentionProblem(3, 32, 8, 1, 8192 + 1, 128, lse=True)
 CALL = {name: TensorArg(256, 8, 8, 8) for name in ("q", "k", "v", "o", "lse")}
 

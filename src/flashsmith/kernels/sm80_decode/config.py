@@ -21,7 +21,6 @@ MMA_ROWS = 16  # of the A operand of mma.sync m16n8k16
 CHUNK = 8  # elements of 16 bytes
 ROW_PADDING = 8  # floats behind a row of O in shared memory: rows begin at other banks
 WIDTHS = (64, 128, 256)
-MOST_SLICES = 32  # of one sequence; slices of longer ones double
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -57,6 +56,9 @@ class Sm80DecodeConfig(KernelConfig):
     slice_keys: int = knob(
         (128, 256, 512, 1024, 2048), "keys of a slice, a CTA's work, at least", "slice_{}"
     )
+    most_slices: int = knob(
+        (8, 16, 32, 64), "of a sequence; those of longer ones double", "most_{}"
+    )
     stages: int = knob((2, 3, 4, 5, 6, 8), "kv blocks of a team's ring, K and V each", "stages_{}")
     ctas: int = knob((1, 2, 3, 4), "CTAs that an SM's registers must hold", "ctas_{}")
     persistent: bool = flag("persistent", "as many CTAs as run at once, which take slices in turn")
@@ -90,7 +92,9 @@ class Sm80DecodeConfig(KernelConfig):
     def numeric_class(self) -> str:
         """What a row's bits follow from beside its own sequence."""
         tiles = (self.dtype.name, self.d_head, self.B_r, self.B_c, self.n_warps)
-        return f"decode({', '.join(map(str, tiles))}): slice_{self.slice_keys}"
+        return (
+            f"decode({', '.join(map(str, tiles))}): slice_{self.slice_keys}+most_{self.most_slices}"
+        )
 
     @property
     def rows_at_once(self) -> int:

@@ -9,7 +9,7 @@ from flashsmith.base.errors import ArgumentError
 from flashsmith.kernels.kernel import KernelConfig
 from flashsmith.kernels.launch import SCRATCH, WORKSPACE, Call, Launch, LaunchGeometry, Plan
 from flashsmith.kernels.sm80_decode.arguments import DecodeArguments
-from flashsmith.kernels.sm80_decode.config import MOST_SLICES, Sm80DecodeConfig
+from flashsmith.kernels.sm80_decode.config import Sm80DecodeConfig
 from flashsmith.problem.attention import AttentionProblem
 from flashsmith.problem.needs import Needs, needs_of
 
@@ -92,12 +92,12 @@ def _q_tiles(config: Sm80DecodeConfig, problem: AttentionProblem) -> int:
 def slices_of(config: Sm80DecodeConfig, k_len: int) -> tuple[int, int]:
     """Keys of a slice and number of slices, of a sequence of `k_len` keys: by nothing else.
 
-    Two slices are one, which needs no sum; where there would be more than MOST_SLICES, they double.
+    Two slices are one, which needs no sum; where there would be more than most_slices, they double.
     """
     least = math.ceil(k_len / config.slice_keys)
     if least <= 2:
         return 2 * config.slice_keys, 1
-    doubled = ((least - 1) // MOST_SLICES).bit_length()
+    doubled = ((least - 1) // config.most_slices).bit_length()
     return config.slice_keys << doubled, ((least - 1) >> doubled) + 1
 
 
@@ -105,7 +105,7 @@ def _slices(config: Sm80DecodeConfig, problem: AttentionProblem) -> int:
     """Slices of a sequence; where lengths are in memory, as many as any may have."""
     if problem.k_lengths:
         least = math.ceil(problem.k_len / config.slice_keys)
-        return 1 if least <= 2 else min(least, MOST_SLICES)
+        return 1 if least <= 2 else min(least, config.most_slices)
     return slices_of(config, problem.k_len)[1]
 
 

@@ -12,42 +12,57 @@ from flashsmith.kernels.sm80_decode.config import MMA_ROWS, Sm80DecodeConfig
 # By width and by rows of a request (q_len times group), at most: keys of a kv block, warps, words.
 # Those of one slice, kv block and number of warps give the same bits; the first is for few slices,
 # the next for many (H200, 2026-11: 2 % faster from a batch of 8 on), a persistent one for more than
-# a launch should have CTAs. More rows leave larger parts behind, so that their slices are longer.
+# a launch should have CTAs. More rows leave larger parts behind: slices are longer, and fewer.
 # The last needs at most 99 KB of shared memory. Widths other than 128 have not been measured.
 BY_WIDTH: dict[int, dict[int, tuple[tuple[int, int, str], ...]]] = {
     64: {
         4: (
-            (32, 4, "slice_512+stages_3+ctas_2"),
-            (32, 4, "slice_512+stages_2+ctas_3"),
-            (32, 4, "slice_512+stages_2+ctas_3+persistent"),
+            (32, 4, "slice_512+most_32+stages_3+ctas_2"),
+            (32, 4, "slice_512+most_32+stages_2+ctas_3"),
+            (32, 4, "slice_512+most_32+stages_2+ctas_3+persistent"),
         ),
         16: (
-            (32, 4, "slice_1024+stages_3+ctas_2"),
-            (32, 4, "slice_1024+stages_2+ctas_3"),
-            (32, 4, "slice_1024+stages_2+ctas_3+persistent"),
+            (32, 4, "slice_1024+most_32+stages_3+ctas_2"),
+            (32, 4, "slice_1024+most_32+stages_2+ctas_3"),
+            (32, 4, "slice_1024+most_32+stages_2+ctas_3+persistent"),
         ),
-        32: ((32, 4, "slice_1024+stages_4+ctas_2"),),
-        64: ((32, 4, "slice_1024+stages_4+ctas_2"),),
+        32: ((32, 4, "slice_1024+most_16+stages_4+ctas_2"),),
+        64: ((32, 4, "slice_1024+most_16+stages_4+ctas_2"),),
     },
     128: {
         4: (
-            (16, 4, "slice_512+stages_3+ctas_2"),
-            (16, 4, "slice_512+stages_2+ctas_3"),
-            (16, 4, "slice_512+stages_2+ctas_3+persistent"),
+            (16, 4, "slice_512+most_32+stages_3+ctas_2"),
+            (16, 4, "slice_512+most_32+stages_2+ctas_3"),
+            (16, 4, "slice_512+most_32+stages_2+ctas_3+persistent"),
         ),
         16: (
-            (16, 4, "slice_1024+stages_3+ctas_2"),
-            (16, 4, "slice_1024+stages_2+ctas_3"),
-            (16, 4, "slice_1024+stages_2+ctas_3+persistent"),
+            (16, 4, "slice_1024+most_32+stages_3+ctas_2"),
+            (16, 4, "slice_1024+most_32+stages_2+ctas_3"),
+            (16, 4, "slice_1024+most_32+stages_2+ctas_3+persistent"),
         ),
-        32: ((16, 4, "slice_1024+stages_4+ctas_3"),),
-        64: ((32, 4, "slice_1024+stages_4+ctas_2"), (16, 4, "slice_1024+stages_4+ctas_2")),
+        32: ((16, 4, "slice_1024+most_16+stages_4+ctas_3"),),
+        64: (
+            (32, 4, "slice_1024+most_16+stages_4+ctas_2"),
+            (16, 4, "slice_1024+most_16+stages_4+ctas_2"),
+        ),
     },
     256: {
-        4: ((16, 4, "slice_256+stages_3+ctas_1"), (16, 2, "slice_256+stages_2+ctas_2")),
-        16: ((16, 4, "slice_512+stages_3+ctas_1"), (16, 2, "slice_512+stages_2+ctas_2")),
-        32: ((16, 4, "slice_512+stages_4+ctas_1"), (16, 4, "slice_512+stages_2+ctas_1")),
-        64: ((16, 4, "slice_512+stages_4+ctas_1"), (16, 4, "slice_512+stages_2+ctas_1")),
+        4: (
+            (16, 4, "slice_256+most_32+stages_3+ctas_1"),
+            (16, 2, "slice_256+most_32+stages_2+ctas_2"),
+        ),
+        16: (
+            (16, 4, "slice_512+most_32+stages_3+ctas_1"),
+            (16, 2, "slice_512+most_32+stages_2+ctas_2"),
+        ),
+        32: (
+            (16, 4, "slice_512+most_16+stages_4+ctas_1"),
+            (16, 4, "slice_512+most_16+stages_2+ctas_1"),
+        ),
+        64: (
+            (16, 4, "slice_512+most_16+stages_4+ctas_1"),
+            (16, 4, "slice_512+most_16+stages_2+ctas_1"),
+        ),
     },
 }
 

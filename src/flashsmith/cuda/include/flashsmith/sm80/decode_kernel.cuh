@@ -75,7 +75,7 @@ struct SequenceSlices {
         constexpr i32 kKeys = kConfig.slice_keys;
         const i32 least = (k_len + kKeys - 1) / kKeys;
         if (least <= 2) return {2 * kKeys, 1};
-        const i32 doubled = 32 - __clz((least - 1) / kConfig.most_slices());
+        const i32 doubled = 32 - __clz((least - 1) / kConfig.most_slices);
         return {kKeys << doubled, ((least - 1) >> doubled) + 1};
     }
 };

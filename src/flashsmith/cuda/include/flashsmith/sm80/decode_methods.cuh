@@ -3,8 +3,6 @@
 
 constexpr int threads() const { return n_warps * 32; }
 constexpr int min_blocks() const { return ctas; }
-// Of one sequence; of longer ones, slices double.
-static constexpr int most_slices() { return 32; }
 
 // A team shares a ring: a warp for every 16 query rows.
 constexpr int team_warps() const { return B_r / 16; }
