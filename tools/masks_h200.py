@@ -40,15 +40,12 @@ _VOTE = f"{_LOOP}+stats_VOTE+lazy_8+halves+pingpong+early_tests+o_smem"
 _THREE = f"(BF16, 64, 3, 128): kv_3+q_6+{_SUM}+halves+pingpong"
 CONFIGS = {
     128: (
-        f"{_WIDE}+o_smem+late_store+regs_232_40",
         f"{_WIDE}+split+o_smem+late_store+regs_232_40",
-        f"{_WIDE}+early_tiles+o_smem+late_store+regs_232_40",
         f"{_WIDE}+early_tiles+early_q+o_smem+late_store+regs_232_40",
         f"(BF16, 128, 2, 128): kv_2+q_4+{_VOTE}+late_store+regs_232_40",
         f"(BF16, 128, 3, 80): kv_2+q_6+{_LOOP}+stats_BITS+lazy_8+early_tests+o_smem+regs_160_32",
     ),
     64: (
-        f"{_THREE}+l_mma+o_smem+regs_160_32",
         f"{_THREE}+o_smem+regs_160_32",
         f"(BF16, 64, 2, 128): kv_3+q_4+{_SUM}+halves+pingpong+o_smem+regs_232_40",
         f"(BF16, 64, 2, 128): kv_3+q_4+{_VOTE}+regs_232_40",

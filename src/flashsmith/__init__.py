@@ -26,6 +26,12 @@ if TYPE_CHECKING:
     from flashsmith.api.gradients import flash_attention_backward
     from flashsmith.api.kv_cache import flash_attn_with_kvcache
     from flashsmith.api.notices import FlashsmithWarning
+    from flashsmith.api.stacked import (
+        flash_attn_kvpacked_func,
+        flash_attn_qkvpacked_func,
+        flash_attn_varlen_kvpacked_func,
+        flash_attn_varlen_qkvpacked_func,
+    )
     from flashsmith.problem.attention import AttentionProblem
     from flashsmith.tuner.choose.choice import Choice, choose
     from flashsmith.tuner.run.machines import Machines
@@ -45,7 +51,11 @@ _LAZY = {
     "flash_attention": "flashsmith.api.attention",
     "flash_attention_backward": "flashsmith.api.gradients",
     "flash_attn_func": "flashsmith.api.dropins",
+    "flash_attn_kvpacked_func": "flashsmith.api.stacked",
+    "flash_attn_qkvpacked_func": "flashsmith.api.stacked",
     "flash_attn_varlen_func": "flashsmith.api.dropins",
+    "flash_attn_varlen_kvpacked_func": "flashsmith.api.stacked",
+    "flash_attn_varlen_qkvpacked_func": "flashsmith.api.stacked",
     "flash_attn_with_kvcache": "flashsmith.api.kv_cache",
     "scaled_dot_product_attention": "flashsmith.api.dropins",
     "tune": "flashsmith.tuner.run.tune",
@@ -65,7 +75,11 @@ __all__ = [
     "flash_attention",
     "flash_attention_backward",
     "flash_attn_func",
+    "flash_attn_kvpacked_func",
+    "flash_attn_qkvpacked_func",
     "flash_attn_varlen_func",
+    "flash_attn_varlen_kvpacked_func",
+    "flash_attn_varlen_qkvpacked_func",
     "flash_attn_with_kvcache",
     "get_autotuning_kernel_configs",
     "get_kernel_configs",
@@ -79,15 +93,7 @@ __all__ = [
 ]
 
 
-# flash-attn's functions that are not here: a call of one says what it would need.
-_REFUSED = "flashsmith.api.flash_attn_names"
-
-
 def __getattr__(name: str) -> Any:  # Any: a function or a class
-    if name.startswith("flash_attn_") and name not in _LAZY:
-        refused = import_module(_REFUSED).REFUSED
-        if name in refused:
-            return refused[name]
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(import_module(_LAZY[name]), name)

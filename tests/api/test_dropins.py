@@ -8,8 +8,10 @@ import pytest
 import torch
 from placed_arrays import Placement, placed_inputs, require_right
 
+import flashsmith
 from flashsmith import flash_attn_func, scaled_dot_product_attention
 from flashsmith.base.dtypes import DType
+from flashsmith.base.errors import ArgumentError
 from flashsmith.check.cases import Case
 from flashsmith.problem.attention import AttentionProblem
 
@@ -113,3 +115,31 @@ def test_both_are_right_on_a_gpu(layout):
     else:
         out = scaled_dot_product_attention(*tensors, is_causal=True, enable_gqa=True)
     require_right(case, layout, np.asarray(out.cpu()))
+
+
+def test_stacked_tensors_are_views_of_q_k_and_v():
+    random = np.random.default_rng(3)
+    qkv = random.standard_normal((2, 70, 3, 3, 64)).astype(np.float16)
+    q, k, v = (qkv[:, :, n] for n in range(3))
+    plain = flash_attn_func(q, k, v, 0.0, None, True)
+    np.testing.assert_array_equal(flashsmith.flash_attn_qkvpacked_func(qkv, 0.0, None, True), plain)
+    np.testing.assert_array_equal(
+        flashsmith.flash_attn_kvpacked_func(q, qkv[:, :, 1:], causal=True), plain
+    )
+    rows = qkv.reshape(140, 3, 3, 64)
+    boundaries = np.array([0, 41, 140], np.int32)
+    packed = flashsmith.flash_attn_varlen_func(
+        *(rows[:, n] for n in range(3)), boundaries, boundaries, 99, 99, causal=True
+    )
+    np.testing.assert_array_equal(
+        flashsmith.flash_attn_varlen_qkvpacked_func(rows, boundaries, 99, causal=True), packed
+    )
+    kv = rows[:, 1:]
+    np.testing.assert_array_equal(
+        flashsmith.flash_attn_varlen_kvpacked_func(
+            rows[:, 0], kv, boundaries, boundaries, 99, 99, causal=True
+        ),
+        packed,
+    )
+    with pytest.raises(ArgumentError, match=r"kv has shape .* it must be \(rows, 2, heads, d_head"):
+        flashsmith.flash_attn_varlen_kvpacked_func(rows[:, 0], rows, boundaries, boundaries, 9, 9)

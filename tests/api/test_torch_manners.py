@@ -12,7 +12,7 @@ from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 
 import flashsmith
 from flashsmith import flash_attention, flash_attn_func, scaled_dot_product_attention
-from flashsmith.api import attention, flash_attn_names
+from flashsmith.api import attention
 from flashsmith.base import settings
 from flashsmith.base.dtypes import DType
 from flashsmith.base.errors import ArgumentError, ArgumentTypeError, Unsupported
@@ -113,12 +113,6 @@ def test_the_mask_objects_of_torch_are_what_they_say(make, case):
         scaled_dot_product_attention(q, k, v, attn_mask=make(70, 203), is_causal=True)
 
 
-@pytest.mark.parametrize("name", flash_attn_names.REFUSED)
-def test_a_function_of_flash_attn_that_is_not_here_is_refused_by_its_name(name):
-    with pytest.raises(Unsupported, match=rf"^{name}: flashsmith does not support .* yet; "):
-        getattr(flashsmith, name)(torch.zeros(1), causal=True)
-
-
 def test_a_name_that_nobody_has_is_an_attribute_error():
     assert not hasattr(flashsmith, "flash_attn_nonsense")
 
@@ -144,7 +138,6 @@ REFUSALS = {
     "config": (flash_attention, {"config": 3, "explain": True}, r"^config is of type int"),
     "dropout": (flash_attn_func, {"dropout_p": 0.5, "return_attn_probs": True}, r"^dropout_p is"),
     "mask": (scaled_dot_product_attention, {"attn_mask": HALF}, r"^attn_mask is given; flashsmith"),
-    "name": (flash_attn_names.REFUSED["flash_attn_qkvpacked_func"], {}, r"^flash_attn_qkvpacked"),
 }
 
 

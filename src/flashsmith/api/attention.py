@@ -16,7 +16,6 @@ from flashsmith.api.options import (
     checked_options,
     common_options,
 )
-from flashsmith.api.packed import is_packed, require_boundaries, without_batch
 from flashsmith.api.padding import (
     columns_to_add,
     has_odd_width,
@@ -30,9 +29,12 @@ from flashsmith.api.scores import require_small_scores
 from flashsmith.api.tables import (
     NO_TABLES,
     ArrayTables,
+    is_packed,
+    require_boundaries,
     require_entries_inside,
     take_tables,
     take_window,
+    without_batch,
 )
 from flashsmith.base import settings
 from flashsmith.kernels.kernel import KernelConfig
