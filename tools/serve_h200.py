@@ -9,7 +9,9 @@ and FlashAttention-2 of torch, FlashAttention-3 (`--fa3`: a file with `load` and
 kernel that reads as many bytes and computes nothing. Records are appended to FILE; the table comes
 last: microseconds, and in brackets the share of the plain read's rate.
 
-`--sweep` races variants of one configuration instead: rings, CTAs, slices, warps, persistence.
+Last come caches with room for far more tokens than they hold: CTAs that find nothing to do, beside
+persistent ones that share out what there is. `--sweep` races variants of one configuration instead:
+rings, CTAs, slices, persistence.
 """
 
 from __future__ import annotations
@@ -59,18 +61,21 @@ SHAPES = (
 )
 # Query heads, KV heads: the same cache under other groups.
 GROUPS = ((8, 8), (64, 8), (128, 8))
-SWEPT = ((1, 8192, 1), (1, 65536, 1), (8, 8192, 1), (32, 8192, 1), (256, 1024, 1))
+SWEPT = (
+    *((1, 8192, 1), (1, 65536, 1), (8, 8192, 1), (32, 8192, 1), (256, 1024, 1)),
+    *((1, 131072, 1), (4, 65536, 1), (8, 8192, 4)),
+)
+# Batch, room for tokens, query tokens; and tokens that there are.
+WIDE = (((8, 131072, 1), 8192), ((64, 32768, 1), 4096), ((128, 16384, 1), 1024))
 VARIANTS = (
-    "decode(BF16, 128, 16, 16, 4): slice_512+stages_3+ctas_2",
-    "decode(BF16, 128, 16, 16, 4): slice_512+stages_3+ctas_2+persistent",
-    "decode(BF16, 128, 16, 16, 4): slice_512+stages_2+ctas_3",
-    "decode(BF16, 128, 16, 16, 4): slice_512+stages_6+ctas_1",
-    "decode(BF16, 128, 16, 16, 4): slice_512+stages_6+ctas_1+persistent",
-    "decode(BF16, 128, 16, 32, 4): slice_512+stages_3+ctas_1",
-    "decode(BF16, 128, 16, 16, 8): slice_512+stages_3+ctas_1",
-    "decode(BF16, 128, 16, 16, 2): slice_512+stages_4+ctas_3",
-    "decode(BF16, 128, 16, 16, 4): slice_256+stages_3+ctas_2",
-    "decode(BF16, 128, 16, 16, 4): slice_1024+stages_3+ctas_2",
+    "decode(BF16, 128, 16, 16, 4): slice_512+most_32+stages_3+ctas_2",
+    "decode(BF16, 128, 16, 16, 4): slice_512+most_32+stages_2+ctas_3",
+    "decode(BF16, 128, 16, 16, 4): slice_512+most_32+stages_2+ctas_3+persistent",
+    "decode(BF16, 128, 16, 16, 4): slice_256+most_32+stages_3+ctas_2",
+    "decode(BF16, 128, 16, 16, 4): slice_1024+most_32+stages_3+ctas_2",
+    "decode(BF16, 128, 16, 16, 4): slice_1024+most_32+stages_2+ctas_3",
+    "decode(BF16, 128, 16, 16, 4): slice_512+most_16+stages_3+ctas_2",
+    "decode(BF16, 128, 16, 16, 4): slice_512+most_64+stages_2+ctas_3",
 )
 READ_THREADS, READ_CTAS = 256, 16  # CTAs an SM
 READ_KERNEL = """
@@ -119,9 +124,11 @@ class Cache:
     """The tensors of one problem: contiguous, and the same rows in pages of any order."""
 
     problem: AttentionProblem
+    filled: int = 0  # tokens that a sequence has; as many as there is room for, unless given
 
     def __post_init__(self) -> None:
         p = self.problem
+        self.filled = self.filled or p.k_len
         torch.manual_seed(0)
         self.q = torch.randn(p.batch, p.q_len, p.heads, p.d_head, device="cuda").bfloat16()
         pool = torch.randn(2, p.batch * p.k_len, p.kv_heads, p.d_head, device="cuda").bfloat16()
@@ -133,7 +140,17 @@ class Cache:
         self.table = order.int().view(p.batch, p.k_len // PAGE).contiguous()
         self.k_pages = self.k.view(shape)[torch.argsort(order)].contiguous()
         self.v_pages = self.v.view(shape)[torch.argsort(order)].contiguous()
-        self.lengths = torch.full((p.batch,), p.k_len, device="cuda", dtype=torch.int32)
+        self.lengths = torch.full((p.batch,), self.filled, device="cuda", dtype=torch.int32)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether sequences end where the cache does."""
+        return self.filled == self.problem.k_len
+
+    @property
+    def n_bytes(self) -> int:
+        """K and V that are read."""
+        return self.pool.numel() * 2 // self.problem.k_len * self.filled
 
     def call(self, *, paged: bool, lengths: bool) -> tuple[AttentionProblem, dict, torch.Tensor]:
         """A problem, its tensors and the output they fill."""
@@ -152,7 +169,8 @@ class Cache:
 
     def truth(self) -> torch.Tensor:
         """The output in float32."""
-        q, k, v = (x.float().transpose(1, 2) for x in (self.q, self.k, self.v))
+        k, v = self.k[:, : self.filled], self.v[:, : self.filled]
+        q, k, v = (x.float().transpose(1, 2) for x in (self.q, k, v))
         group = self.problem.group
         found = torch.empty_like(q)
         rows, keys = q.shape[2], k.shape[2]
@@ -168,7 +186,7 @@ class Cache:
 def read_contender(device, cache: Cache) -> Contender:
     """Reads K and V once and computes nothing."""
     kernel = compile_text(READ_KERNEL, "read_all", device.arch)
-    count = cache.pool.numel() * 2 // 16
+    count = cache.n_bytes // 16
     sink = torch.empty(1, device="cuda", dtype=torch.int32)
     ctas = device.sm_count * READ_CTAS
     words = (cache.pool.data_ptr(), count, sink.data_ptr())
@@ -213,6 +231,8 @@ def ours(device, cache: Cache, configs, said: list[str]):
     """Our contenders: every configuration, each way of keeping a cache; what is wrong is said."""
     truth = cache.truth()
     ways = {"": (False, False), " lengths": (False, True), f" page {PAGE}": (True, True)}
+    if not cache.is_full:
+        ways = {f"{way} of {cache.problem.k_len}": ways[way] for way in [*ways][1:]}
     for config in configs:
         for way, (paged, lengths) in ways.items():
             problem, call, out = cache.call(paged=paged, lengths=lengths)
@@ -237,7 +257,7 @@ def problem_of(batch: int, k_len: int, q_len: int, heads: int = 32, kv: int = 8)
 def race(device, cache: Cache, configs, fa3, rounds: int, said: list[str]):
     """An interleaved run of the plain read, our configurations and the peers."""
     contenders = [read_contender(device, cache), *ours(device, cache, configs, said)]
-    if cache.problem.q_len == 1 or not cache.problem.causal:
+    if cache.is_full and (cache.problem.q_len == 1 or not cache.problem.causal):
         peers = find_peers(["cuDNN", "FlashAttention-2 (torch)"])
         contenders += contenders_of(device, peers, cache.problem, cache.q, cache.k, cache.v)
     if fa3 is not None:
@@ -257,7 +277,7 @@ def show(table, said: list[str], names: dict[str, str]) -> None:
         cells = []
         for timed in run.timed[1:]:
             us, label = timed.time_us.median, timed.name
-            for letter, config in names.items():
+            for letter, config in sorted(names.items(), key=lambda item: -len(item[1])):
                 label = label.replace(config, letter)
             cells.append(f"{label} {us:.1f} ({read / us:.2f})")
         text = f"b {problem.batch} k {problem.k_len} q {problem.q_len}"
@@ -282,6 +302,12 @@ def load_fa3(path: str | None):
     return module.load("d128"), module.decode
 
 
+def chosen(problem: AttentionProblem, device, *, both: bool):
+    """What would run, and where both are wanted the same with and without persistent CTAs."""
+    config = choose(replace(problem, k_lengths=both), device.arch, gpu=device.name).config
+    return [replace(config, persistent=on) for on in (False, True)] if both else [config]
+
+
 def main() -> None:
     """Checks, races; the table is last."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -303,20 +329,22 @@ def main() -> None:
     texts = arguments.config or (VARIANTS if arguments.sweep else [])
     named = [parse_config(text) for text in texts]
     names = {chr(ord("A") + i): config.short_form() for i, config in enumerate(named)}
-    shapes = [problem_of(*shape) for shape in (SWEPT if arguments.sweep else SHAPES)]
+    shapes = [(problem_of(*shape), 0) for shape in (SWEPT if arguments.sweep else SHAPES)]
     if not arguments.sweep:
-        shapes += [problem_of(8, 8192, 1, *heads) for heads in GROUPS]
+        shapes += [(problem_of(8, 8192, 1, *heads), 0) for heads in GROUPS]
+        shapes += [(problem_of(*shape), filled) for shape, filled in WIDE]
     environment = environment_of(device, compiler=find_nvrtc().compiler)
-    for problem in shapes if "race" in arguments.only else []:
-        configs = named or [choose(problem, device.arch, gpu=device.name).config]
-        if not named and configs[0].short_form() not in names.values():
-            names[chr(ord("A") + len(names))] = configs[0].short_form()
-        cache = Cache(problem)
+    for problem, filled in shapes if "race" in arguments.only else []:
+        configs = named or chosen(problem, device, both=filled > 0)
+        for text in [c.short_form() for c in configs if c.short_form() not in names.values()]:
+            names[chr(ord("A") + len(names))] = text
+        cache = Cache(problem, filled)
+        problem = replace(problem, k_len=cache.filled)
         run = race(device, cache, configs, fa3, arguments.rounds, said)
         flops = cost_of(problem).flops
         found = records_of(run, problem, environment, suite="serve", flops=flops)
         append_records(arguments.output, found)
-        table.append((problem, run, cache.pool.numel() * 2))
+        table.append((problem, run, cache.n_bytes))
         print(f"[{time.monotonic() - begin:5.0f} s] {problem_text(problem)}", flush=True)
         del cache
         torch.cuda.empty_cache()

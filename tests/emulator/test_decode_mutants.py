@@ -18,6 +18,7 @@ from flashsmith.compile.header_closure import INCLUDE_ROOT
 from flashsmith.compile.unit import unit_source
 from flashsmith.emulator.options import EmulatorOptions
 from flashsmith.emulator.program import load
+from flashsmith.kernels.kernel import KernelConfig
 from flashsmith.kernels.parse import parse_config
 from flashsmith.kernels.plans import needs_of
 from flashsmith.kernels.sm80_decode.plan import MOST_COUNTERS
@@ -27,8 +28,9 @@ from flashsmith.runtime.emulated import EmulatedDevice
 from flashsmith.runtime.run import run_arrays
 from flashsmith.runtime.tensors import numbers_of
 
-CONFIG = parse_config("decode(FP16, 64, 16, 16, 2): slice_128+stages_3+ctas_2")
-# Sequences of one slice, of three and of two; pages that no kv block ends with.
+CONFIG = parse_config("decode(FP16, 64, 16, 16, 2): slice_128+most_32+stages_3+ctas_2")
+IN_TURN = replace(CONFIG, persistent=True)  # CTAs that take several slices each
+# Sequences of one slice, of three and of two that are one; pages that no kv block ends with.
 PROBLEM = AttentionProblem(
     *(3, 6, 2, 2, 300, 64, CONFIG.dtype),
     causal=True,
@@ -59,9 +61,9 @@ class Changed(EmulatedDevice):
         return self._program
 
 
-def run(ptx: str, options: EmulatorOptions) -> bool:
+def run(ptx: str, options: EmulatorOptions, config: KernelConfig = CONFIG) -> bool:
     """Whether O and LSE are right."""
-    found = run_arrays(Changed(ptx, options), CONFIG, PROBLEM, inputs())
+    found = run_arrays(Changed(ptx, options), config, PROBLEM, inputs())
     expected = expected_outputs()
     return all(
         distance(r.name, expected[r.name], numbers_of(r, found[r.name], PROBLEM)).ok
@@ -86,7 +88,11 @@ def kernel_ptx() -> str:
 
 
 def changed_source(
-    header: str, before: str, after: str, problem: AttentionProblem = PROBLEM
+    header: str,
+    before: str,
+    after: str,
+    problem: AttentionProblem = PROBLEM,
+    config: KernelConfig = CONFIG,
 ) -> str:
     """The PTX of the kernel with one place of one header changed."""
     seen: set[str] = set()
@@ -105,9 +111,9 @@ def changed_source(
             text = text.replace(before, after)
         return inlined(text)
 
-    needs = needs_of(CONFIG, problem)
-    source = inlined(unit_source(CONFIG, needs))
-    return compile_text(source, CONFIG.kernel_name(needs), ARCH).ptx
+    needs = needs_of(config, problem)
+    source = inlined(unit_source(config, needs))
+    return compile_text(source, config.kernel_name(needs), ARCH).ptx
 
 
 # What is wrong, the header, its text and what stands there instead.
@@ -139,10 +145,26 @@ SOURCES = {
     "counter left behind": ("decode_output.cuh", "counter, 0);", "counter, 1);"),
     "length of the sequence before": (
         "decode_queue.cuh",
+        "work.k_len = length_of(sequence)",
+        "work.k_len = length_of(sequence ? sequence - 1 : 0)",
+    ),
+    "CTAs behind the last slice stay": (
+        "decode_queue.cuh",
+        "return work.slice < work.slices",
+        "return work.slice <= work.slices",
+    ),
+    "two slices are not one": ("decode_kernel.cuh", "return {2 * kKeys, 1}", "return {kKeys, 1}"),
+    "in turn: length of the sequence before": (
+        "decode_queue.cuh",
         "ptx::shfl_idx(k_len_, lane)",
         "ptx::shfl_idx(k_len_, lane ? lane - 1 : 0)",
     ),
     "length not clamped": ("decode_queue.cuh", "min(max(given, 0), args_.k_len)", "given"),
+    "in turn: slices of the sequences before not counted": (
+        "decode_queue.cuh",
+        "if (lane >= distance) end_ += other",
+        "if (lane > distance) end_ += other",
+    ),
     "block taken by two teams": ("decode_team.cuh", "block * Kernel::kTeams + team_)", "block)"),
     "mask not moved with the length": ("decode_kernel.cuh", "args.k_len - work.k_len", "0"),
 }
@@ -155,18 +177,19 @@ def test_a_wrong_slice_page_or_length_is_noticed(kind):
     if "clamped" in kind:  # inputs that need it
         bad["k_lengths"] = np.array([3000, -7, 12], np.int32).view(np.uint32)
         bad["block_table"] = (case["block_table"].view(np.int32) + 60).view(np.uint32)
-    ptx = changed_source(*SOURCES[kind])
+    config = IN_TURN if kind.startswith("in turn") else CONFIG
+    ptx = changed_source(*SOURCES[kind], config=config)
 
     def is_right(text: str, options: EmulatorOptions) -> bool:
         device = Changed(text, options)
         unchanged = EmulatedDevice(options=options)
         if "clamped" in kind:
-            runs = [run_arrays(d, CONFIG, PROBLEM, bad)["o"] for d in (device, unchanged)]
+            runs = [run_arrays(d, config, PROBLEM, bad)["o"] for d in (device, unchanged)]
             return bool(np.array_equal(*runs))
-        run_arrays(device, CONFIG, PROBLEM, bad)
+        run_arrays(device, config, PROBLEM, bad)
         counters = device.download(device.workspace(1), 4 * MOST_COUNTERS)
-        one_by_one = replace(options, chunk_lanes=CONFIG.threads)
-        return not counters.any() and run(text, options) and run(text, one_by_one)
+        one_by_one = replace(options, chunk_lanes=config.threads)
+        return not counters.any() and all(run(text, o, config) for o in (options, one_by_one))
 
     assert judge(ptx, is_right, bool, range(2)).noticed
 
@@ -175,12 +198,17 @@ SCHEDULES = [
     (EmulatorOptions(seed=seed, chunk_lanes=lanes), sm_count)
     for seed, lanes, sm_count in [
         *((None, 4096, 1), (None, 64, 1), (None, 4096, 40)),
-        *((1, 4096, 4), (2, 4096, 40), (3, 128, 4)),
+        *(
+            (1, 4096, 4),
+            (3, 128, 4),
+            (4, 4096, 40),
+            (8, 4096, 40),
+        ),  # the last: other slices end last
     ]
 ]
 
 
-def bits_of_schedules(ptx: str):
+def bits_of_schedules(ptx: str, config: KernelConfig):
     """O and LSE of a sequence of ten slices, the last of them short, on every schedule.
 
     The others cancel two by two, so that what is rounded in their sums is not small.
@@ -197,14 +225,17 @@ def bits_of_schedules(ptx: str):
     found = []
     for options, sm_count in SCHEDULES:
         device = Changed(ptx, replace(options, mma_in_order=True), sm_count)
-        made = run_arrays(device, CONFIG, LONG, given)
+        made = run_arrays(device, config, LONG, given)
         found.append((made["o"].tobytes(), made["lse"].tobytes()))
     return found
 
 
 def test_no_schedule_and_no_number_of_sms_reaches_the_bits():
-    ptx = compile_kernel(CONFIG, needs_of(CONFIG, LONG), ARCH).ptx
-    assert len(set(bits_of_schedules(ptx))) == 1
+    found = set()
+    for config in (CONFIG, IN_TURN):
+        ptx = compile_kernel(config, needs_of(config, LONG), ARCH).ptx
+        found |= set(bits_of_schedules(ptx, config))
+    assert len(found) == 1
 
 
 def test_slices_added_up_in_the_order_in_which_they_came_are_noticed():
@@ -214,7 +245,7 @@ def test_slices_added_up_in_the_order_in_which_they_came_are_noticed():
         "const i32 number = (min(slice + i, work_.slices - 1) + work_.slice) % work_.slices;",
         LONG,
     )
-    assert len(set(bits_of_schedules(ptx))) > 1
+    assert len(set(bits_of_schedules(ptx, CONFIG))) > 1
 
 
 def order_mutants(ptx: str) -> list[Mutant]:

@@ -55,6 +55,11 @@ class KernelConfig(Knobs):
     def smem_bytes(self, elem_size: int = 2) -> int:
         """Dynamic shared memory of one block."""
 
+    @property
+    def numeric_class(self) -> str:
+        """What a row's bits follow from beside its own sequence; empty: from more than that."""
+        return ""
+
     @classmethod
     @abstractmethod
     def runs_on(cls, arch_name: str) -> bool:

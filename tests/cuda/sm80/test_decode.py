@@ -21,13 +21,13 @@ from flashsmith.runtime.emulated import EmulatedDevice
 from flashsmith.runtime.run import run_arrays
 from flashsmith.runtime.tensors import numbers_of
 
-SMALL = parse_config("decode(BF16, 64, 16, 16, 2): slice_128+stages_3+ctas_2")
-TEAMS = parse_config("decode(FP16, 64, 32, 32, 4): slice_128+stages_2+ctas_2+persistent")
+SMALL = parse_config("decode(BF16, 64, 16, 16, 2): slice_128+most_32+stages_3+ctas_2")
+TEAMS = parse_config("decode(FP16, 64, 32, 32, 4): slice_128+most_32+stages_2+ctas_2+persistent")
 CONFIGS = [
     SMALL,
     TEAMS,
-    parse_config("decode(BF16, 128, 64, 16, 4): slice_128+stages_2+ctas_1"),
-    parse_config("decode(FP16, 256, 16, 16, 2): slice_128+stages_2+ctas_1"),
+    parse_config("decode(BF16, 128, 64, 16, 4): slice_128+most_8+stages_2+ctas_1"),
+    parse_config("decode(FP16, 256, 16, 16, 2): slice_128+most_32+stages_2+ctas_1"),
 ]
 _EMULATOR = EmulatedDevice()
 
@@ -234,6 +234,30 @@ def test_contiguous_and_paged_caches_have_the_same_bits(device):
         np.testing.assert_array_equal(other["lse"], plain["lse"])
 
 
+@pytest.mark.parametrize("k_len", [200, 300, 4097])
+def test_ctas_that_take_one_slice_and_several_give_the_same_bits(k_len):
+    # One slice of two, three slices, seventeen that are twice as long.
+    config = replace(SMALL, slice_keys=128)
+    problem = AttentionProblem(1, 4, 1, 1, k_len, 64, lse=True)
+    inputs = dict(inputs_of(Case("one", problem)))
+    first = outputs(in_order(), config, problem, inputs)
+    behind = 3 * k_len  # rows that the sequence may have, and other sequences beside it
+    more = replace(problem, batch=3, k_len=behind, k_lengths=True)
+    lengths = np.array([k_len // 3, k_len, 0], np.int32)
+    company = {name: np.zeros((3, *inputs[name].shape[1:]), np.uint16) for name in "q"}
+    company |= {name: np.zeros((3, behind, 1, 64), np.uint16) for name in "kv"}
+    for name in "qkv":
+        company[name][1, : inputs[name].shape[1]] = inputs[name][0]
+    company["k_lengths"] = lengths.view(np.uint32)
+    for persistent in (False, True):
+        kind = replace(config, persistent=persistent)
+        (launch,) = plan(kind, more, sm_count=4)
+        assert (launch.geometry.grid == (8, 1, 1)) == persistent
+        found = run_arrays(in_order(), kind, more, company)
+        np.testing.assert_array_equal(found["o"][1], first["o"][0])
+        np.testing.assert_array_equal(found["lse"][1], first["lse"][0])
+
+
 def test_a_row_has_the_same_bits_whatever_its_neighbours_hold(device):
     problem = AttentionProblem(1, 6, 2, 3, 419, 64, DType.FP16, causal=True, lse=True)
     inputs = dict(inputs_of(Case("rows", problem)))
@@ -267,10 +291,11 @@ def test_launches_of_a_batch_with_too_many_tiles_are_right(device, monkeypatch):
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
 def test_kernels_that_are_chosen_first_spill_nothing(arch):
     for text in (
-        "decode(BF16, 64, 16, 32, 4): slice_512+stages_3+ctas_2",
-        "decode(BF16, 128, 16, 16, 4): slice_512+stages_3+ctas_2",
-        "decode(BF16, 128, 32, 16, 4): slice_512+stages_4+ctas_2",
-        "decode(BF16, 256, 16, 16, 4): slice_256+stages_3+ctas_1",
+        "decode(BF16, 64, 16, 32, 4): slice_512+most_32+stages_3+ctas_2",
+        "decode(BF16, 128, 16, 16, 4): slice_512+most_32+stages_3+ctas_2",
+        "decode(BF16, 128, 16, 16, 4): slice_1024+most_32+stages_2+ctas_3",
+        "decode(BF16, 128, 32, 16, 4): slice_1024+most_16+stages_4+ctas_3",
+        "decode(BF16, 256, 16, 16, 4): slice_256+most_32+stages_3+ctas_1",
     ):
         config = parse_config(text)
         problem = AttentionProblem(1, 8, 2, 1, 8191, config.d_head, config.dtype)

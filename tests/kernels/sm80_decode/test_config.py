@@ -16,13 +16,13 @@ from flashsmith.problem.attention import AttentionProblem
 from flashsmith.problem.needs import Needs
 from flashsmith.tuner.choose.choice import choose
 
-BASE = parse_config("decode(BF16, 64, 16, 16, 4): slice_256+stages_3+ctas_2")
+BASE = parse_config("decode(BF16, 64, 16, 16, 4): slice_256+most_32+stages_3+ctas_2")
 PROBLEM = AttentionProblem(2, 32, 8, 1, 8192, 128)
 
 
 def test_the_set_has_every_width_type_and_tile_and_all_can_be_built():
     configs = resolve_key("decode")
-    assert len(configs) == len(set(configs)) == 32
+    assert len(configs) == len(set(configs)) == 50
     assert [config.refusal() for config in configs] == [None] * len(configs)
     every = {(t, d, rows) for t in DType for d in (64, 128, 256) for rows in (16, 32, 64)}
     assert {(c.dtype, c.d_head, c.B_r) for c in configs} == every
@@ -44,17 +44,17 @@ def test_every_text_parses_back(config):
     ("text", "rule", "sentence"),
     [
         (
-            "decode(BF16, 64, 64, 32, 2): slice_512+stages_2+ctas_1",
+            "decode(BF16, 64, 64, 32, 2): slice_512+most_32+stages_2+ctas_1",
             "team_divides_warps",
             "a CTA must be whole teams",
         ),
         (
-            "decode(BF16, 64, 64, 16, 8): slice_512+stages_2+ctas_1",
+            "decode(BF16, 64, 64, 16, 8): slice_512+most_32+stages_2+ctas_1",
             "",
             "",
         ),
         (
-            "decode(BF16, 64, 16, 64, 8): slice_256+stages_2+ctas_1",
+            "decode(BF16, 64, 16, 64, 8): slice_256+most_32+stages_2+ctas_1",
             "slice_has_a_block_for_every_team",
             "a slice must have a kv block for every team",
         ),
@@ -97,6 +97,7 @@ PAIRS = {
     "B_c": 32,
     "n_warps": 2,
     "slice_keys": 512,
+    "most_slices": 16,
     "stages": 4,
     "ctas": 4,
     "persistent": True,
@@ -105,7 +106,7 @@ PAIRS = {
 
 def test_every_field_alone_changes_the_machine_code():
     assert list(PAIRS) == list(Sm80DecodeConfig.knobs())
-    needs = Needs(("ragged_q", "ragged_k"))
+    needs = Needs(("ragged_q", "ragged_k", "k_lengths"))
     codes = {
         name: machine_code(compile_kernel(replace(BASE, **{name: value}), needs, "sm_80").cubin)
         for name, value in PAIRS.items()
@@ -130,13 +131,36 @@ def test_many_rows_and_few_keys_are_left_to_forward_kernels():
         assert choose(other, "sm_80").config.NAME == "sm80_forward"
 
 
-def test_the_choice_does_not_look_at_the_batch():
+@pytest.mark.parametrize("arch", ["sm_80", "sm_86", "sm_90a"])
+@pytest.mark.parametrize("rows", [(1, 4), (1, 5), (4, 4), (5, 4), (9, 4)])
+@pytest.mark.parametrize("width", [64, 128, 256])
+def test_what_bits_follow_from_does_not_look_at_the_batch_or_the_keys(arch, rows, width):
+    q_len, group = rows
     chosen = {
-        choose(replace(PROBLEM, batch=batch, k_len=k_len), "sm_90a").config
+        choose(
+            AttentionProblem(batch, 8 * group, 8, q_len, k_len, width, **facts), arch
+        ).config.numeric_class
         for batch in (1, 7, 256)
         for k_len in (1024, 8192, 131072)
+        for facts in ({}, {"k_lengths": True}, {"k_lengths": True, "page": 16, "pages": 99})
     }
     assert len(chosen) == 1
+
+
+def test_rings_and_ctas_follow_from_the_number_of_slices():
+    few, many = (choose(replace(PROBLEM, batch=batch), "sm_90a").config for batch in (1, 8))
+    assert (few.stages, few.ctas, few.persistent) == (3, 2, False)
+    assert (many.stages, many.ctas, many.persistent) == (2, 3, False)
+    wide = replace(PROBLEM, batch=64, k_len=131072)  # 64 * 8 * 32 CTAs
+    assert not choose(replace(wide, k_lengths=True), "sm_90a").config.persistent
+    assert choose(replace(wide, k_lengths=True, batch=65), "sm_90a").config.persistent
+    assert not choose(replace(wide, batch=65), "sm_90a").config.persistent
+
+
+def test_a_choice_names_what_bits_follow_from():
+    text = str(choose(PROBLEM, "sm_90a"))
+    assert "own sequence and decode(BF16, 128, 16, 16, 4): slice_512+most_32\n" in text
+    assert "batch-invariant" not in str(choose(replace(PROBLEM, q_len=99), "sm_90a"))
 
 
 def test_lengths_and_pages_are_computed_here_and_refused_by_forward_kernels():

@@ -29,8 +29,8 @@ class Sm80DecodeConfig(KernelConfig):
 
     Query rows of all heads that share a head of K and V are one tile. The warps of a CTA are teams:
     a team takes every n-th kv block of the slice through a ring of its own, and holds O of all rows
-    of the tile. Slices have a fixed length and are added up in order, so that the bits of a row
-    follow from its own sequence alone.
+    of the tile. The length of slices follows from that of their sequence, and they are added up in
+    order, so that the bits of a row follow from its own sequence alone.
     """
 
     NAME: ClassVar[str] = "sm80_decode"
@@ -53,7 +53,12 @@ class Sm80DecodeConfig(KernelConfig):
     B_r: int = knob((16, 32, 64), "query rows of a tile: of all heads that share one of K and V")
     B_c: int = knob((16, 32, 64), "keys that a team takes at a time")
     n_warps: int = knob((2, 4, 8), "warps of a CTA; B_r / 16 of them are a team")
-    slice_keys: int = knob((128, 256, 512, 1024, 2048), "keys of a slice: a CTA's work", "slice_{}")
+    slice_keys: int = knob(
+        (128, 256, 512, 1024, 2048), "keys of a slice, a CTA's work, at least", "slice_{}"
+    )
+    most_slices: int = knob(
+        (8, 16, 32, 64), "of a sequence; those of longer ones double", "most_{}"
+    )
     stages: int = knob((2, 3, 4, 5, 6, 8), "kv blocks of a team's ring, K and V each", "stages_{}")
     ctas: int = knob((1, 2, 3, 4), "CTAs that an SM's registers must hold", "ctas_{}")
     persistent: bool = flag("persistent", "as many CTAs as run at once, which take slices in turn")
@@ -82,6 +87,14 @@ class Sm80DecodeConfig(KernelConfig):
     def teams(self) -> int:
         """Teams of a CTA: each takes every `teams`-th kv block of a slice."""
         return self.n_warps // self.team_warps
+
+    @property
+    def numeric_class(self) -> str:
+        """What a row's bits follow from beside its own sequence."""
+        tiles = (self.dtype.name, self.d_head, self.B_r, self.B_c, self.n_warps)
+        return (
+            f"decode({', '.join(map(str, tiles))}): slice_{self.slice_keys}+most_{self.most_slices}"
+        )
 
     @property
     def rows_at_once(self) -> int:

@@ -61,6 +61,7 @@ class DecodeLaunch(Launch):
             scale_log2=problem.softmax_scale * LOG2_E,
             q_tiles=_q_tiles(config, problem),
             slices=_slices(config, problem),
+            slice_keys=slices_of(config, problem.k_len)[0],
             part_rows=rows,
             page=problem.page,
             page_shift=_shift(problem.page),
@@ -88,8 +89,30 @@ def _q_tiles(config: Sm80DecodeConfig, problem: AttentionProblem) -> int:
     return math.ceil(problem.q_len * problem.group / config.B_r)
 
 
+def slices_of(config: Sm80DecodeConfig, k_len: int) -> tuple[int, int]:
+    """Keys of a slice and number of slices, of a sequence of `k_len` keys: by nothing else.
+
+    Two slices are one, which needs no sum; where there would be more than most_slices, they double.
+    """
+    least = math.ceil(k_len / config.slice_keys)
+    if least <= 2:
+        return 2 * config.slice_keys, 1
+    doubled = ((least - 1) // config.most_slices).bit_length()
+    return config.slice_keys << doubled, ((least - 1) >> doubled) + 1
+
+
 def _slices(config: Sm80DecodeConfig, problem: AttentionProblem) -> int:
-    return max(math.ceil(problem.k_len / config.slice_keys), 1)
+    """Slices of a sequence; where lengths are in memory, as many as any may have."""
+    if problem.k_lengths:
+        least = math.ceil(problem.k_len / config.slice_keys)
+        return 1 if least <= 2 else min(least, config.most_slices)
+    return slices_of(config, problem.k_len)[1]
+
+
+def slices_at_most(config: Sm80DecodeConfig, problem: AttentionProblem) -> int:
+    """Slices of all q tiles of a call: CTAs of a launch that takes one slice each."""
+    tiles = problem.batch * problem.kv_heads * _q_tiles(config, problem)
+    return tiles * _slices(config, problem)
 
 
 def _part_rows(config: Sm80DecodeConfig, problem: AttentionProblem) -> int:
@@ -98,10 +121,7 @@ def _part_rows(config: Sm80DecodeConfig, problem: AttentionProblem) -> int:
 
 def _parts(config: Sm80DecodeConfig, problem: AttentionProblem) -> int:
     """Slices of all q tiles of a call; a q tile of one slice leaves no part behind."""
-    slices = _slices(config, problem)
-    if slices == 1:
-        return 0
-    return problem.batch * problem.kv_heads * _q_tiles(config, problem) * slices
+    return slices_at_most(config, problem) if _slices(config, problem) > 1 else 0
 
 
 def plan_decode(config: Sm80DecodeConfig, problem: AttentionProblem, sm_count: int) -> Plan:
@@ -142,12 +162,12 @@ def _needs(config: Sm80DecodeConfig, problem: AttentionProblem) -> Needs:
 def _geometry(
     config: Sm80DecodeConfig, problem: AttentionProblem, ctas: int, sm_count: int
 ) -> LaunchGeometry:
-    """A CTA a slice; where lengths are in memory, CTAs share out what slices there are."""
+    """A CTA a slice, or as many as run at once, which share out what slices there are."""
     if ctas > MAX_GRID:
         raise ArgumentError(
             f"{config.short_form()}: the problem has {ctas:,} slices, one launch takes "
             f"{MAX_GRID:,}; split the batch."
         )
-    if config.persistent or problem.k_lengths:
+    if config.persistent:
         ctas = min(ctas, sm_count * config.ctas)
     return LaunchGeometry((ctas, 1, 1), config.threads, config.smem_bytes())

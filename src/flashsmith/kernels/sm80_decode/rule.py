@@ -6,23 +6,39 @@ from collections.abc import Sequence
 
 from flashsmith.arch import Arch
 from flashsmith.kernels.sm80_decode.config import WIDTHS, Sm80DecodeConfig
+from flashsmith.kernels.sm80_decode.plan import slices_at_most
 from flashsmith.kernels.sm80_decode.sets import BY_WIDTH, configs_for
 from flashsmith.problem.attention import AttentionProblem
 
 MOST_ROWS = 64  # of one query tile: with more, keys are read again and tensor cores decide
 LEAST_KEYS = 1024  # fewer leave nothing to divide between CTAs
+FEW_SLICES = 264  # two CTAs on each SM of an H200 run at once: deep rings; with more, more CTAs
+# CTAs of a launch of which most may find nothing to do, where lengths are in memory.
+MOST_CTAS = 16384
 
 
 def candidates(problem: AttentionProblem, arch: Arch) -> Sequence[Sm80DecodeConfig]:
     """Configurations for few rows on many keys, best first; not all of them need fit `arch`.
 
-    Neither the batch nor the number of heads is asked: a request gets the same kernel in company.
-    What no other kernel computes gets one whatever its lengths are.
+    What bits follow from, the first one's `numeric_class`, is chosen by d_head, element type and
+    the request's own rows: a request gets the same in company. Only how much is in flight and how
+    CTAs take their slices follow from the batch. What no other kernel computes gets one whatever
+    its lengths are.
     """
     rows = problem.q_len * problem.group
     width = next((w for w in WIDTHS if w >= problem.d_head), None)
     fits = rows <= MOST_ROWS and problem.k_len >= LEAST_KEYS
     if width is None or problem.sequences or not (fits or problem.k_lengths or problem.page):
         return ()
-    tile = next((tile for tile in BY_WIDTH[width] if tile >= rows), MOST_ROWS)
-    return configs_for(problem.dtype, width, tile)
+    most = next((most for most in BY_WIDTH[width] if most >= rows), MOST_ROWS)
+    configs = configs_for(problem.dtype, width, most)
+    first = configs[0]
+    slices = slices_at_most(first, problem)
+    persistent = problem.k_lengths and slices > MOST_CTAS
+
+    def rank(config: Sm80DecodeConfig) -> tuple[bool, bool, bool]:
+        more_ctas = config.ctas > first.ctas
+        other = config.numeric_class != first.numeric_class
+        return other, config.persistent != persistent, more_ctas != (slices > FEW_SLICES)
+
+    return sorted(configs, key=rank)

@@ -7,41 +7,72 @@ from collections.abc import Callable, Sequence
 from flashsmith.base.dtypes import DType
 from flashsmith.kernels.kernel import KernelConfig
 from flashsmith.kernels.short_form import parse_short_form
-from flashsmith.kernels.sm80_decode.config import Sm80DecodeConfig
+from flashsmith.kernels.sm80_decode.config import MMA_ROWS, Sm80DecodeConfig
 
-# Query rows, keys of a kv block, warps and words; by width. Not measured yet: deep rings first, for
-# 163 KB of shared memory and more; the last of each query tile needs at most 99 KB.
+# By width and by rows of a request (q_len times group), at most: keys of a kv block, warps, words.
+# Those of one slice, kv block and number of warps give the same bits; the first is for few slices,
+# the next for many (H200, 2026-11: 2 % faster from a batch of 8 on), a persistent one for more than
+# a launch should have CTAs. More rows leave larger parts behind: slices are longer, and fewer.
+# The last needs at most 99 KB of shared memory. Widths other than 128 have not been measured.
 BY_WIDTH: dict[int, dict[int, tuple[tuple[int, int, str], ...]]] = {
     64: {
-        16: (
-            (32, 4, "slice_512+stages_3+ctas_2"),
-            (32, 4, "slice_512+stages_3+ctas_2+persistent"),
+        4: (
+            (32, 4, "slice_512+most_32+stages_3+ctas_2"),
+            (32, 4, "slice_512+most_32+stages_2+ctas_3"),
+            (32, 4, "slice_512+most_32+stages_2+ctas_3+persistent"),
         ),
-        32: ((32, 4, "slice_512+stages_4+ctas_2"),),
-        64: ((32, 4, "slice_512+stages_4+ctas_2"),),
+        16: (
+            (32, 4, "slice_1024+most_32+stages_3+ctas_2"),
+            (32, 4, "slice_1024+most_32+stages_2+ctas_3"),
+            (32, 4, "slice_1024+most_32+stages_2+ctas_3+persistent"),
+        ),
+        32: ((32, 4, "slice_1024+most_16+stages_4+ctas_2"),),
+        64: ((32, 4, "slice_1024+most_16+stages_4+ctas_2"),),
     },
     128: {
-        16: (
-            (16, 4, "slice_512+stages_3+ctas_2"),
-            (16, 4, "slice_512+stages_3+ctas_2+persistent"),
-            (16, 4, "slice_512+stages_2+ctas_3"),
+        4: (
+            (16, 4, "slice_512+most_32+stages_3+ctas_2"),
+            (16, 4, "slice_512+most_32+stages_2+ctas_3"),
+            (16, 4, "slice_512+most_32+stages_2+ctas_3+persistent"),
         ),
-        32: ((16, 4, "slice_512+stages_4+ctas_2"),),
-        64: ((32, 4, "slice_512+stages_4+ctas_2"), (16, 4, "slice_512+stages_4+ctas_2")),
+        16: (
+            (16, 4, "slice_1024+most_32+stages_3+ctas_2"),
+            (16, 4, "slice_1024+most_32+stages_2+ctas_3"),
+            (16, 4, "slice_1024+most_32+stages_2+ctas_3+persistent"),
+        ),
+        32: ((16, 4, "slice_1024+most_16+stages_4+ctas_3"),),
+        64: (
+            (32, 4, "slice_1024+most_16+stages_4+ctas_2"),
+            (16, 4, "slice_1024+most_16+stages_4+ctas_2"),
+        ),
     },
     256: {
-        16: ((16, 4, "slice_256+stages_3+ctas_1"), (16, 2, "slice_256+stages_2+ctas_2")),
-        32: ((16, 4, "slice_256+stages_4+ctas_1"), (16, 4, "slice_256+stages_2+ctas_1")),
-        64: ((16, 4, "slice_256+stages_4+ctas_1"), (16, 4, "slice_256+stages_2+ctas_1")),
+        4: (
+            (16, 4, "slice_256+most_32+stages_3+ctas_1"),
+            (16, 2, "slice_256+most_32+stages_2+ctas_2"),
+        ),
+        16: (
+            (16, 4, "slice_512+most_32+stages_3+ctas_1"),
+            (16, 2, "slice_512+most_32+stages_2+ctas_2"),
+        ),
+        32: (
+            (16, 4, "slice_512+most_16+stages_4+ctas_1"),
+            (16, 4, "slice_512+most_16+stages_2+ctas_1"),
+        ),
+        64: (
+            (16, 4, "slice_512+most_16+stages_4+ctas_1"),
+            (16, 4, "slice_512+most_16+stages_2+ctas_1"),
+        ),
     },
 }
 
 
 def configs_for(dtype: DType, width: int, rows: int) -> list[Sm80DecodeConfig]:
-    """The configurations of one element type, width and query tile, deep rings first."""
+    """The configurations of one element type, width and number of rows, deep rings first."""
+    tile = max(rows, MMA_ROWS)
     return [
         parse_short_form(
-            f"decode({dtype.name}, {width}, {rows}, {b_c}, {warps}): {words}", Sm80DecodeConfig
+            f"decode({dtype.name}, {width}, {tile}, {b_c}, {warps}): {words}", Sm80DecodeConfig
         )
         for b_c, warps, words in BY_WIDTH[width][rows]
     ]

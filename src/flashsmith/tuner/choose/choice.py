@@ -59,6 +59,11 @@ class Choice:
         name = self.config.short_form() if self.config is not None else "no kernel of flashsmith"
         took = "" if self.time_us is None else f"; this call: {self.time_us:.1f} µs on the GPU"
         lines = [f"{name}: {self.reason}{took}"]
+        if self.config is not None and self.config.numeric_class:
+            lines.append(
+                f"  batch-invariant: bits follow from a row's own sequence and "
+                f"{self.config.numeric_class}"
+            )
         lines += [f"  not {item.what}: {item.reason}" for item in self.rejected]
         return "\n".join(lines)
 
@@ -252,6 +257,16 @@ def _usable(question: _Question, item: MeasuredConfig) -> tuple[KernelConfig | N
     return (config, "") if not obstacle else (None, obstacle)
 
 
+def _candidates(question: _Question, family: type[KernelConfig]) -> Sequence[KernelConfig]:
+    """Those of the shape that is looked at; the batch decides between such that give equal bits."""
+    alone = family.candidates(question.like, question.arch)
+    classes = [config.numeric_class for config in alone]
+    if question.like is question.problem or not alone or not all(classes):
+        return alone
+    together = family.candidates(question.problem, question.arch)
+    return sorted(together, key=lambda config: classes.index(config.numeric_class))
+
+
 def _ruled_choice(question: _Question, passed: list[Rejected]) -> Choice:
     """The first candidate that fits; the families of newer GPUs are asked first."""
     chosen: KernelConfig | None = None
@@ -262,7 +277,7 @@ def _ruled_choice(question: _Question, passed: list[Rejected]) -> Choice:
             reason = f"no kernels for {question.arch.name}"
             passed.append(Rejected(f"{family.NAME}", reason))
             continue
-        for config in family.candidates(question.like, question.arch):
+        for config in _candidates(question, family):
             obstacle = question.obstacle(config)
             if not obstacle and chosen is None:
                 chosen = config

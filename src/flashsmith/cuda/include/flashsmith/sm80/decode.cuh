@@ -51,7 +51,7 @@ FS_DEVICE void decode(const DecodeArgs& args) {
     const SmemAddr start{static_cast<u32>(__cvta_generic_to_shared(smem))};
     DecodeQueue<Kernel> queue(args);
     DecodeWork work;
-    if constexpr (kConfig.persistent || kNeeds.k_lengths) {
+    if constexpr (kConfig.persistent) {
         _Pragma("unroll 1") for (u32 n = ptx::ctaid_x(); queue.find(n, work); n += gridDim.x) {
             compute<Kernel>(args, work, start);
             ptx::bar_sync();  // what the teams handed over has been read

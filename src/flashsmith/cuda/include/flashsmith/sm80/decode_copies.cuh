@@ -32,7 +32,7 @@ FS_DEVICE void copy_q(SmemAddr room, const DecodeArgs& args, const DecodeWork& w
 //
 // A thread keeps its chunk column and takes every kRowStep-th row of a kv block. Where K and V lie
 // in pages, lanes read the pages of all rows from the table before the kv block is copied, and tell
-// each other.
+// each other. The pages of the first kv blocks are asked for at once: one wait for all of them.
 template <class Kernel>
 class KVCopies {
     using Tile = typename Kernel::KVTile;
@@ -40,6 +40,7 @@ class KVCopies {
     static constexpr int kRowStep = Kernel::kTeamThreads / Tile::kChunks;
     static constexpr int kPasses = Tile::kRows / kRowStep;
     static constexpr int kHeld = (Tile::kRows + kWarpLanes - 1) / kWarpLanes;
+    static constexpr int kFirst = Kernel::kStages - 1;  // kv blocks that are copied at the start
 
     static_assert(Kernel::kTeamThreads % Tile::kChunks == 0, "a pass must copy whole rows.");
     static_assert((kRowStep & (kRowStep - 1)) == 0, "the swizzle of a pass must be a constant.");
@@ -57,22 +58,23 @@ class KVCopies {
         v_ = start(args.v, work, chunk);
     }
 
-    // Looks up the pages of the kv block that is copied next: a lane those of one row in 32.
-    FS_DEVICE void look_up([[maybe_unused]] i32 first_key) {
+    // Looks up the pages of a kv block, a lane those of one row in 32: of number `set` of the first
+    // ones, or, as number kFirst, of any that comes later.
+    FS_DEVICE void look_up([[maybe_unused]] i32 first_key, [[maybe_unused]] int set = kFirst) {
         if constexpr (kNeeds.page) {
             const i64 first = static_cast<i64>(batch_) * args_.table_pages;
             FS_UNROLL
             for (int i = 0; i < kHeld; ++i) {
                 const i32 row = (threadIdx.x + i * kWarpLanes) % Tile::kRows;
                 const i32 key = min(first_key + row, args_.k_len - 1);
-                page_[i] = ptx::ld_global_i32(args_.block_table + first + page_of(key));
+                page_[set][i] = ptx::ld_global_i32(args_.block_table + first + page_of(key));
             }
         }
     }
 
     // Starts the copies of the keys from `first_key` on; they have landed after a commit and a
-    // wait.
-    FS_DEVICE void copy(int stage, i32 first_key) const {
+    // wait. Their pages were looked up as number `set`.
+    FS_DEVICE void copy(int stage, i32 first_key, [[maybe_unused]] int set = kFirst) const {
         const SmemAddr room = ring_ + stage * Tile::kBytes;
         FS_UNROLL
         for (int pass = 0; pass < kPasses; ++pass) {
@@ -82,7 +84,7 @@ class KVCopies {
             i64 place = key;
             if constexpr (kNeeds.page) {
                 // An entry that names no page is clamped: nothing outside the pool is read.
-                const i32 entry = ptx::shfl_idx(page_[pass * kRowStep / kWarpLanes], row);
+                const i32 entry = ptx::shfl_idx(page_[set][pass * kRowStep / kWarpLanes], row);
                 page = min(max(entry, 0), args_.pages - 1);
                 place = key - page_of(key) * args_.page;
             }
@@ -130,7 +132,7 @@ class KVCopies {
     i32 batch_;
     i32 end_key_;
     bool column_;
-    i32 page_[kHeld];  // entries of the table, as they were read: of the next kv block
+    i32 page_[kFirst + 1][kHeld];  // entries of the table, as they were read
 };
 
 }  // namespace flashsmith::sm80

@@ -18,7 +18,6 @@ struct DecodeKernel {
     static constexpr int kDSpans = kD / kMatrixSpan;
     static constexpr int kBr = kConfig.B_r;
     static constexpr int kBc = kConfig.B_c;
-    static constexpr int kSlice = kConfig.slice_keys;
     static constexpr int kStages = kConfig.stages;
     static constexpr int kThreads = kConfig.threads();
     static constexpr int kTeams = kConfig.teams();
@@ -48,7 +47,8 @@ struct DecodeKernel {
     static constexpr bool valid() {
         static_assert(kConfig.n_warps % kConfig.team_warps() == 0, "a CTA must be whole teams.");
         static_assert(kBc % kConfig.rows_at_once() == 0, "a kv block must be whole copies.");
-        static_assert(kSlice >= kTeams * kBc, "a slice must have a kv block for every team.");
+        static_assert(kConfig.slice_keys >= kTeams * kBc,
+                      "a slice must have a kv block for every team.");
         return true;
     }
 };
@@ -59,8 +59,25 @@ struct DecodeWork {
     i32 kv_head;
     i32 tile;  // of the query rows of all heads of the group
     i32 slice;
-    i32 slices;  // of this sequence
-    i32 k_len;   // of this sequence
+    i32 slices;      // of this sequence
+    i32 slice_keys;  // the same
+    i32 k_len;       // the same
+};
+
+// How a sequence is divided: by its own length alone, so that bits do not depend on another's.
+// Two slices are one, which needs no sum; where there would be more than most_slices, they double.
+struct SequenceSlices {
+    i32 keys;
+    i32 count;
+
+    template <Sm80DecodeConfig kConfig>
+    FS_DEVICE static SequenceSlices of(i32 k_len) {
+        constexpr i32 kKeys = kConfig.slice_keys;
+        const i32 least = (k_len + kKeys - 1) / kKeys;
+        if (least <= 2) return {2 * kKeys, 1};
+        const i32 doubled = 32 - __clz((least - 1) / kConfig.most_slices);
+        return {kKeys << doubled, ((least - 1) >> doubled) + 1};
+    }
 };
 
 // A sequence as masks ask for it.

@@ -80,31 +80,60 @@ class DecodeOutput {
         ptx::bar_sync();  // and thread 0 has seen who came before
         if (ptx::ld_shared_b32(smem_ + Kernel::kWord) != static_cast<u32>(work_.slices - 1)) return;
         ptx::st_global_u32_if(threadIdx.x == 0, counter, 0);  // as the next launch wants it
-        _Pragma("unroll 1") for (u32 i = threadIdx.x; i < rows_ * kPieces; i += Kernel::kThreads) {
-            add_slices(i / kPieces, i % kPieces);
+        if (work_.slices <= kAhead / 2 && rows_ * kPieces > Kernel::kThreads) {
+            add_pieces<2>();
+        } else {
+            add_pieces<1>();
         }
     }
 
   private:
-    FS_DEVICE void add_slices(u32 row, u32 piece) const {
-        RowPart total;
-        const i64 first = part_row(0) + row;
-        _Pragma("unroll 1") for (i32 slice = 0; slice < work_.slices; slice += kAhead) {
-            float o[kAhead][4], maximum[kAhead], sum[kAhead];
-            FS_UNROLL
-            for (int i = 0; i < kAhead; ++i) {
-                // Beyond the last slice the last is read again, and not added.
-                const i32 number = min(slice + i, work_.slices - 1);
-                const i64 at = first + static_cast<i64>(number) * args_.part_rows;
-                ptx::ld_global_f32x4(o[i], args_.parts + at * kD + piece * kColumns);
-                ptx::ld_global_f32x2(maximum[i], sum[i], args_.statistics + 2 * at);
+    // Of all pieces of the tile this thread's, kTogether at a time: kAhead parts are read before
+    // one is added, which hides the way to memory.
+    template <int kTogether>
+    FS_DEVICE void add_pieces() const {
+        constexpr u32 kStep = kTogether * Kernel::kThreads;
+        const u32 pieces = rows_ * kPieces;
+        _Pragma("unroll 1") for (u32 first = threadIdx.x; first < pieces; first += kStep) {
+            RowPart total[kTogether];
+            _Pragma("unroll 1") for (i32 slice = 0; slice < work_.slices;
+                                     slice += kAhead / kTogether) {
+                add_parts(total, first, slice);
             }
             FS_UNROLL
-            for (int i = 0; i < kAhead; ++i) {
-                if (slice + i < work_.slices) total.add(o[i], maximum[i], sum[i]);
+            for (int n = 0; n < kTogether; ++n) {
+                const u32 i = first + n * Kernel::kThreads;
+                if (i < pieces) store(total[n], i / kPieces, i % kPieces);
             }
         }
-        store(total, row, piece);
+    }
+
+    // Adds the parts of the slices from `slice` on.
+    template <int kTogether>
+    FS_DEVICE void add_parts(RowPart (&total)[kTogether], u32 first, i32 slice) const {
+        constexpr int kDepth = kAhead / kTogether;
+        float o[kTogether][kDepth][4], maximum[kTogether][kDepth], sum[kTogether][kDepth];
+        FS_UNROLL
+        for (int n = 0; n < kTogether; ++n) {
+            // Beyond the last piece the last is read again, and not stored.
+            const u32 piece = min(first + n * Kernel::kThreads, rows_ * kPieces - 1);
+            const i64 row = part_row(0) + piece / kPieces;
+            FS_UNROLL
+            for (int i = 0; i < kDepth; ++i) {
+                // Beyond the last slice the last is read again, and not added.
+                const i32 number = min(slice + i, work_.slices - 1);
+                const i64 at = row + static_cast<i64>(number) * args_.part_rows;
+                ptx::ld_global_f32x4(o[n][i], args_.parts + at * kD + piece % kPieces * kColumns);
+                ptx::ld_global_f32x2(maximum[n][i], sum[n][i], args_.statistics + 2 * at);
+            }
+        }
+        FS_UNROLL
+        for (int n = 0; n < kTogether; ++n) {
+            FS_UNROLL
+            for (int i = 0; i < kDepth; ++i) {
+                if (slice + i < work_.slices) total[n].add(o[n][i], maximum[n][i], sum[n][i]);
+            }
+        }
     }
 
     // Of all q tiles of the launch.

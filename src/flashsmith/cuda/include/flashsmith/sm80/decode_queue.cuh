@@ -10,30 +10,42 @@ namespace flashsmith::sm80 {
 // All slices of a launch in order: sequence by sequence, slice by slice, then q tiles and heads.
 // Heads come next to each other because their rows share pages of memory.
 //
-// Where lengths are in memory, a lane looks at one sequence of 32 at a time: how many slices it
-// has, and how many there are up to it. Numbers only grow, so that no length is read twice.
+// Where lengths are in memory, a CTA that takes one slice counts as if every sequence had as many
+// as any may have, and finds nothing behind the last of its own. CTAs that take several count those
+// that there are: a lane looks at one sequence of 32 at a time: how many slices it has, and how
+// many there are up to it. Numbers only grow, so that no length is read twice.
 template <class Kernel>
 class DecodeQueue {
     static constexpr bool kLengths = Kernel::kNeeds.k_lengths;
+    static constexpr bool kCounts = kLengths && Kernel::kConfig.persistent;
 
   public:
     FS_DEVICE explicit DecodeQueue(const DecodeArgs& args) : args_(args) {
-        if constexpr (kLengths) look(0);
+        if constexpr (kCounts) look(0);
     }
 
-    // The work of this number; false: there is none, nor of a larger one.
+    // The work of this number; false: there is none, nor, where slices are counted, of a larger
+    // one.
     FS_DEVICE bool find(u32 number, DecodeWork& work) {
         const u32 heads = args_.kv_heads, tiles = args_.q_tiles;
         u32 rest = number / heads;
         work.kv_head = number - rest * heads;
         const u32 unit = rest / tiles;  // a slice of a sequence
         work.tile = rest - unit * tiles;
-        if constexpr (kLengths) return find_slice(unit, work);
+        if constexpr (kCounts) return find_slice(unit, work);
         const u32 sequence = unit / args_.slices;
         if (sequence >= static_cast<u32>(args_.batch)) return false;
         work.batch = args_.first_batch + sequence;
         work.slice = unit - sequence * args_.slices;
+        if constexpr (kLengths) {
+            work.k_len = length_of(sequence);
+            const auto slices = SequenceSlices::of<Kernel::kConfig>(work.k_len);
+            work.slices = slices.count;
+            work.slice_keys = slices.keys;
+            return work.slice < work.slices;
+        }
         work.slices = args_.slices;
+        work.slice_keys = args_.slice_keys;
         work.k_len = args_.k_len;
         return true;
     }
@@ -50,21 +62,27 @@ class DecodeQueue {
         work.batch = args_.first_batch + first_ + lane;
         work.slices = ptx::shfl_idx(slices_, lane);
         work.slice = inside - (ptx::shfl_idx(end_, lane) - work.slices);
+        work.slice_keys = ptx::shfl_idx(slice_keys_, lane);
         work.k_len = ptx::shfl_idx(k_len_, lane);
         return true;
     }
 
-    // Reads the lengths of the sequences from `first` on; a length ends inside the tensor.
+    // Keys of a sequence of this launch: a length ends inside the tensor.
+    FS_DEVICE i32 length_of(i32 sequence) const {
+        const i32 given = ptx::ld_global_i32(args_.k_lengths + args_.first_batch + sequence);
+        return min(max(given, 0), args_.k_len);
+    }
+
+    // Reads the lengths of the sequences from `first` on.
     FS_DEVICE void look(i32 first) {
         const i32 lane = threadIdx.x % kWarpLanes;
         first_ = first;
-        k_len_ = slices_ = 0;
+        k_len_ = slices_ = slice_keys_ = 0;
         if (first + lane < args_.batch) {
-            const i32 given =
-                ptx::ld_global_i32(args_.k_lengths + args_.first_batch + first + lane);
-            k_len_ = min(max(given, 0), args_.k_len);
-            // Rows of a sequence without a key are written too.
-            slices_ = max((k_len_ + Kernel::kSlice - 1) / Kernel::kSlice, 1);
+            k_len_ = length_of(first + lane);
+            const auto slices = SequenceSlices::of<Kernel::kConfig>(k_len_);
+            slices_ = slices.count;
+            slice_keys_ = slices.keys;
         }
         end_ = slices_;
         FS_UNROLL
@@ -75,11 +93,12 @@ class DecodeQueue {
     }
 
     const DecodeArgs& args_;
-    i32 first_ = 0;   // sequence of lane 0
-    u32 before_ = 0;  // slices of the sequences before it
-    i32 k_len_ = 0;   // of this lane's sequence
-    i32 slices_ = 0;  // the same
-    i32 end_ = 0;     // slices up to this lane's sequence
+    i32 first_ = 0;       // sequence of lane 0
+    u32 before_ = 0;      // slices of the sequences before it
+    i32 k_len_ = 0;       // of this lane's sequence
+    i32 slices_ = 0;      // the same
+    i32 slice_keys_ = 0;  // the same
+    i32 end_ = 0;         // slices up to this lane's sequence
 };
 
 }  // namespace flashsmith::sm80

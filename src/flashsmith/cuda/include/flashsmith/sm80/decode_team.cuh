@@ -31,13 +31,13 @@ class DecodeTeam {
           sequence_(sequence_of_work(args, work)),
           team_(threadIdx.x / Kernel::kTeamThreads),
           warp_row_(threadIdx.x % Kernel::kTeamThreads / kWarpLanes * kMatrixSpan),
-          first_key_(work.slice * Kernel::kSlice),
+          first_key_(work.slice * work.slice_keys),
           q_reader_(smem + Kernel::kQ, warp_row_),
           k_reader_(smem + Kernel::kRings + team_ * Kernel::kTeamBytes, 0),
           v_reader_(smem + Kernel::kRings + team_ * Kernel::kTeamBytes + Kernel::kVRing, 0),
           copies_(smem + Kernel::kRings + team_ * Kernel::kTeamBytes, args, work) {
         // Blocks of the slice that some row sees: from `from` on, before `end`.
-        const i32 end = (min(Kernel::kSlice, sequence_.k_len - first_key_) + kBc - 1) / kBc;
+        const i32 end = (min(work.slice_keys, sequence_.k_len - first_key_) + kBc - 1) / kBc;
         i32 from = 0;
         if constexpr (Mask::kHasLeft) {
             const QueryRow first(args, work, work.tile * Kernel::kBr);
@@ -45,12 +45,15 @@ class DecodeTeam {
         }
         first_block_ = (from - team_ + Kernel::kTeams - 1) / Kernel::kTeams;
         end_block_ = end > team_ ? (end - team_ + Kernel::kTeams - 1) / Kernel::kTeams : 0;
-        copies_.look_up(key_of(first_block_));
+        FS_UNROLL
+        for (int i = 0; i <= kAhead; ++i) copies_.look_up(key_of(first_block_ + i), i);
     }
 
-    // Starts the copy of kv block `i` of this team, if it has so many; a group of copies in any
-    // case, once it is committed.
-    FS_DEVICE void begin(int i) { copy(first_block_ + i, i); }
+    // Starts the copy of kv block `i` of this team, one of the first kAhead, if it has so many; a
+    // group of copies in any case, once it is committed.
+    FS_DEVICE void begin(int i) {
+        if (first_block_ + i < end_block_) copies_.copy(i, key_of(first_block_ + i), i);
+    }
 
     // What masks and scores know of this thread's rows.
     FS_DEVICE void look_at_rows(const DecodeWork& work) {

@@ -1,0 +1,84 @@
+"""A request's bits in many random batches: other sequences, pages, tables and numbers of rows."""
+
+import numpy as np
+import pytest
+
+from flashsmith import flash_attn_with_kvcache
+
+HEADS, KV_HEADS, D_HEAD = 6, 2, 64
+LENGTHS = (1, 700, 1100)  # of the request: of one kv block, one slice, three slices
+
+
+def draw(rng, *shape):
+    return rng.standard_normal(shape, np.float32).astype(np.float16)
+
+
+def batches(request, *, count, most, longest, seed):
+    """Random companies of a request: arguments of a call, and at which place it stands in them."""
+    rng = np.random.default_rng(seed)
+    q, k, v = request
+    for _ in range(count):
+        batch = int(rng.integers(1, most + 1))
+        page = int(rng.choice([1, 7, 16, 64, 256]))
+        place = int(rng.integers(batch))
+        lengths = rng.integers(0, longest, batch).astype(np.int32)
+        lengths[place] = len(k)
+        widest = -(-int(lengths.max()) // page) + int(rng.integers(0, 3))
+        pool = batch * widest + 3
+        table = rng.permutation(pool)[: batch * widest].reshape(batch, widest).astype(np.int32)
+        queries = draw(rng, batch, *q.shape)
+        queries[place] = q
+        caches = [draw(rng, pool, page, KV_HEADS, D_HEAD) for _ in range(2)]
+        for cache, rows in zip(caches, (k, v), strict=True):
+            for first in range(0, len(rows), page):
+                part = rows[first : first + page]
+                cache[table[place, first // page], : len(part)] = part
+        yield (queries, *caches), {"cache_seqlens": lengths, "block_table": table}, place
+
+
+def drawn_request(length, q_len, seed=0):
+    rng = np.random.default_rng(seed)
+    rows = (length, KV_HEADS, D_HEAD)
+    return draw(rng, q_len, HEADS, D_HEAD), draw(rng, *rows), draw(rng, *rows)
+
+
+def bits_in(companies, convert=np.asarray):
+    """O and LSE of the request, as many different ones as there are."""
+    found = set()
+    for arrays, tables, place in companies:
+        given = {name: convert(table) for name, table in tables.items()}
+        o, lse = flash_attn_with_kvcache(
+            *map(convert, arrays), causal=True, return_softmax_lse=True, **given
+        )
+        pair = [x[place].cpu() if hasattr(x, "cpu") else x[place] for x in (o, lse)]
+        found.add(tuple(np.asarray(x).tobytes() for x in pair))
+    return found
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_no_company_reaches_the_bits_of_a_request(length, monkeypatch):
+    monkeypatch.setenv("FLASHSMITH_DEVICE", "emulator")
+    companies = batches(drawn_request(length, q_len=1), count=50, most=4, longest=1300, seed=length)
+    assert len(bits_in(companies)) == 1
+
+
+def test_rows_that_differ_have_other_bits(monkeypatch):
+    monkeypatch.setenv("FLASHSMITH_DEVICE", "emulator")
+    found = [
+        bits_in(batches(drawn_request(70, 1, seed), count=1, most=2, longest=99, seed=1))
+        for seed in (0, 1)
+    ]
+    assert found[0] != found[1]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("length", "q_len", "count"),
+    [(1, 1, 200), (700, 4, 200), (1100, 1, 200), (5000, 1, 200), (5000, 4, 50), (17000, 1, 50)],
+)
+def test_200_companies_do_not_reach_the_bits_of_a_request(length, q_len, count):
+    torch = pytest.importorskip("torch")
+    companies = batches(
+        drawn_request(length, q_len), count=count, most=12, longest=2000, seed=length + q_len
+    )
+    assert len(bits_in(companies, lambda array: torch.from_numpy(array).cuda())) == 1
