@@ -26,6 +26,7 @@ from pages.tables import (
     ladder_table,
     masks_table,
     peers_table,
+    serve_table,
     spills_table,
     winners_table,
 )
@@ -50,6 +51,8 @@ TUNING = Path("docs/tuning.md")
 EAGER = Path("docs/eager_loading.md")
 COMPILED = ROOT / "benchmarks" / "results" / "compile"
 BACKWARD = Path("docs/kernels/sm90_backward.md")
+SERVING = Path("docs/serving.md")
+SERVED = ROOT / "benchmarks" / "results" / "h200_serve" / "serve.jsonl"
 MASKS = Path("docs/masks_and_scores.md")
 MASKED = ROOT / "benchmarks" / "results" / "h200_masks" / "masks.jsonl"
 GRADIENTS = ROOT / "benchmarks" / "results" / "h200_backward" / "backward.jsonl"
@@ -81,6 +84,8 @@ def pages() -> dict[Path, str]:
     made[BACKWARD] = between_marks(backward, "backward", backward_table(read_records(GRADIENTS)))
     masks = (ROOT / MASKS).read_text(encoding="utf-8")
     made[MASKS] = between_marks(masks, "masks", masks_table(read_records(MASKED)))
+    serving = (ROOT / SERVING).read_text(encoding="utf-8")
+    made[SERVING] = between_marks(serving, "serve", serve_table(read_records(SERVED)))
     return made | {Path("docs/benchmarks.md"): benchmarks, TUNING: tuning(data)}
 
 

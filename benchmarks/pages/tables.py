@@ -24,6 +24,7 @@ from flashsmith.report.contenders import (
     tflops_of,
 )
 from flashsmith.report.winners import Winner, winners_on_grid
+from flashsmith.tuner.choose.choice import choose
 
 NOT_MEASURED = "not measured yet"
 
@@ -41,7 +42,9 @@ def backward_table(records: Sequence[Record]) -> str:
     """The rate of each way to the gradients, and over that of the peer, which is the last."""
     problems: dict[AttentionProblem, dict[str, Record]] = {}
     for record in records:
-        problems.setdefault(record.problem, {})[_backward_name(record)] = record
+        name = _backward_name(record)
+        if name:
+            problems.setdefault(record.problem, {})[name] = record
     names = list(dict.fromkeys(name for found in problems.values() for name in found))
     lines = ["| d_head | mask | length |" + "".join(f" {name} |" for name in names)]
     lines.append("|---:|---|---:|" + "---:|" * len(names))
@@ -64,11 +67,47 @@ def _backward_name(record: Record) -> str:
     name = str(record.what["name"])
     if not looks_like_config(name):
         return "FlashAttention-3, free sums"
-    if not isinstance(parse_config(name), Sm90BackwardConfig):
+    config = parse_config(name)
+    if not isinstance(config, Sm90BackwardConfig):
         return "mma.sync, the same bits"
-    if "unordered" not in name:
-        return "wgmma, the same bits"
-    return "wgmma, free sums, `red`" if "dq_red" in name else "wgmma, free sums"
+    if not config.unordered:
+        chosen = choose(record.problem, "sm_90a", measurements=()).config
+        return "wgmma, the same bits" if config == chosen else ""
+    return "wgmma, free sums, `red`" if config.dq_red else "wgmma, free sums"
+
+
+_READ = "plain read"  # the contender that a run of tools/serve_h200.py begins with
+
+
+def serve_table(records: Sequence[Record]) -> str:
+    """What a few query rows on a cache take, and the share of the rate of a plain read."""
+    runs: list[tuple[AttentionProblem, dict[str, float]]] = []
+    for record in records:
+        name = str(record.what["name"])
+        if name == _READ:
+            runs.append((record.problem, {}))
+        runs[-1][1][name] = record.result["median_us"]
+    lines = [
+        "| batch | heads | rows x keys | plain read | contiguous | lengths in memory |"
+        " pages of 16 | best peer, contiguous | over it |",
+        "|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    for problem, found in runs:
+        read, ours, peers = found[_READ], dict[str, float](), []
+        for name, us in found.items():
+            if looks_like_config(name.partition(" page")[0].partition(" lengths")[0]):
+                ours[name.partition(": ")[2].partition(" ")[2]] = us
+            elif name != _READ and "page" not in name:
+                peers.append(us)
+        if "" not in ours:
+            continue
+        cells = [f"{ours[way]:.0f} ({read / ours[way]:.2f})" for way in ("", "lengths", "page 16")]
+        lines.append(
+            f"| {problem.batch} | {problem.heads}:{problem.kv_heads} | {problem.q_len} x "
+            f"{problem.k_len:,} | {read:.0f} | {' | '.join(cells)} | {min(peers):.0f} | "
+            f"{min(peers) / ours['']:.2f} |"
+        )
+    return "\n".join(lines)
 
 
 def masks_table(records: Sequence[Record]) -> str:
