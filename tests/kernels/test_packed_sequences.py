@@ -41,7 +41,7 @@ CONFIGS = [
     WGMMA,
     f"hopper(FP16, 64, 2, 128): kv_3+q_4+{LOOP}+stats_SUM+lazy_8+halves+pingpong+l_mma+o_smem"
     "+late_draw+regs_232_40",
-    f"hopper(BF16, 64, 2, 128): kv_2+q_4+{LOOP}+stats_BITS+lazy_8+up_FIRST+o_smem+regs_232_40",
+    f"hopper(BF16, 64, 2, 128): kv_2+q_4+{LOOP}+stats_BITS+lazy_8+up_ALL+o_smem+regs_232_40",
     f"hopper(BF16, 64, 2, 128): kv_2+q_4+{LOOP}+stats_SUM+lazy_8+up_ALL+halves+regs_232_40",
     f"hopper(BF16, 64, 2, 128): kv_2+q_4+{LOOP}+stats_VOTE+lazy_8+halves+early_tests+split+o_smem"
     "+late_store+regs_232_40",

@@ -108,7 +108,7 @@ with pytest.MonkeyPatch.context() as patched:
     q, k = (numpy.zeros((1, n, 3, 64), numpy.float16) for n in (130, 203))
     out, choice = flashsmith.flash_attention(q, k, k, causal=True, explain=True)
 assert choice.source == "shipped measurement", choice
-assert len(gpu.started) == 1
+assert len({started.kernel for started in gpu.started}) == 1
 assert "libnvrtc" not in open("/proc/self/maps").read(), "NVRTC was loaded"
 print(flashsmith.__file__)
 """
