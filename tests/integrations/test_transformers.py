@@ -123,6 +123,13 @@ def test_a_window_behind_a_cache_without_a_mask_is_refused():
         integration.attention_forward(torch.nn.Module(), q, k, v, None, sliding_window=17)
 
 
+def test_a_window_of_a_model_that_looks_ahead_is_refused():
+    with pytest.raises(Unsupported, match="looks at later tokens too"):
+        integration.attention_forward(
+            torch.nn.Module(), *tensors(), None, is_causal=False, sliding_window=17
+        )
+
+
 FAMILIES = {
     "Mistral": {"sliding_window": 40},
     "Gemma2": {"sliding_window": 40, "query_pre_attn_scalar": 64, "head_dim": 64},

@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from flashsmith.base.dtypes import from_bits
 from flashsmith.base.errors import Unsupported
 from flashsmith.check import verdict
 from flashsmith.check.cases import Case, inputs_of
@@ -14,6 +15,7 @@ from flashsmith.kernels.parse import parse_config
 from flashsmith.kernels.plans import needs_of, plan
 from flashsmith.problem.attention import AttentionProblem
 from flashsmith.problem.mask import Mask
+from flashsmith.runtime.run import run_arrays
 
 LOOP = "overlap+early_rescale+tiles_DYNAMIC+sections"
 MMA = "(BF16, 64, 64, 64, 4): async+eager+swizzled+load_0_2_2_tiles+opt_softmax"
@@ -159,6 +161,21 @@ def test_a_sink_that_counts_twice_is_noticed(text, device, monkeypatch):
 
 
 @pytest.mark.parametrize("text", [MMA, WGMMA], ids=["mma", "wgmma"])
+def test_a_sink_that_is_no_number_reaches_every_row_and_minus_infinity_none(text, device):
+    """Also the rows that see no key."""
+    config = parse_config(text)
+    problem = problem_of(config, q_len=130, k_len=70, causal=True, sinks=True)
+    bits = dict(inputs_of(Case("odd sinks", problem)))
+    bits["sinks"] = np.array([np.nan, -np.inf, 0.0], np.float32).view(np.uint32)
+    found = run_arrays(device, config, problem, bits)
+    o, lse = from_bits(found["o"], config.dtype), found["lse"].view(np.float32)
+    assert np.isnan(o[:, :, 0]).all()
+    assert np.isnan(lse[:, 0]).all()
+    assert np.isfinite(o[:, :, 1:]).all()
+    assert np.isneginf(lse[:, 1, :60]).all()
+
+
+@pytest.mark.parametrize("text", [MMA, WGMMA], ids=["mma", "wgmma"])
 def test_slopes_of_another_head_are_noticed(text, device, monkeypatch):
     def of_the_next_head(name, bits):
         return np.roll(bits, 1, axis=-1) if name in ("alibi_slopes", "sinks") else bits
@@ -177,8 +194,6 @@ def test_kv_blocks_outside_a_window_are_never_loaded(device):
         nan = np.array(np.nan, np.float32).view(np.uint32) >> 16
         bits["v"] = bits["v"].copy()
         bits["v"][:, : 640 - 64 - 60 - 127] = np.uint16(nan)
-        from flashsmith.runtime.run import run_arrays
-
         found = run_arrays(device, config, problem, bits)
         assert not np.isnan(found["lse"].view(np.float32)).any()
         plain = run_arrays(device, config, problem, inputs_of(Case("hidden", problem)))

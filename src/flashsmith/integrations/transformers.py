@@ -129,6 +129,11 @@ def attention_forward(
     # A single query stands behind all keys; several begin at the first key, as in torch.
     is_causal = query.shape[2] > 1 and is_causal
     facts = _facts_of(module, query, key, others)
+    if "window_left" in facts and not is_causal:
+        raise Unsupported(
+            f"the model has a sliding window and looks at later tokens too; flashsmith takes the "
+            f"windows of causal models; {_instead(module)}."
+        )
     if not facts:
         out = scaled_dot_product_attention(
             query, key, value, is_causal=is_causal, scale=scaling, enable_gqa=True

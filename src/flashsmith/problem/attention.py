@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from flashsmith.base.dtypes import DType
 from flashsmith.base.errors import ArgumentError
-from flashsmith.base.fields import fact, facts_of
+from flashsmith.base.fields import MOST, fact, facts_of
 from flashsmith.problem.mask import Mask
 
 OPERATIONS = {
@@ -177,6 +177,11 @@ class AttentionProblem:
             raise ArgumentError(
                 f"heads is {self.heads} and kv_heads is {self.kv_heads}; the query heads must be a "
                 f"multiple of the key heads."
+            )
+        if self.alibi and abs(self.diagonal or 0) > MOST:
+            raise ArgumentError(
+                f"diagonal is {self.diagonal} and distances are counted from it; kernels count in "
+                f"32 bits, up to {MOST:,}."
             )
         if self.sinks and not self.k_len:
             raise ArgumentError("sinks is True and k_len is 0; there is no key to share rows with.")

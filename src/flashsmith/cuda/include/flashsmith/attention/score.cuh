@@ -118,6 +118,7 @@ struct Score {
 // The sum of a row with the sink: relative to `m`, as the sum is; infinite where the row is nothing
 // beside it.
 FS_DEVICE float sum_with_sink(float sum, float m, float sink_log2) {
+    if (sink_log2 == kNegativeInfinity) return sum;  // also of a row that sees no key
     return sum + ptx::ex2(sink_log2 - (sum > 0.F ? m : kNegativeInfinity));
 }
 
@@ -125,7 +126,7 @@ FS_DEVICE float sum_with_sink(float sum, float m, float sink_log2) {
 FS_DEVICE float lse_with_sink(float sum, float m, float sink_log2) {
     const float own = sum > 0.F ? m : kNegativeInfinity;
     const float top = ptx::max(own, sink_log2);
-    if (top == kNegativeInfinity) return top;
+    if (top == kNegativeInfinity) return sink_log2;  // which may be no number
     return top + ptx::lg2(sum * ptx::ex2(own - top) + ptx::ex2(sink_log2 - top));
 }
 

@@ -411,7 +411,11 @@ struct Consumer {
         }
         float inverse[2];
         FS_UNROLL
-        for (int i = 0; i < 2; ++i) inverse[i] = sums[i] > 0.f ? ptx::rcp(sums[i]) : 0.f;
+        for (int i = 0; i < 2; ++i) {
+            // A sink that is no number must reach the rows, whose O knows nothing of it.
+            const bool divides = kNeeds.sinks ? sums[i] != 0.f : sums[i] > 0.f;
+            inverse[i] = divides ? ptx::rcp(sums[i]) : 0.f;
+        }
         if constexpr (Kernel::kListed) {
             store_listed(tile, sequence_in(slot), inverse);
         } else if constexpr (kConfig.o_staged) {
