@@ -178,7 +178,7 @@ class AttentionProblem:
                 f"heads is {self.heads} and kv_heads is {self.kv_heads}; the query heads must be a "
                 f"multiple of the key heads."
             )
-        if self.alibi and abs(self.diagonal or 0) > MOST:
+        if self.alibi and abs(self.mask.alignment) > MOST:
             raise ArgumentError(
                 f"diagonal is {self.diagonal} and distances are counted from it; kernels count in "
                 f"32 bits, up to {MOST:,}."
