@@ -66,7 +66,8 @@ def test_what_the_same_precision_gives_is_right_within_a_few_roundings(dtype):
         verdict = verdict_after(case)
         assert verdict.ok, verdict
         for name, expected in expectation_of(case).items():
-            # A tolerance that a case with tiny or cancelling numbers blew up would find nothing; 20 seeds give up to 4.2.
+            # A tolerance that a case with tiny or cancelling numbers blew up would find nothing;
+            # other seeds gave up to 4.2.
             assert expected.allowed < 6 * ROUNDOFF[dtype], (case.name, name)
 
 
