@@ -1,17 +1,20 @@
-"""transformers: `register()` makes attn_implementation="flashsmith" work for decoder models."""
+"""transformers: `register()` makes attn_implementation="flashsmith" work."""
 
 from __future__ import annotations
 
 import functools
 
+import torch
 from torch import Tensor
 from torch.nn import Module
 
 from flashsmith.api.attention import flash_attention
-from flashsmith.api.dropins import scaled_dot_product_attention
 from flashsmith.base.errors import ArgumentTypeError, Unsupported
 from flashsmith.base.loose_types import Foreign
-from flashsmith.integrations.mask_causes import CAUSE, cause_of, is_plain_prefill
+from flashsmith.integrations.mask_causes import CAUSE
+from flashsmith.integrations.model_checks import check_model, instead, remember
+from flashsmith.integrations.model_masks import PATTERN, mask_maker
+from flashsmith.integrations.padded_rows import boundaries, boundaries_of_sequences, padding_of
 
 NAME = "flashsmith"
 # What a model's configuration holds in its place: transformers takes every name with "flash" in it
@@ -19,20 +22,15 @@ NAME = "flashsmith"
 INSIDE = "smith_attention"
 _OLDEST = "4.53"  # the first version whose attention masks are made by a registered function
 # Arguments of other attention functions that change the result; None and 0 are neutral.
-_REFUSED = {
-    "position_bias": "a bias of scores",
-    "cache": "a paged cache",
-    "cu_seq_lens_q": "packed sequences",
-}
-_without_sdpa: set[type] = set()  # classes of configurations whose models refuse it
+_REFUSED = {"position_bias": "a bias of scores", "cache": "a paged cache"}
 _GATE = "_check_and_adjust_attn_implementation"
 
 
 def register(name: str = NAME) -> None:
     """Lets `from_pretrained(..., attn_implementation="flashsmith")` use flashsmith's kernels.
 
-    Prefill runs causal, also with the model's sliding window, cap and sinks; a single query sees
-    every key. Masks that say more (padding, packed sequences) are refused when the model runs.
+    Padded batches and packed sequences, windows, caps and sinks, caches and encoders are computed.
+    What flashsmith lacks is refused when the model is made, where its configuration tells.
     """
     try:
         from transformers import AttentionInterface, AttentionMaskInterface
@@ -41,20 +39,9 @@ def register(name: str = NAME) -> None:
         raise Unsupported(
             f"transformers cannot be used ({error}); install version {_OLDEST} or later."
         ) from error
-
-    def mask(**asked: Foreign) -> Tensor | None:
-        # torch's rule for its own attention is ours: no mask is made where is_causal says it all.
-        # While torch.compile traces, that rule always makes one; a plain prefill needs none there.
-        if is_plain_prefill(asked, causal_mask_function):
-            return None  # a window is said by the model's `sliding_window`
-        made: Tensor | None = sdpa_mask(**asked)
-        if made is not None:
-            setattr(made, CAUSE, cause_of(asked, causal_mask_function))
-        return made
-
     for known in (name, INSIDE):
         AttentionInterface.register(known, attention_forward)
-        AttentionMaskInterface.register(known, mask)
+        AttentionMaskInterface.register(known, mask_maker(sdpa_mask, causal_mask_function))
     _take_meaning_from(name)
     _spare_flash_attn(name)
 
@@ -73,8 +60,9 @@ def _take_meaning_from(name: str) -> None:
         self: Foreign, attn_implementation: str | None, *args: Foreign, **kwargs: Foreign
     ) -> Foreign:
         is_ours = attn_implementation in (name, INSIDE)
-        if is_ours and not getattr(self, "_supports_sdpa", True):
-            _without_sdpa.add(type(self.config))
+        if is_ours:
+            remember(self)
+            check_model(self)
         return check(self, INSIDE if is_ours else attn_implementation, *args, **kwargs)
 
     setattr(model_class, _GATE, checked)
@@ -107,65 +95,132 @@ def attention_forward(
     **others: Foreign,
 ) -> tuple[Tensor, None]:
     """Attention as transformers calls it: (batch, heads, sequence, d_head) in, heads inside out."""
-    if attention_mask is not None:
+    _refuse(module, dropout, others)
+    _require_half(query)
+    facts: dict[str, Foreign] = _facts_of(others)
+    facts["scale"] = query.shape[-1] ** -0.5 if scaling is None else scaling
+    if is_causal is None:
+        is_causal = bool(getattr(module, "is_causal", True))
+    window = others.get("sliding_window")
+    pattern = getattr(attention_mask, PATTERN, None)
+    if pattern is not None:
+        is_causal, window = pattern.causal, pattern.window
+    width = value.shape[-1]
+    query, key, value = _of_one_width(query, key, value)
+    boundaries_given = others.get("cu_seq_lens_q"), others.get("cu_seq_lens_k")
+    if boundaries_given[0] is not None and boundaries_given[1] is not None:
+        facts |= _window(module, window, key.shape[2], is_causal)
+        out = _packed(query, key, value, boundaries_given, is_causal, facts)
+    elif attention_mask is None:
+        # A single query stands behind all keys; several begin at the first key, as in torch.
+        is_causal = query.shape[2] > 1 and is_causal
+        facts |= _window(module, window, key.shape[2], is_causal or query.shape[2] == 1)
+        if query.shape[2] > 1:
+            facts |= {"diagonal": 0} if is_causal else {}
+        out = _dense(query, key, value, is_causal or "window_left" in facts, facts)
+    elif attention_mask.dim() == 2 and attention_mask.dtype is not torch.bool:
+        facts |= _window(module, window, key.shape[2], is_causal)
+        ends = boundaries_of_sequences(attention_mask)
+        out = _packed(query, key, value, (ends, ends), is_causal, facts)
+    elif attention_mask.dim() == 2:
+        facts |= _window(module, window, attention_mask.shape[1], is_causal)
+        out = _padded(query, key, value, attention_mask, is_causal, facts)
+    else:
         raise Unsupported(
             f"the model made a mask of shape {tuple(attention_mask.shape)}, "
-            f"{cause_of_mask(attention_mask)}; flashsmith does causal and full attention; "
-            f"{_instead(module)}."
+            f"{cause_of_mask(attention_mask)}; flashsmith does causal and full attention, with "
+            f"padding at either end; {instead(module)}."
         )
+    return out[..., :width].contiguous(), None
+
+
+def _dense(
+    query: Tensor, key: Tensor, value: Tensor, causal: bool, facts: dict[str, Foreign]
+) -> Tensor:
+    """Rows of heads inside, (batch, rows, heads, d_head)."""
+    out: Tensor = flash_attention(query, key, value, causal=causal, layout="bhsd", **facts)
+    return out.transpose(1, 2)
+
+
+def _padded(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor,
+    causal: bool,
+    facts: dict[str, Foreign],
+) -> Tensor:
+    """The same where a mask says which keys are tokens; the last query stands at the last."""
+    padding, columns = padding_of(mask), mask.shape[1]
+    key, value = key[:, :, :columns], value[:, :, :columns]
+    if padding.is_full:
+        return _dense(query, key, value, causal, facts)
+    found = boundaries(padding, query.shape[2], columns, causal=causal)
+    return _packed(query, key, value, found, causal, facts)
+
+
+def _packed(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    found: tuple[Tensor, Tensor],
+    causal: bool,
+    facts: dict[str, Foreign],
+) -> Tensor:
+    """The same of sequences that lie one behind the other, across the rows of the batch."""
+    batch, heads, rows, width = query.shape
+    q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (query, key, value))
+    of_q, of_k = (x.to(torch.int32) for x in found)
+    out: Tensor = flash_attention(
+        q, k, v, causal=causal, cu_seqlens_q=of_q, cu_seqlens_k=of_k, **facts
+    )
+    return out.view(batch, rows, heads, width)
+
+
+def _refuse(module: Module, dropout: float, others: dict[str, Foreign]) -> None:
     if dropout:
         raise Unsupported(
-            f"attention dropout is {dropout}; flashsmith has none yet; call model.eval(), or "
-            f"{_instead(module)}."
+            f"attention dropout is {dropout}; flashsmith has none yet; call model.eval(), set it "
+            f"to 0 in the configuration, or {instead(module)}."
         )
     for argument, what in _REFUSED.items():
         if others.get(argument) is not None:
             raise Unsupported(
-                f"{argument} is given; flashsmith does not do {what}; {_instead(module)}."
+                f"{argument} is given; flashsmith does not do {what}; {instead(module)}."
             )
-    _require_half(query)
-    if is_causal is None:
-        is_causal = bool(getattr(module, "is_causal", True))
-    # A single query stands behind all keys; several begin at the first key, as in torch.
-    is_causal = query.shape[2] > 1 and is_causal
-    facts = _facts_of(module, query, key, others)
-    if "window_left" in facts and not is_causal:
-        raise Unsupported(
-            f"the model has a sliding window and looks at later tokens too; flashsmith takes the "
-            f"windows of causal models; {_instead(module)}."
-        )
-    if not facts:
-        out = scaled_dot_product_attention(
-            query, key, value, is_causal=is_causal, scale=scaling, enable_gqa=True
-        )
-    else:
-        if is_causal:
-            facts["diagonal"] = 0
-        out = flash_attention(
-            query, key, value, causal=is_causal, scale=scaling, layout="bhsd", **facts
-        )
-    return out.transpose(1, 2).contiguous(), None
 
 
-def _facts_of(
-    module: Module, query: Tensor, key: Tensor, others: dict[str, Foreign]
-) -> dict[str, Foreign]:
-    """A model's cap, sinks and window, where they change something."""
+def _facts_of(others: dict[str, Foreign]) -> dict[str, Foreign]:
+    """A model's cap and sinks."""
     facts: dict[str, Foreign] = {}
     if others.get("softcap"):
         facts["softcap"] = float(others["softcap"])
     if others.get("s_aux") is not None:
         facts["sinks"] = others["s_aux"]
-    window = others.get("sliding_window")
-    if window is not None and key.shape[2] > window:
-        if query.shape[2] != key.shape[2]:
-            raise Unsupported(
-                f"the model has a sliding window of {window}, and {query.shape[2]} new tokens "
-                f"stand on {key.shape[2]} keys without a mask; flashsmith takes windows where all "
-                f"tokens are new; {_instead(module)}."
-            )
-        facts["window_left"] = int(window) - 1  # a token's own key is one of the window
     return facts
+
+
+def _window(
+    module: Module, window: int | None, columns: int, is_causal: bool
+) -> dict[str, Foreign]:
+    """The fact of a window that hides any of so many keys."""
+    if window is None or columns <= window:
+        return {}
+    if not is_causal:
+        raise Unsupported(
+            f"the model has a sliding window and looks at later tokens too; flashsmith takes the "
+            f"windows of causal models; {instead(module)}."
+        )
+    return {"window_left": int(window) - 1}  # a token's own key is one of the window
+
+
+def _of_one_width(*tensors: Tensor) -> list[Tensor]:
+    """Zeros behind what is narrower: they add nothing to scores, and are cut off the output."""
+    width = max(x.shape[-1] for x in tensors)
+    return [
+        x if x.shape[-1] == width else torch.nn.functional.pad(x, (0, width - x.shape[-1]))
+        for x in tensors
+    ]
 
 
 def cause_of_mask(attention_mask: Tensor) -> str:
@@ -175,16 +230,8 @@ def cause_of_mask(attention_mask: Tensor) -> str:
 
 
 def _require_half(query: Tensor) -> None:
-    import torch
-
     if query.dtype is torch.float32 and not torch.is_autocast_enabled(query.device.type):
         raise ArgumentTypeError(
             "the model is float32; the kernels take float16 and bfloat16; load it with "
             "dtype=torch.bfloat16, or call it under torch.autocast."
         )
-
-
-def _instead(module: Module) -> str:
-    """An implementation that the model takes."""
-    name = "eager" if type(getattr(module, "config", None)) in _without_sdpa else "sdpa"
-    return f'use attn_implementation="{name}"'
