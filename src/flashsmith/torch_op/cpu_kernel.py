@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 import numpy as np
 import torch
-import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from flashsmith.api.host_call import attend_bits
@@ -28,6 +27,8 @@ from flashsmith.torch_op.tensor_view import refuse_gradients, tensor_view
 from flashsmith.tuner.choose.choice import Choice
 
 _NO_TABLES: Mapping[str, Tensor] = {}
+# Not by its public name: `integrations.torch` may have put flashsmith there.
+_torchs_attention = torch._C._nn.scaled_dot_product_attention
 TORCH_RUNS = Choice(None, "torch", "CPU tensors go to torch's own attention")
 
 
@@ -186,7 +187,7 @@ def _torch_attention(
     if problem.k_len == 0:
         out = torch.zeros_like(hq)
     else:
-        out = F.scaled_dot_product_attention(
+        out = _torchs_attention(
             hq,
             hk,
             hv,
