@@ -23,6 +23,13 @@ def instead(module: Foreign) -> str:
     return f'use attn_implementation="{name}"'
 
 
+def _around(module: Foreign) -> str:
+    """The same, and how flashsmith gets what such a model asks of torch."""
+    found = instead(module)
+    is_torchs = found.endswith('"sdpa"')
+    return f"{found} inside of flashsmith.integrations.torch.sdpa()" if is_torchs else found
+
+
 def check_model(model: Foreign) -> None:
     """Raises for a model that flashsmith cannot run; says what it cannot do with another."""
     name, config = type(model).__name__, model.config
@@ -30,8 +37,12 @@ def check_model(model: Foreign) -> None:
     if can_set is not None and not can_set():
         raise Unsupported(
             f"{name} computes attention in its own code, not through transformers' interface; "
-            f"flashsmith cannot take its place; {instead(model)}, inside of "
-            f"flashsmith.integrations.torch.sdpa() where that calls torch's function."
+            f"flashsmith cannot take its place; {_around(model)}."
+        )
+    if getattr(config, "relative_attention_num_buckets", None) is not None:
+        raise Unsupported(
+            f"{name} adds a learnt bias of positions to scores; flashsmith does not do a bias of "
+            f"scores for models; {instead(model)}."
         )
     width = _width_of(config)
     if width > MAX_D_HEAD:
