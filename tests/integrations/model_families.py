@@ -39,11 +39,17 @@ class Family:
     model: str = "AutoModelForCausalLM"
     more: Callable = dict  # what the model takes beside tokens
     generates: bool = True
+    trains: bool = True
 
 
 def _spectra(device):
     random = torch.Generator().manual_seed(3)
     return {"input_features": torch.randn(3, 8, 60, generator=random).to(device)}
+
+
+def _texts(device):
+    tokens, mask = tokens_and_mask("right", device, length=33)
+    return {"input_ids": tokens, "attention_mask": mask}
 
 
 def _pictures(device):
@@ -69,6 +75,17 @@ FAMILIES = {
         "ViTForImageClassification",
         _pictures,
         generates=False,
+    ),
+    "T5": Family(
+        "T5Config",
+        {
+            **{"vocab_size": WORDS, "d_model": 64, "d_kv": 16, "d_ff": 96, "num_layers": 2},
+            **{"num_heads": 4, "dropout_rate": 0.0, "decoder_start_token_id": 1},
+            **{"pad_token_id": 0, "eos_token_id": 2},
+        },
+        "T5ForConditionalGeneration",
+        _texts,
+        trains=False,
     ),
     "Whisper": Family(
         "WhisperConfig",
@@ -135,7 +152,7 @@ def inputs_of(name, side, device="cpu"):
     more = family.more(device) if family.more is not dict else {}
     if "pixel_values" in more:
         return more, ...
-    if "input_features" in more:
+    if more:
         return more | {"decoder_input_ids": tokens, "decoder_attention_mask": mask}, mask.bool()
     if family.generates:
         positions = (mask.cumsum(1) - 1).clamp(0)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from model_families import FAMILIES, inputs_of, model_of, tokens_and_mask
 
+from flashsmith.api.notices import FlashsmithWarning, forget
 from flashsmith.base.errors import Unsupported
 from flashsmith.integrations import transformers as integration
 
@@ -22,9 +23,9 @@ is_left_out = pytest.mark.skipif(
 )
 
 
-def places(names):
+def places(names, always=ALWAYS):
     for name in names:
-        marks = () if name in ALWAYS else (is_left_out,)
+        marks = () if name in always else (is_left_out,)
         yield pytest.param(name, "cpu", id=f"{name}-cpu", marks=marks)
         yield pytest.param(name, "cuda", id=f"{name}-cuda", marks=pytest.mark.gpu)
 
@@ -33,10 +34,8 @@ every = pytest.mark.parametrize(("name", "device"), list(places(FAMILIES)))
 generating = pytest.mark.parametrize(
     ("name", "device"), list(places([n for n, family in FAMILIES.items() if family.generates]))
 )
-decoders = pytest.mark.parametrize(
-    ("name", "device"),
-    list(places([n for n, f in FAMILIES.items() if f.model == "AutoModelForCausalLM"])),
-)
+DECODERS = [n for n, family in FAMILIES.items() if family.model == "AutoModelForCausalLM"]
+decoders = pytest.mark.parametrize(("name", "device"), list(places(DECODERS)))
 
 
 @pytest.fixture(autouse=True)
@@ -138,7 +137,12 @@ def test_packed_sequences_are_eagers(name, device):
     require_near(*found)
 
 
-@every
+trained = pytest.mark.parametrize(
+    ("name", "device"), list(places([n for n, family in FAMILIES.items() if family.trains]))
+)
+
+
+@trained
 def test_gradients_of_a_training_step_are_eagers(name, device):
     inputs, rows = inputs_of(name, "none", device)
     found = []
@@ -150,6 +154,39 @@ def test_gradients_of_a_training_step_are_eagers(name, device):
     truth, near, ours = found
     assert (ours - truth).norm() <= 2 * (near - truth).norm()
     assert (near - truth).norm() <= 0.2 * truth.norm()  # it says something
+
+
+@decoders
+@pytest.mark.parametrize("padding", ["none", "left"])
+def test_steps_on_a_static_cache_are_eagers(name, device, padding):
+    from transformers import StaticCache
+
+    tokens, mask = tokens_and_mask(padding, device)
+    positions, found = (mask.cumsum(1) - 1).clamp(0), []
+    with torch.no_grad():
+        for model in three(name, device):
+            cache, logits = StaticCache(config=model.config, max_cache_len=50), []
+            for first, last in ((0, 20), (20, 30), *((n, n + 1) for n in range(30, 37))):
+                out = model(
+                    tokens[:, first:last],
+                    attention_mask=mask[:, :last],
+                    position_ids=positions[:, first:last],
+                    past_key_values=cache,
+                )
+                logits.append(out.logits)
+            found.append(torch.cat(logits, 1)[mask.bool()])
+    require_near(*found)
+
+
+@pytest.mark.parametrize(("name", "device"), list(places(DECODERS, always=())))
+def test_a_compiled_model_takes_a_mask_of_ones(name, device):
+    tokens, mask = tokens_and_mask("none", device)
+    truth, near, ours = three(name, device)
+    torch._dynamo.reset()
+    with torch.no_grad():
+        compiled = torch.compile(ours, backend="aot_eager", fullgraph=True)
+        made = compiled(tokens, attention_mask=mask, use_cache=False).logits
+        require_near(*(m(tokens, attention_mask=mask).logits for m in (truth, near)), made)
 
 
 @decoders
@@ -167,7 +204,6 @@ def test_prompt_lookup_generates_as_without_it(name, device):
 REFUSED = {
     "Falcon": r'own code.*; use attn_implementation="sdpa" inside of flashsmith\.integrations',
     "Mpt": r'own code.*; use attn_implementation="eager"\.$',
-    "T5": "learnt bias of positions",
 }
 
 
@@ -176,7 +212,17 @@ def test_a_family_that_is_not_taken_says_so_when_it_is_made(name):
     transformers = pytest.importorskip("transformers", minversion="5")
     integration.register()
     config = getattr(transformers, f"{name}Config")()
-    made = transformers.T5Model if name == "T5" else transformers.AutoModelForCausalLM
-    make = made._from_config if name == "T5" else made.from_config
+    make = transformers.AutoModelForCausalLM.from_config
     with torch.device("meta"), pytest.raises(Unsupported, match=REFUSED[name]):
         make(config, attn_implementation="flashsmith")
+
+
+def test_what_a_family_cannot_be_trained_with_is_said_when_it_is_made():
+    pytest.importorskip("transformers", minversion="5")
+    integration.register()
+    forget()
+    with pytest.warns(FlashsmithWarning, match="learnt bias of positions .* training steps"):
+        model = model_of("T5", "flashsmith", torch.bfloat16)
+    inputs, _ = inputs_of("T5", "none")
+    with pytest.raises(Unsupported, match="bias is given and a gradient is wanted"):
+        model.train()(**inputs)

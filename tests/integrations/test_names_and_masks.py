@@ -130,7 +130,7 @@ def test_the_advice_names_no_implementation_that_the_model_refuses(transformers,
         transformers.model._supports_sdpa = supports
         transformers.model()
         with pytest.raises(Unsupported, match=f'use attn_implementation="{name}"'):
-            integration.attention_forward(layer, q, q, q, None, position_bias=q)
+            integration.attention_forward(layer, q, q, q, None, cache=q)
 
 
 PLAIN = {"q_length": 9, "kv_length": 9, "mask_function": causal, "allow_is_causal_skip": True}
@@ -165,7 +165,7 @@ def test_the_causes_of_a_mask_are_told_apart(transformers, name):
     changes, says = CAUSES[name]
     integration.register()
     made = transformers.masks["flashsmith"](**(PLAIN | changes))
-    q = torch.zeros(1, 2, 3, 8, dtype=torch.bfloat16)
+    q = torch.zeros(1, 2, 3, 8, dtype=torch.bfloat16, requires_grad=True)
     with pytest.raises(Unsupported, match=says) as caught:
         integration.attention_forward(torch.nn.Module(), q, q, q, made)
     told = [other for other, (_, text) in CAUSES.items() if re.search(text, str(caught.value))]

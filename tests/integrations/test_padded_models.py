@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from flashsmith.base.errors import Unsupported
 from flashsmith.integrations import transformers as integration
 from flashsmith.integrations.model_masks import PATTERN, mask_maker
 
@@ -185,15 +184,49 @@ def token_rows(asked):
     return given[:, first : first + rows]
 
 
-def test_what_a_pattern_cannot_say_is_made_in_full_and_refused_with_its_cause():
-    holes = LEFT.clone()
-    holes[1, 20] = False
-    looks_ahead = or_masks(causal_mask_function, bidirectional_mask_function)
-    for more in ({"attention_mask": holes}, {"mask_function": looks_ahead}):
-        mask = make(**asked_of(37, 37, 0, 0, more))
-        assert mask.shape == (3, 1, 37, 37)
-        with pytest.raises(Unsupported, match="the model made a mask of shape"):
-            integration.attention_forward(torch.nn.Module(), *tensors(37, 37), mask)
+HOLES = LEFT.clone()
+HOLES[1, 20] = False
+LOOKS_AHEAD = or_masks(causal_mask_function, bidirectional_mask_function)
+WHOLE = {"holes": {"attention_mask": HOLES}, "ahead": {"mask_function": LOOKS_AHEAD}}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_what_a_pattern_cannot_say_is_a_mask_in_full(name):
+    asked = asked_of(37, 37, 0, 0, WHOLE[name])
+    mask = make(**asked)
+    assert mask.shape == (3, 1, 37, 37)
+    q, k, v = tensors(37, 37)
+    out, _ = integration.attention_forward(torch.nn.Module(), q, k, v, mask)
+    truth = attention(*(x.double() for x in (q, k, v)), mask)
+    counts = token_rows(asked)
+    near = (attention(q, k, v, mask) - truth).abs()[counts].max()
+    assert (out - truth).abs()[counts].max() <= 2 * near
+
+
+def test_a_bias_of_positions_is_added_to_what_the_mask_says():
+    q, k, v = tensors(37, 37)
+    bias = torch.randn(1, 6, 37, 37, generator=torch.Generator().manual_seed(2)).bfloat16()
+    module = torch.nn.Module()
+    for asked in (
+        asked_of(37, 37, 0, 0, {}),
+        asked_of(37, 37, 0, 0, {"attention_mask": LEFT}),
+        asked_of(37, 37, 0, 0, {"attention_mask": HOLES}),
+    ):
+        seen = whole_mask(**asked)
+        out, _ = integration.attention_forward(module, q, k, v, make(**asked), position_bias=bias)
+        truth, near = (
+            biased(*(x.to(kind) for x in (q, k, v, bias)), seen)
+            for kind in (torch.float64, torch.bfloat16)
+        )
+        counts = token_rows(asked)
+        allowed = 2 * (near - truth).abs()[counts].max()
+        assert (out - truth).abs()[counts].max() <= allowed
+
+
+def biased(q, k, v, bias, seen):
+    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
+    scores = (q @ k.transpose(2, 3) * q.shape[-1] ** -0.5 + bias).masked_fill(~seen, float("-inf"))
+    return (scores.softmax(-1).nan_to_num(0.0) @ v).transpose(1, 2)
 
 
 def test_the_mask_of_a_step_that_is_compiled_keeps_its_shape():

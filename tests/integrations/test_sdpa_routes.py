@@ -12,6 +12,7 @@ from flashsmith.integrations import torch as integration
 
 pytestmark = pytest.mark.filterwarnings("ignore::flashsmith.FlashsmithWarning")
 ORIGINAL = F.scaled_dot_product_attention
+MASK = torch.ones(9, 9, dtype=torch.bool).tril()
 
 
 @pytest.fixture(autouse=True)
@@ -33,9 +34,15 @@ def only(routes):
 
 
 def require_near(out, q, k, v, **options):
-    truth = ORIGINAL(q.double(), k.double(), v.double(), **options)
-    near = (ORIGINAL(q, k, v, **options) - truth).abs().max()
-    assert (out - truth).abs().max() <= 2 * near + 1e-6
+    def attend(dtype):
+        cast = {
+            name: x.to(dtype) if isinstance(x, torch.Tensor) and x.is_floating_point() else x
+            for name, x in options.items()
+        }
+        return ORIGINAL(*(x.to(dtype) for x in (q, k, v)), **cast)
+
+    truth = attend(torch.float64)
+    assert (out - truth).abs().max() <= 2 * (attend(q.dtype) - truth).abs().max() + 1e-6
 
 
 @pytest.mark.parametrize(
@@ -46,8 +53,10 @@ def require_near(out, q, k, v, **options):
         ((2, 4, 9, 16), (2, 2, 12, 16), {"is_causal": True, "enable_gqa": True}),
         ((4, 9, 16), None, {"scale": 0.5}),
         ((2, 4, 9, 16), (2, 4, 12, 16), {"attn_mask": causal_lower_right(9, 12)}),
+        ((2, 4, 9, 16), None, {"attn_mask": MASK}),
+        ((2, 4, 9, 16), None, {"attn_mask": MASK.log()[None]}),
     ],
-    ids=["plain", "causal", "grouped", "three dimensions", "causal_lower_right"],
+    ids=["plain", "causal", "grouped", "three dimensions", "lower_right", "mask", "bias"],
 )
 def test_what_flashsmith_supports_goes_there(monkeypatch, shape, keys, options):
     calls = []
@@ -61,12 +70,11 @@ def test_what_flashsmith_supports_goes_there(monkeypatch, shape, keys, options):
     with integration.sdpa(cpu=True) as routes:
         out = F.scaled_dot_product_attention(q, k, v, **options)
     assert (len(calls), only(routes).choice) == (1, "flashsmith")
-    if "attn_mask" in options:
+    if keys and "attn_mask" in options:
         options = {"attn_mask": torch.ones(9, 12, dtype=torch.bool).tril(3)}
     require_near(out, q, k, v, **options)
 
 
-MASK = torch.ones(9, 9, dtype=torch.bool).tril()
 LEFT = {
     "2 dimensions": (tensors(9, 16), {}),
     "5 dimensions": (tensors(2, 2, 4, 9, 16), {}),
@@ -77,6 +85,10 @@ LEFT = {
     "dropout": (tensors(2, 4, 9, 16), {"dropout_p": 0.5}),
     "d_head above 256": (tensors(1, 1, 9, 264), {}),
     "no rows": (tensors(1, 1, 0, 16), {}),
+    "attn_mask and gradients": (
+        [x.requires_grad_() for x in tensors(2, 4, 9, 16)],
+        {"attn_mask": MASK},
+    ),
 }
 
 

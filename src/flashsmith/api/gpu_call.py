@@ -8,11 +8,13 @@ from typing import cast
 
 from flashsmith.api.array_view import ArrayView, compact
 from flashsmith.api.arrays.library import Array, ArrayLibrary, GpuArrays
+from flashsmith.api.bias import broadcast_view, scores_shape
 from flashsmith.api.launches import call_of, explained, gpu_device, launch_for, say_copy
 from flashsmith.api.options import CallOptions
 from flashsmith.api.problems import gradient_problem_of, problem_of, require_out_fits
 from flashsmith.api.tables import NO_TABLES, ArrayTables
 from flashsmith.kernels.launch import SCRATCH
+from flashsmith.problem.signature import BIAS
 from flashsmith.tuner.choose.choice import Choice
 
 
@@ -28,6 +30,9 @@ def attend(
     gpu = cast(GpuArrays, library)
     views = [gpu.view(name, array) for name, array in zip("qkv", arrays, strict=True)]
     table_views = {name: gpu.view(name, array) for name, array in tables.items()}
+    if BIAS in tables:
+        wanted = scores_shape(views[0].shape, views[1].shape, str(options.fact("layout")))
+        table_views[BIAS] = broadcast_view(table_views[BIAS], wanted)
     problem = problem_of(views, options, table_views)
     if out is None:
         out = gpu.new(arrays[0], views[0].shape, views[0].dtype)

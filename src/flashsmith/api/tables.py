@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 
 from flashsmith.api.array_view import ArrayView, compact
 from flashsmith.api.arrays.library import Array, ArrayOrTuple
+from flashsmith.api.bias import kind_of, require_whole
 from flashsmith.api.options import CallOptions
 from flashsmith.base.errors import ArgumentError, ArgumentTypeError
 from flashsmith.problem.attention import AttentionProblem
-from flashsmith.problem.signature import TABLES, TensorRole
+from flashsmith.problem.signature import BIAS, TABLES, TensorRole
 
 ArrayTables = Mapping[str, Array]  # of a call, by the names of `TABLES`
 TableViews = Mapping[str, ArrayView]
@@ -62,7 +63,7 @@ def with_tables(
     if not tables:
         return problem
     asked: dict[str, object] = {
-        TABLES[name].asked_by: _asked(name, view) for name, view in tables.items()
+        TABLES[name].asked_by: _asked(name, view, problem) for name, view in tables.items()
     }
     _require_both_boundaries(tables)
     if "block_table" in tables:
@@ -73,8 +74,10 @@ def with_tables(
     return problem
 
 
-def _asked(name: str, view: ArrayView) -> bool | int:
+def _asked(name: str, view: ArrayView, problem: AttentionProblem) -> bool | int | str:
     """The value of the fact that a table stands for: packed sequences are counted."""
+    if name == BIAS:
+        return kind_of(view, problem)
     if name not in BOUNDARIES:
         return True
     if len(view.shape) != 1 or view.shape[0] < 2:
@@ -111,6 +114,9 @@ def pages_of_a_sequence(table: ArrayView, batch: int) -> int:
 
 
 def _require_fits(role: TensorRole, view: ArrayView, problem: AttentionProblem) -> None:
+    if role.is_scores:
+        require_whole(view, problem)
+        return
     shape, kind = role.shape(problem), "int32" if role.is_integer else "float32"
     if view.dtype != kind:
         raise ArgumentTypeError(f"{role.name} is {view.dtype}; it must be {kind}.")

@@ -40,9 +40,11 @@ def check_model(model: Foreign) -> None:
             f"flashsmith cannot take its place; {_around(model)}."
         )
     if getattr(config, "relative_attention_num_buckets", None) is not None:
-        raise Unsupported(
-            f"{name} adds a learnt bias of positions to scores; flashsmith does not do a bias of "
-            f"scores for models; {instead(model)}."
+        say_once(
+            f"{name} position bias",
+            f"{name} adds a learnt bias of positions to scores; flashsmith has no gradients of "
+            f"it, so that training steps will be refused: {instead(model)} to train. Inference is "
+            f"not affected.",
         )
     width = _width_of(config)
     if width > MAX_D_HEAD:

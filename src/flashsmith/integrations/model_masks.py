@@ -46,7 +46,7 @@ def mask_maker(
             setattr(made, PATTERN, pattern)
             return made
         made = whole_mask(**asked)
-        if made is not None:
+        if made is not None and not is_compiling():  # which would have to read the mask
             setattr(made, CAUSE, cause_of(asked, causal_mask_function))
         return made
 

@@ -167,9 +167,24 @@ def _of_arguments(asked: dict[str, Foreign]) -> str:
         return "dropout"
     if factor is not None and not factor > 0:
         return f"a scale of {factor}"
-    if mask is not None and type(mask).__name__ != "CausalBias":
-        return "attn_mask"
-    return "attn_mask and is_causal" if mask is not None and asked.get("is_causal") else ""
+    if mask is None or type(mask).__name__ == "CausalBias":
+        return "attn_mask and is_causal" if mask is not None and asked.get("is_causal") else ""
+    return _of_mask(mask, asked)
+
+
+def _of_mask(mask: Foreign, asked: dict[str, Foreign]) -> str:
+    if asked.get("is_causal"):
+        return "attn_mask and is_causal"
+    if type(mask) not in (Tensor, torch.nn.Parameter) or mask.layout is not torch.strided:
+        return "attn_mask is not a plain tensor"
+    query, key = asked["query"], asked["key"]
+    if mask.dim() < 2 or mask.device != query.device:
+        return "attn_mask of another device or of one dimension"
+    inputs = (query, key, asked["value"], mask)
+    if torch.is_grad_enabled() and any(t.requires_grad for t in inputs):
+        return "attn_mask and gradients"
+    kinds = (torch.bool, torch.float32, query.dtype)
+    return "" if mask.dtype in kinds else f"attn_mask of {mask.dtype}"
 
 
 def _of_modes() -> str:

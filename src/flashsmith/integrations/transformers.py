@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -22,7 +23,7 @@ NAME = "flashsmith"
 INSIDE = "smith_attention"
 _OLDEST = "4.53"  # the first version whose attention masks are made by a registered function
 # Arguments of other attention functions that change the result; None and 0 are neutral.
-_REFUSED = {"position_bias": "a bias of scores", "cache": "a paged cache"}
+_REFUSED = {"cache": "a paged cache"}
 _GATE = "_check_and_adjust_attn_implementation"
 
 
@@ -107,74 +108,122 @@ def attention_forward(
         is_causal, window = pattern.causal, pattern.window
     width = value.shape[-1]
     query, key, value = _of_one_width(query, key, value)
-    boundaries_given = others.get("cu_seq_lens_q"), others.get("cu_seq_lens_k")
-    if boundaries_given[0] is not None and boundaries_given[1] is not None:
-        facts |= _window(module, window, key.shape[2], is_causal)
-        out = _packed(query, key, value, boundaries_given, is_causal, facts)
+    call = _Call(module, query, key, value, is_causal, window, facts, others.get("position_bias"))
+    if others.get("cu_seq_lens_q") is not None and others.get("cu_seq_lens_k") is not None:
+        out = call.packed(others["cu_seq_lens_q"], others["cu_seq_lens_k"])
     elif attention_mask is None:
-        # A single query stands behind all keys; several begin at the first key, as in torch.
-        is_causal = query.shape[2] > 1 and is_causal
-        facts |= _window(module, window, key.shape[2], is_causal or query.shape[2] == 1)
-        if query.shape[2] > 1:
-            facts |= {"diagonal": 0} if is_causal else {}
-        out = _dense(query, key, value, is_causal or "window_left" in facts, facts)
+        out = call.plain()
     elif attention_mask.dim() == 2 and attention_mask.dtype is not torch.bool:
-        facts |= _window(module, window, key.shape[2], is_causal)
         ends = boundaries_of_sequences(attention_mask)
-        out = _packed(query, key, value, (ends, ends), is_causal, facts)
+        out = call.packed(ends, ends)
     elif attention_mask.dim() == 2:
-        facts |= _window(module, window, attention_mask.shape[1], is_causal)
-        out = _padded(query, key, value, attention_mask, is_causal, facts)
+        out = call.padded(attention_mask)
     else:
-        raise Unsupported(
-            f"the model made a mask of shape {tuple(attention_mask.shape)}, "
-            f"{cause_of_mask(attention_mask)}; flashsmith does causal and full attention, with "
-            f"padding at either end; {instead(module)}."
-        )
+        out = call.masked(attention_mask)
     return out[..., :width].contiguous(), None
 
 
-def _dense(
-    query: Tensor, key: Tensor, value: Tensor, causal: bool, facts: dict[str, Foreign]
-) -> Tensor:
-    """Rows of heads inside, (batch, rows, heads, d_head)."""
-    out: Tensor = flash_attention(query, key, value, causal=causal, layout="bhsd", **facts)
-    return out.transpose(1, 2)
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """One call of attention; each way to compute it gives (batch, rows, heads, d_head)."""
+
+    module: Module
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    causal: bool
+    window: int | None
+    facts: dict[str, Foreign]
+    bias: Tensor | None  # of positions: added to scores
+
+    def plain(self) -> Tensor:
+        """A single query stands behind all keys; several begin at the first key, as in torch."""
+        several = self.query.shape[2] > 1
+        facts = {"diagonal": 0} if several and self.causal else {}
+        facts |= self._windowed(self.key.shape[2], self.causal or not several)
+        causal = (several and self.causal) or "window_left" in facts
+        return self._dense(self.key, self.value, causal, self.bias, facts)
+
+    def padded(self, mask: Tensor) -> Tensor:
+        """The mask says which keys are tokens; the last query stands at its last column."""
+        padding, (rows, columns) = padding_of(mask), (self.query.shape[2], mask.shape[1])
+        key, value = self.key[:, :, :columns], self.value[:, :, :columns]
+        facts, bias = self._windowed(columns, self.causal), self.bias
+        if bias is not None:
+            bias = bias[..., -rows:, :columns]
+        if padding.is_full:
+            return self._dense(key, value, self.causal, bias, facts)
+        if bias is None and (rows == columns or self._is_differentiated()):
+            found = boundaries(padding, rows, columns, causal=self.causal)
+            return self._packed(key, value, found, facts)
+        # Few rows on a cache: a mask is read, where packed keys would be copied.
+        return self._dense(key, value, self.causal, _both(mask[:, None, None], bias), facts)
+
+    def masked(self, mask: Tensor) -> Tensor:
+        """The mask says for every row and key whether it is seen, or what is added to its score."""
+        if self._is_differentiated() and not torch.compiler.is_compiling():
+            raise Unsupported(
+                f"the model made a mask of shape {tuple(mask.shape)}, {cause_of_mask(mask)}; "
+                f"flashsmith has no gradients of calls with such a mask; {instead(self.module)}."
+            )
+        mask = mask[..., : self.key.shape[2]]
+        return self._dense(self.key, self.value, False, _both(mask, self.bias), {})
+
+    def packed(self, of_q: Tensor, of_k: Tensor) -> Tensor:
+        """Sequences that lie one behind the other, across the rows of the batch."""
+        facts = self._windowed(self.key.shape[2], self.causal)
+        if self.bias is not None:
+            raise Unsupported(
+                f"position_bias is given with packed sequences; flashsmith does not do both; "
+                f"{instead(self.module)}."
+            )
+        return self._packed(self.key, self.value, (of_q, of_k), facts)
+
+    def _dense(
+        self,
+        key: Tensor,
+        value: Tensor,
+        causal: bool,
+        bias: Tensor | None,
+        facts: dict[str, Foreign],
+    ) -> Tensor:
+        facts = self.facts | facts | ({} if bias is None else {"bias": bias})
+        out: Tensor = flash_attention(self.query, key, value, causal=causal, layout="bhsd", **facts)
+        return out.transpose(1, 2)
+
+    def _packed(
+        self, key: Tensor, value: Tensor, found: tuple[Tensor, Tensor], facts: dict[str, Foreign]
+    ) -> Tensor:
+        batch, heads, rows, width = self.query.shape
+        q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (self.query, key, value))
+        of_q, of_k = (x.to(torch.int32) for x in found)
+        facts = self.facts | facts | {"cu_seqlens_q": of_q, "cu_seqlens_k": of_k}
+        out: Tensor = flash_attention(q, k, v, causal=self.causal, **facts)
+        return out.view(batch, rows, heads, width)
+
+    def _windowed(self, columns: int, is_causal: bool) -> dict[str, Foreign]:
+        """The fact of a window that hides any of so many keys."""
+        if self.window is None or columns <= self.window:
+            return {}
+        if not is_causal:
+            raise Unsupported(
+                f"the model has a sliding window and looks at later tokens too; flashsmith takes "
+                f"the windows of causal models; {instead(self.module)}."
+            )
+        return {"window_left": int(self.window) - 1}  # a token's own key is one of the window
+
+    def _is_differentiated(self) -> bool:
+        inputs = (self.query, self.key, self.value)
+        return torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
 
 
-def _padded(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor,
-    causal: bool,
-    facts: dict[str, Foreign],
-) -> Tensor:
-    """The same where a mask says which keys are tokens; the last query stands at the last."""
-    padding, columns = padding_of(mask), mask.shape[1]
-    key, value = key[:, :, :columns], value[:, :, :columns]
-    if padding.is_full:
-        return _dense(query, key, value, causal, facts)
-    found = boundaries(padding, query.shape[2], columns, causal=causal)
-    return _packed(query, key, value, found, causal, facts)
-
-
-def _packed(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    found: tuple[Tensor, Tensor],
-    causal: bool,
-    facts: dict[str, Foreign],
-) -> Tensor:
-    """The same of sequences that lie one behind the other, across the rows of the batch."""
-    batch, heads, rows, width = query.shape
-    q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (query, key, value))
-    of_q, of_k = (x.to(torch.int32) for x in found)
-    out: Tensor = flash_attention(
-        q, k, v, causal=causal, cu_seqlens_q=of_q, cu_seqlens_k=of_k, **facts
-    )
-    return out.view(batch, rows, heads, width)
+def _both(mask: Tensor, bias: Tensor | None) -> Tensor:
+    """A mask and a bias of positions as one."""
+    if bias is None:
+        return mask
+    if mask.dtype is torch.bool:
+        return torch.where(mask, bias, float("-inf"))
+    return bias + mask
 
 
 def _refuse(module: Module, dropout: float, others: dict[str, Foreign]) -> None:
@@ -198,20 +247,6 @@ def _facts_of(others: dict[str, Foreign]) -> dict[str, Foreign]:
     if others.get("s_aux") is not None:
         facts["sinks"] = others["s_aux"]
     return facts
-
-
-def _window(
-    module: Module, window: int | None, columns: int, is_causal: bool
-) -> dict[str, Foreign]:
-    """The fact of a window that hides any of so many keys."""
-    if window is None or columns <= window:
-        return {}
-    if not is_causal:
-        raise Unsupported(
-            f"the model has a sliding window and looks at later tokens too; flashsmith takes the "
-            f"windows of causal models; {instead(module)}."
-        )
-    return {"window_left": int(window) - 1}  # a token's own key is one of the window
 
 
 def _of_one_width(*tensors: Tensor) -> list[Tensor]:

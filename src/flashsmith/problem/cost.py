@@ -51,4 +51,6 @@ def cost_of(problem: AttentionProblem) -> Cost:
 
 
 def _bytes(tensor: TensorRole, problem: AttentionProblem) -> int:
-    return math.prod(tensor.shape(problem)) * tensor.element_bytes(problem)
+    # A bias counts as one that sequences and heads share: how it is broadcast is in its strides.
+    shape = tensor.shape(problem)[2:] if tensor.is_scores else tensor.shape(problem)
+    return math.prod(shape) * tensor.element_bytes(problem)

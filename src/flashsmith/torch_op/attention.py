@@ -33,7 +33,7 @@ from flashsmith.torch_op.autograd import (
 from flashsmith.torch_op.cpu_kernel import TORCH_RUNS, is_emulated
 from flashsmith.torch_op.cuda_kernel import current_stream
 from flashsmith.torch_op.fake_kernel import empty_lse
-from flashsmith.torch_op.tables import as_tables
+from flashsmith.torch_op.tables import as_tables, expanded
 from flashsmith.torch_op.tensor_view import (
     autocast,
     is_autocast,
@@ -124,7 +124,8 @@ def _choice(
     """The choice that the operator made: it is kept with the launch."""
     q = tensors["q"]
     views = [tensor_view(name, tensor) for name, tensor in tensors.items()]
-    of_tables = {name: tensor_view(name, table) for name, table in tables.items()}
+    whole = expanded(tables, q, tensors["k"], str(options.fact("layout")))
+    of_tables = {name: tensor_view(name, table) for name, table in whole.items()}
     if q.device.type == "cpu" and not is_emulated(options):
         return TORCH_RUNS
     on_cpu = q.device.type == "cpu"

@@ -20,15 +20,17 @@ from flashsmith.problem.attention import AttentionProblem
 from flashsmith.problem.needs import exact_facts
 from flashsmith.problem.reference import of_head, score
 from flashsmith.problem.sequences import sequences_of
-from flashsmith.problem.signature import TABLES
+from flashsmith.problem.signature import BIAS, TABLES
 from flashsmith.torch_op.arguments import Argument, options_of
 from flashsmith.torch_op.fake_kernel import empty_output, no_lse
+from flashsmith.torch_op.tables import expanded
 from flashsmith.torch_op.tensor_view import refuse_gradients, tensor_view
 from flashsmith.tuner.choose.choice import Choice
 
 _NO_TABLES: Mapping[str, Tensor] = {}
 # Not by its public name: `integrations.torch` may have put flashsmith there.
 _torchs_attention = torch._C._nn.scaled_dot_product_attention
+_BITS = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32}  # by bytes of an element
 TORCH_RUNS = Choice(None, "torch", "CPU tensors go to torch's own attention")
 
 
@@ -95,6 +97,7 @@ def _attend(
 ) -> tuple[Tensor, Tensor | None]:
     if torch.is_grad_enabled():
         refuse_gradients({"q": q, "k": k, "v": v})
+    tables = expanded(tables, q, k, str(options.fact("layout")))
     views = [tensor_view(name, tensor) for name, tensor in zip("qkv", (q, k, v), strict=True)]
     problem = problem_of(views, options, {n: tensor_view(n, t) for n, t in tables.items()})
     if is_emulated(options):
@@ -132,10 +135,7 @@ def _emulate(
     tensors: Mapping[str, Tensor], problem: AttentionProblem, options: CallOptions
 ) -> tuple[Tensor, Tensor | None]:
     q = tensors["q"]
-    bits = {
-        name: t.detach().view(torch.uint32 if name in TABLES else torch.uint16).numpy()
-        for name, t in tensors.items()
-    }
+    bits = {name: t.detach().view(_BITS[t.element_size()]).numpy() for name, t in tensors.items()}
     found, _ = attend_bits(host_device("emulator"), problem, bits, options)
     out = _like_real(torch.from_numpy(found["o"]).view(q.dtype), q)
     lse = torch.from_numpy(found["lse"].view(np.float32)) if problem.lse else None
@@ -146,7 +146,7 @@ def _by_matrices(
     tensors: Mapping[str, Tensor], problem: AttentionProblem
 ) -> tuple[Tensor, Tensor | None]:
     """What torch's own attention cannot do, by its products and softmax, in float32."""
-    tables = {name: t.detach().numpy() for name, t in tensors.items() if name in TABLES}
+    tables = {n: t.detach().numpy() for n, t in tensors.items() if n in TABLES and n != BIAS}
     q, k, v = (
         (tensors[n] if problem.layout == "bhsd" else tensors[n].transpose(1, 2)).float()
         for n in "qkv"
@@ -160,6 +160,8 @@ def _by_matrices(
         visible = torch.from_numpy(one.mask.visible())
         for head in range(problem.heads):
             numbers, kv = of_head(tables, b, head), head // problem.group
+            if problem.bias:
+                numbers[BIAS] = tensors[BIAS][b, head].float().numpy()
             products = (q[b, head, rows] @ k[b, kv, keys].T).numpy()
             scores = torch.from_numpy(score(problem, products, one.mask, numbers))
             sink = torch.full((scores.shape[0], 1), numbers.get("sinks", float("-inf")))

@@ -20,8 +20,10 @@ from flashsmith.api.launches import (
 from flashsmith.api.problems import problem_of, require_out_fits
 from flashsmith.api.tables import by_name, in_order
 from flashsmith.kernels.launch import SCRATCH, Call
+from flashsmith.problem.signature import BIAS
 from flashsmith.torch_op.arguments import Argument, Given, options_of
 from flashsmith.torch_op.fake_kernel import empty_lse, empty_output, no_lse
+from flashsmith.torch_op.tables import expanded
 from flashsmith.torch_op.tensor_view import refuse_gradients, tensor_view
 
 _NO_TABLES: Mapping[str, Tensor] = {}
@@ -85,6 +87,8 @@ def forward_with(
     """The same of a call with tables; an LSE without elements where none is asked for."""
     refuse_gradients({"q": q, "k": k, "v": v} if torch.is_grad_enabled() else {})
     of_tables = by_name(tables)
+    if BIAS in of_tables:
+        of_tables = expanded(of_tables, q, k, str(options_of(given, lse=lse).fact("layout")))
     key = (
         *(q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride()),
         *(q.dtype, k.dtype, v.dtype, q.get_device(), k.get_device(), v.get_device()),

@@ -9,8 +9,10 @@ from torch import Tensor
 from torch._subclasses import FakeTensor
 
 from flashsmith.api.array_view import ArrayView
+from flashsmith.api.bias import broadcast_view, scores_shape
 from flashsmith.api.problems import problem_of
 from flashsmith.api.tables import by_name, in_order
+from flashsmith.problem.signature import BIAS
 from flashsmith.torch_op.arguments import Argument, Given, options_of
 
 _NO_TABLES: Mapping[str, Tensor] = {}
@@ -132,5 +134,9 @@ def _check(
         )
         for name, tensor in named.items()
     }
+    options = options_of(given, lse=False)
     of_tables = {name: views[name] for name in tables}
-    problem_of([views[name] for name in "qkv"], options_of(given, lse=False), of_tables)
+    if BIAS in of_tables:
+        wanted = scores_shape(q.shape, k.shape, str(options.fact("layout")))
+        of_tables[BIAS] = broadcast_view(of_tables[BIAS], wanted)
+    problem_of([views[name] for name in "qkv"], options, of_tables)
