@@ -95,15 +95,15 @@ class Arguments:
     def pack(self, problem: AttentionProblem, encode: Encode) -> bytes:
         """The bytes of the C++ struct."""
         values: list[object] = []
-        for name in _kinds(type(self)):
-            value = getattr(self, name)
+        own = _kinds(type(self))
+        for name in {**own, **_of_facts()}:
+            value = getattr(self, name) if name in own else getattr(problem, name) or 0
             if isinstance(value, TensorMapSpec):
                 values.append(encode(value))
             elif isinstance(value, TensorArg):
                 values += (value.address, value.batch_stride, value.seq_stride, value.head_stride)
             else:
                 values.append(value)
-        values += (getattr(problem, name) or 0 for name in _of_facts())
         return _layout(type(self)).pack(*values)
 
 
@@ -131,7 +131,7 @@ def _layout(cls: DataClass) -> struct.Struct:
 
 def _laid_out(cls: DataClass) -> struct.Struct:
     at, largest, text = 0, 1, "<"
-    for kind in (*_kinds(cls).values(), *_of_facts().values()):
+    for kind in {**_kinds(cls), **_of_facts()}.values():
         size, alignment, form = _TYPES[kind.cpp]
         gap = -at % alignment
         text += f"{gap}x{form}" if gap else form
