@@ -27,6 +27,35 @@ def test_a_model_learns_by_flashsmith_as_by_sdpa(capsys):
     assert len(capsys.readouterr().out.splitlines()) == 9
 
 
+@pytest.mark.usefixtures("_little")
+def test_packed_conversations_are_learnt(capsys, monkeypatch):
+    import finetune_packed
+
+    monkeypatch.setattr(finetune_packed, "TOKENS", 300)
+    whole = finetune_packed.conversations
+    monkeypatch.setattr(finetune_packed, "conversations", lambda: [t[:100] for t in whole()])
+    losses = finetune_packed.main(["--steps", "8"])
+    assert losses[-1] < losses[0] - 0.3
+    assert len(capsys.readouterr().out.splitlines()) == 8
+
+
+@pytest.mark.usefixtures("_little")
+def test_a_text_has_the_logits_that_it_has_alone():
+    import finetune_packed
+
+    texts = [text[:40] for text in finetune_packed.conversations()[1:4]]
+    attend = finetune_packed.Packed()
+    model = train_tiny.model_with(attend, "cpu")
+    with torch.no_grad():
+        attend.begin([len(text) for text in texts], "cpu")
+        packed = model(torch.cat(texts)[None])[0].split([len(text) for text in texts])
+        for text, logits in zip(texts, packed, strict=True):
+            attend.begin([len(text)], "cpu")
+            alone = model(text[None])[0]
+            # Positions count on in a pack, which RoPE does not notice but by rounding.
+            assert (logits - alone).abs().max() <= 0.05 * alone.abs().max()
+
+
 def test_prompts_that_are_padded_are_answered_as_if_they_were_alone(capsys):
     pytest.importorskip("transformers", minversion="4.53")
     import generate

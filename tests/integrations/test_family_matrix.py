@@ -126,15 +126,28 @@ def test_a_second_turn_and_chunks_of_a_prefill_are_eagers(name, device, padding)
 
 
 @decoders
-def test_packed_sequences_are_eagers(name, device):
+def test_packed_sequences_and_their_gradients_are_eagers(name, device):
     tokens, _ = tokens_and_mask("none", device)
     lengths = (10, 20, 7)
     positions = torch.cat([torch.arange(n) for n in lengths])[None].expand(3, -1).to(device)
-    with torch.no_grad():
-        found = [
-            m(tokens, position_ids=positions, use_cache=False).logits for m in three(name, device)
-        ]
+    found, gradients = [], []
+    for model in three(name, device):
+        found.append(model(tokens, position_ids=positions, use_cache=False).logits)
+        gradients.append(gradient(model, found[-1]))
     require_near(*found)
+    require_near_in_norm(*gradients)
+
+
+def gradient(model, logits):
+    """Of all parameters, one behind the other."""
+    logits.float().logsumexp(-1).sum().backward()
+    kept = [p.grad.float().flatten() for p in model.parameters() if p.grad is not None]
+    return torch.cat(kept)
+
+
+def require_near_in_norm(truth, near, ours):
+    assert (ours - truth).norm() <= 2 * (near - truth).norm()
+    assert (near - truth).norm() <= 0.2 * truth.norm()  # it says something
 
 
 trained = pytest.mark.parametrize(
@@ -143,17 +156,12 @@ trained = pytest.mark.parametrize(
 
 
 @trained
-def test_gradients_of_a_training_step_are_eagers(name, device):
-    inputs, rows = inputs_of(name, "none", device)
-    found = []
-    for model in three(name, device):
-        logits = model.train()(**cast(inputs, model)).logits[rows].float()
-        logits.logsumexp(-1).sum().backward()
-        kept = [p.grad.float().flatten() for p in model.parameters() if p.grad is not None]
-        found.append(torch.cat(kept))
-    truth, near, ours = found
-    assert (ours - truth).norm() <= 2 * (near - truth).norm()
-    assert (near - truth).norm() <= 0.2 * truth.norm()  # it says something
+@pytest.mark.parametrize("side", ["none", "left", "right"])
+def test_gradients_of_a_training_step_are_eagers(name, device, side):
+    inputs, rows = inputs_of(name, side, device)
+    models = three(name, device)
+    found = [gradient(m, m.train()(**cast(inputs, m)).logits[rows]) for m in models]
+    require_near_in_norm(*found)
 
 
 @decoders

@@ -150,9 +150,13 @@ def attention(q, k, v, seen):
     return (scores.softmax(-1).nan_to_num(0.0) @ v).transpose(1, 2)
 
 
+HEADS = (6, 2)
+
+
 def tensors(rows, keys, dtype=torch.bfloat16):
     torch.manual_seed(0)
-    shapes = [(3, 6, rows, 16), (3, 2, keys, 16), (3, 2, keys, 16)]
+    heads, kv_heads = HEADS
+    shapes = [(3, heads, rows, 16), (3, kv_heads, keys, 16), (3, kv_heads, keys, 16)]
     return [torch.randn(shape).to(dtype) for shape in shapes]
 
 
@@ -296,3 +300,11 @@ def test_values_of_another_width_are_padded(widths):
     near = (sdpa(q, k, v, is_causal=True).transpose(1, 2) - truth).abs().max()
     assert out.shape == truth.shape
     assert (out - truth).abs().max() <= 2 * near
+
+
+@pytest.mark.parametrize("name", ["both", "one row"])
+def test_the_kernels_compute_what_a_padded_mask_says(name, monkeypatch):
+    """In the emulator: sequences without keys, without rows, and rows of no sequence."""
+    monkeypatch.setenv("FLASHSMITH_DEVICE", "emulator")
+    monkeypatch.setitem(globals(), "HEADS", (3, 1))
+    test_a_model_gets_what_its_mask_says(name)
