@@ -318,8 +318,16 @@ def test_the_operators_pass_torchs_own_checks():
     inputs = [given[name] for name in NAMES]
     torch.library.opcheck(torch.ops.flashsmith.backward.default, (*inputs, given["lse"], True))
     torch.library.opcheck(torch.ops.flashsmith.forward_lse.default, (*leaves(given), True))
-    with_sinks = (*leaves(given), torch.linspace(-1, 1, 6).requires_grad_(), True)
-    torch.library.opcheck(torch.ops.flashsmith.forward_sinks.default, with_sinks)
+    sinks = torch.linspace(-1, 1, 6).requires_grad_()
+    ends = [torch.tensor([0, 30, rows], dtype=torch.int32) for rows in (70, 100)]
+    one = [x[:1].detach().requires_grad_() for x in leaves(given)]
+    for tensors_and_tables in (
+        (*leaves(given), sinks, None, None, None),
+        (*one, None, None, *ends),
+    ):
+        torch.library.opcheck(
+            torch.ops.flashsmith.forward_kept.default, (*tensors_and_tables, True)
+        )
 
 
 def test_a_forward_configuration_is_not_handed_to_the_backward_pass():

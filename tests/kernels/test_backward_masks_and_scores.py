@@ -21,14 +21,14 @@ from flashsmith.tuner.choose.choice import choose
 
 ALL = "turns+fold+early_dv+late_fences"
 MMA = "bwd(BF16, 64): dkv_64_64_4+dq_64_64_4"
-WGMMA = f"hopper_bwd(BF16, 64): ds_2+{ALL}+late_counts+downwards+sections"
+WGMMA = f"hopper_bwd(BF16, 64): ds_2+{ALL}+sections"
 # One for each way in which tiles are walked, masked and added.
 CONFIGS = [
     MMA,
     "bwd(FP16, 64): dkv_128_64_8+dq_128_32_8+dkv_buffer+dq_buffer",
     "bwd(BF16, 128): dkv_64_32_4+dq_64_64_4+dkv_buffer+apart",
     WGMMA,
-    f"hopper_bwd(FP16, 64): ds_2+{ALL}+late_counts+sections",
+    f"hopper_bwd(FP16, 64): ds_2+{ALL}",
     f"hopper_bwd(BF16, 128): ds_3+{ALL}",
     f"hopper_bwd(BF16, 128): ds_3+{ALL}+unordered",
     f"hopper_bwd(FP16, 128): ds_3+{ALL}+dq_red+unordered",

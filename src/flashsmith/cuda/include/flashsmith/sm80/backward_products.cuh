@@ -13,6 +13,7 @@
 #include "flashsmith/ptx/barrier.cuh"
 #include "flashsmith/ptx/convert.cuh"
 #include "flashsmith/ptx/math.cuh"
+#include "flashsmith/ptx/memory.cuh"
 #include "flashsmith/ptx/mma.cuh"
 #include "flashsmith/tile/fragment.cuh"
 
@@ -77,6 +78,13 @@ FS_DEVICE void add_product(Accumulator<kRowTiles, kColTiles>& acc,
 struct RowStatistics {
     float shift;
     float delta;
+
+    // Of row `row` in scratch memory; one that does not exist has no weight.
+    FS_DEVICE void read(const float* statistics, i64 row, bool exists) {
+        shift = kNegativeInfinity;
+        delta = 0.0f;
+        if (exists) ptx::ld_global_f32x2(shift, delta, statistics + 2 * row);
+    }
 };
 
 FS_DEVICE float weight_of(float s, float factor, const RowStatistics& row) {

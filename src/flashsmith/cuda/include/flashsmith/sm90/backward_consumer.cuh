@@ -297,9 +297,8 @@ struct BackwardConsumer {
     FS_DEVICE void advance_q_tile() {
         using Walk = sm90::Walk<Kernel>;
         if constexpr (!Walk::kIsPart) return;
-        if (kConfig.downwards ? q_tile-- == Walk::first_tile(args, first_key)
-                              : ++q_tile == Walk::end_tile(args, first_key)) {
-            q_tile = Walk::begin(args, first_key);
+        if (++q_tile == Walk::end_tile(args, first_key)) {
+            q_tile = Walk::first_tile(args, first_key);
         }
     }
 
@@ -309,7 +308,7 @@ struct BackwardConsumer {
     FS_DEVICE void begin(i32 batch_head) {
         FS_UNROLL
         for (int i = 0; i < kConfig.d_head / 2; ++i) dk[i] = dv[i] = 0.0f;
-        q_tile = dq_tile = Walk<Kernel>::begin(args, first_key);
+        q_tile = dq_tile = Walk<Kernel>::first_tile(args, first_key);
         dq_index = batch_head * args.q_tiles + dq_tile;
         adds = Walk<Kernel>::is_seen(args, first_key);
         has_dq = false;
