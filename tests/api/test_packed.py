@@ -100,11 +100,6 @@ def test_boundaries_are_integers(arrays):
         flashsmith.flash_attention(*arrays, **wrong)
 
 
-def test_pages_are_refused_by_name(arrays):
-    with pytest.raises(Unsupported, match="block_table is given"):
-        flashsmith.flash_attn_varlen_func(*arrays, ENDS_Q, ENDS_K, 1, 1, block_table=ENDS_Q)
-
-
 @pytest.mark.parametrize(
     ("wild", "says"),
     [

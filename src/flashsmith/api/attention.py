@@ -77,6 +77,8 @@ def flash_attention(
       first dimension counts pages and whose rows are those of a page;
     - `cu_seqlens_q`, `cu_seqlens_k`: (sequences + 1,) int32 on the arrays' device, where sequences
       begin that are packed one behind the other in arrays (rows, heads, d_head) or a batch of one.
+      With `k_lengths` and `block_table`, a number and a row for each of them, keys lie in pages,
+      and `cu_seqlens_k` is left out.
 
     Returns out; (out, lse) with `return_lse`, lse being float32 (batch, heads, queries); and a
     `Choice` as the last item with `explain`.
@@ -119,7 +121,8 @@ def attend(
         require_boundaries(tables, q, k, options)
         require_entries_inside(tables, k, str(options.fact("layout")))
     if tables and is_packed(tables) and len(getattr(q, "shape", ())) == 3:
-        found = attend(q[None], k[None], v[None], options, out=out, explain=explain, tables=tables)
+        keys = (k, v) if "block_table" in tables else (k[None], v[None])
+        found = attend(q[None], *keys, options, out=out, explain=explain, tables=tables)
         return without_batch(found, has_lse=bool(options.facts[LSE]))
     # Asked of q alone first: every call passes here.
     columns = columns_to_add(q, k, v) if has_odd_width(q) else 0

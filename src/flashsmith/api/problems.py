@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from flashsmith.api.array_view import ArrayView
 from flashsmith.api.options import CallOptions
-from flashsmith.api.tables import TableViews, pages_of_a_sequence, with_tables
+from flashsmith.api.tables import TableViews, pages_of_a_sequence, sequences_in, with_tables
 from flashsmith.base.dtypes import DType
 from flashsmith.base.errors import ArgumentError, ArgumentTypeError, Unsupported
 from flashsmith.kernels.width import MAX_D_HEAD, require_width
@@ -36,7 +36,7 @@ def problem_of(
     batch, q_len, heads, d_head = bshd[0].shape
     _, k_len, kv_heads, _ = bshd[1].shape
     if table is not None:
-        k_len *= pages_of_a_sequence(table, batch)
+        k_len *= pages_of_a_sequence(table, sequences_in(tables, batch))
     problem = AttentionProblem(
         batch=batch,
         heads=heads,

@@ -87,6 +87,9 @@ def _asked(name: str, view: ArrayView) -> bool | int:
 
 def _require_both_boundaries(tables: TableViews) -> None:
     given = [name for name in BOUNDARIES if name in tables]
+    if given and ("block_table" in tables or "k_lengths" in tables):
+        _require_pages_of_packed_rows(tables)
+        return
     if len(given) == 1:
         missing = next(name for name in BOUNDARIES if name not in tables)
         raise ArgumentError(
@@ -99,6 +102,26 @@ def _require_both_boundaries(tables: TableViews) -> None:
             f"cu_seqlens_q has {counts[0]} entries and cu_seqlens_k has {counts[1]}; they must be "
             f"equal: one more than there are sequences."
         )
+
+
+def _require_pages_of_packed_rows(tables: TableViews) -> None:
+    missing = [n for n in ("cu_seqlens_q", "k_lengths", "block_table") if n not in tables]
+    if missing:
+        raise ArgumentError(
+            f"{missing[0]} is missing; packed rows on pages of keys need cu_seqlens_q, k_lengths "
+            f"and block_table."
+        )
+    if "cu_seqlens_k" in tables:
+        raise ArgumentError(
+            "cu_seqlens_k and block_table are both given; keys in pages are not packed; pass their "
+            "numbers as k_lengths."
+        )
+
+
+def sequences_in(tables: TableViews, batch: int) -> int:
+    """Sequences of a call: those whose rows are packed, or the batch."""
+    boundaries = tables.get("cu_seqlens_q")
+    return batch if boundaries is None else int(_asked("cu_seqlens_q", boundaries))
 
 
 def pages_of_a_sequence(table: ArrayView, batch: int) -> int:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812
+from numpy.typing import NDArray
 from torch import Tensor
 
 from flashsmith.api.host_call import attend_bits
@@ -20,7 +21,7 @@ from flashsmith.base.errors import ArgumentError
 from flashsmith.problem.attention import AttentionProblem
 from flashsmith.problem.needs import exact_facts
 from flashsmith.problem.reference import of_head, score
-from flashsmith.problem.sequences import sequences_of
+from flashsmith.problem.sequences import sequences_of, with_packed_keys
 from flashsmith.problem.signature import TABLES
 from flashsmith.torch_op.arguments import Argument, options_of
 from flashsmith.torch_op.fake_kernel import empty_output, no_lse
@@ -152,6 +153,10 @@ def _by_matrices(
     )
     if problem.page:
         k, v = (_contiguous(pool, tensors["block_table"]) for pool in (k, v))
+    if problem.page and problem.sequences:
+        problem, boundaries = with_packed_keys(problem, tables["k_lengths"])
+        tables = {**tables, "cu_seqlens_k": boundaries}
+        k, v = (_packed(keys, np.diff(boundaries)) for keys in (k, v))
     out = torch.zeros_like(q)
     lse = torch.full(q.shape[:3], float("-inf"))
     for one in sequences_of(problem, tables):
@@ -175,6 +180,12 @@ def _contiguous(pool: Tensor, table: Tensor) -> Tensor:
     """Rows that lie in pages, (pages, heads, page, d), one after the other in each sequence."""
     rows = pool[table.long().clamp(0, pool.shape[0] - 1)]
     return rows.transpose(1, 2).flatten(2, 3)
+
+
+def _packed(keys: Tensor, lengths: NDArray[np.int32]) -> Tensor:
+    """Keys of sequences, (sequences, heads, keys, d), one behind the other in a batch of one."""
+    every = [one[:, :length] for one, length in zip(keys, lengths.tolist(), strict=True)]
+    return torch.cat([*every, keys[0, :, :1]], dim=1)[None]
 
 
 def _torch_attention(
