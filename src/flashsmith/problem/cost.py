@@ -50,5 +50,11 @@ def cost_of(problem: AttentionProblem) -> Cost:
     )
 
 
+def cache_bytes(problem: AttentionProblem) -> int:
+    """Bytes of K and V."""
+    inputs = signature_of(problem).inputs(problem)
+    return sum(_bytes(tensor, problem) for tensor in inputs if tensor.name in ("k", "v"))
+
+
 def _bytes(tensor: TensorRole, problem: AttentionProblem) -> int:
     return math.prod(tensor.shape(problem)) * tensor.element_bytes(problem)
