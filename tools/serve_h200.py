@@ -11,8 +11,8 @@ last: microseconds, and in brackets the share of the plain read's rate.
 
 `flashsmith bench --suite serve` is the everyday run: what is chosen, on 40 caches. This script also
 checks the set, races FlashAttention-3's splits and given configurations, and times caches that are
-not full: CTAs that find nothing to do, beside persistent ones that share out what there is. `--sweep` races variants of one configuration instead:
-rings, CTAs, slices, persistence.
+not full: CTAs that find nothing to do, beside persistent ones that share out what there is.
+`--sweep` races variants of one configuration instead: rings, CTAs, slices, persistence.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ from flashsmith.base import settings
 from flashsmith.kernels.kernel import KernelConfig
 
 TorchAttend = Callable[
-    [Array, Array, Array, Array, CallOptions, bool, ArrayTables], tuple[Array, Array, Array]
+    [Array, Array, Array, Array, CallOptions, bool, ArrayTables, Array], tuple[Array, Array, Array]
 ]
 
 
@@ -58,6 +58,7 @@ def flash_attention(
     config: KernelConfig | str | None = None,
     backend: str | None = None,
     explain: bool = False,
+    workspace: Array = None,
     **facts: object,
 ) -> ArrayOrTuple:
     """softmax(scale · Q Kᵀ) V of 4-D arrays in float16 or bfloat16, as an array of the same kind.
@@ -79,6 +80,9 @@ def flash_attention(
       begin that are packed one behind the other in arrays (rows, heads, d_head) or a batch of one.
       With `k_lengths` and `block_table`, a number and a row for each of them, keys lie in pages,
       and `cu_seqlens_k` is left out.
+
+    `workspace` is scratch memory of the caller's, (bytes,) uint8 where q lies; what it holds means
+    nothing. `workspace_bytes` says how much a call needs; without it, the library of q allocates.
 
     Returns out; (out, lse) with `return_lse`, lse being float32 (batch, heads, queries); and a
     `Choice` as the last item with `explain`.
@@ -102,7 +106,7 @@ def flash_attention(
             **facts,
         )
     explain = explain is not False and checked_flag("explain", explain)
-    return attend(q, k, v, options, out=out, explain=explain, tables=tables)
+    return attend(q, k, v, options, out=out, explain=explain, tables=tables, workspace=workspace)
 
 
 def attend(
@@ -114,6 +118,7 @@ def attend(
     out: Array = None,
     explain: bool = False,
     tables: ArrayTables = NO_TABLES,
+    workspace: Array = None,
 ) -> ArrayOrTuple:
     """The same with checked options."""
     if settings.checks_calls():
@@ -122,19 +127,31 @@ def attend(
         require_entries_inside(tables, k, str(options.fact("layout")))
     if tables and is_packed(tables) and len(getattr(q, "shape", ())) == 3:
         keys = (k, v) if "block_table" in tables else (k[None], v[None])
-        found = attend(q[None], *keys, options, out=out, explain=explain, tables=tables)
+        found = attend(
+            *(q[None], *keys, options),
+            out=out if out is None else out[None],
+            explain=explain,
+            tables=tables,
+            workspace=workspace,
+        )
         return without_batch(found, has_lse=bool(options.facts[LSE]))
     # Asked of q alone first: every call passes here.
     columns = columns_to_add(q, k, v) if has_odd_width(q) else 0
     if columns:
-        return _attend_padded(q, k, v, options, columns, out=out, explain=explain, tables=tables)
+        return _attend_padded(
+            *(q, k, v, options, columns),
+            out=out,
+            explain=explain,
+            tables=tables,
+            workspace=workspace,
+        )
     if origin(q) == "torch":
         attend_torch = _torch_attend or _import_torch_attend()
-        o, lse, choice = attend_torch(q, k, v, out, options, explain, tables)
+        o, lse, choice = attend_torch(q, k, v, out, options, explain, tables, workspace)
     else:
         library = library_of(q, k, v, out)
         where = host_call if library.view("q", q).device == "cpu" else gpu_call
-        o, lse, choice = where.attend(library, (q, k, v), out, options, tables, explain)
+        o, lse, choice = where.attend(library, (q, k, v), out, options, tables, explain, workspace)
     wants_lse = options.facts[LSE]
     if not (wants_lse or explain):
         return o
@@ -170,13 +187,16 @@ def _attend_padded(
     out: Array,
     explain: bool,
     tables: ArrayTables,
+    workspace: Array,
 ) -> ArrayOrTuple:
     """The same with zeros behind d_head: they add nothing to scores, and are cut off the output."""
     width = q.shape[-1]
     require_no_out(out, width)
     wide = [widened(array, columns) for array in (q, k, v)]
     scaled = scaled_by(width, options)
-    found = attend(wide[0], wide[1], wide[2], scaled, explain=explain, tables=tables)
+    found = attend(
+        wide[0], wide[1], wide[2], scaled, explain=explain, tables=tables, workspace=workspace
+    )
     if not isinstance(found, tuple):
         return narrowed(found, width)
     return narrowed(found[0], width), *found[1:]

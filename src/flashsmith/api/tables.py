@@ -169,6 +169,31 @@ def require_entries_inside(tables: ArrayTables, k: Array, layout: str) -> None:
                 )
 
 
+def words_of(name: str, table: Array, batch: int) -> NDArray[Any]:
+    """A table of the host in the type of its role; slopes of heads are those of all sequences."""
+    numbers = np.asarray(table)
+    if numbers.dtype.kind not in ("iu" if TABLES[name].is_integer else "f"):
+        raise ArgumentTypeError(
+            f"{name} is {numbers.dtype}; it must be "
+            f"{'int32' if TABLES[name].is_integer else 'float32'}."
+        )
+    if name == "alibi_slopes" and numbers.ndim == 1:
+        numbers = np.broadcast_to(numbers, (batch, *numbers.shape))
+    kind = np.int32 if TABLES[name].is_integer else np.float32
+    return np.ascontiguousarray(numbers, kind)
+
+
+def view_of_words(name: str, words: NDArray[Any]) -> ArrayView:
+    """The shape of what lies in the host's memory, at address 0: it is copied up."""
+    strides = tuple(stride // words.itemsize for stride in words.strides)
+    return ArrayView(name, words.shape, strides, str(words.dtype), 0, "cpu")
+
+
+def table_view(name: str, table: Array, batch: int) -> ArrayView:
+    """The same of a table as a caller gives it."""
+    return view_of_words(name, words_of(name, table, batch))
+
+
 def _on_host(table: Array) -> NDArray[Any] | None:
     if table is None:
         return None

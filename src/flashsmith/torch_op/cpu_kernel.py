@@ -10,11 +10,12 @@ import torch.nn.functional as F  # noqa: N812
 from numpy.typing import NDArray
 from torch import Tensor
 
+from flashsmith.api.array_view import ArrayView
 from flashsmith.api.host_call import attend_bits
 from flashsmith.api.launches import host_device
 from flashsmith.api.notices import say_once
 from flashsmith.api.options import CallOptions
-from flashsmith.api.problems import problem_of, require_out_fits
+from flashsmith.api.problems import problem_of, require_out_fits, require_room
 from flashsmith.api.tables import by_name, in_order
 from flashsmith.base import settings
 from flashsmith.base.errors import ArgumentError
@@ -62,6 +63,27 @@ def forward_with(
     return out, no_lse(q) if of_rows is None else of_rows
 
 
+def forward_into(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    tables: list[Tensor | None],
+    out: Tensor,
+    lse: Tensor | None,
+    workspace: Tensor | None,
+    *given: Argument,
+) -> None:
+    """The same into `out` and `lse`; a workspace is held to what the call needs, and not used."""
+    views = [tensor_view(name, tensor) for name, tensor in zip("qkv", (q, k, v), strict=True)]
+    require_out_fits(tensor_view("out", out), views)
+    room = None if workspace is None else tensor_view("workspace", workspace)
+    options = options_of(given, lse=lse is not None)
+    computed, of_rows = _attend(q, k, v, options, by_name(tables), room)
+    out.copy_(computed)
+    if lse is not None and of_rows is not None:
+        lse.copy_(of_rows)
+
+
 def forward_sinks(
     q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, *given: Argument
 ) -> tuple[Tensor, Tensor]:
@@ -92,13 +114,16 @@ def _attend(
     v: Tensor,
     options: CallOptions,
     tables: Mapping[str, Tensor] = _NO_TABLES,
+    workspace: ArrayView | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     if torch.is_grad_enabled():
         refuse_gradients({"q": q, "k": k, "v": v})
     views = [tensor_view(name, tensor) for name, tensor in zip("qkv", (q, k, v), strict=True)]
     problem = problem_of(views, options, {n: tensor_view(n, t) for n, t in tables.items()})
     if is_emulated(options):
-        return _emulate({"q": q, "k": k, "v": v, **tables}, problem, options)
+        return _emulate({"q": q, "k": k, "v": v, **tables}, problem, options, workspace)
+    if workspace is not None:
+        require_room(workspace, 0, "cpu")
     require_cpu_options(problem, options)
     say_once(
         "torch on the CPU",
@@ -129,14 +154,17 @@ def is_emulated(options: CallOptions) -> bool:
 
 
 def _emulate(
-    tensors: Mapping[str, Tensor], problem: AttentionProblem, options: CallOptions
+    tensors: Mapping[str, Tensor],
+    problem: AttentionProblem,
+    options: CallOptions,
+    workspace: ArrayView | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     q = tensors["q"]
     bits = {
         name: t.detach().view(torch.uint32 if name in TABLES else torch.uint16).numpy()
         for name, t in tensors.items()
     }
-    found, _ = attend_bits(host_device("emulator"), problem, bits, options)
+    found, _ = attend_bits(host_device("emulator"), problem, bits, options, workspace=workspace)
     out = _like_real(torch.from_numpy(found["o"]).view(q.dtype), q)
     lse = torch.from_numpy(found["lse"].view(np.float32)) if problem.lse else None
     return out, lse
