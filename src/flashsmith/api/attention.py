@@ -78,12 +78,9 @@ def flash_attention(
       first dimension counts pages and whose rows are those of a page;
     - `cu_seqlens_q`, `cu_seqlens_k`: (sequences + 1,) int32 on the arrays' device, where sequences
       begin that are packed one behind the other in arrays (rows, heads, d_head) or a batch of one.
-      With `k_lengths` and `block_table`, a number and a row for each of them, keys lie in pages,
-      and `cu_seqlens_k` is left out.
+      With `k_lengths` and `block_table` in the place of the second, keys lie in pages.
 
-    `workspace` is scratch memory of the caller's, (bytes,) uint8 where q lies; what it holds means
-    nothing. `workspace_bytes` says how much a call needs; without it, the library of q allocates.
-
+    `workspace` is scratch memory for the call, (bytes,) uint8; `workspace_bytes` says how many.
     Returns out; (out, lse) with `return_lse`, lse being float32 (batch, heads, queries); and a
     `Choice` as the last item with `explain`.
     """

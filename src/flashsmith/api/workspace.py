@@ -9,39 +9,18 @@ from flashsmith.api.options import CallOptions, checked_options
 from flashsmith.api.padding import columns_to_add, has_odd_width, scaled_by, widened
 from flashsmith.api.problems import problem_of
 from flashsmith.api.tables import ArrayTables, is_packed, table_view, take_tables, take_window
-from flashsmith.kernels.kernel import KernelConfig
 
 
-def workspace_bytes(
-    q: Array,
-    k: Array,
-    v: Array,
-    *,
-    causal: bool = False,
-    scale: float | None = None,
-    layout: str = "bshd",
-    return_lse: bool = False,
-    config: KernelConfig | str | None = None,
-    backend: str | None = None,
-    **facts: object,
-) -> int:
+def workspace_bytes(q: Array, k: Array, v: Array, **asked: object) -> int:
     """Bytes of scratch that `flash_attention` needs for these arguments, as a `workspace`; or 0.
 
     They follow from shapes and options, not from what lengths and tables hold. A call that has not
     been made yet is planned and its kernels are compiled, as the call itself would do. For
     `flash_attn_with_kvcache`, give the caches as k and v and cache_seqlens as k_lengths.
     """
-    take_window(facts)
-    tables = take_tables(facts)
-    options = checked_options(
-        causal=causal,
-        scale=scale,
-        layout=layout,
-        return_lse=return_lse,
-        config=config,
-        backend=backend,
-        **facts,
-    )
+    take_window(asked)
+    tables = take_tables(asked)
+    options = checked_options(**asked)
     if is_packed(tables) and len(getattr(q, "shape", ())) == 3:
         q = q[None]
         k, v = (k, v) if "block_table" in tables else (k[None], v[None])
