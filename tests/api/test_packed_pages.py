@@ -101,13 +101,13 @@ def test_every_sequence_is_its_own_problem(requests, kind, monkeypatch):
     assert np.isfinite(np.delete(lse, none, 1)).all()
 
 
-def companies(request, *, count, seed):
+def companies(request, *, count, seed, most=3, longest=100):
     """Random calls around a request: beside decode steps and prompts, on pages of many sizes."""
     rng = np.random.default_rng(seed)
     for _ in range(count):
-        others = int(rng.integers(0, 4))
-        rows = [int(rng.choice([0, 1, 1, 1, 9, rng.integers(1, 100)])) for _ in range(others)]
-        requests = [drawn(rng, int(rng.integers(n, 300)), n) for n in rows]
+        others = int(rng.integers(0, most + 1))
+        rows = [int(rng.choice([0, 1, 1, 1, 9, rng.integers(1, longest)])) for _ in range(others)]
+        requests = [drawn(rng, int(rng.integers(n, 3 * longest)), n) for n in rows]
         place = int(rng.integers(others + 1))
         requests.insert(place, request)
         page = int(rng.choice([1, 7, 16, 64]))
@@ -120,21 +120,28 @@ def companies(request, *, count, seed):
 REQUESTS = {"decode": (1100, 1, 8), "prompt": (60, 40, 10), "draft": (2100, 11, 2)}
 
 
+def bits_in(companies, request, make=np.asarray):
+    """O and LSE of the request, as many different ones as there are."""
+    found, truth = set(), alone(request)
+    for arrays, ends, lengths, table, own in companies:
+        o, lse, _ = flash_attn_varlen_func(
+            *(*map(make, arrays), make(ends), None, 0, 0),
+            causal=True,
+            return_attn_probs=True,
+            block_table=make(table),
+            seqused_k=make(lengths),
+        )
+        o, lse = (np.asarray(x.cpu() if hasattr(x, "cpu") else x) for x in (o, lse))
+        found.add((o[own].tobytes(), lse[:, own].tobytes()))
+        np.testing.assert_allclose(o[own], truth, atol=2e-3)
+    return found
+
+
 @pytest.mark.parametrize("kind", REQUESTS)
 def test_no_company_reaches_the_bits_of_a_packed_request(kind):
     keys, rows, count = REQUESTS[kind]
     request = drawn(np.random.default_rng(len(kind)), keys, rows)
-    found = set()
-    for arrays, ends, lengths, table, own in companies(request, count=count, seed=keys):
-        o, lse, _ = flash_attn_varlen_func(
-            *(*arrays, ends, None, 0, 0),
-            causal=True,
-            return_attn_probs=True,
-            block_table=table,
-            seqused_k=lengths,
-        )
-        found.add((o[own].tobytes(), lse[:, own].tobytes()))
-        np.testing.assert_allclose(o[own], alone(request), atol=2e-3)
+    found = bits_in(companies(request, count=count, seed=keys), request)
     assert len(found) == 1
     table = np.arange(-(-keys // 10), dtype=np.int32)[None]
     pools = [np.resize(x, (table.size, 10, *x.shape[1:])) for x in request[1:]]
@@ -147,6 +154,18 @@ def test_no_company_reaches_the_bits_of_a_packed_request(kind):
         return_softmax_lse=True,
     )
     assert found == {(o[0].tobytes(), lse[0].tobytes())}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("keys", "rows"), [(1, 1), (1100, 1), (5000, 1), (3000, 5), (2100, 11), (900, 300)]
+)
+def test_200_companies_do_not_reach_the_bits_of_a_packed_request(keys, rows, monkeypatch):
+    torch = pytest.importorskip("torch")
+    monkeypatch.delenv("FLASHSMITH_DEVICE")
+    request = drawn(np.random.default_rng(rows), keys, rows)
+    every = companies(request, count=200, seed=keys, most=9, longest=500)
+    assert len(bits_in(every, request, lambda array: torch.from_numpy(array).cuda())) == 1
 
 
 def test_masks_and_scores_are_those_of_the_own_sequence(requests):
