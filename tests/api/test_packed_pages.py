@@ -80,18 +80,20 @@ def test_every_sequence_is_its_own_problem(requests, kind, monkeypatch):
         make = pytest.importorskip("torch").from_numpy
     if kind == "torch on the CPU":
         monkeypatch.delenv("FLASHSMITH_DEVICE")
-    given = {"seqused_k": make(lengths)} if kind == "lengths" else {}
+    out = make(np.ones_like(arrays[0]))
+    given = {"seqused_k": make(lengths)} if kind == "lengths" else {"cu_seqlens_k": make(ends_k)}
     o, lse, _ = flash_attn_varlen_func(
         *map(make, arrays),
-        make(ends),
-        None if given else make(ends_k),
-        *(1, 1),  # whatever a caller says is longest
+        cu_seqlens_q=make(ends),
+        max_seqlen_q=1,  # whatever a caller says is longest
         causal=True,
         return_attn_probs=True,
         block_table=make(table),
+        out=out,
         **given,
     )
-    o, lse = np.asarray(o), np.asarray(lse)
+    o, lse, out = np.asarray(o), np.asarray(lse), np.asarray(out)
+    assert out.tobytes() == o.tobytes()
     assert lse.shape == (HEADS, len(arrays[0]))
     for request, first, end in zip(requests, ends, ends[1:], strict=False):
         np.testing.assert_allclose(o[first:end], alone(request), atol=2e-3)
