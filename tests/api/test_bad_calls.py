@@ -344,12 +344,70 @@ BAD_CALLS = {
         "softmax_scale is -1; it must be a finite number above 0 or None (negate or scale q "
         "instead).",
     ),
-    "SDPA with a mask": (
-        lambda: scaled_dot_product_attention(tensor(), tensor(), tensor(), torch.ones(3, 3)),
+    "SDPA with a mask of another shape": (
+        lambda: scaled_dot_product_attention(tensor(), tensor(), tensor(), torch.ones(70, 4)),
+        ArgumentError,
+        "bias (attn_mask) has shape (70, 4); it must be broadcastable to (2, 70, 3, 3): (batch, "
+        "heads, queries, keys).",
+    ),
+    "SDPA with a mask and a diagonal": (
+        lambda: scaled_dot_product_attention(
+            tensor(), tensor(), tensor(), torch.ones(3, 3), is_causal=True
+        ),
+        ArgumentError,
+        "attn_mask and is_causal are both given; drop one of them.",
+    ),
+    "a bias of five dimensions": (
+        lambda: call(bias=np.ones((1, 1, 1, 70, 70), np.bool_)),
+        ArgumentError,
+        "bias (attn_mask) has shape (1, 1, 1, 70, 70); it must be broadcastable to (2, 3, 70, 70): "
+        "(batch, heads, queries, keys).",
+    ),
+    "a bias of integers": (
+        lambda: call(bias=np.ones((70, 70), np.int64)),
+        ArgumentTypeError,
+        "bias (attn_mask) is int64; it must be bool (True: the row sees the key), float32, or of "
+        "the type of q; convert it.",
+    ),
+    "a bias of another 16-bit type": (
+        lambda: torch_call(bias=torch.ones(70, 70, dtype=torch.bfloat16)),
+        ArgumentTypeError,
+        "bias (attn_mask) is bfloat16; it must be bool (True: the row sees the key), float32, or "
+        "of the type of q; convert it.",
+    ),
+    "a bias that is an array beside tensors": (
+        lambda: torch_call(bias=np.ones((70, 70), np.bool_)),
+        ArgumentTypeError,
+        "q is a torch tensor and bias is of type ndarray; pass torch tensors for all.",
+    ),
+    "a bias of packed sequences": (
+        lambda: call(
+            *(array(1, 70, 3, 64) for _ in "qkv"),
+            bias=np.ones((70, 70), np.bool_),
+            cu_seqlens_q=np.array([0, 70], np.int32),
+            cu_seqlens_k=np.array([0, 70], np.int32),
+        ),
         Unsupported,
-        "attn_mask is given; flashsmith does not support a mask of your own yet; pass "
-        "is_causal=True or torch's causal_lower_right(...) for a causal mask, or call torch's own "
-        "function.",
+        "bias and sequences are both given; no kernel computes them together yet; unpack the "
+        "sequences.",
+    ),
+    "a bias and lengths of keys": (
+        lambda: call(bias=np.ones(70, np.bool_), k_lengths=np.array([70, 7], np.int32)),
+        Unsupported,
+        "bias and k_lengths are both given; no kernel computes them together yet; hide the keys "
+        "behind a sequence's end in the bias.",
+    ),
+    "a bias and a gradient": (
+        lambda: torch_call(tensor().requires_grad_(), bias=torch.ones(70, 70, dtype=torch.bool)),
+        Unsupported,
+        "bias is given and a gradient is wanted; flashsmith has no backward pass with bias yet; "
+        "call under torch.no_grad(), or train with torch's own attention.",
+    ),
+    "a gradient of a bias": (
+        lambda: torch_call(bias=torch.ones(70, 70, requires_grad=True)),
+        Unsupported,
+        "bias is given and a gradient is wanted; flashsmith has no backward pass with bias yet; "
+        "call under torch.no_grad(), or train with torch's own attention.",
     ),
     "SDPA with dropout": (
         lambda: scaled_dot_product_attention(tensor(), tensor(), tensor(), dropout_p=0.5),

@@ -137,7 +137,11 @@ REFUSALS = {
     "scale": (flash_attention, {"scale": -1.0, "return_lse": True}, r"^scale is -1; it must be"),
     "config": (flash_attention, {"config": 3, "explain": True}, r"^config is of type int"),
     "dropout": (flash_attn_func, {"dropout_p": 0.5, "return_attn_probs": True}, r"^dropout_p is"),
-    "mask": (scaled_dot_product_attention, {"attn_mask": HALF}, r"^attn_mask is given; flashsmith"),
+    "mask": (
+        scaled_dot_product_attention,
+        {"attn_mask": HALF, "is_causal": True},
+        r"^attn_mask and is_causal are both given",
+    ),
 }
 
 

@@ -64,18 +64,19 @@ def flash_attention(
     """softmax(scale · Q Kᵀ) V of 4-D arrays in float16 or bfloat16, as an array of the same kind.
 
     `causal` aligns the diagonal bottom-right: the last query sees every key. `scale` is
-    1/sqrt(d_head) unless given. Fewer heads in k and v than in q are shared by groups
-    of query heads. `config` is a kernel configuration or its short form; `backend` is "cuda",
-    "emulator" or None. `facts` are the other facts of a problem that callers may give, by the
-    names of docs/configuration.md (`diagonal`: row i stands at key i + diagonal; `softcap`;
+    1/sqrt(d_head) unless given. Fewer heads in k and v than in q are shared by groups of query
+    heads. `config` is a kernel configuration or its short form; `backend` is "cuda", "emulator" or
+    None. `facts` are the other facts of a problem that callers may give, by the names of
+    docs/configuration.md (`diagonal`: row i stands at key i + diagonal; `softcap`;
     `deterministic=False`: gradients may have other bits in every run, and be faster), and
 
     - `window=(left, right)`: a row sees so many keys before and behind its own position;
     - `sinks`: (heads,), a logit of each head that joins the denominator, and so the LSE;
     - `alibi_slopes`: (heads,) or (batch, heads), scores less slope times distance;
+    - `bias`: broadcastable to (batch, heads, queries, keys), a bool (True: the row sees the key) or
+      numbers that are added to the scores, float32 or of q's type; read at any strides;
     - `k_lengths`: (batch,) int32 on the arrays' device, how many keys each sequence has;
-    - `block_table`: (batch, pages of a sequence) int32; k and v are then pools of pages, whose
-      first dimension counts pages and whose rows are those of a page;
+    - `block_table`: (batch, pages of a sequence) int32; k and v are pools: a page in a batch's place;
     - `cu_seqlens_q`, `cu_seqlens_k`: (sequences + 1,) int32 on the arrays' device, where sequences
       begin that are packed one behind the other in arrays (rows, heads, d_head) or a batch of one.
       With `k_lengths` and `block_table` in the place of the second, keys lie in pages.

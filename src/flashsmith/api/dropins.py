@@ -18,6 +18,7 @@ from flashsmith.api.tables import NO_TABLES, window_sides
 from flashsmith.base.errors import ArgumentError, Unsupported
 from flashsmith.base.loose_types import Foreign
 from flashsmith.problem.attention import FACTS
+from flashsmith.problem.signature import BIAS
 
 _WHOLE_WINDOW = -1
 
@@ -150,7 +151,7 @@ def scaled_dot_product_attention(
     query: Array,
     key: Array,
     value: Array,
-    attn_mask: object = None,
+    attn_mask: Array = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,
     scale: float | None = None,
@@ -158,12 +159,18 @@ def scaled_dot_product_attention(
 ) -> Array:
     """torch's `scaled_dot_product_attention`: (batch, heads, sequence, d_head), causal top-left.
 
-    Three dimensions, (heads, sequence, d_head), are a batch of one, as in torch.
+    `attn_mask` is broadcastable to (batch, heads, queries, keys), as a bool (True: the row sees the
+    key) or added to the scores; it is read where it lies. A row that sees no key gives 0. Three
+    dimensions, (heads, sequence, d_head), are a batch of one, as in torch.
     """
     is_causal = checked_flag("is_causal", is_causal)
-    diagonal = 0 if is_causal else None
-    if attn_mask is not None:
-        is_causal, diagonal = True, _diagonal_of(attn_mask, query, key, is_causal)
+    diagonal, tables = 0 if is_causal else None, NO_TABLES
+    if attn_mask is not None and is_causal:
+        raise ArgumentError("attn_mask and is_causal are both given; drop one of them.")
+    if _is_causal_bias(attn_mask):
+        is_causal, diagonal = True, _diagonal_of(attn_mask, query, key)
+    elif attn_mask is not None:
+        tables = {BIAS: attn_mask}
     if dropout_p != 0:
         raise _unsupported(f"dropout_p is {dropout_p}", "dropout", "pass 0.0")
     options = common_options(is_causal, diagonal, "bhsd", False) if scale is None else None
@@ -175,8 +182,8 @@ def scaled_dot_product_attention(
     if not checked_flag("enable_gqa", enable_gqa):
         _require_equal_heads(q_shape, k_shape, v_shape)
     if len(q_shape) == len(k_shape) == len(v_shape) == 3:
-        return attend(query[None], key[None], value[None], options)[0]
-    return attend(query, key, value, options)
+        return attend(query[None], key[None], value[None], options, tables=tables)[0]
+    return attend(query, key, value, options, tables=tables)
 
 
 def _is_causal_bias(attn_mask: object) -> bool:
@@ -185,17 +192,8 @@ def _is_causal_bias(attn_mask: object) -> bool:
     return kind.__name__ == "CausalBias" and kind.__module__.startswith("torch.")
 
 
-def _diagonal_of(bias: Foreign, query: Array, key: Array, is_causal: bool) -> int | None:
+def _diagonal_of(bias: Foreign, query: Array, key: Array) -> int | None:
     """The diagonal that a mask object of torch means: None is bottom-right, 0 top-left."""
-    if not _is_causal_bias(bias):
-        raise _unsupported(
-            "attn_mask is given",
-            "a mask of your own",
-            "pass is_causal=True or torch's causal_lower_right(...) for a causal mask, or call "
-            "torch's own function",
-        )
-    if is_causal:
-        raise ArgumentError("attn_mask and is_causal are both given; drop one of them.")
     made, met = (bias.seq_len_q, bias.seq_len_kv), (query.shape[-2], key.shape[-2])
     if made != met:
         raise ArgumentError(

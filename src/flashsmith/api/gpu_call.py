@@ -8,6 +8,7 @@ from typing import cast
 
 from flashsmith.api.array_view import ArrayView, compact
 from flashsmith.api.arrays.library import Array, ArrayLibrary, GpuArrays
+from flashsmith.api.bias import broadcast_view, scores_shape
 from flashsmith.api.launches import call_of, explained, gpu_device, launch_for, say_copy
 from flashsmith.api.options import CallOptions
 from flashsmith.api.problems import (
@@ -18,6 +19,7 @@ from flashsmith.api.problems import (
 )
 from flashsmith.api.tables import NO_TABLES, ArrayTables
 from flashsmith.kernels.launch import SCRATCH
+from flashsmith.problem.signature import BIAS
 from flashsmith.tuner.choose.choice import Choice
 
 
@@ -34,6 +36,9 @@ def attend(
     gpu = cast(GpuArrays, library)
     views = [gpu.view(name, array) for name, array in zip("qkv", arrays, strict=True)]
     table_views = {name: gpu.view(name, array) for name, array in tables.items()}
+    if BIAS in tables:
+        wanted = scores_shape(views[0].shape, views[1].shape, str(options.fact("layout")))
+        table_views[BIAS] = broadcast_view(table_views[BIAS], wanted)
     problem = problem_of(views, options, table_views)
     if out is None:
         out = gpu.new(arrays[0], views[0].shape, views[0].dtype)
@@ -63,12 +68,17 @@ def attend(
 
 
 def differentiate(
-    library: ArrayLibrary, arrays: Mapping[str, Array], options: CallOptions, explain: bool = False
+    library: ArrayLibrary,
+    arrays: Mapping[str, Array],
+    options: CallOptions,
+    explain: bool = False,
+    tables: ArrayTables = NO_TABLES,
 ) -> tuple[list[Array], Choice]:
     """dq, dk and dv, and the choice, for arrays of `library` on a GPU."""
     gpu = cast(GpuArrays, library)
     views = {name: gpu.view(name, array) for name, array in arrays.items()}
-    problem = gradient_problem_of(views, options)
+    table_views = {name: gpu.view(name, array) for name, array in tables.items()}
+    problem = gradient_problem_of(views, options, table_views)
     device = gpu_device(views["q"], options.backend)
     launch = launch_for(device, problem, options, list(views.values()))
     kept = [_readable(gpu, array, views[name]) for name, array in arrays.items()]
@@ -79,6 +89,7 @@ def differentiate(
         words = (launch.prepared.scratch_bytes // 4,)
         made[SCRATCH] = gpu.new(arrays["q"], words, "float32")
     placed = [view for _, view in kept] + [gpu.view(name, array) for name, array in made.items()]
+    placed += table_views.values()
     call, stream = call_of(placed, problem.layout), gpu.stream(arrays["q"])
     launch.prepared(call, stream)
     if not gpu.orders_by_stream:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from flashsmith.api.array_view import ALIGNED_ELEMENTS, ArrayView
 from flashsmith.api.arrays.library import Array, ArrayLibrary, HostArrays
+from flashsmith.api.bias import require_broadcastable, scores_shape
 from flashsmith.api.launches import explained, host_device, launch_for
 from flashsmith.api.options import CallOptions
 from flashsmith.api.problems import (
@@ -21,9 +22,16 @@ from flashsmith.api.problems import (
 )
 from flashsmith.api.tables import NO_TABLES, ArrayTables, view_of_words, words_of
 from flashsmith.problem.attention import AttentionProblem
-from flashsmith.problem.signature import signature_of
+from flashsmith.problem.signature import BIAS, signature_of
 from flashsmith.runtime.device import Device
-from flashsmith.runtime.tensors import Location, bits_type, contiguous, in_layout, uploaded
+from flashsmith.runtime.tensors import (
+    Location,
+    ScoresLocation,
+    bits_type,
+    contiguous,
+    in_layout,
+    uploaded,
+)
 from flashsmith.tuner.choose.choice import Choice
 
 
@@ -42,7 +50,14 @@ def attend(
     """
     host = cast(HostArrays, library)
     views = [host.view(name, array) for name, array in zip("qkv", arrays, strict=True)]
-    words = {n: words_of(n, table, views[0].shape[0]) for n, table in tables.items()}
+    words = {
+        name: words_of(name, table, views[0].shape[0])
+        for name, table in tables.items()
+        if name != BIAS
+    }
+    if BIAS in tables:
+        wanted = scores_shape(views[0].shape, views[1].shape, str(options.fact("layout")))
+        words[BIAS] = _bias(tables[BIAS], wanted)
     problem = problem_of(views, options, {n: view_of_words(n, w) for n, w in words.items()})
     if out is not None:
         require_out_fits(host.view("out", out), views)
@@ -50,7 +65,7 @@ def attend(
     bits: dict[str, NDArray[Any]] = {
         name: host.bits(array) for name, array in zip("qkv", arrays, strict=True)
     }
-    bits |= {name: table.view(np.uint32) for name, table in words.items()}
+    bits |= {name: _bits(table) for name, table in words.items()}
     given = None if workspace is None else view_of_words("workspace", np.asarray(workspace))
     found, choice = attend_bits(device, problem, bits, options, explain, given)
     result = host.from_bits(found["o"], arrays[0])
@@ -61,17 +76,40 @@ def attend(
     return result, lse, choice
 
 
+def _bias(table: Array, wanted: tuple[int, ...]) -> NDArray[Any]:
+    """A bias with an element a score; what is broadcast is the same memory."""
+    numbers = np.asarray(table)
+    require_broadcastable(numbers.shape, wanted)
+    span = 1 + sum((n - 1) * abs(s) for n, s in zip(numbers.shape, numbers.strides, strict=True))
+    # A thin slice of a large array is copied, as q is; and one that is read backwards.
+    if any(stride < 0 for stride in numbers.strides) or span > 4 * numbers.nbytes:
+        numbers = np.ascontiguousarray(numbers)
+    return np.broadcast_to(numbers, wanted)
+
+
+def _bits(table: NDArray[Any]) -> NDArray[Any]:
+    """The bits of a table, or of a bias, as unsigned integers of their size; no copy."""
+    return table.view({1: np.uint8, 2: np.uint16}.get(table.itemsize, np.uint32))
+
+
 def differentiate(
-    library: ArrayLibrary, arrays: Mapping[str, Array], options: CallOptions, explain: bool = False
+    library: ArrayLibrary,
+    arrays: Mapping[str, Array],
+    options: CallOptions,
+    explain: bool = False,
+    tables: ArrayTables = NO_TABLES,
 ) -> tuple[list[Array], Choice]:
     """dq, dk and dv, and the choice, for arrays of `library` in the host's memory."""
     host = cast(HostArrays, library)
     views = {name: host.view(name, array) for name, array in arrays.items()}
-    problem = gradient_problem_of(views, options)
+    words = {name: words_of(name, table, views["q"].shape[0]) for name, table in tables.items()}
+    of_tables = {name: view_of_words(name, table) for name, table in words.items()}
+    problem = gradient_problem_of(views, options, of_tables)
     bits: dict[str, NDArray[Any]] = {
         name: host.float32(array).view(np.uint32) if "lse" in name else host.bits(array)
         for name, array in arrays.items()
     }
+    bits |= {name: table.view(np.uint32) for name, table in words.items()}
     device = host_device(options.backend)
     found, choice = attend_bits(device, problem, bits, options, explain)
     return [host.from_bits(found[name], arrays["q"]) for name in ("dq", "dk", "dv")], choice
@@ -86,8 +124,8 @@ def attend_bits(
     workspace: ArrayView | None = None,
 ) -> tuple[dict[str, NDArray[Any]], Choice]:
     """The bits of every output, from bits of the inputs of any strides, in the problem's layout."""
-    readable = {name: _compacted(bits) for name, bits in inputs.items()}
-    views = [_view(name, bits) for name, bits in readable.items()]
+    readable = {name: bits if name == BIAS else _compacted(bits) for name, bits in inputs.items()}
+    views = [_view(name, bits) for name, bits in readable.items() if name != BIAS]
     launch = launch_for(device, problem, options, views)
     if workspace is not None:
         require_room(workspace, launch.prepared.scratch_bytes, "cpu")
@@ -113,9 +151,16 @@ def _placed(
         shape = role.shape(problem)
         if role.is_output:
             locations[role.name] = in_layout(contiguous(role.name, shape), problem)
-            buffers[role.name] = np.zeros(int(np.prod(shape)), bits_type(role))
+            buffers[role.name] = np.zeros(int(np.prod(shape)), bits_type(role, problem))
             continue
         view = _view(role.name, inputs[role.name])
+        if role.is_scores:
+            *outer, key_stride = view.strides
+            at = ScoresLocation(role.name, 0, shape, tuple(outer), key_stride)
+            locations[role.name] = at
+            given = inputs[role.name]
+            buffers[role.name] = as_strided(given, (view.span,), (given.itemsize,))
+            continue
         # The stride of a dimension with one element has no meaning; libraries put anything there.
         strides = tuple(
             s if n > 1 else ALIGNED_ELEMENTS

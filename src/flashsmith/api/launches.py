@@ -11,6 +11,7 @@ from typing import cast
 from flashsmith.api.ahead.shape_log import write_shape
 from flashsmith.api.ahead.substitutes import make_behind, substitute_on
 from flashsmith.api.array_view import ALIGNED_ELEMENTS, ArrayView
+from flashsmith.api.bias import bias_arg
 from flashsmith.api.notices import say_once
 from flashsmith.api.options import CallOptions, read_config
 from flashsmith.base import settings
@@ -22,7 +23,7 @@ from flashsmith.kernels.kernel import KernelConfig
 from flashsmith.kernels.launch import Call
 from flashsmith.measure.cuda_graph import median_us
 from flashsmith.problem.attention import AttentionProblem
-from flashsmith.problem.signature import signature_of
+from flashsmith.problem.signature import BIAS, signature_of
 from flashsmith.runtime.cuda.device import CudaDevice
 from flashsmith.runtime.device import Device
 from flashsmith.runtime.devices import (
@@ -208,6 +209,8 @@ def gpu_device(view: ArrayView, backend: str | None) -> Device:
 
 def tensor_arg(view: ArrayView, layout: str) -> TensorArg:
     """What a kernel is told of an array without an `obstacle`."""
+    if view.name == BIAS:
+        return bias_arg(view)
     if len(view.shape) != 4:  # a number a row, contiguous
         return TensorArg(view.address)
     bshd = view.in_bshd(layout)

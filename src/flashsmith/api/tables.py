@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 
 from flashsmith.api.array_view import ArrayView, compact
 from flashsmith.api.arrays.library import Array, ArrayOrTuple
+from flashsmith.api.bias import kind_of, require_whole
 from flashsmith.api.options import CallOptions
 from flashsmith.base.errors import ArgumentError, ArgumentTypeError
 from flashsmith.problem.attention import AttentionProblem
-from flashsmith.problem.signature import TABLES, TensorRole
+from flashsmith.problem.signature import BIAS, TABLES, TensorRole
 
 ArrayTables = Mapping[str, Array]  # of a call, by the names of `TABLES`
 TableViews = Mapping[str, ArrayView]
@@ -62,7 +63,7 @@ def with_tables(
     if not tables:
         return problem
     asked: dict[str, object] = {
-        TABLES[name].asked_by: _asked(name, view) for name, view in tables.items()
+        TABLES[name].asked_by: _asked(name, view, problem) for name, view in tables.items()
     }
     _require_both_boundaries(tables)
     if "block_table" in tables:
@@ -73,16 +74,21 @@ def with_tables(
     return problem
 
 
-def _asked(name: str, view: ArrayView) -> bool | int:
+def _asked(name: str, view: ArrayView, problem: AttentionProblem) -> bool | int | str:
     """The value of the fact that a table stands for: packed sequences are counted."""
-    if name not in BOUNDARIES:
-        return True
-    if len(view.shape) != 1 or view.shape[0] < 2:
+    if name == BIAS:
+        return kind_of(view, problem)
+    return _sequences_of(view) if name in BOUNDARIES else True
+
+
+def _sequences_of(boundaries: ArrayView) -> int:
+    shape = boundaries.shape
+    if len(shape) != 1 or shape[0] < 2:
         raise ArgumentError(
-            f"{name} has shape {view.shape}; it must be (sequences + 1,): where each sequence "
-            f"begins, and where the last one ends."
+            f"{boundaries.name} has shape {shape}; it must be (sequences + 1,): where each "
+            f"sequence begins, and where the last one ends."
         )
-    return view.shape[0] - 1
+    return shape[0] - 1
 
 
 def _require_both_boundaries(tables: TableViews) -> None:
@@ -121,7 +127,7 @@ def _require_pages_of_packed_rows(tables: TableViews) -> None:
 def sequences_in(tables: TableViews, batch: int) -> int:
     """Sequences of a call: those whose rows are packed, or the batch."""
     boundaries = tables.get("cu_seqlens_q")
-    return batch if boundaries is None else int(_asked("cu_seqlens_q", boundaries))
+    return batch if boundaries is None else _sequences_of(boundaries)
 
 
 def pages_of_a_sequence(table: ArrayView, batch: int) -> int:
@@ -134,6 +140,9 @@ def pages_of_a_sequence(table: ArrayView, batch: int) -> int:
 
 
 def _require_fits(role: TensorRole, view: ArrayView, problem: AttentionProblem) -> None:
+    if role.is_scores:
+        require_whole(view, problem)
+        return
     shape, kind = role.shape(problem), "int32" if role.is_integer else "float32"
     if view.dtype != kind:
         raise ArgumentTypeError(f"{role.name} is {view.dtype}; it must be {kind}.")
@@ -191,7 +200,8 @@ def view_of_words(name: str, words: NDArray[Any]) -> ArrayView:
 
 def table_view(name: str, table: Array, batch: int) -> ArrayView:
     """The same of a table as a caller gives it."""
-    return view_of_words(name, words_of(name, table, batch))
+    words = np.asarray(table) if name == BIAS else words_of(name, table, batch)
+    return view_of_words(name, words)
 
 
 def _on_host(table: Array) -> NDArray[Any] | None:

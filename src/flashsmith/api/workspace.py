@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from flashsmith.api.arrays import library_of, origin
 from flashsmith.api.arrays.library import Array
+from flashsmith.api.bias import broadcast_view, scores_shape
 from flashsmith.api.launches import gpu_device, host_device, launch_for
 from flashsmith.api.options import CallOptions, checked_options
 from flashsmith.api.padding import columns_to_add, has_odd_width, scaled_by, widened
 from flashsmith.api.problems import problem_of
 from flashsmith.api.tables import ArrayTables, is_packed, table_view, take_tables, take_window
+from flashsmith.problem.signature import BIAS
 
 
 def workspace_bytes(q: Array, k: Array, v: Array, **asked: object) -> int:
@@ -46,6 +48,9 @@ def _scratch_bytes_of(
         name: table_view(name, table, batch) if on_host else library.view(name, table)
         for name, table in tables.items()
     }
+    if BIAS in of_tables:
+        wanted = scores_shape(views[0].shape, views[1].shape, str(options.fact("layout")))
+        of_tables[BIAS] = broadcast_view(of_tables[BIAS], wanted)
     problem = problem_of(views, options, of_tables)
     device = host_device(options.backend) if on_host else gpu_device(views[0], options.backend)
     return launch_for(device, problem, options, views).prepared.scratch_bytes

@@ -58,6 +58,9 @@ def inputs_of(case: Case) -> Inputs:
         if role.of:
             made[name] = drawn_table(role, problem, random)
             continue
+        if role.is_scores:
+            made[name] = drawn_bias(case, random)
+            continue
         values = random.standard_normal(shape, np.float32) * (case.gain if name == "q" else 1.0)
         if case.nan and name != "k":
             values[-1, -1, -1, -1] = np.nan
@@ -86,6 +89,37 @@ def drawn_table(
     else:
         numbers = random.standard_normal(shape, np.float32)
     return numbers.view(np.uint32)
+
+
+# Which dimensions of a bias have more than one element, for each placement.
+_BIAS_VARIES = {
+    "contiguous": (True, True, True, True),
+    "padded": (True, False, True, True),
+    "transposed": (False, True, True, True),
+    "packed": (True, False, False, True),
+}
+
+
+def drawn_bias(case: Case, random: np.random.Generator) -> NDArray[Any]:
+    """A bias that hides a third of the keys, all from some rows, and half of them from others."""
+    problem = case.problem
+    whole = (problem.batch, problem.heads, problem.q_len, problem.k_len)
+    varies = _BIAS_VARIES[case.placement]
+    shape = tuple(n if own else 1 for n, own in zip(whole, varies, strict=True))
+    seen = random.random(shape) < 2 / 3
+    if varies[2]:
+        seen[:, :, 1::7] = False
+        seen[:, :, 2::7, : problem.k_len // 2] = False
+        seen[:, :, 3::7, problem.k_len // 2 :] = False
+    if problem.bias == "bool":
+        return np.broadcast_to(seen.astype(np.uint8), whole)
+    numbers = random.standard_normal(shape, np.float32) * np.float32(2)
+    # Models hide keys with -inf, or with the most negative number that there is.
+    least = np.where(random.random(shape) < 0.5, -np.inf, np.float32(-3e38))
+    numbers = np.where(seen, numbers, least).astype(np.float32)
+    is_narrow = problem.bias == "same"
+    bits = to_bits(numbers, problem.dtype) if is_narrow else numbers.view(np.uint32)
+    return np.broadcast_to(bits, whole)
 
 
 def drawn_boundaries(sequences: int, length: int, random: np.random.Generator) -> NDArray[np.int32]:
@@ -169,6 +203,28 @@ def packed_cases(config: KernelConfig) -> tuple[Case, ...]:
         Case("one sequence", replace(causal, sequences=1, lse=False), placement="padded"),
         Case("narrow sequences", replace(full, d_head=config.d_head // 2 + 8)),
         Case("windows of sequences", replace(causal, window_left=keys // 2)),
+    )
+
+
+def bias_cases(config: KernelConfig) -> tuple[Case, ...]:
+    """A bias of the caller's: each kind, at the strides that callers have, and with other facts."""
+    rows, keys = config.tile_q, config.tile_k
+    full = _problem(config, heads=3, q_len=rows + 9, k_len=3 * keys + 2)
+    full = replace(full, batch=2, kv_heads=1)
+    alike = replace(full, q_len=3 * keys + 1, k_len=3 * keys + 1)
+    causal = replace(full, causal=True, k_len=3 * keys + 11)
+    cases = (
+        Case("seen by pairs", replace(full, bias="bool")),
+        Case("padding", replace(alike, bias="bool"), placement="packed"),
+        Case("added by pairs", replace(full, bias="same"), gain=LARGE_LOGITS),
+        Case("of all heads", replace(full, bias="same", k_len=3 * keys + 1), placement="padded"),
+        Case("added in float32", replace(full, bias="float32"), placement="transposed"),
+        Case("under a diagonal", replace(causal, bias="same", sinks=True, softcap=30.0)),
+        Case("beside slopes", replace(causal, bias="float32", alibi=True, window_left=keys + 5)),
+        Case("whole blocks", replace(full, bias="same", q_len=rows, k_len=2 * keys, lse=False)),
+    )
+    return tuple(
+        case for case in cases if not set(facts_that_hold(case.problem)) & set(config.REFUSED_FACTS)
     )
 
 

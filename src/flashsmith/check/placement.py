@@ -13,7 +13,14 @@ from flashsmith.check.cases import Case
 from flashsmith.kernels.launch import SCRATCH
 from flashsmith.problem.attention import AttentionProblem
 from flashsmith.problem.signature import TensorRole, signature_of
-from flashsmith.runtime.tensors import STATISTICS_POISON, Location, bits_type, contiguous, poison_of
+from flashsmith.runtime.tensors import (
+    STATISTICS_POISON,
+    Location,
+    ScoresLocation,
+    bits_type,
+    contiguous,
+    poison_of,
+)
 
 MARGIN = 128  # elements before and behind the tensors of a buffer
 PLACEMENTS = ("contiguous", "padded", "transposed", "packed")
@@ -42,8 +49,9 @@ def fill_buffers(
     for name, location in locations.items():
         end = max(other.end for other in locations.values() if other.buffer == location.buffer)
         canary = poison_of(roles[name], problem) ^ _CANARY_XOR
+        kind = bits_type(roles[name], problem)
         if location.buffer not in buffers:
-            buffers[location.buffer] = np.full(end + MARGIN, canary, bits_type(roles[name]))
+            buffers[location.buffer] = np.full(end + MARGIN, canary, kind)
         location.view(buffers[location.buffer])[...] = inputs.get(
             name, poison_of(roles[name], problem)
         )
@@ -64,10 +72,26 @@ def scratch_buffer(location: Location) -> NDArray[Any]:
 
 def _placed(role: TensorRole, case: Case) -> Location:
     shape = role.rows_first(case.problem)
+    if role.is_scores:
+        return _scores(role, case)
     if not role.is_rows or case.placement in ("contiguous", "packed"):
         return contiguous(role.name, shape, MARGIN)
     make = {"padded": _padded, "transposed": _transposed}[case.placement]
     return Location(role.name, MARGIN, shape, make(shape))
+
+
+def _scores(role: TensorRole, case: Case) -> Location:
+    """A bias as callers have them, another for each placement; see `check.cases.drawn_bias`."""
+    problem = case.problem
+    heads, rows, keys = problem.heads, problem.q_len, problem.k_len
+    strides = {
+        "contiguous": (heads * rows * keys, rows * keys, keys, 1),
+        "padded": (rows * (keys + 3) + 5, 0, keys + 3, 1),  # of all heads; rows at odd places
+        "transposed": (0, keys * (rows + 3), 1, rows + 3),  # of all sequences; by key
+        "packed": (keys + 2, 0, 0, 1),  # of all heads and rows, as padding is
+    }
+    *outer, key_stride = strides[case.placement]
+    return ScoresLocation(role.name, MARGIN, role.shape(problem), tuple(outer), key_stride)
 
 
 def _padded(shape: tuple[int, ...]) -> tuple[int, int, int]:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from flashsmith.base.dtypes import DType, from_bits, to_bits
 from flashsmith.problem.attention import AttentionProblem
 from flashsmith.problem.mask import Mask
-from flashsmith.problem.reference import of_head, score, score_slope
+from flashsmith.problem.reference import OfHead, of_head, score, score_slope
 from flashsmith.problem.sequences import sequences_of, without_pages
 
 F32 = NDArray[np.float32]
@@ -66,7 +66,7 @@ def _one_head_back(
     one: Mapping[str, F32],
     mask: Mask,
     problem: AttentionProblem,
-    numbers: Mapping[str, float],
+    numbers: OfHead,
 ) -> tuple[F32, F32, F32]:
     """dQ, dK and dV of one query head, not yet rounded."""
     q, k, v, do = one["q"], one["k"], one["v"], one["do"]
@@ -90,7 +90,7 @@ _OPERATIONS: dict[str, Callable[[AttentionProblem, Mapping[str, F32]], dict[str,
 
 
 def _one_head(
-    q: F32, k: F32, v: F32, mask: Mask, problem: AttentionProblem, numbers: Mapping[str, float]
+    q: F32, k: F32, v: F32, mask: Mask, problem: AttentionProblem, numbers: OfHead
 ) -> tuple[F32, F32]:
     sink = np.float32(numbers.get("sinks", -np.inf))
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):

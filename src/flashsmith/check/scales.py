@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from flashsmith.base.dtypes import DType
 from flashsmith.problem.attention import AttentionProblem
-from flashsmith.problem.reference import head_gradients, of_head
+from flashsmith.problem.reference import LEAST_SCORE, head_gradients, of_head
 from flashsmith.problem.sequences import sequences_of, without_pages
 
 F32 = NDArray[np.float32]
@@ -92,7 +92,8 @@ def _score_sums(problem: AttentionProblem, inputs: Mapping[str, F32]) -> F64:
     """The largest sum of magnitudes behind a score of each row, and 1 at least.
 
     A score is a sum whose terms cancel: its rounding errors are as large as the terms, not as what
-    is left of them. A capped one is made of the cap, and a slope adds its share.
+    is left of them. A capped one is made of the cap, and a slope and a bias
+    add their share.
     """
     q, k = inputs["q"], inputs["k"]
     scale = np.ones((problem.batch, problem.heads, problem.q_len))
@@ -104,6 +105,9 @@ def _score_sums(problem: AttentionProblem, inputs: Mapping[str, F32]) -> F64:
             if problem.alibi:
                 slope = of_head(inputs, b, head)["alibi_slopes"]
                 sums = sums + np.where(at.mask.visible(), abs(slope) * at.mask.distances(), 0.0)
+            if problem.bias not in ("", "bool"):
+                bias = np.nan_to_num(np.abs(of_head(inputs, b, head)["bias"]), posinf=0.0)
+                sums = sums + np.where(bias < -LEAST_SCORE, bias, 0.0)
             largest = np.maximum(sums.max(axis=1), problem.softcap or 1.0)
             scale[b, head, rows] = np.maximum(1.0, largest)
     return scale

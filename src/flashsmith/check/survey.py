@@ -17,6 +17,7 @@ from multiprocessing.connection import Connection, wait
 from flashsmith.base.errors import FlashsmithError, LaunchError, OutOfResources, Unsupported
 from flashsmith.check.cases import (
     Case,
+    bias_cases,
     full_cases,
     packed_cases,
     quick_cases,
@@ -33,6 +34,7 @@ CASES: dict[str, Callable[[KernelConfig], tuple[Case, ...]]] = {
     "quick": quick_cases,
     "full": full_cases,
     "packed": packed_cases,
+    "bias": bias_cases,
     "serving": serving_cases,
 }
 Progress = Callable[[int, int], None]

@@ -11,12 +11,14 @@ from typing import ClassVar
 from flashsmith.base.fields import Declared
 from flashsmith.base.loose_types import DataClass
 from flashsmith.problem.attention import FACTS, AttentionProblem
+from flashsmith.problem.signature import BIAS, TABLES
 
 _KIND = "flashsmith.argument"
 # Bytes, alignment and struct format of each C++ type that an argument may have.
 _TYPES = {
     "TensorMap": (128, 64, "128s"),
     "TensorArg": (32, 8, "Qqqq"),
+    "ScoresArg": (48, 8, "Qqqqqq"),
     "float*": (8, 8, "Q"),
     "u32*": (8, 8, "Q"),
     "const i32*": (8, 8, "Q"),
@@ -35,6 +37,22 @@ class TensorArg:
     batch_stride: int = 0
     seq_stride: int = 0
     head_stride: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ScoresArg(TensorArg):
+    """Where a tensor with an element a score lies; strides may be 0."""
+
+    key_stride: int = 1
+
+    def in_pairs(self, element_bytes: int, k_len: int) -> bool:
+        """Whether an even key and the next can be read at once, in every row."""
+        strides = (self.batch_stride, self.seq_stride, self.head_stride)
+        is_aligned = self.address % (2 * element_bytes) == 0 and not any(s % 2 for s in strides)
+        return is_aligned and self.key_stride == 1 and k_len % 2 == 0
+
+
+NO_SCORES = ScoresArg(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,17 +78,22 @@ class _Kind:
 
     cpp: str
     doc: str
+    is_last: bool = False
 
 
-def argument(cpp: str, doc: str) -> Declared:
-    """A field of a kernel's arguments, of one of the C++ types in `_TYPES`."""
-    return field(metadata={_KIND: _Kind(cpp, doc)})
+def argument(cpp: str, doc: str, *, is_last: bool = False) -> Declared:
+    """A field of a kernel's arguments, of one of the C++ types in `_TYPES`.
+
+    What `is_last` lies behind the values of facts, so that these stay where kernels find them.
+    """
+    return field(metadata={_KIND: _Kind(cpp, doc, is_last)})
 
 
 class Arguments:
     """A frozen dataclass whose fields are arguments, in the order of the C++ struct.
 
-    Behind them come the run-time values of the problem's facts that have an `argument`.
+    Behind them come the run-time values of the problem's facts that have an `argument`, and last
+    the fields that are declared so.
     """
 
     __slots__ = ()
@@ -80,7 +103,7 @@ class Arguments:
     @classmethod
     def cpp_struct(cls) -> str:
         """The C++ struct and its constants, written from the declarations."""
-        kinds = {**_kinds(cls), **_of_facts()}
+        kinds = _all_kinds(cls)
         lines = [f"    {kind.cpp} {name};  // {kind.doc}" for name, kind in kinds.items()]
         name = cls.CPP_TYPE.rpartition("::")[2]
         size = f'static_assert(sizeof({name}) == {cls.n_bytes()}, "the host packs this size.");'
@@ -95,15 +118,19 @@ class Arguments:
     def pack(self, problem: AttentionProblem, encode: Encode) -> bytes:
         """The bytes of the C++ struct."""
         values: list[object] = []
-        for name in _kinds(type(self)):
-            value = getattr(self, name)
+        own = _kinds(type(self))
+        for name in _all_kinds(type(self)):
+            value = getattr(self, name) if name in own else getattr(problem, name) or 0
             if isinstance(value, TensorMapSpec):
                 values.append(encode(value))
             elif isinstance(value, TensorArg):
                 values += (value.address, value.batch_stride, value.seq_stride, value.head_stride)
+                if isinstance(value, ScoresArg):
+                    element_bytes = TABLES[BIAS].element_bytes(problem)
+                    in_pairs = value.in_pairs(element_bytes, problem.k_len)
+                    values += (value.key_stride, int(in_pairs))
             else:
                 values.append(value)
-        values += (getattr(problem, name) or 0 for name in _of_facts())
         return _layout(type(self)).pack(*values)
 
 
@@ -115,6 +142,14 @@ def _kinds(cls: DataClass) -> dict[str, _Kind]:
     if cls not in _kinds_of:
         _kinds_of[cls] = {f.name: f.metadata[_KIND] for f in fields(cls)}
     return _kinds_of[cls]
+
+
+def _all_kinds(cls: DataClass) -> dict[str, _Kind]:
+    """Every argument by name, in the order of the C++ struct."""
+    own = _kinds(cls)
+    last = {name: kind for name, kind in own.items() if kind.is_last}
+    first = {name: kind for name, kind in own.items() if not kind.is_last}
+    return {**first, **_of_facts(), **last}
 
 
 @cache
@@ -131,7 +166,7 @@ def _layout(cls: DataClass) -> struct.Struct:
 
 def _laid_out(cls: DataClass) -> struct.Struct:
     at, largest, text = 0, 1, "<"
-    for kind in (*_kinds(cls).values(), *_of_facts().values()):
+    for kind in _all_kinds(cls).values():
         size, alignment, form = _TYPES[kind.cpp]
         gap = -at % alignment
         text += f"{gap}x{form}" if gap else form

@@ -6,10 +6,11 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from flashsmith.kernels.arguments import Arguments, TensorArg
+from flashsmith.kernels.arguments import NO_SCORES, Arguments, ScoresArg, TensorArg
 from flashsmith.kernels.kernel import KernelConfig
 from flashsmith.problem.attention import AttentionProblem
 from flashsmith.problem.needs import Needs
+from flashsmith.problem.signature import BIAS
 
 WORKSPACE = "workspace"  # beside the tensors of the signature: memory that the device keeps
 SCRATCH = "scratch"  # the same: memory of a call, from its caller or else from the device
@@ -52,6 +53,13 @@ class Launch:
         """Why the kernel cannot read or write tensors with these strides, or an empty text."""
         del call
         return ""
+
+
+def scores_arg(call: Call) -> ScoresArg:
+    """Where the bias of a call lies; nowhere where it brings none."""
+    found = call.get(BIAS, NO_SCORES)
+    assert isinstance(found, ScoresArg)
+    return found
 
 
 Plan = tuple[Launch, ...]  # of one problem: run one after the other

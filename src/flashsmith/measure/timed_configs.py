@@ -73,6 +73,9 @@ def random_inputs(problem: AttentionProblem, seed: int = 0) -> dict[str, NDArray
         if role.of:
             inputs[role.name] = table_of(role, problem, random)
             continue
+        if role.is_scores:
+            inputs[role.name] = _bias(role, problem, random)
+            continue
         if role.is_statistics:
             seen = np.maximum(problem.mask.visible_counts(), 1).astype(np.float32)
             numbers = np.broadcast_to(np.log(seen) + np.float32(0.5), shape)
@@ -81,6 +84,17 @@ def random_inputs(problem: AttentionProblem, seed: int = 0) -> dict[str, NDArray
         numbers = random.standard_normal(min(math.prod(shape), _BLOCK), np.float32)
         inputs[role.name] = np.resize(to_bits(numbers, problem.dtype), shape)
     return inputs
+
+
+def _bias(role: TensorRole, problem: AttentionProblem, random: np.random.Generator) -> NDArray[Any]:
+    """One that sequences and heads share, as a problem's cost counts it; it hides no key."""
+    shape = role.shape(problem)
+    plane = (1, 1, *shape[2:])
+    numbers = np.resize(random.standard_normal(min(math.prod(plane), _BLOCK), np.float32), plane)
+    if problem.bias == "bool":
+        return np.broadcast_to(np.ones(plane, np.uint8), shape)
+    bits = to_bits(numbers, problem.dtype) if problem.bias == "same" else numbers.view(np.uint32)
+    return np.broadcast_to(bits, shape)
 
 
 def table_of(

@@ -6,13 +6,19 @@ import math
 from dataclasses import dataclass
 
 from flashsmith.base.dtypes import DType
-from flashsmith.base.errors import ArgumentError
+from flashsmith.base.errors import ArgumentError, Unsupported
 from flashsmith.base.fields import MOST, fact, facts_of
 from flashsmith.problem.mask import Mask
 
 OPERATIONS = {
     "forward": "(O, and LSE where it is asked for, from Q, K and V)",
     "backward": "(dQ, dK and dV from Q, K, V, O, LSE and dO)",
+}
+BIASES = {
+    "": "(none)",
+    "bool": "(False hides a key from a row)",
+    "same": "(added to scores, in the type of q)",
+    "float32": "(added to scores)",
 }
 LAYOUTS = {
     "bshd": "(batch, sequence, heads, d_head)",
@@ -116,6 +122,15 @@ class AttentionProblem:
         option="--alibi",
         changes_scores=True,
     )
+    bias: str = fact(
+        str,
+        "a tensor of the caller's, an element a score: bool (False hides), same (added, of q's "
+        "type) or float32 (added)",
+        choices=BIASES,
+        absent="",
+        option="--bias",
+        changes_scores=True,
+    )
     sinks: bool = fact(
         bool,
         "a logit of each head joins the softmax's denominator, and so the log-sum-exp",
@@ -196,6 +211,17 @@ class AttentionProblem:
                 f"keys of packed sequences are packed too (neither of the other two), or lie in "
                 f"pages, with their lengths in memory (both)."
             )
+        others = {
+            "sequences": "unpack the sequences",
+            "k_lengths": "hide the keys behind a sequence's end in the bias",
+            "page": "pass contiguous k and v",
+        }
+        for other in others if self.bias else ():
+            if getattr(self, other):
+                raise Unsupported(
+                    f"bias and {other} are both given; no kernel computes them together yet; "
+                    f"{others[other]}."
+                )
         if bool(self.page) != bool(self.pages) and self.k_len:
             raise ArgumentError(
                 f"page is {self.page} and pages is {self.pages}; a pool of pages needs both, and "

@@ -57,4 +57,6 @@ def cache_bytes(problem: AttentionProblem) -> int:
 
 
 def _bytes(tensor: TensorRole, problem: AttentionProblem) -> int:
-    return math.prod(tensor.shape(problem)) * tensor.element_bytes(problem)
+    # A bias counts as one that sequences and heads share: how it is broadcast is in its strides.
+    shape = tensor.shape(problem)[2:] if tensor.is_scores else tensor.shape(problem)
+    return math.prod(shape) * tensor.element_bytes(problem)

@@ -14,10 +14,24 @@ OF_TILES = {
     "ragged_k": "the key length is not a multiple of the key tile",
     "narrow_d": "the problem's d_head is below the kernel's",
 }
-OF_FACTS = {name: what.doc for name, what in FACTS.items() if what.compiled}
+# A fact that is a text is another need for each of its values, with the name of both.
+_VALUES = {
+    f"{name}_{value}": (name, value)
+    for name, what in FACTS.items()
+    for value in what.choices
+    if what.compiled and value != what.absent
+}
+_COMPILED = {
+    name: (name, None) for name, what in FACTS.items() if what.compiled and not what.choices
+}
+_OF = {**_COMPILED, **_VALUES}
+OF_FACTS = {
+    need: FACTS[name].doc if value is None else f"{name} {FACTS[name].choices[value]}"
+    for need, (name, value) in _OF.items()
+}
 NEEDS = {**OF_FACTS, **OF_TILES}
-_SCORES = [name for name, what in FACTS.items() if what.changes_scores]
-_EXACT = [name for name, what in FACTS.items() if what.exact]
+_SCORES = [need for need, (name, _) in _OF.items() if FACTS[name].changes_scores]
+_EXACT = [need for need, (name, _) in _OF.items() if FACTS[name].exact]
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -108,7 +122,9 @@ def needs_of(problem: AttentionProblem, *, tile_q: int, tile_k: int, d_head: int
         "ragged_k": problem.k_len % tile_k != 0 or problem.has_own_lengths,
         "narrow_d": problem.d_head < d_head,
     }
-    holds |= {name: getattr(problem, name) != FACTS[name].absent for name in OF_FACTS}
+    for need, (name, value) in _OF.items():
+        given = getattr(problem, name)
+        holds[need] = given != FACTS[name].absent if value is None else given == value
     # A mask that hides nothing needs no code; where lengths are in memory, that is not known.
     mask, unknown = problem.mask, problem.has_own_lengths
     holds["causal"] = mask.right is not None if unknown else mask.hides_right

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,10 @@ from flashsmith.problem.signature import TABLES, TensorRole, signature_of
 
 F64 = NDArray[np.float64]
 Arrays = Mapping[str, NDArray[Any]]
+OfHead = Mapping[str, Any]  # Any: a number, or of a bias a matrix; by the names of tables
+# With a bias: a score below this is as good as -inf. Kernels begin with the maximum -1e30, in
+# units of log2; models hide keys with the most negative number of their type.
+LEAST_SCORE = -1e30 * math.log(2.0)
 
 
 def reference(problem: AttentionProblem, inputs: Arrays) -> dict[str, F64]:
@@ -42,7 +47,7 @@ def reference(problem: AttentionProblem, inputs: Arrays) -> dict[str, F64]:
 
 
 def score(
-    problem: AttentionProblem, products: NDArray[Any], mask: Mask, of_head: Mapping[str, float]
+    problem: AttentionProblem, products: NDArray[Any], mask: Mask, of_head: OfHead
 ) -> NDArray[Any]:
     """What the softmax takes, of one head's Q Kᵀ: in whatever precision the products are."""
     number = products.dtype.type
@@ -51,7 +56,19 @@ def score(
         x = number(problem.softcap) * np.tanh(x / number(problem.softcap))
     if problem.alibi:
         x = x - number(of_head["alibi_slopes"]) * mask.distances().astype(products.dtype)
+    if problem.bias:
+        x = _biased(problem, x, of_head["bias"])
     return np.asarray(x)
+
+
+def _biased(problem: AttentionProblem, x: NDArray[Any], bias: NDArray[Any]) -> NDArray[Any]:
+    """Scores with a bias of the caller's: hidden where a bool one is False, else the sum."""
+    minus_infinity = x.dtype.type(-np.inf)
+    if problem.bias == "bool":
+        return np.asarray(np.where(bias != 0, x, minus_infinity))
+    with np.errstate(invalid="ignore", over="ignore"):
+        biased = x + bias.astype(x.dtype)
+    return np.asarray(np.where(biased < LEAST_SCORE, minus_infinity, biased))
 
 
 def score_slope(problem: AttentionProblem, products: NDArray[Any]) -> NDArray[Any]:
@@ -63,13 +80,15 @@ def score_slope(problem: AttentionProblem, products: NDArray[Any]) -> NDArray[An
     return np.asarray(number(1.0) - capped**2)
 
 
-def of_head(tables: Arrays, batch: int, head: int) -> dict[str, float]:
-    """The numbers that tables hold for one head of a sequence."""
-    found = {}
+def of_head(tables: Arrays, batch: int, head: int) -> dict[str, Any]:
+    """What tables hold for one head of a sequence: numbers, and of a bias the head's matrix."""
+    found: dict[str, Any] = {}
     if "sinks" in tables:
         found["sinks"] = float(tables["sinks"][head])
     if "alibi_slopes" in tables:
         found["alibi_slopes"] = float(tables["alibi_slopes"][batch, head])
+    if "bias" in tables:
+        found["bias"] = tables["bias"][batch, head]
     return found
 
 
@@ -83,7 +102,7 @@ class HeadGradients:
 
 
 def head_gradients(
-    problem: AttentionProblem, one: Mapping[str, F64], mask: Mask, numbers: Mapping[str, float]
+    problem: AttentionProblem, one: Mapping[str, F64], mask: Mask, numbers: OfHead
 ) -> HeadGradients:
     """P and dS of one query head, from its tensors by name; 0 in rows that see no key."""
     q, k, v, do = one["q"], one["k"], one["v"], one["do"]
@@ -144,7 +163,7 @@ def _one_head(
     v: F64,
     mask: Mask,
     problem: AttentionProblem,
-    numbers: Mapping[str, float],
+    numbers: OfHead,
 ) -> tuple[F64, NDArray[Any]]:
     sink = numbers.get("sinks", -np.inf)
     if not k.shape[0]:

@@ -7,13 +7,15 @@ from dataclasses import dataclass
 from flashsmith.problem.attention import AttentionProblem
 
 WORD_BYTES = 4  # of a number a row, and of an entry of a table
+BIAS = "bias"  # the tensor with an element a score
 
 
 @dataclass(frozen=True, slots=True)
 class TensorRole:
-    """One tensor of an operation: rows of elements, one float32 number a row, or a table.
+    """One tensor of an operation: rows of elements, a number a row or a score, or a table.
 
-    A table has a fact's number of entries in each dimension, 32 bits each, without gaps.
+    A table has a fact's number of entries in each dimension, 32 bits each, without gaps. What has
+    an element a score is (batch, heads, q_len, k_len) of any strides, 0 where it is broadcast.
     """
 
     name: str
@@ -25,11 +27,12 @@ class TensorRole:
     unless: str = ""  # the fact that takes its place
     of: tuple[str, ...] = ()  # a table's dimensions, by the names of facts
     is_integer: bool = False  # entries of a table are int32, not float32
+    is_scores: bool = False  # an element a score, in the type that its fact names
 
     @property
     def is_rows(self) -> bool:
-        """Whether it has rows of elements; what has not is of 32 bits and contiguous."""
-        return not (self.is_statistics or self.of)
+        """Whether it has rows of elements."""
+        return not (self.is_statistics or self.of or self.is_scores)
 
     def is_part_of(self, problem: AttentionProblem) -> bool:
         """Whether a call of this problem has it."""
@@ -40,14 +43,19 @@ class TensorRole:
         """The shape in the problem's layout; a number a row is (batch, heads, rows) in each."""
         if self.of:
             return tuple(getattr(problem, name) for name in self.of)
+        if self.is_scores:
+            return problem.batch, problem.heads, problem.q_len, problem.k_len
         batch, rows, heads, *d_head = self.rows_first(problem)
         if self.is_statistics or problem.layout == "bshd":
             return batch, rows, heads, *d_head
         return batch, heads, rows, *d_head
 
     def rows_first(self, problem: AttentionProblem) -> tuple[int, ...]:
-        """The shape indexed (batch, row, head, d), whatever the layout."""
-        if self.of:
+        """The shape indexed (batch, row, head, d), whatever the layout.
+
+        What has an element a score stays (batch, head, row, key).
+        """
+        if self.of or self.is_scores:
             return self.shape(problem)
         heads, rows = getattr(problem, self.heads), getattr(problem, self.rows)
         if self.is_statistics:
@@ -58,7 +66,10 @@ class TensorRole:
 
     def element_bytes(self, problem: AttentionProblem) -> int:
         """Bytes of one element."""
-        return problem.dtype.bytes if self.is_rows else WORD_BYTES
+        if self.is_scores and problem.bias == "bool":
+            return 1
+        is_narrow = self.is_rows or (self.is_scores and problem.bias == "same")
+        return problem.dtype.bytes if is_narrow else WORD_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +97,7 @@ class Signature:
 _TABLES = (
     TensorRole("sinks", of=("heads",), asked_by="sinks"),
     TensorRole("alibi_slopes", of=("batch", "heads"), asked_by="alibi"),
+    TensorRole(BIAS, "heads", "q_len", asked_by="bias", is_scores=True),
     TensorRole("k_lengths", of=("requests",), asked_by="k_lengths", is_integer=True),
     TensorRole("cu_seqlens_q", of=("boundaries",), asked_by="sequences", is_integer=True),
     TensorRole(

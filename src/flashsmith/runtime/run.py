@@ -197,7 +197,7 @@ def fill_empty(device: Device, problem: AttentionProblem, call: Call, stream: in
     """Writes what no kernel is needed for: with no key or no query, outputs are 0, an LSE -inf."""
     for role in signature_of(problem).outputs(problem):
         shape, at = role.rows_first(problem), call[role.name]
-        if not role.is_rows:
+        if role.is_statistics:
             device.fill(at.address, MINUS_INFINITY, math.prod(shape), stream=stream)
             continue
         n_bytes = role.element_bytes(problem)

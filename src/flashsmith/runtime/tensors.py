@@ -12,30 +12,42 @@ from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
 from flashsmith.base.dtypes import DType, from_bits
-from flashsmith.kernels.arguments import TensorArg
+from flashsmith.kernels.arguments import ScoresArg, TensorArg
 from flashsmith.kernels.launch import Call
 from flashsmith.problem.attention import AttentionProblem
-from flashsmith.problem.signature import TensorRole, signature_of
+from flashsmith.problem.signature import WORD_BYTES, TensorRole, signature_of
 from flashsmith.runtime.device import Device
 
 # NaNs that no arithmetic makes: an element that still holds one was never written.
 POISON = {DType.FP16: 0x7E5A, DType.BF16: 0x7FDA}
+POISON_BOOL = 0x5A
 STATISTICS_POISON = 0x7FC5A5A5
+_BITS: dict[int, type[np.unsignedinteger[Any]]] = {
+    1: np.uint8,
+    2: np.uint16,
+    4: np.uint32,
+}  # by bytes of an element
 
 
 def poison_of(role: TensorRole, problem: AttentionProblem) -> int:
-    """The bits of a tensor that was never written."""
-    return POISON[problem.dtype] if role.is_rows else STATISTICS_POISON
+    """The bits of a tensor that was never written; a bool is one of its own kind."""
+    of_bytes = {1: POISON_BOOL, 2: POISON[problem.dtype], 4: STATISTICS_POISON}
+    return of_bytes[role.element_bytes(problem)]
 
 
-def bits_type(role: TensorRole) -> type[np.unsignedinteger[Any]]:
+def bits_type(role: TensorRole, problem: AttentionProblem) -> type[np.unsignedinteger[Any]]:
     """The unsigned integers that hold a tensor's bits."""
-    return np.uint16 if role.is_rows else np.uint32
+    return _BITS[role.element_bytes(problem)]
 
 
 def numbers_of(role: TensorRole, bits: NDArray[Any], problem: AttentionProblem) -> NDArray[Any]:
-    """The numbers that a tensor's bits stand for: float32, or int32 of a table of them."""
-    if not role.is_rows:
+    """The numbers that a tensor's bits stand for: float32, or int32 of a table of them.
+
+    Of a bool bias 1 and 0.
+    """
+    if role.element_bytes(problem) == 1:
+        return np.asarray(bits != 0, np.float32)
+    if role.element_bytes(problem) == WORD_BYTES:
         return np.ascontiguousarray(bits).view(np.int32 if role.is_integer else np.float32)
     return from_bits(bits, problem.dtype)
 
@@ -69,6 +81,31 @@ class Location:
         """What a kernel is told, when the buffer lies at `address`."""
         start = address + self.offset * element_bytes
         return TensorArg(start, *self.strides) if len(self.shape) == 4 else TensorArg(start)
+
+
+@dataclass(frozen=True, slots=True)
+class ScoresLocation(Location):
+    """A tensor with an element a score, indexed (batch, head, row, key), of any strides."""
+
+    key_stride: int = 1
+
+    @property
+    def end(self) -> int:
+        """One past the last element."""
+        if 0 in self.shape:
+            return self.offset
+        strides = (*self.strides, self.key_stride)
+        return self.offset + sum((n - 1) * s for n, s in zip(self.shape, strides, strict=True)) + 1
+
+    def view(self, buffer: NDArray[Any]) -> NDArray[Any]:
+        """The tensor in its buffer; broadcast elements are the same memory."""
+        strides = tuple(stride * buffer.itemsize for stride in (*self.strides, self.key_stride))
+        return as_strided(buffer[self.offset :], self.shape, strides)
+
+    def arg(self, address: int, element_bytes: int) -> ScoresArg:
+        """What a kernel is told, when the buffer lies at `address`."""
+        batch, head, row = self.strides
+        return ScoresArg(address + self.offset * element_bytes, batch, row, head, self.key_stride)
 
 
 def contiguous(buffer: str, shape: tuple[int, ...], offset: int = 0) -> Location:
@@ -124,19 +161,35 @@ def contiguous_tensors(
     locations: dict[str, Location] = {}
     buffers: dict[str, NDArray[Any]] = {}
     for role in signature_of(problem).of(problem):
+        if role.is_scores:
+            locations[role.name], buffers[role.name] = _broadcast(role.name, inputs[role.name])
+            continue
         locations[role.name] = in_layout(contiguous(role.name, role.shape(problem)), problem)
         if role.is_output:
             size = int(np.prod(role.shape(problem)))
             poison = poison_of(role, problem)
-            buffers[role.name] = np.full(size, poison, bits_type(role))
+            buffers[role.name] = np.full(size, poison, bits_type(role, problem))
         else:
             buffers[role.name] = np.ascontiguousarray(inputs[role.name]).reshape(-1)
     return locations, buffers
 
 
+def _broadcast(name: str, array: NDArray[Any]) -> tuple[ScoresLocation, NDArray[Any]]:
+    """A tensor with an element a score, without what is broadcast: strides of 0 stay."""
+    own = array[tuple(slice(None) if stride else slice(1) for stride in array.strides)]
+    own = np.ascontiguousarray(own)
+    strides = [
+        stride // own.itemsize if was else 0
+        for stride, was in zip(own.strides, array.strides, strict=True)
+    ]
+    *outer, key_stride = strides
+    return ScoresLocation(name, 0, array.shape, tuple(outer), key_stride), own.reshape(-1)
+
+
 def in_layout(location: Location, problem: AttentionProblem) -> Location:
     """A location whose dimensions are in the problem's layout, indexed (batch, row, head, d)."""
-    if len(location.shape) != 4 or problem.layout == "bshd":
+    is_scores = isinstance(location, ScoresLocation)
+    if len(location.shape) != 4 or problem.layout == "bshd" or is_scores:
         return location
     batch, heads, rows, d_head = location.shape
     by_batch, by_head, by_row = location.strides

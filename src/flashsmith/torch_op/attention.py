@@ -24,7 +24,7 @@ from flashsmith.torch_op import operator
 from flashsmith.torch_op.arguments import given_of
 from flashsmith.torch_op.autograd import (
     Attention,
-    AttentionWithSinks,
+    AttentionWithTables,
     is_transformed,
     refuse_tangents,
     refuse_unknown_gradients,
@@ -33,7 +33,7 @@ from flashsmith.torch_op.autograd import (
 from flashsmith.torch_op.cpu_kernel import TORCH_RUNS, is_emulated
 from flashsmith.torch_op.cuda_kernel import current_stream
 from flashsmith.torch_op.fake_kernel import empty_lse, empty_output
-from flashsmith.torch_op.tables import as_tables
+from flashsmith.torch_op.tables import KEPT_TABLES, as_tables, expanded
 from flashsmith.torch_op.tensor_view import (
     autocast,
     is_autocast,
@@ -100,9 +100,9 @@ def _attend_with(
     """The same with tables."""
     wants_lse, given = bool(options.facts[LSE]), given_of(options)
     if wants_gradient(q, k, v, *tables.values()):  # which needs the log-sum-exp
-        refuse_unknown_gradients(options, *tables)
-        kept = AttentionWithSinks.apply if is_transformed() else operator.forward_sinks
-        found, lse = kept(q, k, v, tables["sinks"], *given)
+        refuse_unknown_gradients(options, tables)
+        kept = AttentionWithTables.apply if is_transformed() else operator.forward_kept
+        found, lse = kept(q, k, v, *(tables.get(name) for name in KEPT_TABLES), *given)
     else:
         found, lse = operator.forward_with(q, k, v, in_order(tables), wants_lse, *given)
     lse = lse if wants_lse else None
@@ -142,8 +142,8 @@ def scratch_bytes_of(
     """Scratch memory that a call needs; none where torch's own attention computes it."""
     require_tensors(q, k, v, None)
     views = [tensor_view(name, tensor) for name, tensor in zip("qkv", (q, k, v), strict=True)]
-    of_tables = {n: tensor_view(n, table) for n, table in as_tables(tables, q).items()}
-    problem = problem_of(views, options, of_tables)
+    whole = expanded(as_tables(tables, q), q, k, str(options.fact("layout")))
+    problem = problem_of(views, options, {n: tensor_view(n, t) for n, t in whole.items()})
     on_cpu = q.device.type == "cpu"
     if on_cpu and not is_emulated(options):
         return 0
@@ -164,7 +164,8 @@ def _choice(
     """The choice that the operator made: it is kept with the launch."""
     q = tensors["q"]
     views = [tensor_view(name, tensor) for name, tensor in tensors.items()]
-    of_tables = {name: tensor_view(name, table) for name, table in tables.items()}
+    whole = expanded(tables, q, tensors["k"], str(options.fact("layout")))
+    of_tables = {name: tensor_view(name, table) for name, table in whole.items()}
     if q.device.type == "cpu" and not is_emulated(options):
         return TORCH_RUNS
     on_cpu = q.device.type == "cpu"

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 import numpy as np
 import torch
-import torch.nn.functional as F  # noqa: N812
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -16,20 +15,24 @@ from flashsmith.api.launches import host_device
 from flashsmith.api.notices import say_once
 from flashsmith.api.options import CallOptions
 from flashsmith.api.problems import problem_of, require_out_fits, require_room
-from flashsmith.api.tables import by_name, in_order
+from flashsmith.api.tables import by_name
 from flashsmith.base import settings
 from flashsmith.base.errors import ArgumentError
 from flashsmith.problem.attention import AttentionProblem
 from flashsmith.problem.needs import exact_facts
 from flashsmith.problem.reference import of_head, score
 from flashsmith.problem.sequences import sequences_of, with_packed_keys
-from flashsmith.problem.signature import TABLES
+from flashsmith.problem.signature import BIAS, TABLES
 from flashsmith.torch_op.arguments import Argument, options_of
 from flashsmith.torch_op.fake_kernel import empty_output, no_lse
+from flashsmith.torch_op.tables import expanded, tables_kept
 from flashsmith.torch_op.tensor_view import refuse_gradients, tensor_view
 from flashsmith.tuner.choose.choice import Choice
 
 _NO_TABLES: Mapping[str, Tensor] = {}
+# Not by its public name: `integrations.torch` may have put flashsmith there.
+_torchs_attention = torch._C._nn.scaled_dot_product_attention
+_BITS = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32}  # by bytes of an element
 TORCH_RUNS = Choice(None, "torch", "CPU tensors go to torch's own attention")
 
 
@@ -84,11 +87,19 @@ def forward_into(
         lse.copy_(of_rows)
 
 
-def forward_sinks(
-    q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, *given: Argument
+def forward_kept(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sinks: Tensor | None,
+    alibi_slopes: Tensor | None,
+    cu_seqlens_q: Tensor | None,
+    cu_seqlens_k: Tensor | None,
+    *given: Argument,
 ) -> tuple[Tensor, Tensor]:
-    """Output and log-sum-exp of a call with sinks and no other table."""
-    return forward_with(q, k, v, in_order({"sinks": sinks}), True, *given)
+    """Output and log-sum-exp of a call whose tables have a backward pass."""
+    tables = tables_kept(sinks, alibi_slopes, cu_seqlens_q, cu_seqlens_k)
+    return forward_with(q, k, v, tables, True, *given)
 
 
 def forward_out(
@@ -118,6 +129,7 @@ def _attend(
 ) -> tuple[Tensor, Tensor | None]:
     if torch.is_grad_enabled():
         refuse_gradients({"q": q, "k": k, "v": v})
+    tables = expanded(tables, q, k, str(options.fact("layout")))
     views = [tensor_view(name, tensor) for name, tensor in zip("qkv", (q, k, v), strict=True)]
     problem = problem_of(views, options, {n: tensor_view(n, t) for n, t in tables.items()})
     if is_emulated(options):
@@ -160,10 +172,7 @@ def _emulate(
     workspace: ArrayView | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     q = tensors["q"]
-    bits = {
-        name: t.detach().view(torch.uint32 if name in TABLES else torch.uint16).numpy()
-        for name, t in tensors.items()
-    }
+    bits = {name: t.detach().view(_BITS[t.element_size()]).numpy() for name, t in tensors.items()}
     found, _ = attend_bits(host_device("emulator"), problem, bits, options, workspace=workspace)
     out = _like_real(torch.from_numpy(found["o"]).view(q.dtype), q)
     lse = torch.from_numpy(found["lse"].view(np.float32)) if problem.lse else None
@@ -174,7 +183,7 @@ def _by_matrices(
     tensors: Mapping[str, Tensor], problem: AttentionProblem
 ) -> tuple[Tensor, Tensor | None]:
     """What torch's own attention cannot do, by its products and softmax, in float32."""
-    tables = {name: t.detach().numpy() for name, t in tensors.items() if name in TABLES}
+    tables = {n: t.detach().numpy() for n, t in tensors.items() if n in TABLES and n != BIAS}
     q, k, v = (
         (tensors[n] if problem.layout == "bhsd" else tensors[n].transpose(1, 2)).float()
         for n in "qkv"
@@ -192,6 +201,8 @@ def _by_matrices(
         visible = torch.from_numpy(one.mask.visible())
         for head in range(problem.heads):
             numbers, kv = of_head(tables, b, head), head // problem.group
+            if problem.bias:
+                numbers[BIAS] = tensors[BIAS][b, head].float().numpy()
             products = (q[b, head, rows] @ k[b, kv, keys].T).numpy()
             scores = torch.from_numpy(score(problem, products, one.mask, numbers))
             sink = torch.full((scores.shape[0], 1), numbers.get("sinks", float("-inf")))
@@ -225,7 +236,7 @@ def _torch_attention(
     if problem.k_len == 0:
         out = torch.zeros_like(hq)
     else:
-        out = F.scaled_dot_product_attention(
+        out = _torchs_attention(
             hq,
             hk,
             hv,

@@ -18,10 +18,12 @@ from flashsmith.api.launches import (
     say_copy,
 )
 from flashsmith.api.problems import problem_of, require_out_fits, require_room
-from flashsmith.api.tables import by_name, in_order
+from flashsmith.api.tables import by_name
 from flashsmith.kernels.launch import SCRATCH, Call
+from flashsmith.problem.signature import BIAS
 from flashsmith.torch_op.arguments import Argument, Given, options_of
 from flashsmith.torch_op.fake_kernel import empty_lse, empty_output, no_lse
+from flashsmith.torch_op.tables import expanded, tables_kept
 from flashsmith.torch_op.tensor_view import refuse_gradients, tensor_view
 
 _NO_TABLES: Mapping[str, Tensor] = {}
@@ -83,7 +85,7 @@ def forward_with(
     *given: Argument,
 ) -> tuple[Tensor, Tensor]:
     """The same of a call with tables; an LSE without elements where none is asked for."""
-    of_tables = by_name(tables)
+    of_tables = _tables_of(tables, q, k, lse, given)
     launch = _launch_with(q, k, v, of_tables, lse, given)
     out = launch.empty_output(q)
     of_rows = empty_lse(q, launch.prepared.problem.layout) if lse else no_lse(q)
@@ -103,7 +105,7 @@ def forward_into(
     *given: Argument,
 ) -> None:
     """The same into `out` and `lse`, with `workspace` as scratch: nothing is allocated."""
-    of_tables = by_name(tables)
+    of_tables = _tables_of(tables, q, k, lse is not None, given)
     launch = _launch_with(q, k, v, of_tables, lse is not None, given)
     views = [tensor_view(name, tensor) for name, tensor in zip("qkv", (q, k, v), strict=True)]
     require_out_fits(tensor_view("out", out), views)
@@ -113,6 +115,16 @@ def forward_into(
         require_room(tensor_view("workspace", workspace), needed, views[0].device)
         more = {**of_tables, SCRATCH: workspace}
     _start_on_copies(launch, (q, k, v), out, lse, current_stream(launch.ordinal), more)
+
+
+def _tables_of(
+    tables: list[Tensor | None], q: Tensor, k: Tensor, lse: bool, given: Given
+) -> Mapping[str, Tensor]:
+    """The tables of a call by name; a bias has an element a score."""
+    named = by_name(tables)
+    if BIAS not in named:
+        return named
+    return expanded(named, q, k, str(options_of(given, lse=lse).fact("layout")))
 
 
 def _launch_with(
@@ -132,11 +144,19 @@ def _launch_with(
     return found  # type: ignore[return-value]  # under such a key there is no other kind
 
 
-def forward_sinks(
-    q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, *given: Argument
+def forward_kept(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sinks: Tensor | None,
+    alibi_slopes: Tensor | None,
+    cu_seqlens_q: Tensor | None,
+    cu_seqlens_k: Tensor | None,
+    *given: Argument,
 ) -> tuple[Tensor, Tensor]:
-    """Output and log-sum-exp of a call with sinks and no other table."""
-    return forward_with(q, k, v, in_order({"sinks": sinks}), True, *given)
+    """Output and log-sum-exp of a call whose tables have a backward pass."""
+    tables = tables_kept(sinks, alibi_slopes, cu_seqlens_q, cu_seqlens_k)
+    return forward_with(q, k, v, tables, True, *given)
 
 
 def _launch_of(q: Tensor, k: Tensor, v: Tensor, lse: bool, given: Given) -> _TorchLaunch:

@@ -9,9 +9,12 @@ from torch import Tensor
 from torch._subclasses import FakeTensor
 
 from flashsmith.api.array_view import ArrayView
+from flashsmith.api.bias import broadcast_view, scores_shape
 from flashsmith.api.problems import problem_of
 from flashsmith.api.tables import by_name, in_order
+from flashsmith.problem.signature import BIAS
 from flashsmith.torch_op.arguments import Argument, Given, options_of
+from flashsmith.torch_op.tables import tables_kept
 
 _NO_TABLES: Mapping[str, Tensor] = {}
 
@@ -73,11 +76,19 @@ def forward_into(
     _check(q, k, v, given, by_name(tables))
 
 
-def forward_sinks(
-    q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, *given: Argument
+def forward_kept(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sinks: Tensor | None,
+    alibi_slopes: Tensor | None,
+    cu_seqlens_q: Tensor | None,
+    cu_seqlens_k: Tensor | None,
+    *given: Argument,
 ) -> tuple[Tensor, Tensor]:
-    """Output and log-sum-exp of a call with sinks and no other table."""
-    return forward_with(q, k, v, in_order({"sinks": sinks}), True, *given)
+    """Output and log-sum-exp of a call whose tables have a backward pass."""
+    tables = tables_kept(sinks, alibi_slopes, cu_seqlens_q, cu_seqlens_k)
+    return forward_with(q, k, v, tables, True, *given)
 
 
 def no_lse(q: Tensor) -> Tensor:
@@ -96,7 +107,22 @@ def backward(
     *given: Argument,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients like q, k and v."""
-    _check(q, k, v, given)
+    return backward_with(do, q, k, v, o, lse, dlse, in_order({}), *given)
+
+
+def backward_with(
+    do: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    o: Tensor,
+    lse: Tensor,
+    dlse: Tensor | None,
+    tables: list[Tensor | None],
+    *given: Argument,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The same of a call with tables."""
+    _check(q, k, v, given, by_name(tables))
     return empty_output(q), empty_output(k), empty_output(v)
 
 
@@ -146,5 +172,9 @@ def _check(
         )
         for name, tensor in named.items()
     }
+    options = options_of(given, lse=False)
     of_tables = {name: views[name] for name in tables}
-    problem_of([views[name] for name in "qkv"], options_of(given, lse=False), of_tables)
+    if BIAS in of_tables:
+        wanted = scores_shape(q.shape, k.shape, str(options.fact("layout")))
+        of_tables[BIAS] = broadcast_view(of_tables[BIAS], wanted)
+    problem_of([views[name] for name in "qkv"], options, of_tables)

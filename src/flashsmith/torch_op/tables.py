@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
 from flashsmith.api.arrays.library import Array
-from flashsmith.api.tables import ArrayTables
+from flashsmith.api.bias import require_broadcastable, scores_shape
+from flashsmith.api.tables import ArrayTables, in_order
 from flashsmith.base.errors import ArgumentTypeError
-from flashsmith.problem.signature import TABLES
+from flashsmith.problem.signature import BIAS, TABLES
+from flashsmith.torch_op.tensor_view import require_dense
+
+# Tables of calls that have a backward pass, in the order of the operator `forward_kept`.
+KEPT_TABLES = ("sinks", "alibi_slopes", "cu_seqlens_q", "cu_seqlens_k")
+
+
+def tables_kept(*tables: Tensor | None) -> list[Tensor | None]:
+    """Those of `KEPT_TABLES` as the operators that take a list take them."""
+    named = zip(KEPT_TABLES, tables, strict=True)
+    return in_order({name: table for name, table in named if table is not None})
 
 
 def as_tables(tables: ArrayTables, q: Tensor) -> dict[str, Tensor]:
@@ -16,7 +29,21 @@ def as_tables(tables: ArrayTables, q: Tensor) -> dict[str, Tensor]:
     return {name: _as_table(name, table, q) for name, table in tables.items()}
 
 
+def expanded(
+    tables: Mapping[str, Tensor], q: Tensor, k: Tensor, layout: str
+) -> Mapping[str, Tensor]:
+    """The same with a bias of all scores, whose strides are 0 where it is broadcast."""
+    if BIAS not in tables:
+        return tables
+    wanted = scores_shape(tuple(q.shape), tuple(k.shape), layout)
+    bias = tables[BIAS].detach()
+    require_broadcastable(tuple(bias.shape), wanted)
+    return {**tables, BIAS: bias.expand(wanted)}
+
+
 def _as_table(name: str, table: Array, q: Tensor) -> Tensor:
+    if name == BIAS:
+        return _as_bias(table)
     if not isinstance(table, torch.Tensor):
         raise ArgumentTypeError(
             f"q is a torch tensor and {name} is of type {type(table).__name__}; pass torch tensors "
@@ -28,3 +55,9 @@ def _as_table(name: str, table: Array, q: Tensor) -> Tensor:
     if name == "alibi_slopes" and table.dim() == 1:
         table = table.expand(q.shape[0], -1)
     return table.to(wanted).contiguous()
+
+
+def _as_bias(bias: Array) -> Tensor:
+    """The tensor as it is: kernels read every type that is taken, at any stride."""
+    require_dense({BIAS: bias})
+    return bias

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from flashsmith.kernels.arguments import Arguments, TensorArg, argument
+from flashsmith.kernels.arguments import Arguments, ScoresArg, TensorArg, argument
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,3 +32,4 @@ class ForwardArguments(Arguments):
     sinks: int = argument("float*", "(heads,), or null")
     alibi_slopes: int = argument("float*", "(batch, heads), or null")
     tile_list: int = argument("u64", "of sequences with lengths of their own; or 0")
+    bias: ScoresArg = argument("ScoresArg", "(batch, heads, q_len, k_len)", is_last=True)

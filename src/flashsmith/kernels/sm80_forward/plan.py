@@ -7,7 +7,14 @@ from dataclasses import dataclass
 
 from flashsmith.base.errors import ArgumentError
 from flashsmith.kernels.kernel import KernelConfig
-from flashsmith.kernels.launch import SCRATCH, Call, Launch, LaunchGeometry, Plan
+from flashsmith.kernels.launch import (
+    SCRATCH,
+    Call,
+    Launch,
+    LaunchGeometry,
+    Plan,
+    scores_arg,
+)
 from flashsmith.kernels.sm80_forward.arguments import ForwardArguments
 from flashsmith.kernels.tile_list.plan import edges_of, list_bytes, list_launch, most_tiles
 from flashsmith.problem.attention import AttentionProblem
@@ -44,6 +51,7 @@ class ForwardLaunch(Launch):
             sinks=call["sinks"].address if "sinks" in call else 0,
             alibi_slopes=call["alibi_slopes"].address if "alibi_slopes" in call else 0,
             tile_list=call[SCRATCH].address if problem.sequences else 0,
+            bias=scores_arg(call),
         )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from flashsmith.kernels.arguments import Arguments, TensorArg, TensorMapSpec, argument
+from flashsmith.kernels.arguments import Arguments, ScoresArg, TensorArg, TensorMapSpec, argument
 
 COUNTER_BYTES = 16384  # tiles drawn, CTAs that are done, and a flag for each part of a tile
 FIRST_FLAG = 2  # words before the flags
@@ -54,3 +54,4 @@ class ForwardArguments(Arguments):
     sinks: int = argument("float*", "(heads,), or null")
     alibi_slopes: int = argument("float*", "(batch, heads), or null")
     tile_list: int = argument("u64", "of sequences with lengths of their own; or 0")
+    bias: ScoresArg = argument("ScoresArg", "(batch, heads, q_len, k_len)", is_last=True)

@@ -6,7 +6,15 @@ from dataclasses import dataclass
 
 from flashsmith.kernels.arguments import TensorArg, TensorMapSpec
 from flashsmith.kernels.kernel import KernelConfig
-from flashsmith.kernels.launch import SCRATCH, WORKSPACE, Call, Launch, LaunchGeometry, Plan
+from flashsmith.kernels.launch import (
+    SCRATCH,
+    WORKSPACE,
+    Call,
+    Launch,
+    LaunchGeometry,
+    Plan,
+    scores_arg,
+)
 from flashsmith.kernels.sm90_forward.arguments import (
     COUNTER_BYTES,
     FIRST_FLAG,
@@ -94,6 +102,7 @@ class ForwardLaunch(Launch):
             sinks=call["sinks"].address if "sinks" in call else 0,
             alibi_slopes=call["alibi_slopes"].address if "alibi_slopes" in call else 0,
             tile_list=call[SCRATCH].address if problem.sequences else 0,
+            bias=scores_arg(call),
         )
 
     def obstacle(self, call: Call) -> str:

@@ -36,7 +36,8 @@ class ForwardTile {
           v_reader_(smem + kV, 0),
           k_stream_(args.k, tile.batch, kv_head(), key_end(n_blocks)),
           v_stream_(args.v, tile.batch, kv_head(), key_end(n_blocks)),
-          score_(Score::of_head(args, tile.batch, tile.head)) {
+          score_(Score::of_head(args, tile.batch, tile.head)),
+          bias_(Bias::of_head(args, tile.batch, tile.head)) {
         if constexpr (Mask::kHasLeft) first_block_ = first_block;
         o_.clear();
         rows_.clear();
@@ -109,6 +110,7 @@ class ForwardTile {
     using Plan = typename Kernel::Plan;
     using Mask = typename Kernel::Mask;
     using Score = typename Kernel::Score;
+    using Bias = typename Kernel::Bias;
     using KVStream = TileStream<typename Kernel::KVTile, Kernel::kThreads>;
 
     // In the order of the plan; NVRTC 13.0 knows no offsetof.
@@ -153,6 +155,8 @@ class ForwardTile {
             score_.template apply<kMatrixSpan>(args_, sequence().position, s.row_tile(i),
                                                row + i * kMatrixSpan, first_key + lane % 4 * 2,
                                                first_row, first_key);
+            bias_.apply(args_, s.row_tile(i), row + i * kMatrixSpan, first_key + lane % 4 * 2,
+                        first_key);
         }
     }
 
@@ -237,6 +241,7 @@ class ForwardTile {
     typename Kernel::O o_;
     RowState<Kernel> rows_;
     Score score_;
+    Bias bias_;
     int first_block_ = 0;
 };
 

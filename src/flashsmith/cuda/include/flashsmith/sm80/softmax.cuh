@@ -28,8 +28,10 @@ inline constexpr float kRescaleThreshold = 8.0f;
 
 template <class Kernel>
 struct RowState {
-    // -c m: what is added in the exponent. +inf for a row that has seen no key.
+    // -c m: what is added in the exponent. kUnseen for a row that has seen no key.
     float shift[Kernel::kRowTiles][2];
+    static constexpr float kUnseen =
+        Kernel::Bias::kExists ? -Kernel::Bias::kLeastMaximum : -kNegativeInfinity;
     // Of P. By mma: the row's sum, twice a row, as mma lays results out. Else one a row: over this
     // thread's columns if optimized, over all if not.
     static constexpr int kSums = Kernel::kSumByMma ? 4 : 2;
@@ -38,7 +40,7 @@ struct RowState {
     FS_DEVICE void clear() {
         FS_UNROLL
         for (int i = 0; i < Kernel::kRowTiles; ++i) {
-            shift[i][0] = shift[i][1] = -kNegativeInfinity;
+            shift[i][0] = shift[i][1] = kUnseen;
             FS_UNROLL
             for (int e = 0; e < kSums; ++e) sum[i][e] = 0.0f;
         }

@@ -1,6 +1,7 @@
 // A configuration as compile-time shapes: tiles, fragments, groups of loads, buffers.
 #pragma once
 
+#include "flashsmith/attention/bias.cuh"
 #include "flashsmith/attention/mask.cuh"
 #include "flashsmith/attention/score.cuh"
 #include "flashsmith/attention/sequence.cuh"
@@ -108,6 +109,7 @@ struct ForwardKernel : StaticForwardKernelConfig<kConfig> {
     static constexpr Needs kNeeds = kNeedsArg;
     using Mask = flashsmith::Mask<kNeeds.causal, kNeeds.ragged_k, kNeeds.window_left>;
     using Score = flashsmith::Score<kNeeds>;
+    using Bias = flashsmith::Bias<kNeeds, kConfig.dtype>;
 
     // Optimized, the row sums come from the tensor cores as P times ones: 64 fewer additions a
     // block and thread (H200, 2026-11: 4 % at d_head 128). They then sum P as rounded to 16 bits,

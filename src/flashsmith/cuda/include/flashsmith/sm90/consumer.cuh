@@ -76,6 +76,7 @@ struct Consumer {
     typename Products::P p;
     typename Kernel::Softmax softmax;
     typename Kernel::Score score;
+    typename Kernel::Bias bias;
     float sums[2];    // of the finished tile's rows
     float maxima[2];  // and what they are relative to, where another CTA may need it
 
@@ -315,6 +316,7 @@ struct Consumer {
         if constexpr (!Kernel::Score::kChanges) return;
         const QTile tile = QTile::get(smem.tile(slot));
         score = Kernel::Score::of_head(args, tile.batch, tile.head);
+        bias = Kernel::Bias::of_head(args, tile.batch, tile.head);
     }
 
     template <int kCount>
@@ -324,6 +326,7 @@ struct Consumer {
         const i32 position = kNeeds.alibi ? sequence().position : 0;
         score.template apply<kWarpgroupRows>(args, position, s, row + row_in_tile(),
                                              key + lane % 4 * 2, first_row(row), key);
+        bias.apply(args, s, row + row_in_tile(), key + lane % 4 * 2, key);
     }
 
     // From S to P where no product is in flight.

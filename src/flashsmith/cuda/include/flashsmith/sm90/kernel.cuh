@@ -1,6 +1,7 @@
 // The forward kernel's configuration and needs as types: what its parts are made of.
 #pragma once
 
+#include "flashsmith/attention/bias.cuh"
 #include "flashsmith/attention/mask.cuh"
 #include "flashsmith/attention/score.cuh"
 #include "flashsmith/attention/sequence.cuh"
@@ -24,6 +25,7 @@ struct ForwardKernel {
     using Plan = SharedPlan<kConfig>;
     using Mask = flashsmith::Mask<kNeeds.causal, kNeeds.ragged_k, kNeeds.window_left>;
     using Score = flashsmith::Score<kNeeds>;
+    using Bias = flashsmith::Bias<kNeeds, kConfig.dtype>;
 
     // Tiles come from a list: sequences have lengths of their own.
     static constexpr bool kListed = flashsmith::kListed<kNeeds>;

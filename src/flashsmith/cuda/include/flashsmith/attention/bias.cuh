@@ -1,0 +1,142 @@
+// A bias of the caller's: an element a score, added to it or, where it is a bool, hiding it.
+//
+// Elements lie at strides of the caller's, 0 where it broadcasts, and each thread reads those of
+// its own scores. What is added may be -inf: any key may be hidden from any row. A row that has
+// seen none is therefore kept at a finite maximum, kLeastMaximum, from which -inf is still far.
+#pragma once
+
+#include "flashsmith/base/dtype.cuh"
+#include "flashsmith/base/types.cuh"
+#include "flashsmith/ptx/convert.cuh"
+
+namespace flashsmith {
+
+template <Needs kNeeds, DType kDType>
+struct Bias {
+    static constexpr bool kIsBool = kNeeds.bias_bool;
+    static constexpr bool kIsWide = kNeeds.bias_float32;
+    static constexpr bool kExists = kIsBool || kIsWide || kNeeds.bias_same;
+    static constexpr int kBytes = kIsBool ? 1 : kIsWide ? 4 : kElementBytes;
+    static constexpr float kLeastMaximum = -1e30F;  // in units of log2
+
+    u64 head_start = 0;  // address of the head's first element
+
+    // Of one head of one sequence.
+    template <class Args>
+    static FS_DEVICE Bias of_head(const Args& args, i32 batch, i32 head) {
+        Bias bias;
+        if constexpr (kExists) {
+            const i64 offset = batch * args.bias.batch_stride + head * args.bias.head_stride;
+            bias.head_start = args.bias.address + offset * kBytes;
+        }
+        return bias;
+    }
+
+    // To all of a thread's scores, before masks: of rows `row` and `row` + 8, and of the columns
+    // from key `key` on that mask.cuh draws. All threads agree on `first_key`, the first of the
+    // tile's 2 kCount keys. Rows that do not exist get what the last one has.
+    template <class Args, int kCount>
+    FS_DEVICE void apply(const Args& args, float (&s)[kCount], i32 row, i32 key,
+                         i32 first_key) const {
+        if constexpr (!kExists) return;
+        const u64 line[2] = {line_of(args, row), line_of(args, row + 8)};
+        const bool is_whole = !kNeeds.ragged_k || first_key + 2 * kCount <= args.k_len;
+        const bool in_pairs = args.bias.in_pairs != 0 && is_whole;
+        // A part at a time: registers are short while both products run.
+        constexpr int kPart = kCount % 16 == 0 ? 16 : kCount;
+        FS_UNROLL
+        for (int from = 0; from < kCount; from += kPart) {
+            Pair pairs[kPart / 2];
+            if (in_pairs) {
+                read_pairs(pairs, line, key + from * 2);
+            } else {
+                read_apart(args, pairs, line, key + from * 2);
+            }
+            FS_UNROLL
+            for (int i = 0; i < kPart; i += 2)
+                apply_pair(s[from + i], s[from + i + 1], pairs[i / 2]);
+        }
+    }
+
+  private:
+    // Two keys side by side, of one row.
+    struct alignas(8) Wide {
+        float first, second;
+    };
+    template <bool kOfWide>
+    struct PairOf {
+        using Type = u32;
+    };
+    template <>
+    struct PairOf<true> {
+        using Type = Wide;
+    };
+    using Pair = typename PairOf<kIsWide>::Type;
+
+    template <int kCount>
+    static FS_DEVICE void read_pairs(Pair (&pairs)[kCount], const u64 (&line)[2], i32 key) {
+        FS_UNROLL
+        for (int i = 0; i < kCount; ++i) {
+            const u64 at = line[i % 2] + static_cast<i64>(key) * kBytes + i / 2 * 8 * kBytes;
+            if constexpr (kIsBool) {
+                pairs[i] = read<u16>(at);
+            } else {
+                pairs[i] = read<Pair>(at);
+            }
+        }
+    }
+
+    // One after the other, at any stride. Keys that do not exist get what the first one has.
+    template <class Args, int kCount>
+    static FS_DEVICE void read_apart(const Args& args, Pair (&pairs)[kCount], const u64 (&line)[2],
+                                     i32 key) {
+        i64 step = args.bias.key_stride * kBytes;
+        // Opaque: the compiler would keep every key's offset in registers from block to block.
+        asm volatile("" : "+l"(step));
+        u64 at[2] = {line[0] + key * step, line[1] + key * step};
+        FS_UNROLL
+        for (int i = 0; i < kCount; ++i) {
+            const int column = i / 2 * 8;
+            const bool first_exists = !kNeeds.ragged_k || key + column < args.k_len;
+            const bool second_exists = !kNeeds.ragged_k || key + column + 1 < args.k_len;
+            const u64 first = first_exists ? at[i % 2] : line[i % 2];
+            const u64 second = second_exists ? at[i % 2] + step : line[i % 2];
+            if constexpr (kIsWide) {
+                pairs[i] = {read<float>(first), read<float>(second)};
+            } else if constexpr (kIsBool) {
+                pairs[i] = read<unsigned char>(first) | read<unsigned char>(second) << 8;
+            } else {
+                pairs[i] = read<u16>(first) | static_cast<u32>(read<u16>(second)) << 16;
+            }
+            at[i % 2] += 8 * step;
+        }
+    }
+
+    template <class Args>
+    FS_DEVICE u64 line_of(const Args& args, i32 row) const {
+        if constexpr (kNeeds.ragged_q) row = min(row, args.q_len - 1);
+        return head_start + row * args.bias.row_stride * kBytes;
+    }
+
+    template <class T>
+    static FS_DEVICE T read(u64 at) {
+        return *reinterpret_cast<const T*>(at);
+    }
+
+    static FS_DEVICE void apply_pair(float& first, float& second, const Pair& pair) {
+        if constexpr (kIsBool) {
+            if ((pair & 0xffU) == 0) first = kNegativeInfinity;
+            if (pair < 0x100U) second = kNegativeInfinity;
+        } else if constexpr (kIsWide) {
+            first += pair.first;
+            second += pair.second;
+        } else {
+            float low, high;
+            ptx::unpack2<kDType>(low, high, pair);
+            first += low;
+            second += high;
+        }
+    }
+};
+
+}  // namespace flashsmith

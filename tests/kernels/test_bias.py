@@ -1,0 +1,217 @@
+"""A bias of the caller's in both forward families: kinds, strides, and with the other facts."""
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from flashsmith.base.dtypes import DType, from_bits, to_bits
+from flashsmith.base.errors import Unsupported
+from flashsmith.check import verdict
+from flashsmith.check.cases import Case, bias_cases, inputs_of
+from flashsmith.check.verdict import check_case
+from flashsmith.kernels.arguments import ScoresArg
+from flashsmith.kernels.launch import scores_arg
+from flashsmith.kernels.parse import parse_config
+from flashsmith.kernels.plans import needs_of, plan
+from flashsmith.kernels.sm80_forward import plan as sm80_plan
+from flashsmith.kernels.sm90_forward import plan as sm90_plan
+from flashsmith.problem.attention import AttentionProblem
+from flashsmith.problem.reference import reference
+from flashsmith.runtime.run import run_arrays
+
+LOOP = "overlap+early_rescale+tiles_DYNAMIC+sections"
+MMA = "(BF16, 64, 64, 64, 4): async+eager+swizzled+load_0_2_2_tiles+opt_softmax"
+WGMMA = f"hopper(BF16, 64, 2, 128): kv_2+q_4+{LOOP}+stats_SUM+lazy_8+o_smem+regs_232_40"
+BOTH = pytest.mark.parametrize("text", [MMA, WGMMA], ids=["mma", "wgmma"])
+# One for each way in which row maxima, masks and the end of a tile are written.
+CONFIGS = [
+    "(FP16, 64, 64, 64, 4): async+swizzled+load_0_2_2_tiles",
+    "(BF16, 128, 64, 32, 4): async+eager+swizzled+load_2_2_2_tiles",
+    f"hopper(FP16, 64, 2, 128): kv_3+q_4+{LOOP}+stats_SUM+lazy_8+halves+pingpong+l_mma+o_smem"
+    "+late_draw+regs_232_40",
+    f"hopper(BF16, 64, 2, 128): kv_2+q_4+{LOOP}+stats_VOTE+lazy_8+halves+early_tests+split+o_smem"
+    "+late_store+regs_232_40",
+    f"hopper(BF16, 64, 2, 128): kv_2+q_4+{LOOP}+stats_BITS+lazy_8+up_FIRST+o_smem+regs_232_40",
+    "hopper(FP16, 64, 1, 128): kv_2+q_1+stats_MAX+regs_240_56",
+]
+# Three blocks of keys and more, a ragged tail, an odd number of heads that share one of keys.
+DENSE = AttentionProblem(1, 3, 1, 139, 390, 64, lse=True)
+PLACED = {"bool": "packed", "same": "padded", "float32": "transposed"}
+
+
+def problem_of(config, **facts):
+    return replace(DENSE, dtype=config.dtype, d_head=config.d_head, **facts)
+
+
+def checked(device, text, placement="contiguous", gain=1.0, **facts):
+    config = parse_config(text)
+    case = Case("bias", problem_of(config, **facts), placement=placement, gain=gain)
+    return check_case(device, config, case)
+
+
+@pytest.mark.parametrize("kind", PLACED)
+@BOTH
+def test_every_kind_is_computed_by_both_families(text, kind, device):
+    """Two keys at a time where they lie side by side, and one by one at other strides."""
+    checked(device, text, bias=kind).require_ok(text)
+    placement = PLACED[kind]
+    rows = 389 if placement == "packed" else 139
+    checked(device, text, placement, bias=kind, q_len=rows, k_len=389).require_ok(text)
+
+
+def drawn_facts(seed):
+    """A kind and its strides, lengths, heads, mask, cap, sinks and slopes, together."""
+    draw = random.Random(seed)
+    heads, group = draw.choice([(3, 1), (6, 3), (5, 5)])
+    rows, keys = draw.choice([1, 67, 139, 203]), draw.choice([1, 77, 258, 389])
+    placement = draw.choice(["contiguous", "padded", "transposed", "packed"])
+    return placement, {
+        "bias": draw.choice(["bool", "same", "float32"]),
+        "batch": draw.choice([1, 2]),
+        "heads": heads,
+        "kv_heads": group,
+        "q_len": keys if placement == "packed" else rows,
+        "k_len": keys,
+        "causal": draw.random() < 0.3,
+        "window_left": draw.choice([None, None, 1, 130]),
+        "softcap": draw.choice([None, None, 20.0]),
+        "alibi": draw.random() < 0.3,
+        "sinks": draw.random() < 0.4,
+        "lse": draw.random() < 0.5,
+    }
+
+
+@pytest.mark.parametrize("text", [CONFIGS[n] for n in (0, 1, 3, 5)])
+def test_what_is_drawn_together_is_right_together(text, device):
+    placement, facts = drawn_facts(f"bias {text}")
+    gain = random.Random(text).choice([1.0, 8.0])
+    checked(device, text, placement, gain, **facts).require_ok(f"{text} {facts}")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("text", [MMA, WGMMA, *CONFIGS])
+def test_much_that_is_drawn_is_right_on_a_gpu(text, device):
+    config = parse_config(text)
+    for seed in range(30):
+        placement, facts = drawn_facts(f"many {text} {seed}")
+        checked(device, text, placement, 2.0, **facts).require_ok(f"{text} {facts}")
+    for case in bias_cases(config):
+        check_case(device, config, case).require_ok(text)
+
+
+def with_bias(monkeypatch, change):
+    """Gives kernels another bias than the one that the truth is computed from."""
+
+    def inputs(case):
+        made = inputs_of(case)
+        return {**made, "bias": change(made["bias"])}
+
+    monkeypatch.setattr(verdict, "inputs_of", inputs)
+
+
+BIAS_FAULTS = {
+    "another head's": lambda bias: np.roll(bias, 1, axis=1),
+    "a row off by one": lambda bias: np.roll(bias, 1, axis=2),
+    "a key off by one": lambda bias: np.roll(bias, 1, axis=3),
+    "inverted": lambda bias: 1 - bias,
+}
+
+
+@pytest.mark.parametrize("fault", BIAS_FAULTS)
+def test_a_bias_that_is_not_the_given_one_is_noticed(fault, device, monkeypatch):
+    with_bias(monkeypatch, BIAS_FAULTS[fault])
+    for text in (MMA, WGMMA):
+        assert not checked(device, text, bias="bool", q_len=77, k_len=258).ok
+
+
+@pytest.mark.parametrize("name", ["batch_stride", "seq_stride", "head_stride", "key_stride"])
+def test_a_stride_that_is_ignored_is_noticed(name, device, monkeypatch):
+    def ignoring(call):
+        given = scores_arg(call)
+        kept = {n: getattr(given, n) for n in ScoresArg.__dataclass_fields__}
+        return ScoresArg(**{**kept, name: 1 if name == "key_stride" else 0})
+
+    facts = {"bias": "same", "batch": 2, "q_len": 77, "k_len": 257}
+    placement = "padded" if name in ("batch_stride", "seq_stride") else "transposed"
+    assert checked(device, MMA, placement, **facts).ok
+    monkeypatch.setattr(sm80_plan, "scores_arg", ignoring)
+    monkeypatch.setattr(sm90_plan, "scores_arg", ignoring)
+    for text in (MMA, WGMMA):
+        assert not checked(device, text, placement, **facts).ok
+
+
+@BOTH
+def test_rows_that_see_nothing_are_zero_and_others_are_not(text, device):
+    """Whether a key is hidden by False, by -inf or by the most negative number of a type."""
+    config = parse_config(text)
+    problem = problem_of(config, bias="same", q_len=139, k_len=390)
+    made = dict(inputs_of(Case("unseen", problem)))
+    numbers = np.zeros((1, 3, 139, 390), np.float32)
+    numbers[:, :, 3] = -np.inf
+    numbers[:, :, 4] = -3e38
+    numbers[:, :, 5, ::2] = -np.inf
+    numbers[:, :, 5, 1::2] = -3e38
+    numbers[:, :, 6, :389] = -np.inf  # all but the last key, which comes first
+    numbers[:, :, 7, 1:] = -np.inf  # all but the first
+    made["bias"] = to_bits(numbers, DType.BF16)
+    found = run_arrays(device, config, problem, made)
+    o, lse = from_bits(found["o"], config.dtype), found["lse"].view(np.float32)
+    assert not o[:, 3:6].any()
+    assert np.isneginf(lse[:, :, 3:6]).all()
+    v = from_bits(made["v"], config.dtype)
+    np.testing.assert_allclose(o[0, 6], np.repeat(v[0, 389], 3, axis=0))
+    np.testing.assert_allclose(o[0, 7], np.repeat(v[0, 0], 3, axis=0))
+    assert np.isfinite(lse[:, :, 6:]).all()
+
+
+def test_the_truth_is_torchs():
+    torch = pytest.importorskip("torch")
+    problem = AttentionProblem(2, 4, 2, 9, 13, 16, DType.FP16, bias="float32", layout="bhsd")
+    rng = np.random.default_rng(7)
+    q = rng.standard_normal((2, 4, 9, 16))
+    k, v = (rng.standard_normal((2, 2, 13, 16)) for _ in range(2))
+    bias = rng.standard_normal((2, 4, 9, 13))
+    bias[rng.random(bias.shape) < 0.3] = -np.inf
+    given = [torch.from_numpy(x) for x in (q, k, v, bias)]
+    wanted = torch.nn.functional.scaled_dot_product_attention(
+        *given[:3], attn_mask=given[3], enable_gqa=True
+    )
+    found = reference(problem, {"q": q, "k": k, "v": v, "bias": bias})
+    np.testing.assert_allclose(found["o"], wanted.numpy(), atol=1e-12)
+    seen = reference(
+        replace(problem, bias="bool"), {"q": q, "k": k, "v": v, "bias": np.isfinite(bias)}
+    )
+    wanted = torch.nn.functional.scaled_dot_product_attention(
+        *given[:3], attn_mask=given[3].isfinite(), enable_gqa=True
+    )
+    np.testing.assert_allclose(seen["o"], wanted.numpy(), atol=1e-12)
+
+
+def test_a_kernel_is_compiled_for_the_kind_that_it_reads():
+    config = parse_config(MMA)
+    kinds = {kind: needs_of(config, problem_of(config, bias=kind)) for kind in PLACED}
+    for kind, needs in kinds.items():
+        assert f"bias_{kind}" in needs
+        assert not any(needs.covers(other) for name, other in kinds.items() if name != kind)
+    assert not any("bias" in name for name in needs_of(config, problem_of(config)))
+
+
+def test_pairs_are_read_only_where_every_pair_is_aligned():
+    assert ScoresArg(4, 8, 8, 8).in_pairs(2, 64)
+    assert not ScoresArg(2, 8, 8, 8).in_pairs(2, 64)
+    assert not ScoresArg(4, 8, 7, 8).in_pairs(2, 64)
+    assert not ScoresArg(4, 8, 8, 8).in_pairs(2, 63)
+    assert not ScoresArg(4, 8, 8, 8, 2).in_pairs(2, 64)
+
+
+def test_kernels_without_a_bias_say_so():
+    for text in (
+        "bwd(BF16, 64): dkv_64_64_4+dq_64_64_4",
+        "decode(BF16, 64, 16, 64, 4): slice_128+most_8+stages_2+ctas_1",
+    ):
+        config = parse_config(text)
+        problem = replace(DENSE, lse=False, operation=config.OPERATION, bias="bool")
+        with pytest.raises(Unsupported, match="do not compute bias"):
+            plan(config, problem, sm_count=132)
