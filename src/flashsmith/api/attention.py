@@ -76,7 +76,7 @@ def flash_attention(
     - `bias`: broadcastable to (batch, heads, queries, keys), a bool (True: the row sees the key) or
       numbers that are added to the scores, float32 or of q's type; read at any strides;
     - `k_lengths`: (batch,) int32 on the arrays' device, how many keys each sequence has;
-    - `block_table`: (batch, pages of a sequence) int32; k and v are pools: a page in a batch's place;
+    - `block_table`: (batch, pages of a sequence) int32; k and v are pools, a page an entry;
     - `cu_seqlens_q`, `cu_seqlens_k`: (sequences + 1,) int32 on the arrays' device, where sequences
       begin that are packed one behind the other in arrays (rows, heads, d_head) or a batch of one.
       With `k_lengths` and `block_table` in the place of the second, keys lie in pages.
