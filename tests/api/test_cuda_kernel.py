@@ -8,8 +8,10 @@ from standin_gpus import MILLISECONDS, plug_in
 from flashsmith.api import launches
 from flashsmith.api.options import checked_options
 from flashsmith.api.problems import problem_of
+from flashsmith.api.tables import in_order
 from flashsmith.base.dtypes import DType
 from flashsmith.check.cases import Case
+from flashsmith.kernels.arguments import ScoresArg
 from flashsmith.problem.attention import AttentionProblem
 from flashsmith.runtime.devices import default_device
 from flashsmith.torch_op import cuda_kernel, fake_kernel
@@ -74,6 +76,18 @@ def test_an_operator_is_given_no_defaults_at_the_end(causal, layout, config):
     assert options_of(given, lse=False) == options
     wanted = {(False, "bshd"): 0, (True, "bshd"): 1}.get((causal, layout), 4)
     assert len(given) == (len(DEFAULTS) - 1 if config else wanted)
+
+
+def test_a_bias_reaches_the_kernel_where_it_lies(gpu, monkeypatch):
+    seen = []
+    real = cuda_kernel.call_of
+    monkeypatch.setattr(cuda_kernel, "call_of", lambda *of: seen.append(real(*of)) or seen[-1])
+    mask = torch.ones(2, 1, 1, 203, dtype=torch.bool)
+    given = given_of(checked_options(config=MMA))
+    for _ in range(2):
+        out, _ = cuda_kernel.forward_with(*tensors(), in_order({"bias": mask}), False, *given)
+    assert out.shape == (2, 70, 6, 64)
+    assert [call["bias"] for call in seen] == [ScoresArg(mask.data_ptr(), 203, 0, 0, 1)] * 2
 
 
 def test_a_call_and_the_bare_operator_share_a_launch(gpu):

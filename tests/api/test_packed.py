@@ -165,14 +165,6 @@ def test_the_door_of_gradients_takes_packed_arrays_of_three_dimensions(arrays, l
     require_near([torch.as_tensor(x) for x in found], expected)
 
 
-def test_slopes_and_packed_sequences_have_no_gradient_yet(arrays):
-    tensors = [torch.from_numpy(x) for x in (*arrays, ENDS_Q, ENDS_K)]
-    with pytest.raises(Unsupported, match="alibi_slopes"):
-        flashsmith.flash_attn_varlen_func(
-            tensors[0].requires_grad_(), *tensors[1:], 60, 60, alibi_slopes=torch.ones(4)
-        )
-
-
 @pytest.mark.parametrize(
     ("tables", "says"),
     [

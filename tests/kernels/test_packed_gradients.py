@@ -29,7 +29,7 @@ ALONE = [
     {"causal": True, "diagonal": 0, "kv_heads": 2},
     {"causal": True, "sequences": 40, "q_len": 60, "k_len": 80},
     {"window_left": 30, "window_right": 5},
-    {"softcap": 2.0, "causal": True, "d_head": 40},
+    {"softcap": 2.0, "alibi": True, "d_head": 40},
 ]
 
 
@@ -66,6 +66,7 @@ def drawn_facts(seed):
         "window_right": draw.choice([None, None, 3]),
         "softcap": draw.choice([None, None, 5.0]),
         "dlse": draw.random() < 0.5,
+        "alibi": draw.random() < 0.3,
     }
 
 

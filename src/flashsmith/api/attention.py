@@ -72,6 +72,8 @@ def flash_attention(
     - `window=(left, right)`: a row sees so many keys before and behind its own position;
     - `sinks`: (heads,), a logit of each head that joins the denominator, and so the LSE;
     - `alibi_slopes`: (heads,) or (batch, heads), scores less slope times distance;
+    - `bias`: broadcastable to (batch, heads, queries, keys), a bool (True: the row sees the key) or
+      numbers that are added to the scores, float32 or of q's type; read at any strides;
     - `k_lengths`: (batch,) int32 on the arrays' device, how many keys each sequence has;
     - `block_table`: (batch, pages of a sequence) int32; k and v are then pools of pages, whose
       first dimension counts pages and whose rows are those of a page;

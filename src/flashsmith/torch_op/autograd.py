@@ -20,7 +20,6 @@ from flashsmith.torch_op.tables import KEPT_TABLES
 # Facts of callers that no backward kernel knows. Sinks it need not know: the log-sum-exp has all of
 # them that the gradients of q, k and v depend on.
 _WITHOUT_GRADIENT = [n for n in CALL_FACTS.values() if FACTS[n].exact and n != "softcap"]
-_TABLES_WITH_GRADIENT = [name for name in KEPT_TABLES if name != "alibi_slopes"]
 _NO_TABLES: Mapping[str, Tensor] = {}
 Context = Foreign  # torch's, of one call
 Input = Argument  # or a tensor: of an operator
@@ -49,10 +48,16 @@ def refuse_unknown_gradients(
 ) -> None:
     """Raises for a call whose gradients no kernel computes, before it is computed in vain."""
     given = [name for name in _WITHOUT_GRADIENT if options.fact(name) != FACTS[name].absent]
-    for name in (*given, *(name for name in tables if name not in _TABLES_WITH_GRADIENT)):
+    for name in (*given, *(name for name in tables if name not in KEPT_TABLES)):
         raise Unsupported(
             f"{name} is given and a gradient is wanted; flashsmith has no backward pass with "
             f"{name} yet; call under torch.no_grad(), or train with torch's own attention."
+        )
+    slopes = tables.get("alibi_slopes")
+    if slopes is not None and slopes.requires_grad:
+        raise Unsupported(
+            "alibi_slopes requires a gradient; flashsmith computes those of q, k, v and sinks; "
+            "pass alibi_slopes.detach()."
         )
 
 

@@ -82,7 +82,7 @@ def _by_products(problem: AttentionProblem, tensors: Mapping[str, Tensor]) -> li
         if not at.mask.k_len:
             continue
         one = {n: x[:, :, at.keys if n in ("k", "v") else at.rows] for n, x in rows.items()}
-        dq, dk, dv = _of_part(problem, one, at.mask)
+        dq, dk, dv = _of_part(problem, one, at.mask, tensors.get("alibi_slopes"))
         found[0][:, :, at.rows], found[1][:, :, at.keys], found[2][:, :, at.keys] = dq, dk, dv
     return [_heads_first(x, problem).to(tensors["q"].dtype) for x in found]
 
@@ -96,9 +96,9 @@ def _parts(problem: AttentionProblem, tensors: Mapping[str, Tensor]) -> Iterable
 
 
 def _of_part(
-    problem: AttentionProblem, rows: Mapping[str, Tensor], mask: Mask
+    problem: AttentionProblem, rows: Mapping[str, Tensor], mask: Mask, slopes: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """dQ, dK and dV of rows (batch, heads, rows, d)."""
+    """dQ, dK and dV of rows (batch, heads, rows, d); slopes are (batch, heads)."""
     q, o, do, lse = rows["q"], rows["o"], rows["do"], rows["lse"]
     k, v = (rows[name].repeat_interleave(problem.group, dim=1) for name in "kv")
     scores = q @ k.transpose(-1, -2) * problem.softmax_scale
@@ -106,6 +106,8 @@ def _of_part(
     if problem.softcap is not None:
         share = torch.tanh(scores / problem.softcap)
         scores, slope = problem.softcap * share, 1.0 - share**2
+    if slopes is not None:
+        scores = scores - slopes[:, :, None, None] * torch.from_numpy(mask.distances())
     p = torch.exp(scores - lse)
     if mask.hides:
         visible = torch.from_numpy(mask.visible())

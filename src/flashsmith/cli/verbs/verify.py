@@ -22,7 +22,10 @@ COLUMNS = (
     *("seconds", "where", "reason"),
 )
 CasesOption = Annotated[
-    str, typer.Option("--cases", help="quick (3 per configuration) or full (12).")
+    str,
+    typer.Option(
+        "--cases", help="quick (3 per configuration), full (12), packed, bias or serving."
+    ),
 ]
 WorkersOption = Annotated[
     int | None,

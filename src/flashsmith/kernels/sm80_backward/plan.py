@@ -63,6 +63,7 @@ class BackwardLaunch(Launch):
             position=edges.position,
             q_list=q_list,
             k_list=k_list,
+            alibi_slopes=call["alibi_slopes"].address if "alibi_slopes" in call else 0,
         )
 
 

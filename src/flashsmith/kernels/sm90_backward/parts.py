@@ -37,6 +37,9 @@ class Sm90BackwardPart(BackwardPart):
     __slots__ = ()
     SET: ClassVar[str] = "hopper-bwd"
     ARGUMENTS: ClassVar[type[Arguments]] = Sm90BackwardArguments
+    REFUSED_FACTS: ClassVar[tuple[str, ...]] = tuple(
+        name for name in BackwardPart.REFUSED_FACTS if name != "alibi"
+    )
 
     @classmethod
     def runs_on(cls, arch_name: str) -> bool:

@@ -41,38 +41,74 @@ struct Bias {
         if constexpr (!kExists) return;
         const u64 line[2] = {line_of(args, row), line_of(args, row + 8)};
         const bool is_whole = !kNeeds.ragged_k || first_key + 2 * kCount <= args.k_len;
-        if (args.bias.in_pairs != 0 && is_whole) {
-            FS_UNROLL
-            for (int i = 0; i < kCount; i += 2) {
-                const u64 at = line[i / 2 % 2] + static_cast<i64>(key) * kBytes;
-                apply_pair(s[i], s[i + 1], at + i / 4 * 8 * kBytes);
+        const bool in_pairs = args.bias.in_pairs != 0 && is_whole;
+        // A part at a time: registers are short while both products run.
+        constexpr int kPart = kCount % 16 == 0 ? 16 : kCount;
+        FS_UNROLL
+        for (int from = 0; from < kCount; from += kPart) {
+            Pair pairs[kPart / 2];
+            if (in_pairs) {
+                read_pairs(pairs, line, key + from * 2);
+            } else {
+                read_apart(args, pairs, line, key + from * 2);
             }
-        } else {
-            apply_apart(args, s, line, key);
+            FS_UNROLL
+            for (int i = 0; i < kPart; i += 2)
+                apply_pair(s[from + i], s[from + i + 1], pairs[i / 2]);
         }
     }
 
   private:
+    // Two keys side by side, of one row.
+    struct alignas(8) Wide {
+        float first, second;
+    };
+    template <bool kOfWide>
+    struct PairOf {
+        using Type = u32;
+    };
+    template <>
+    struct PairOf<true> {
+        using Type = Wide;
+    };
+    using Pair = typename PairOf<kIsWide>::Type;
+
+    template <int kCount>
+    static FS_DEVICE void read_pairs(Pair (&pairs)[kCount], const u64 (&line)[2], i32 key) {
+        FS_UNROLL
+        for (int i = 0; i < kCount; ++i) {
+            const u64 at = line[i % 2] + static_cast<i64>(key) * kBytes + i / 2 * 8 * kBytes;
+            if constexpr (kIsBool) {
+                pairs[i] = read<u16>(at);
+            } else {
+                pairs[i] = read<Pair>(at);
+            }
+        }
+    }
+
     // One after the other, at any stride. Keys that do not exist get what the first one has.
     template <class Args, int kCount>
-    static FS_DEVICE void apply_apart(const Args& args, float (&s)[kCount], const u64 (&line)[2],
-                                      i32 key) {
+    static FS_DEVICE void read_apart(const Args& args, Pair (&pairs)[kCount], const u64 (&line)[2],
+                                     i32 key) {
         i64 step = args.bias.key_stride * kBytes;
         // Opaque: the compiler would keep every key's offset in registers from block to block.
         asm volatile("" : "+l"(step));
         u64 at[2] = {line[0] + key * step, line[1] + key * step};
         FS_UNROLL
-        for (int n = 0; n < kCount / 4; ++n) {
-            FS_UNROLL
-            for (int half = 0; half < 2; ++half) {
-                FS_UNROLL
-                for (int e = 0; e < 2; ++e) {
-                    const bool exists = !kNeeds.ragged_k || key + n * 8 + e < args.k_len;
-                    apply_one(s[4 * n + 2 * half + e],
-                              exists ? at[half] + (e == 1 ? step : 0) : line[half]);
-                }
-                at[half] += 8 * step;
+        for (int i = 0; i < kCount; ++i) {
+            const int column = i / 2 * 8;
+            const bool first_exists = !kNeeds.ragged_k || key + column < args.k_len;
+            const bool second_exists = !kNeeds.ragged_k || key + column + 1 < args.k_len;
+            const u64 first = first_exists ? at[i % 2] : line[i % 2];
+            const u64 second = second_exists ? at[i % 2] + step : line[i % 2];
+            if constexpr (kIsWide) {
+                pairs[i] = {read<float>(first), read<float>(second)};
+            } else if constexpr (kIsBool) {
+                pairs[i] = read<unsigned char>(first) | read<unsigned char>(second) << 8;
+            } else {
+                pairs[i] = read<u16>(first) | static_cast<u32>(read<u16>(second)) << 16;
             }
+            at[i % 2] += 8 * step;
         }
     }
 
@@ -87,32 +123,18 @@ struct Bias {
         return *reinterpret_cast<const T*>(at);
     }
 
-    static FS_DEVICE void apply_pair(float& first, float& second, u64 at) {
+    static FS_DEVICE void apply_pair(float& first, float& second, const Pair& pair) {
         if constexpr (kIsBool) {
-            const u32 seen = read<u16>(at);
-            if ((seen & 0xffU) == 0) first = kNegativeInfinity;
-            if (seen < 0x100U) second = kNegativeInfinity;
+            if ((pair & 0xffU) == 0) first = kNegativeInfinity;
+            if (pair < 0x100U) second = kNegativeInfinity;
         } else if constexpr (kIsWide) {
-            const u64 two = read<u64>(at);
-            first += __builtin_bit_cast(float, static_cast<u32>(two));
-            second += __builtin_bit_cast(float, static_cast<u32>(two >> 32));
+            first += pair.first;
+            second += pair.second;
         } else {
             float low, high;
-            ptx::unpack2<kDType>(low, high, read<u32>(at));
+            ptx::unpack2<kDType>(low, high, pair);
             first += low;
             second += high;
-        }
-    }
-
-    static FS_DEVICE void apply_one(float& score, u64 at) {
-        if constexpr (kIsBool) {
-            if (read<unsigned char>(at) == 0) score = kNegativeInfinity;
-        } else if constexpr (kIsWide) {
-            score += read<float>(at);
-        } else {
-            float low, high;
-            ptx::unpack2<kDType>(low, high, read<u16>(at));
-            score += low;
         }
     }
 };

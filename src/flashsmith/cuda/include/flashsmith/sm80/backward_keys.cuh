@@ -119,7 +119,7 @@ class KeyBlock {
             }
             bool masked = here.tile <= last_tile - span.whole;
             if constexpr (kNeeds.window_left) masked |= here.tile >= span.cut;
-            add_tile(here.tile * kBr, stage, masked);
+            add_tile(here, stage, masked);
             here.advance(span);
         }
     }
@@ -199,7 +199,8 @@ class KeyBlock {
     }
 
     // One q tile, in steps of rows whose scores fit the registers.
-    FS_DEVICE void add_tile(i32 first_row, int stage, bool masked) {
+    FS_DEVICE void add_tile(const QueryCursor& at, int stage, bool masked) {
+        const i32 first_row = at.tile * kBr;
         _Pragma("unroll 1") for (int step = 0; step < kBr; step += Kernel::kStep) {
             if constexpr (kMasks) {
                 // No row of this step sees a key of this warp.
@@ -211,21 +212,29 @@ class KeyBlock {
                 }
                 if (masked && unseen) continue;
             }
-            add_step(first_row + step, stage * kBr + step, masked);
+            add_step(at.head, first_row + step, stage * kBr + step, masked);
         }
     }
 
     FS_DEVICE i32 warp_key() const { return first_key_ + warp_row_; }
 
-    // Rows from `first_row` on, which lie at row `place` of the stages.
-    FS_DEVICE void add_step(i32 first_row, u32 place, bool masked) {
+    // Between this thread's first key and where its first row of a step stands.
+    FS_DEVICE i32 distance_from(i32 first_row) const {
+        const i32 lane = threadIdx.x % kWarpLanes;
+        return warp_key() + lane / 4 - (first_row + lane % 4 * 2 + sequence().position);
+    }
+
+    // Rows of a head from `first_row` on, which lie at row `place` of the stages.
+    FS_DEVICE void add_step([[maybe_unused]] i32 head, i32 first_row, u32 place, bool masked) {
         typename Kernel::Scores s;
         multiply_by_rows<Kernel::kDType, Kernel::kDSpans>(
             s, OwnedReader(smem_ + Kernel::kK, warp_row_),
             WalkedReader(smem_ + Kernel::kQ, 0).below(place));
         [[maybe_unused]] typename Kernel::Scores bends;
-        if constexpr (Kernel::Score::kChanges)
-            change_scores<typename Kernel::Score>(args_, s, bends);
+        if constexpr (Kernel::Score::kChanges) {
+            change_scores<typename Kernel::Score>(args_, batch_, head, s, bends,
+                                                  distance_from(first_row));
+        }
         if constexpr (kMasks) {
             if (masked) hide(s, first_row);
         }

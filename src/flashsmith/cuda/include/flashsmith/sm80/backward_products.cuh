@@ -95,11 +95,14 @@ FS_DEVICE float score_gradient(float p, float dp, const RowStatistics& row) {
     return ptx::mul_rn(p, ptx::sub_rn(dp, row.delta));
 }
 
-// From products to scores, and the slope that each has of its own.
+// From products of one head to scores, and the slope that each has of its own. `distance`: between
+// the query row and the key of this thread's first one.
 template <class Score, class Args, int kRowTiles, int kColTiles>
-FS_DEVICE void change_scores(const Args& args, Accumulator<kRowTiles, kColTiles>& s,
-                             Accumulator<kRowTiles, kColTiles>& bends) {
-    const Score score = Score::of_head(args, 0, 0);  // no number of a head's own is read
+FS_DEVICE void change_scores(const Args& args, u32 batch, u32 head,
+                             Accumulator<kRowTiles, kColTiles>& s,
+                             Accumulator<kRowTiles, kColTiles>& bends,
+                             [[maybe_unused]] i32 distance) {
+    const Score score = Score::of_head(args, batch, head);
     FS_UNROLL
     for (int i = 0; i < kRowTiles; ++i) {
         FS_UNROLL
@@ -109,6 +112,9 @@ FS_DEVICE void change_scores(const Args& args, Accumulator<kRowTiles, kColTiles>
                 s.at[i][n][e] = score.of(args, s.at[i][n][e]);
                 if constexpr (Score::kBends) bends.at[i][n][e] = Score::bend(args, s.at[i][n][e]);
             }
+        }
+        if constexpr (Score::kHasDistances) {
+            score.subtract_distances(s.row_tile(i), distance + i * kMatrixSpan);
         }
     }
 }

@@ -166,6 +166,12 @@ class QueryTileGradient {
         }
     }
 
+    // Between where this thread's first row stands and its first key of a step.
+    FS_DEVICE i32 distance_to(i32 first_key) const {
+        const i32 lane = threadIdx.x % kWarpLanes;
+        return warp_row() + lane / 4 + sequence().position - (first_key + lane % 4 * 2);
+    }
+
     // Whether some row of this warp sees a key of the step from `first_key` on.
     FS_DEVICE bool sees(i32 first_key) const {
         const i32 last_row = warp_row() + Kernel::kWarpRows - 1;
@@ -181,8 +187,10 @@ class QueryTileGradient {
             s, OwnedReader(smem_ + Kernel::kQ, warp_row_),
             WalkedReader(smem_ + Kernel::kK, 0).below(place));
         [[maybe_unused]] typename Kernel::Scores bends;
-        if constexpr (Kernel::Score::kChanges)
-            change_scores<typename Kernel::Score>(args_, s, bends);
+        if constexpr (Kernel::Score::kChanges) {
+            change_scores<typename Kernel::Score>(args_, batch_, head_, s, bends,
+                                                  distance_to(first_key));
+        }
         if constexpr (Kernel::Mask::kHides) {
             if (masked) hide(s, first_key);
         }

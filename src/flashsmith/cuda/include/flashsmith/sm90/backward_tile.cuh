@@ -44,8 +44,9 @@ struct KvTile {
 template <class Kernel>
 struct Walk {
     static constexpr i32 kRows = Kernel::kConfig.q_tile_rows();
-    // Whether a kv block may be walked with other q tiles than all.
-    static constexpr bool kIsPart = Kernel::kNeeds.causal || Kernel::kNeeds.window_left;
+    // Whether it matters which q tile a step is of: for masks and distances.
+    static constexpr bool kCounts =
+        Kernel::kNeeds.causal || Kernel::kNeeds.window_left || Kernel::kNeeds.alibi;
 
     // Whether any row sees the block. If none does, one step is made all the same, with every key
     // hidden, for gradients that are zero; nothing is added to dQ.
