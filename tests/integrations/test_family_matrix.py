@@ -170,13 +170,12 @@ def test_gradients_of_a_training_step_are_eagers(name, device, side):
 @decoders
 @pytest.mark.parametrize("padding", ["none", "left"])
 def test_steps_on_a_static_cache_are_eagers(name, device, padding):
-    from transformers import StaticCache
-
+    transformers = pytest.importorskip("transformers", minversion="5")
     tokens, mask = tokens_and_mask(padding, device)
     positions, found = (mask.cumsum(1) - 1).clamp(0), []
     with torch.no_grad():
         for model in three(name, device):
-            cache, logits = StaticCache(config=model.config, max_cache_len=50), []
+            cache, logits = transformers.StaticCache(config=model.config, max_cache_len=50), []
             for first, last in ((0, 20), (20, 30), *((n, n + 1) for n in range(30, 37))):
                 out = model(
                     tokens[:, first:last],
