@@ -5,6 +5,7 @@ import pytest
 
 from flashsmith.base.errors import EmulationError
 from flashsmith.emulator.copies.mbarrier import MbarrierTable
+from flashsmith.emulator.machine.values import distinct
 
 
 def ints(*values):
@@ -79,3 +80,11 @@ def test_an_invalidated_barrier_is_no_barrier(table):
 def test_a_barrier_says_what_it_lacks(table):
     table.arrive(ints(2), ints(8), ints(1), tx=ints(512))
     assert "phase 0 (parity 0) and lacks 1 of 2 arrivals and 512 bytes" in table.describe(2, 8)
+
+
+def test_distinct_columns_are_sorted_and_come_once():
+    rng = np.random.default_rng(3)
+    for width in (1, 2, 7, 300):
+        rows = rng.integers(-2, 3, (3, width))
+        assert np.array_equal(distinct(*rows), np.unique(rows, axis=1))
+    assert distinct([], []).shape == (2, 0)

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashsmith.base.errors import EmulationError
+from flashsmith.emulator.machine.values import distinct
 
 MAX_COUNT = 2**20 - 1
 OBJECT_BYTES = 8
@@ -162,7 +163,7 @@ class MbarrierTable:
     def _finish(self, block: Ints, column: Ints) -> None:
         over = (self.pending[block, column] == 0) & (self.tx[block, column] == 0)
         if over.any():
-            key = np.unique(np.stack([block[over], column[over]]), axis=1)
+            key = distinct(block[over], column[over])
             self.phase[key[0], key[1]] += 1
             self.changes += 1
             self.pending[key[0], key[1]] = self.expected[key[0], key[1]]

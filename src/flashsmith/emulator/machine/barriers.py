@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashsmith.emulator.machine.unit import Unit, Wait
-from flashsmith.emulator.machine.values import Value
+from flashsmith.emulator.machine.values import Value, distinct
 
 if TYPE_CHECKING:
     from flashsmith.emulator.machine.chunk import Chunk
@@ -144,7 +144,7 @@ class Barriers:
         done = self.arrived[where] == self.expected[where]
         if not done.any():
             return
-        blocks, idents = np.unique(np.stack([where[0][done], where[1][done]]), axis=1)
+        blocks, idents = distinct(where[0][done], where[1][done])
         self.released[blocks, idents] = self.clock[blocks, idents]
         self.clock[blocks, idents] = 0
         self.result[blocks, idents] = self.votes[blocks, idents]

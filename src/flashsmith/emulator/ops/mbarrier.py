@@ -18,7 +18,7 @@ from flashsmith.emulator.copies.async_state import (
 from flashsmith.emulator.copies.mbarrier import Ints
 from flashsmith.emulator.machine.opcode import Unknown, opcode
 from flashsmith.emulator.machine.unit import Wait
-from flashsmith.emulator.machine.values import Value
+from flashsmith.emulator.machine.values import Value, distinct
 from flashsmith.emulator.ptx.instruction import Address, Instruction
 
 if TYPE_CHECKING:
@@ -199,8 +199,7 @@ class PhaseWait(Wait):
         pair: NDArray[np.intp],
         pairs: int,
     ) -> None:
-        key = np.stack([pair, block, address, phase, warp])
-        pair, block, address, phase, warp = np.unique(key, axis=1)
+        pair, block, address, phase, warp = distinct(pair, block, address, phase, warp)
         self.state, self.parity, self.pairs = state, parity, pairs
         self.block, self.address, self.phase = block, address, phase
         self.warp, self.pair = warp, pair

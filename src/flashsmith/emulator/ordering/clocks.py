@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashsmith.emulator.machine.address_space import PARAM_WINDOW
+from flashsmith.emulator.machine.values import distinct
 
 if TYPE_CHECKING:
     from flashsmith.emulator.machine.chunk import Chunk
@@ -119,7 +120,7 @@ def at_flags(
     if clocks is None:
         return
     lanes = np.arange(32 * u.pairs) if m is None else np.flatnonzero(m)
-    places = np.unique(np.stack([lanes // 32, u.array(address)[lanes].astype(np.int64)]), axis=1)
+    places = distinct(lanes // 32, u.array(address)[lanes].astype(np.int64))
     acquires, releases = sem in ("acquire", "acq_rel"), sem in ("release", "acq_rel")
     for pair, at in places.T.tolist():
         slot, warp = int(u.block[pair]), int(u.warp[pair])
