@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from flashsmith.arch import get as get_arch
 from flashsmith.base.dtypes import DType, from_bits, to_bits
 from flashsmith.base.errors import Unsupported
 from flashsmith.check import verdict
@@ -17,6 +18,7 @@ from flashsmith.kernels.parse import parse_config
 from flashsmith.kernels.plans import needs_of, plan
 from flashsmith.kernels.sm80_forward import plan as sm80_plan
 from flashsmith.kernels.sm90_forward import plan as sm90_plan
+from flashsmith.kernels.sm90_forward.rule import candidates
 from flashsmith.problem.attention import AttentionProblem
 from flashsmith.problem.reference import reference
 from flashsmith.runtime.run import run_arrays
@@ -196,6 +198,17 @@ def test_a_kernel_is_compiled_for_the_kind_that_it_reads():
         assert f"bias_{kind}" in needs
         assert not any(needs.covers(other) for name, other in kinds.items() if name != kind)
     assert not any("bias" in name for name in needs_of(config, problem_of(config)))
+
+
+@pytest.mark.parametrize("d_head", [64, 96, 128, 192, 256])
+def test_the_rule_offers_kernels_with_registers_for_a_bias(d_head):
+    arch = get_arch("sm_90a")
+    problem = replace(DENSE, q_len=4096, d_head=d_head, bias="same")
+    offered = candidates(problem, arch)
+    assert offered[0].n_warpgroups == 2
+    assert all(config.consumer_registers > 160 for config in offered)
+    for config in offered:
+        config.require_buildable(arch)
 
 
 def test_pairs_are_read_only_where_every_pair_is_aligned():

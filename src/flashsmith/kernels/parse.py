@@ -19,7 +19,7 @@ from flashsmith.kernels.short_form import (
 
 _MOST_LETTERS = 4000  # a C++ literal in a profiler's line takes under 1,500
 
-_KERNEL_NAME = re.compile(r"\bflashsmith_([A-Za-z0-9_]+?)__[a-z_]+\b")
+_KERNEL_NAME = re.compile(r"\bflashsmith_([A-Za-z0-9_]+?)__[a-z0-9_]+\b")
 _LOOKS_LIKE_SHORT_FORM = re.compile(r"\([^(),]*,[^()]*\)")
 
 
