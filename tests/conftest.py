@@ -1,5 +1,12 @@
 """The devices tests run on, and the seeds they draw with."""
 
+import os
+
+# Small products on many threads take half as long again in all: workers are the parallel part.
+# Set before NumPy is loaded; workers and commands that tests start inherit it.
+for _library in ("OPENBLAS", "OMP", "MKL"):
+    os.environ.setdefault(f"{_library}_NUM_THREADS", "1")
+
 import numpy as np
 import pytest
 

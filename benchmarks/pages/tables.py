@@ -18,6 +18,7 @@ from flashsmith.problem.attention import AttentionProblem
 from flashsmith.report.contenders import (
     Against,
     against_peers,
+    config_of,
     leading_family,
     regime_of,
     runs_of,
@@ -67,7 +68,9 @@ def _backward_name(record: Record) -> str:
     name = str(record.what["name"])
     if not looks_like_config(name):
         return "FlashAttention-3, free sums"
-    config = parse_config(name)
+    config = config_of(name)
+    if config is None:  # it has a knob that lost its race and is gone
+        return ""
     if not isinstance(config, Sm90BackwardConfig):
         return "mma.sync, the same bits"
     if not config.unordered:

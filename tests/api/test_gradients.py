@@ -44,7 +44,7 @@ def arrays(case=CASE, placement=None, layout="bshd"):
     made = {
         name: place(bits, placement or Placement(), layout).bits().view(dtype)
         for name, bits in given.items()
-        if name != "lse"
+        if bits.ndim == 4
     }
     return {**made, "lse": given["lse"].view(np.float32)}
 
@@ -129,6 +129,17 @@ def test_a_cap_has_gradients(where, backend):
     given = tensors(case, where=where)
     q, k, v = leaves(given)
     flash_attention(q, k, v, causal=True, softcap=2.0, backend=backend).backward(given["do"])
+    require_right(case, [x.grad.cpu() for x in (q, k, v)])
+
+
+@pytest.mark.parametrize(("where", "backend"), WHERE)
+def test_slopes_have_gradients_of_the_others(where, backend):
+    case = Case("slopes", replace(PROBLEM, alibi=True))
+    given = tensors(case, where=where)
+    own = torch.from_numpy(inputs_of(case)["alibi_slopes"].view(np.float32).copy()).to(where)
+    q, k, v = leaves(given)
+    out = flash_attention(q, k, v, causal=True, alibi_slopes=own, backend=backend)
+    out.backward(given["do"])
     require_right(case, [x.grad.cpu() for x in (q, k, v)])
 
 
@@ -318,8 +329,16 @@ def test_the_operators_pass_torchs_own_checks():
     inputs = [given[name] for name in NAMES]
     torch.library.opcheck(torch.ops.flashsmith.backward.default, (*inputs, given["lse"], True))
     torch.library.opcheck(torch.ops.flashsmith.forward_lse.default, (*leaves(given), True))
-    with_sinks = (*leaves(given), torch.linspace(-1, 1, 6).requires_grad_(), True)
-    torch.library.opcheck(torch.ops.flashsmith.forward_sinks.default, with_sinks)
+    sinks = torch.linspace(-1, 1, 6).requires_grad_()
+    ends = [torch.tensor([0, 30, rows], dtype=torch.int32) for rows in (70, 100)]
+    one = [x[:1].detach().requires_grad_() for x in leaves(given)]
+    for tensors_and_tables in (
+        (*leaves(given), sinks, None, None, None),
+        (*one, None, None, *ends),
+    ):
+        torch.library.opcheck(
+            torch.ops.flashsmith.forward_kept.default, (*tensors_and_tables, True)
+        )
 
 
 def test_a_forward_configuration_is_not_handed_to_the_backward_pass():
@@ -366,13 +385,19 @@ def second():
 
 def slopes():
     given = tensors()
-    flash_attention(*leaves(given), alibi_slopes=torch.ones(6))
+    flash_attention(*leaves(given), alibi_slopes=torch.ones(6).requires_grad_())
+
+
+def lengths():
+    given = tensors()
+    flash_attention(*leaves(given), k_lengths=torch.tensor([9, 9], dtype=torch.int32))
 
 
 @pytest.mark.parametrize(
     ("call", "says"),
     [
-        (slopes, "alibi_slopes is given and a gradient is wanted; flashsmith has no backward pass"),
+        (slopes, r"alibi_slopes requires a gradient; .*pass alibi_slopes\.detach\(\)"),
+        (lengths, "k_lengths is given and a gradient is wanted; flashsmith has no backward pass"),
         (tangent, "q carries a tangent .*reverse-mode gradients only"),
         (second, "a gradient of a gradient was asked for; flashsmith differentiates once"),
     ],

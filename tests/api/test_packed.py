@@ -75,10 +75,94 @@ def test_torch_compile_traces_it_without_a_break(arrays):
     torch.testing.assert_close(compiled(*tensors), model(*tensors))
 
 
-def test_a_gradient_is_refused_by_name(arrays):
-    tensors = [torch.from_numpy(x) for x in (*arrays, ENDS_Q, ENDS_K)]
-    with pytest.raises(Unsupported, match="cu_seqlens_q"):
-        flashsmith.flash_attn_varlen_func(tensors[0].requires_grad_(), *tensors[1:], 60, 60)
+# Gradients
+
+
+def leaves(arrays):
+    return [torch.from_numpy(x).requires_grad_() for x in arrays]
+
+
+def gradients_alone(arrays, do):
+    """Of the definition in float64, sequence by sequence; the mask is causal."""
+    q, k, v = (x.detach().double().requires_grad_() for x in leaves(arrays))
+    for i in range(len(ENDS_Q) - 1):
+        rows, keys = slice(*ENDS_Q[i : i + 2]), slice(*ENDS_K[i : i + 2])
+        n, m = ENDS_Q[i + 1] - ENDS_Q[i], ENDS_K[i + 1] - ENDS_K[i]
+        if not n or not m:
+            continue
+        seen = torch.from_numpy(np.tri(n, m, m - n, dtype=bool))
+        wide = [x[keys].repeat_interleave(2, 1).transpose(0, 1) for x in (k, v)]
+        scores = q[rows].transpose(0, 1) @ wide[0].transpose(1, 2) / 8.0
+        weights = scores.masked_fill(~seen, -torch.inf).softmax(-1).nan_to_num(0.0)
+        (weights @ wide[1]).backward(do[rows].double().transpose(0, 1))
+    return [x.grad for x in (q, k, v)]
+
+
+def require_near(found, expected):
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one.double(), other, atol=1e-2, rtol=1e-2)
+
+
+@pytest.mark.parametrize("backend", [None, "emulator"])
+def test_autograd_follows_packed_sequences(arrays, backend, monkeypatch):
+    own, ends = leaves(arrays), [torch.from_numpy(x) for x in (ENDS_Q, ENDS_K)]
+    do = torch.randn((90, 4, 64), generator=torch.Generator().manual_seed(3)).half()
+    expected = gradients_alone(arrays, do)
+    if backend is None:  # the drop-in, which takes no backend
+        out = flashsmith.flash_attn_varlen_func(*own, *ends, 60, 60, causal=True)
+    else:
+        tables = dict(zip(("cu_seqlens_q", "cu_seqlens_k"), ends, strict=True))
+        out = flashsmith.flash_attention(*own, causal=True, backend=backend, **tables)
+    require_near(torch.autograd.grad(out, own, do), expected)
+
+
+def test_a_gradient_of_sinks_comes_beside_those_of_packed_rows(arrays):
+    own, ends = leaves(arrays), [torch.from_numpy(x) for x in (ENDS_Q, ENDS_K)]
+    tables = dict(zip(("cu_seqlens_q", "cu_seqlens_k"), ends, strict=True))
+    sinks = torch.linspace(-1, 1, 4).requires_grad_()
+
+    def total(sinks):
+        out = flashsmith.flash_attention(*own, sinks=sinks, **tables)
+        return out.float().pow(2).sum()
+
+    (found,) = torch.autograd.grad(total(sinks), [sinks])
+    with torch.no_grad():
+        for head in range(4):
+            step = torch.zeros(4).index_fill(0, torch.tensor([head]), 0.05)
+            slope = (total(sinks + step) - total(sinks - step)) / 0.1
+            assert found[head].item() == pytest.approx(slope.item(), rel=0.03, abs=0.05)
+
+
+def test_torch_compile_differentiates_them_without_a_break(arrays):
+    ends = [torch.from_numpy(x) for x in (ENDS_Q, ENDS_K)]
+
+    def model(q, k, v):
+        return flashsmith.flash_attn_varlen_func(q, k, v, *ends, 60, 60, causal=True) * 2
+
+    found = []
+    for call in (model, torch.compile(model, fullgraph=True, backend="aot_eager")):
+        own = leaves(arrays)
+        found.append(torch.autograd.grad(call(*own).float().pow(2).sum(), own))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+def test_the_door_of_gradients_takes_packed_arrays_of_three_dimensions(arrays, library):
+    do = np.random.default_rng(5).standard_normal((90, 4, 64)).astype(np.float16)
+    tables = {"cu_seqlens_q": ENDS_Q, "cu_seqlens_k": ENDS_K, "causal": True}
+    given = [do, *arrays]
+    if library == "torch":
+        given = [torch.from_numpy(x) for x in given]
+        tables |= {n: torch.from_numpy(tables[n]) for n in ("cu_seqlens_q", "cu_seqlens_k")}
+    out, lse = flashsmith.flash_attention(*given[1:], return_lse=True, **tables)
+    *found, choice = flashsmith.flash_attention_backward(
+        *given, out, lse, backend="emulator", explain=True, **tables
+    )
+    assert [x.shape for x in found] == [x.shape for x in arrays]
+    assert choice.config.NAME == "sm80_backward"
+    expected = gradients_alone(arrays, torch.from_numpy(do))
+    require_near([torch.as_tensor(x) for x in found], expected)
 
 
 @pytest.mark.parametrize(

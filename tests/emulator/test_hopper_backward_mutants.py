@@ -21,7 +21,7 @@ from flashsmith.problem.signature import signature_of
 from flashsmith.runtime.run import run_arrays
 from flashsmith.runtime.tensors import numbers_of
 
-CONFIG = parse_config("hopper_bwd(BF16, 128): ds_3+turns+fold+early_dv+late_fences+late_counts")
+CONFIG = parse_config("hopper_bwd(BF16, 128): ds_3+turns+fold+early_dv+late_fences")
 KERNEL = "sm90_backward_tiles"
 # Two q tiles, ragged tails, four kv blocks on two SMs: each adds to every dQ.
 CASE = Case("mutants", AttentionProblem(1, 1, 1, 64 + 21, 3 * 128 + 29, 128, operation="backward"))

@@ -8,13 +8,17 @@ from typing import ClassVar
 import pytest
 import torch
 
+from flashsmith.api.notices import FlashsmithWarning, forget
 from flashsmith.base.errors import Unsupported
-from flashsmith.integrations import mask_causes
+from flashsmith.integrations import mask_causes, model_checks
 from flashsmith.integrations import transformers as integration
 
 
-def causal(batch, head, q, k):
+def causal_mask_function(batch, head, q, k):
     return q >= k
+
+
+causal = causal_mask_function
 
 
 def packed_sequence_mask_function(_):
@@ -43,6 +47,13 @@ def and_masks(*functions):
         return all(function(batch, head, q, k) for function in functions)
 
     return and_mask
+
+
+def or_masks(*functions):
+    def or_mask(batch, head, q, k):
+        return any(function(batch, head, q, k) for function in functions)
+
+    return or_mask
 
 
 class Config:
@@ -110,7 +121,7 @@ def test_a_model_keeps_our_attention_where_flash_in_a_name_means_another(transfo
 
 
 def test_the_advice_names_no_implementation_that_the_model_refuses(transformers, monkeypatch):
-    monkeypatch.setattr(integration, "_without_sdpa", set())
+    monkeypatch.setattr(model_checks, "_without_sdpa", set())
     integration.register()
     layer = torch.nn.Module()
     layer.config = Config()
@@ -119,24 +130,33 @@ def test_the_advice_names_no_implementation_that_the_model_refuses(transformers,
         transformers.model._supports_sdpa = supports
         transformers.model()
         with pytest.raises(Unsupported, match=f'use attn_implementation="{name}"'):
-            integration.attention_forward(layer, q, q, q, None, position_bias=q)
+            integration.attention_forward(layer, q, q, q, None, cache=q)
 
 
 PLAIN = {"q_length": 9, "kv_length": 9, "mask_function": causal, "allow_is_causal_skip": True}
-PADDED = torch.tensor([[0, 1, 1]])
+HOLES = torch.tensor([[1, 0, 1]])
 CAUSES = {
-    "padding": ({"attention_mask": PADDED}, "because the batch is padded: pass inputs without"),
-    "window": ({"local_size": 4}, "a sliding window of 4 and there are 9 keys"),
+    "padding": (
+        {"attention_mask": HOLES, "batch_size": 1, "q_length": 3, "kv_length": 3},
+        "because padding lies between tokens",
+    ),
+    "window": (
+        {"local_size": 4, "mask_function": or_masks(sliding_window_overlay(4), causal)},
+        "a sliding window of 4 and there are 9 keys",
+    ),
     "chunks": (
         {"local_size": 4, "mask_function": and_masks(chunked_overlay(4), causal)},
         "because the model attends in chunks of 4",
     ),
-    "cached": ({"kv_length": 20}, "because 9 new tokens stand behind cached ones .20 keys."),
+    "cached": (
+        {"kv_length": 20, "mask_function": or_masks(causal)},
+        "because 9 new tokens stand behind cached ones .20 keys.",
+    ),
     "packed": (
-        {"mask_function": and_masks(causal, packed_sequence_mask_function(None))},
+        {"mask_function": or_masks(causal, packed_sequence_mask_function(None))},
         "because positions restart .packed sequences.",
     ),
-    "prefix": ({"mask_function": and_masks(causal)}, "lets some tokens see later ones"),
+    "prefix": ({"mask_function": or_masks(causal)}, "lets some tokens see later ones"),
 }
 
 
@@ -145,7 +165,7 @@ def test_the_causes_of_a_mask_are_told_apart(transformers, name):
     changes, says = CAUSES[name]
     integration.register()
     made = transformers.masks["flashsmith"](**(PLAIN | changes))
-    q = torch.zeros(1, 2, 3, 8, dtype=torch.bfloat16)
+    q = torch.zeros(1, 2, 3, 8, dtype=torch.bfloat16, requires_grad=True)
     with pytest.raises(Unsupported, match=says) as caught:
         integration.attention_forward(torch.nn.Module(), q, q, q, made)
     told = [other for other, (_, text) in CAUSES.items() if re.search(text, str(caught.value))]
@@ -167,3 +187,26 @@ def test_a_window_over_a_plain_prefill_needs_no_mask(transformers):
     assert transformers.masks["flashsmith"](**(windowed | {"mask_function": made_of})) is None
     for other in (causal, and_masks(chunked_overlay(4), causal)):
         assert transformers.masks["flashsmith"](**(windowed | {"mask_function": other})) is not None
+
+
+def test_a_model_whose_heads_are_too_wide_is_refused_when_it_is_made(transformers, monkeypatch):
+    integration.register()
+    monkeypatch.setattr(Config, "hidden_size", 3000, raising=False)
+    monkeypatch.setattr(Config, "num_attention_heads", 10, raising=False)
+    with pytest.raises(Unsupported, match=r"has heads of 300; the kernels take d_head up to 256"):
+        transformers.model()
+
+
+def test_a_model_with_attention_code_of_its_own_is_refused_when_it_is_made(transformers):
+    integration.register()
+    transformers.model._can_set_attn_implementation = lambda self: False
+    with pytest.raises(Unsupported, match=r"computes attention in its own code.*\.torch\.sdpa"):
+        transformers.model()
+
+
+def test_dropout_of_a_configuration_is_told_when_the_model_is_made(transformers, monkeypatch):
+    integration.register()
+    forget()
+    monkeypatch.setattr(Config, "attention_probs_dropout_prob", 0.1, raising=False)
+    with pytest.warns(FlashsmithWarning, match=r"_prob=0.1 .* set it to 0.0 to train"):
+        transformers.model()

@@ -1,4 +1,4 @@
-"""Windows in both backward families, caps in one; each alone and drawn together."""
+"""Windows and slopes in both backward families, caps in one; each alone and drawn together."""
 
 import random
 from dataclasses import replace
@@ -8,6 +8,7 @@ import pytest
 
 from flashsmith.base.dtypes import DType, to_bits
 from flashsmith.base.errors import Unsupported
+from flashsmith.check import verdict
 from flashsmith.check.cases import Case, inputs_of
 from flashsmith.check.verdict import check_case
 from flashsmith.compile.compiler import compile_kernel
@@ -21,14 +22,14 @@ from flashsmith.tuner.choose.choice import choose
 
 ALL = "turns+fold+early_dv+late_fences"
 MMA = "bwd(BF16, 64): dkv_64_64_4+dq_64_64_4"
-WGMMA = f"hopper_bwd(BF16, 64): ds_2+{ALL}+late_counts+downwards+sections"
+WGMMA = f"hopper_bwd(BF16, 64): ds_2+{ALL}+sections"
 # One for each way in which tiles are walked, masked and added.
 CONFIGS = [
     MMA,
     "bwd(FP16, 64): dkv_128_64_8+dq_128_32_8+dkv_buffer+dq_buffer",
     "bwd(BF16, 128): dkv_64_32_4+dq_64_64_4+dkv_buffer+apart",
     WGMMA,
-    f"hopper_bwd(FP16, 64): ds_2+{ALL}+late_counts+sections",
+    f"hopper_bwd(FP16, 64): ds_2+{ALL}",
     f"hopper_bwd(BF16, 128): ds_3+{ALL}",
     f"hopper_bwd(BF16, 128): ds_3+{ALL}+unordered",
     f"hopper_bwd(FP16, 128): ds_3+{ALL}+dq_red+unordered",
@@ -44,6 +45,9 @@ ALONE = [
     # Rows behind the last key that a window reaches, and keys before the first row's.
     {"q_len": 300, "k_len": 77, "window_left": 20, "window_right": 5, "diagonal": 0},
     {"q_len": 70, "k_len": 500, "window_left": 20, "causal": True},
+    # Of another sequence and head each; rows stand before the first key.
+    {"alibi": True, "batch": 2, "heads": 4, "kv_heads": 2, "q_len": 130, "k_len": 150},
+    {"alibi": True, "causal": True, "diagonal": -30, "q_len": 130, "k_len": 150},
 ]
 
 
@@ -100,6 +104,7 @@ def drawn_facts(seed, *, softcap=False):
         "window_right": draw.choice([None, 0, 2, 64, 300]),
         "dlse": draw.random() < 0.5,
         "softcap": draw.choice([None, 1.0, 20.0]) if softcap else None,
+        "alibi": draw.random() < 0.3,
     }
 
 
@@ -137,6 +142,21 @@ def test_an_edge_that_is_off_by_one_is_noticed(text, off, device, monkeypatch):
             right = getattr(Mask, name).fget
             patch.setattr(Mask, name, property(lambda mask, right=right: right(mask) + off))
             assert not is_right(device, text, **facts), name
+
+
+def of_another_head(case):
+    """The slopes of the wrong heads, and everything else as it was."""
+    return {
+        name: np.roll(bits, 1, axis=-1) if name == "alibi_slopes" else bits
+        for name, bits in inputs_of(case).items()
+    }
+
+
+@pytest.mark.parametrize("text", [MMA, WGMMA], ids=["mma", "wgmma"])
+def test_the_slope_of_another_head_is_noticed(text, device, monkeypatch):
+    facts = {"alibi": True, "batch": 2, "heads": 4, "kv_heads": 2, "q_len": 130, "k_len": 150}
+    monkeypatch.setattr(verdict, "inputs_of", of_another_head)
+    assert not is_right(device, text, **facts)
 
 
 @pytest.mark.parametrize("text", [MMA, WGMMA], ids=["mma", "wgmma"])

@@ -5,10 +5,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from packed_boundaries import PACKED, WILD, given_boundaries, off_by_one
 
 from flashsmith.arch import get as get_arch
 from flashsmith.base.errors import ArgumentError, Unsupported
-from flashsmith.check import cases, verdict
+from flashsmith.check import verdict
 from flashsmith.check.cases import Case, drawn_boundaries, inputs_of
 from flashsmith.check.placement import (
     MARGIN,
@@ -23,7 +24,6 @@ from flashsmith.kernels.parse import parse_config
 from flashsmith.kernels.plans import needs_of, plan, scratch_bytes
 from flashsmith.kernels.sm80_decode.config import Sm80DecodeConfig
 from flashsmith.kernels.tile_list.plan import list_bytes, most_tiles
-from flashsmith.problem.attention import AttentionProblem
 from flashsmith.problem.reference import reference
 from flashsmith.problem.sequences import boundaries_in, sequences_of
 from flashsmith.runtime.run import run_arrays
@@ -52,7 +52,6 @@ CONFIGS = [
     "+regs_232_40",
     "hopper(FP16, 64, 1, 128): kv_2+q_1+stats_MAX+regs_240_56",
 ]
-PACKED = AttentionProblem(1, 3, 1, 300, 411, 64, lse=True, sequences=7)
 ALONE = [
     {},
     {"causal": True},
@@ -135,24 +134,6 @@ def test_thousands_of_sequences_of_one_token_or_none(text, causal, device):
 
 # Lengths that lie
 
-WILD = {
-    "falling": ([0, 120, 40, 90, 300], [0, 200, 100, 150, 411]),
-    "overlong": ([0, 100, 2**31 - 1, 200, 10**9], [0, 10**6, 10**6, 411, 500]),
-    "negative": ([-5, -(2**31), 60, -1, 250], [-7, 100, -3, 200, 400]),
-    "rows outside": ([20, 60, 60, 150, 280], [30, 90, 200, 300, 390]),
-    "empty": ([0, 0, 0, 0, 0], [0, 0, 0, 0, 0]),
-    "no keys": ([0, 100, 200, 250, 300], [50, 50, 50, 50, 50]),
-}
-
-
-def given_boundaries(monkeypatch, q, k):
-    """Draws these in the place of sensible ones."""
-
-    def drawn(sequences, length, random):
-        return np.array(q if length == PACKED.q_len else k, np.int32)
-
-    monkeypatch.setattr(cases, "drawn_boundaries", drawn)
-
 
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 @pytest.mark.parametrize("name", WILD)
@@ -197,10 +178,6 @@ def test_what_is_no_number_stays_in_its_sequence(text, causal, device):
 def is_right(device, text, **facts):
     config = parse_config(text)
     return check_case(device, config, Case("mutant", problem_of(config, **facts))).ok
-
-
-def off_by_one(bits):
-    return np.where(np.arange(len(bits)) == 1, bits + 1, bits).astype(np.uint32)
 
 
 @pytest.mark.parametrize(

@@ -59,12 +59,17 @@ def attend(
 
 
 def differentiate(
-    library: ArrayLibrary, arrays: Mapping[str, Array], options: CallOptions, explain: bool = False
+    library: ArrayLibrary,
+    arrays: Mapping[str, Array],
+    options: CallOptions,
+    explain: bool = False,
+    tables: ArrayTables = NO_TABLES,
 ) -> tuple[list[Array], Choice]:
     """dq, dk and dv, and the choice, for arrays of `library` on a GPU."""
     gpu = cast(GpuArrays, library)
     views = {name: gpu.view(name, array) for name, array in arrays.items()}
-    problem = gradient_problem_of(views, options)
+    table_views = {name: gpu.view(name, array) for name, array in tables.items()}
+    problem = gradient_problem_of(views, options, table_views)
     device = gpu_device(views["q"], options.backend)
     launch = launch_for(device, problem, options, list(views.values()))
     kept = [_readable(gpu, array, views[name]) for name, array in arrays.items()]
@@ -75,6 +80,7 @@ def differentiate(
         words = (launch.prepared.scratch_bytes // 4,)
         made[SCRATCH] = gpu.new(arrays["q"], words, "float32")
     placed = [view for _, view in kept] + [gpu.view(name, array) for name, array in made.items()]
+    placed += table_views.values()
     call, stream = call_of(placed, problem.layout), gpu.stream(arrays["q"])
     launch.prepared(call, stream)
     if not gpu.orders_by_stream:

@@ -6,6 +6,7 @@ from flashsmith.api import gpu_call, host_call
 from flashsmith.api.arrays import library_of_all, origin
 from flashsmith.api.arrays.library import Array, ArrayOrTuple
 from flashsmith.api.options import checked_flag, checked_options
+from flashsmith.api.tables import is_packed, take_tables, take_window
 from flashsmith.kernels.kernel import KernelConfig
 
 
@@ -32,20 +33,28 @@ def flash_attention_backward(
     of the forward call; `config` is a configuration of backward kernels or its short form. With
     fewer heads in k and v than in q, dk and dv are summed over the query heads of a group. The same
     bits come out every time, unless `deterministic=False` or `config` allows sums in any order.
+    What the gradients depend on of `sinks` is in lse: they may be given and are not looked at.
     With `explain`, a `Choice` is the last item.
     """
+    take_window(facts)
+    tables = {name: table for name, table in take_tables(facts).items() if name != "sinks"}
     options = checked_options(
         causal=causal, scale=scale, layout=layout, config=config, backend=backend, **facts
     )
     checked_flag("explain", explain)
     arrays = {"q": q, "k": k, "v": v, "o": o, "lse": lse, "do": do}
     arrays |= {} if dlse is None else {"dlse": dlse}
+    without_batch = is_packed(tables) and len(getattr(q, "shape", ())) == 3
+    if without_batch:
+        arrays = {name: array[None] for name, array in arrays.items()}
     if origin(q) == "torch":
         from flashsmith.torch_op import gradients as torch_gradients
 
-        found, choice = torch_gradients.differentiate(arrays, options, explain)
+        found, choice = torch_gradients.differentiate(arrays, options, explain, tables)
     else:
         library = library_of_all(arrays)
-        where = host_call if library.view("q", q).device == "cpu" else gpu_call
-        found, choice = where.differentiate(library, arrays, options, explain)
+        where = host_call if library.view("q", arrays["q"]).device == "cpu" else gpu_call
+        found, choice = where.differentiate(library, arrays, options, explain, tables)
+    if without_batch:
+        found = [gradient[0] for gradient in found]
     return (*found, choice) if explain else tuple(found)

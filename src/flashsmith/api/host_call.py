@@ -103,16 +103,23 @@ def _table_view(name: str, words: NDArray[Any]) -> ArrayView:
 
 
 def differentiate(
-    library: ArrayLibrary, arrays: Mapping[str, Array], options: CallOptions, explain: bool = False
+    library: ArrayLibrary,
+    arrays: Mapping[str, Array],
+    options: CallOptions,
+    explain: bool = False,
+    tables: ArrayTables = NO_TABLES,
 ) -> tuple[list[Array], Choice]:
     """dq, dk and dv, and the choice, for arrays of `library` in the host's memory."""
     host = cast(HostArrays, library)
     views = {name: host.view(name, array) for name, array in arrays.items()}
-    problem = gradient_problem_of(views, options)
+    words = {name: _words(name, table, views["q"].shape[0]) for name, table in tables.items()}
+    of_tables = {name: _table_view(name, table) for name, table in words.items()}
+    problem = gradient_problem_of(views, options, of_tables)
     bits: dict[str, NDArray[Any]] = {
         name: host.float32(array).view(np.uint32) if "lse" in name else host.bits(array)
         for name, array in arrays.items()
     }
+    bits |= {name: table.view(np.uint32) for name, table in words.items()}
     device = host_device(options.backend)
     found, choice = attend_bits(device, problem, bits, options, explain)
     return [host.from_bits(found[name], arrays["q"]) for name in ("dq", "dk", "dv")], choice

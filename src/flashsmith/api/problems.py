@@ -52,10 +52,12 @@ def problem_of(
     return with_tables(problem, tables, pool)
 
 
-def gradient_problem_of(views: Mapping[str, ArrayView], options: CallOptions) -> AttentionProblem:
+def gradient_problem_of(
+    views: Mapping[str, ArrayView], options: CallOptions, tables: TableViews = _NO_TABLES
+) -> AttentionProblem:
     """The problem of a backward call, from the views of its inputs by the signature's names."""
     q = views["q"]
-    forward = problem_of([q, views["k"], views["v"]], options.with_fact("lse", False))
+    forward = problem_of([q, views["k"], views["v"]], options.with_fact("lse", False), tables)
     for name in ("o", "do"):
         view = views[name]
         if view.shape != q.shape:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from flashsmith.base.loose_types import Foreign, TorchTensor
+from flashsmith.base.loose_types import TorchTensor
+from flashsmith.integrations.mask_patterns import Asked, q_length_of
 
 CAUSE = "_flashsmith_cause"  # the attribute of a mask that says it
-Asked = dict[str, Foreign]  # what each version of transformers asks by
 
 
 def is_plain_prefill(asked: Asked, causal_mask_function: object) -> bool:
     """Whether a mask is wanted that `is_causal` and a window state: every query at its own key."""
     return (
-        _q_length(asked) == asked["kv_length"]
+        q_length_of(asked) == asked["kv_length"]
         and asked.get("attention_mask") is None
         and _is_causal(asked, causal_mask_function)
         and bool(asked.get("allow_is_causal_skip", False))
@@ -36,7 +36,7 @@ def _is_causal(asked: Asked, causal_mask_function: object) -> bool:
 def cause_of(asked: Asked, causal_mask_function: object) -> str:
     """Why a mask is made, and what a caller can do: the first cause that applies."""
     made_of = set(_names_in(asked.get("mask_function")))
-    queries, keys, size = _q_length(asked), asked["kv_length"], asked.get("local_size")
+    queries, keys, size = q_length_of(asked), asked["kv_length"], asked.get("local_size")
     if any("packed" in name for name in made_of):
         return "because positions restart (packed sequences): pass one sequence a row"
     if any("chunk" in name for name in made_of):
@@ -44,7 +44,7 @@ def cause_of(asked: Asked, causal_mask_function: object) -> str:
     if size is not None:
         return f"because the model has a sliding window of {size} and there are {keys} keys"
     if _has_padding(asked.get("attention_mask")):
-        return "because the batch is padded: pass inputs without padding"
+        return "because padding lies between tokens of a sequence: pad at one end only"
     if 1 < queries != keys:
         return (
             f"because {queries} new tokens stand behind cached ones ({keys} keys): pass them one "
@@ -53,11 +53,6 @@ def cause_of(asked: Asked, causal_mask_function: object) -> str:
     if asked.get("mask_function") is not causal_mask_function:
         return "because the model lets some tokens see later ones (a prefix, or those of an image)"
     return "because attention_mask was given: pass none where nothing is padded"
-
-
-def _q_length(asked: Asked) -> int:
-    # Versions 4 give the positions of the queries in place of their number.
-    return int(asked["q_length"] if "q_length" in asked else asked["cache_position"].shape[0])
 
 
 def _has_padding(attention_mask: TorchTensor | None) -> bool:

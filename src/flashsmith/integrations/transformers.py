@@ -1,17 +1,21 @@
-"""transformers: `register()` makes attn_implementation="flashsmith" work for decoder models."""
+"""transformers: `register()` makes attn_implementation="flashsmith" work."""
 
 from __future__ import annotations
 
 import functools
+from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 from torch.nn import Module
 
 from flashsmith.api.attention import flash_attention
-from flashsmith.api.dropins import scaled_dot_product_attention
 from flashsmith.base.errors import ArgumentTypeError, Unsupported
 from flashsmith.base.loose_types import Foreign
-from flashsmith.integrations.mask_causes import CAUSE, cause_of, is_plain_prefill
+from flashsmith.integrations.mask_causes import CAUSE
+from flashsmith.integrations.model_checks import check_model, instead, remember
+from flashsmith.integrations.model_masks import PATTERN, mask_maker
+from flashsmith.integrations.padded_rows import boundaries, boundaries_of_sequences, padding_of
 
 NAME = "flashsmith"
 # What a model's configuration holds in its place: transformers takes every name with "flash" in it
@@ -19,20 +23,15 @@ NAME = "flashsmith"
 INSIDE = "smith_attention"
 _OLDEST = "4.53"  # the first version whose attention masks are made by a registered function
 # Arguments of other attention functions that change the result; None and 0 are neutral.
-_REFUSED = {
-    "position_bias": "a bias of scores",
-    "cache": "a paged cache",
-    "cu_seq_lens_q": "packed sequences",
-}
-_without_sdpa: set[type] = set()  # classes of configurations whose models refuse it
+_REFUSED = {"cache": "a paged cache"}
 _GATE = "_check_and_adjust_attn_implementation"
 
 
 def register(name: str = NAME) -> None:
     """Lets `from_pretrained(..., attn_implementation="flashsmith")` use flashsmith's kernels.
 
-    Prefill runs causal, also with the model's sliding window, cap and sinks; a single query sees
-    every key. Masks that say more (padding, packed sequences) are refused when the model runs.
+    Padded batches and packed sequences, windows, caps and sinks, caches and encoders are computed.
+    What flashsmith lacks is refused when the model is made, where its configuration tells.
     """
     try:
         from transformers import AttentionInterface, AttentionMaskInterface
@@ -41,20 +40,9 @@ def register(name: str = NAME) -> None:
         raise Unsupported(
             f"transformers cannot be used ({error}); install version {_OLDEST} or later."
         ) from error
-
-    def mask(**asked: Foreign) -> Tensor | None:
-        # torch's rule for its own attention is ours: no mask is made where is_causal says it all.
-        # While torch.compile traces, that rule always makes one; a plain prefill needs none there.
-        if is_plain_prefill(asked, causal_mask_function):
-            return None  # a window is said by the model's `sliding_window`
-        made: Tensor | None = sdpa_mask(**asked)
-        if made is not None:
-            setattr(made, CAUSE, cause_of(asked, causal_mask_function))
-        return made
-
     for known in (name, INSIDE):
         AttentionInterface.register(known, attention_forward)
-        AttentionMaskInterface.register(known, mask)
+        AttentionMaskInterface.register(known, mask_maker(sdpa_mask, causal_mask_function))
     _take_meaning_from(name)
     _spare_flash_attn(name)
 
@@ -73,8 +61,9 @@ def _take_meaning_from(name: str) -> None:
         self: Foreign, attn_implementation: str | None, *args: Foreign, **kwargs: Foreign
     ) -> Foreign:
         is_ours = attn_implementation in (name, INSIDE)
-        if is_ours and not getattr(self, "_supports_sdpa", True):
-            _without_sdpa.add(type(self.config))
+        if is_ours:
+            remember(self)
+            check_model(self)
         return check(self, INSIDE if is_ours else attn_implementation, *args, **kwargs)
 
     setattr(model_class, _GATE, checked)
@@ -107,65 +96,166 @@ def attention_forward(
     **others: Foreign,
 ) -> tuple[Tensor, None]:
     """Attention as transformers calls it: (batch, heads, sequence, d_head) in, heads inside out."""
-    if attention_mask is not None:
-        raise Unsupported(
-            f"the model made a mask of shape {tuple(attention_mask.shape)}, "
-            f"{cause_of_mask(attention_mask)}; flashsmith does causal and full attention; "
-            f"{_instead(module)}."
-        )
+    _refuse(module, dropout, others)
+    _require_half(query)
+    facts: dict[str, Foreign] = _facts_of(others)
+    facts["scale"] = query.shape[-1] ** -0.5 if scaling is None else scaling
+    if is_causal is None:
+        is_causal = bool(getattr(module, "is_causal", True))
+    window = others.get("sliding_window")
+    pattern = getattr(attention_mask, PATTERN, None)
+    if pattern is not None:
+        is_causal, window = pattern.causal, pattern.window
+    width = value.shape[-1]
+    query, key, value = _of_one_width(query, key, value)
+    call = _Call(module, query, key, value, is_causal, window, facts, others.get("position_bias"))
+    if others.get("cu_seq_lens_q") is not None and others.get("cu_seq_lens_k") is not None:
+        out = call.packed(others["cu_seq_lens_q"], others["cu_seq_lens_k"])
+    elif attention_mask is None:
+        out = call.plain()
+    elif attention_mask.dim() == 2 and attention_mask.dtype is not torch.bool:
+        ends = boundaries_of_sequences(attention_mask)
+        out = call.packed(ends, ends)
+    elif attention_mask.dim() == 2:
+        out = call.padded(attention_mask)
+    else:
+        out = call.masked(attention_mask)
+    return out[..., :width].contiguous(), None
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """One call of attention; each way to compute it gives (batch, rows, heads, d_head)."""
+
+    module: Module
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    causal: bool
+    window: int | None
+    facts: dict[str, Foreign]
+    bias: Tensor | None  # of positions: added to scores
+
+    def plain(self) -> Tensor:
+        """A single query stands behind all keys; several begin at the first key, as in torch."""
+        several = self.query.shape[2] > 1
+        facts = {"diagonal": 0} if several and self.causal else {}
+        facts |= self._windowed(self.key.shape[2], self.causal or not several)
+        causal = (several and self.causal) or "window_left" in facts
+        return self._dense(self.key, self.value, causal, self.bias, facts)
+
+    def padded(self, mask: Tensor) -> Tensor:
+        """The mask says which keys are tokens; the last query stands at its last column."""
+        padding, (rows, columns) = padding_of(mask), (self.query.shape[2], mask.shape[1])
+        key, value = self.key[:, :, :columns], self.value[:, :, :columns]
+        facts, bias = self._windowed(columns, self.causal), self.bias
+        if bias is not None:
+            bias = bias[..., -rows:, :columns]
+        if padding.is_full:
+            return self._dense(key, value, self.causal, bias, facts)
+        if bias is None and (rows == columns or self._is_differentiated()):
+            found = boundaries(padding, rows, columns, causal=self.causal)
+            return self._packed(key, value, found, facts)
+        # Few rows on a cache: a mask is read, where packed keys would be copied.
+        return self._dense(key, value, self.causal, _both(mask[:, None, None], bias), facts)
+
+    def masked(self, mask: Tensor) -> Tensor:
+        """The mask says for every row and key whether it is seen, or what is added to its score."""
+        if self._is_differentiated() and not torch.compiler.is_compiling():
+            raise Unsupported(
+                f"the model made a mask of shape {tuple(mask.shape)}, {cause_of_mask(mask)}; "
+                f"flashsmith has no gradients of calls with such a mask; {instead(self.module)}."
+            )
+        mask = mask[..., : self.key.shape[2]]
+        return self._dense(self.key, self.value, False, _both(mask, self.bias), {})
+
+    def packed(self, of_q: Tensor, of_k: Tensor) -> Tensor:
+        """Sequences that lie one behind the other, across the rows of the batch."""
+        facts = self._windowed(self.key.shape[2], self.causal)
+        if self.bias is not None:
+            raise Unsupported(
+                f"position_bias is given with packed sequences; flashsmith does not do both; "
+                f"{instead(self.module)}."
+            )
+        return self._packed(self.key, self.value, (of_q, of_k), facts)
+
+    def _dense(
+        self,
+        key: Tensor,
+        value: Tensor,
+        causal: bool,
+        bias: Tensor | None,
+        facts: dict[str, Foreign],
+    ) -> Tensor:
+        facts = self.facts | facts | ({} if bias is None else {"bias": bias})
+        out: Tensor = flash_attention(self.query, key, value, causal=causal, layout="bhsd", **facts)
+        return out.transpose(1, 2)
+
+    def _packed(
+        self, key: Tensor, value: Tensor, found: tuple[Tensor, Tensor], facts: dict[str, Foreign]
+    ) -> Tensor:
+        batch, heads, rows, width = self.query.shape
+        q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (self.query, key, value))
+        of_q, of_k = (x.to(torch.int32) for x in found)
+        facts = self.facts | facts | {"cu_seqlens_q": of_q, "cu_seqlens_k": of_k}
+        out: Tensor = flash_attention(q, k, v, causal=self.causal, **facts)
+        return out.view(batch, rows, heads, width)
+
+    def _windowed(self, columns: int, is_causal: bool) -> dict[str, Foreign]:
+        """The fact of a window that hides any of so many keys."""
+        if self.window is None or columns <= self.window:
+            return {}
+        if not is_causal:
+            raise Unsupported(
+                f"the model has a sliding window and looks at later tokens too; flashsmith takes "
+                f"the windows of causal models; {instead(self.module)}."
+            )
+        return {"window_left": int(self.window) - 1}  # a token's own key is one of the window
+
+    def _is_differentiated(self) -> bool:
+        inputs = (self.query, self.key, self.value)
+        return torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
+
+
+def _both(mask: Tensor, bias: Tensor | None) -> Tensor:
+    """A mask and a bias of positions as one."""
+    if bias is None:
+        return mask
+    if mask.dtype is torch.bool:
+        return torch.where(mask, bias, float("-inf"))
+    return bias + mask
+
+
+def _refuse(module: Module, dropout: float, others: dict[str, Foreign]) -> None:
     if dropout:
         raise Unsupported(
-            f"attention dropout is {dropout}; flashsmith has none yet; call model.eval(), or "
-            f"{_instead(module)}."
+            f"attention dropout is {dropout}; flashsmith has none yet; call model.eval(), set it "
+            f"to 0 in the configuration, or {instead(module)}."
         )
     for argument, what in _REFUSED.items():
         if others.get(argument) is not None:
             raise Unsupported(
-                f"{argument} is given; flashsmith does not do {what}; {_instead(module)}."
+                f"{argument} is given; flashsmith does not do {what}; {instead(module)}."
             )
-    _require_half(query)
-    if is_causal is None:
-        is_causal = bool(getattr(module, "is_causal", True))
-    # A single query stands behind all keys; several begin at the first key, as in torch.
-    is_causal = query.shape[2] > 1 and is_causal
-    facts = _facts_of(module, query, key, others)
-    if "window_left" in facts and not is_causal:
-        raise Unsupported(
-            f"the model has a sliding window and looks at later tokens too; flashsmith takes the "
-            f"windows of causal models; {_instead(module)}."
-        )
-    if not facts:
-        out = scaled_dot_product_attention(
-            query, key, value, is_causal=is_causal, scale=scaling, enable_gqa=True
-        )
-    else:
-        if is_causal:
-            facts["diagonal"] = 0
-        out = flash_attention(
-            query, key, value, causal=is_causal, scale=scaling, layout="bhsd", **facts
-        )
-    return out.transpose(1, 2).contiguous(), None
 
 
-def _facts_of(
-    module: Module, query: Tensor, key: Tensor, others: dict[str, Foreign]
-) -> dict[str, Foreign]:
-    """A model's cap, sinks and window, where they change something."""
+def _facts_of(others: dict[str, Foreign]) -> dict[str, Foreign]:
+    """A model's cap and sinks."""
     facts: dict[str, Foreign] = {}
     if others.get("softcap"):
         facts["softcap"] = float(others["softcap"])
     if others.get("s_aux") is not None:
         facts["sinks"] = others["s_aux"]
-    window = others.get("sliding_window")
-    if window is not None and key.shape[2] > window:
-        if query.shape[2] != key.shape[2]:
-            raise Unsupported(
-                f"the model has a sliding window of {window}, and {query.shape[2]} new tokens "
-                f"stand on {key.shape[2]} keys without a mask; flashsmith takes windows where all "
-                f"tokens are new; {_instead(module)}."
-            )
-        facts["window_left"] = int(window) - 1  # a token's own key is one of the window
     return facts
+
+
+def _of_one_width(*tensors: Tensor) -> list[Tensor]:
+    """Zeros behind what is narrower: they add nothing to scores, and are cut off the output."""
+    width = max(x.shape[-1] for x in tensors)
+    return [
+        x if x.shape[-1] == width else torch.nn.functional.pad(x, (0, width - x.shape[-1]))
+        for x in tensors
+    ]
 
 
 def cause_of_mask(attention_mask: Tensor) -> str:
@@ -175,16 +265,8 @@ def cause_of_mask(attention_mask: Tensor) -> str:
 
 
 def _require_half(query: Tensor) -> None:
-    import torch
-
     if query.dtype is torch.float32 and not torch.is_autocast_enabled(query.device.type):
         raise ArgumentTypeError(
             "the model is float32; the kernels take float16 and bfloat16; load it with "
             "dtype=torch.bfloat16, or call it under torch.autocast."
         )
-
-
-def _instead(module: Module) -> str:
-    """An implementation that the model takes."""
-    name = "eager" if type(getattr(module, "config", None)) in _without_sdpa else "sdpa"
-    return f'use attn_implementation="{name}"'

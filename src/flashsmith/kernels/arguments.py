@@ -118,9 +118,9 @@ class Arguments:
     def pack(self, problem: AttentionProblem, encode: Encode) -> bytes:
         """The bytes of the C++ struct."""
         values: list[object] = []
-        facts = _of_facts()
+        own = _kinds(type(self))
         for name in _all_kinds(type(self)):
-            value = getattr(problem, name) or 0 if name in facts else getattr(self, name)
+            value = getattr(self, name) if name in own else getattr(problem, name) or 0
             if isinstance(value, TensorMapSpec):
                 values.append(encode(value))
             elif isinstance(value, TensorArg):

@@ -24,7 +24,7 @@ from flashsmith.torch_op import operator
 from flashsmith.torch_op.arguments import given_of
 from flashsmith.torch_op.autograd import (
     Attention,
-    AttentionWithSinks,
+    AttentionWithTables,
     is_transformed,
     refuse_tangents,
     refuse_unknown_gradients,
@@ -33,7 +33,7 @@ from flashsmith.torch_op.autograd import (
 from flashsmith.torch_op.cpu_kernel import TORCH_RUNS, is_emulated
 from flashsmith.torch_op.cuda_kernel import current_stream
 from flashsmith.torch_op.fake_kernel import empty_lse
-from flashsmith.torch_op.tables import as_tables, expanded
+from flashsmith.torch_op.tables import KEPT_TABLES, as_tables, expanded
 from flashsmith.torch_op.tensor_view import (
     autocast,
     is_autocast,
@@ -101,9 +101,9 @@ def _attend_with(
         )
     wants_lse, given = bool(options.facts[LSE]), given_of(options)
     if wants_gradient(q, k, v, *tables.values()):  # which needs the log-sum-exp
-        refuse_unknown_gradients(options, *tables)
-        kept = AttentionWithSinks.apply if is_transformed() else operator.forward_sinks
-        found, lse = kept(q, k, v, tables["sinks"], *given)
+        refuse_unknown_gradients(options, tables)
+        kept = AttentionWithTables.apply if is_transformed() else operator.forward_kept
+        found, lse = kept(q, k, v, *(tables.get(name) for name in KEPT_TABLES), *given)
     else:
         found, lse = operator.forward_with(q, k, v, in_order(tables), wants_lse, *given)
     lse = lse if wants_lse else None

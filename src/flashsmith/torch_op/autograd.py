@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
 from flashsmith.api.options import CALL_FACTS, CallOptions
+from flashsmith.api.tables import in_order
 from flashsmith.base import errors
 from flashsmith.base.errors import Unsupported
 from flashsmith.base.loose_types import Foreign
 from flashsmith.problem.attention import FACTS
 from flashsmith.torch_op.arguments import Argument, options_of, without_config
+from flashsmith.torch_op.tables import KEPT_TABLES
 
 # Facts of callers that no backward kernel knows. Sinks it need not know: the log-sum-exp has all of
 # them that the gradients of q, k and v depend on.
 _WITHOUT_GRADIENT = [n for n in CALL_FACTS.values() if FACTS[n].exact and n != "softcap"]
-_TABLES_WITH_GRADIENT = ("sinks",)
+_NO_TABLES: Mapping[str, Tensor] = {}
 Context = Foreign  # torch's, of one call
 Input = Argument  # or a tensor: of an operator
 
@@ -39,13 +43,21 @@ def refuse_tangents(q: Tensor, k: Tensor, v: Tensor) -> None:
             )
 
 
-def refuse_unknown_gradients(options: CallOptions, *tables: str) -> None:
+def refuse_unknown_gradients(
+    options: CallOptions, tables: Mapping[str, Tensor] = _NO_TABLES
+) -> None:
     """Raises for a call whose gradients no kernel computes, before it is computed in vain."""
     given = [name for name in _WITHOUT_GRADIENT if options.fact(name) != FACTS[name].absent]
-    for name in (*given, *(name for name in tables if name not in _TABLES_WITH_GRADIENT)):
+    for name in (*given, *(name for name in tables if name not in KEPT_TABLES)):
         raise Unsupported(
             f"{name} is given and a gradient is wanted; flashsmith has no backward pass with "
             f"{name} yet; call under torch.no_grad(), or train with torch's own attention."
+        )
+    slopes = tables.get("alibi_slopes")
+    if slopes is not None and slopes.requires_grad:
+        raise Unsupported(
+            "alibi_slopes requires a gradient; flashsmith computes those of q, k, v and sinks; "
+            "pass alibi_slopes.detach()."
         )
 
 
@@ -68,36 +80,49 @@ def backward(ctx: Context, do: Tensor | None, dlse: Tensor | None) -> tuple[Tens
 
 
 def _of_rows(
-    kept: tuple[Tensor, ...], do: Tensor, dlse: Tensor | None, given: tuple[Argument, ...]
+    kept: tuple[Tensor, ...],
+    do: Tensor,
+    dlse: Tensor | None,
+    given: tuple[Argument, ...],
+    tables: Mapping[str, Tensor] = _NO_TABLES,
 ) -> tuple[Tensor, ...]:
     """Gradients of q, k and v."""
     # A sum's gradient is one number with strides of 0.
     readable = do if do.stride(-1) == 1 else do.contiguous()
     of_lse = None if dlse is None else dlse.contiguous()
+    if tables:
+        differentiate = torch.ops.flashsmith.backward_with.default
+        named = in_order(tables)
+        return tuple(differentiate(readable, *kept, of_lse, named, *without_config(given)))
     differentiate = torch.ops.flashsmith.backward.default
     return tuple(differentiate(readable, *kept, of_lse, *without_config(given)))
 
 
-def keep_sinks(ctx: Context, inputs: tuple[Input, ...], output: tuple[Tensor, Tensor]) -> None:
-    """The same of the operator `forward_sinks`."""
-    q, k, v, sinks, *given = inputs
+def keep_tables(ctx: Context, inputs: tuple[Input, ...], output: tuple[Tensor, Tensor]) -> None:
+    """The same of the operator `forward_kept`."""
+    n_tensors = 3 + len(KEPT_TABLES)
+    (q, k, v, *tables), given = inputs[:n_tensors], inputs[n_tensors:]
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(q, k, v, *output, sinks)
-    ctx.given = tuple(given)
+    ctx.save_for_backward(q, k, v, *output, *tables)
+    ctx.given = given
 
 
-def backward_sinks(
+def backward_kept(
     ctx: Context, do: Tensor | None, dlse: Tensor | None
 ) -> tuple[Tensor | None, ...]:
-    """Gradients of the operator `forward_sinks`: of q, k, v and sinks."""
-    others = (None,) * len(ctx.given)
+    """Gradients of the operator `forward_kept`: of q, k, v and sinks."""
+    others = (None,) * (len(KEPT_TABLES) - 1 + len(ctx.given))
     if do is None and dlse is None:
         return (None, None, None, None, *others)
-    *kept, sinks = ctx.saved_tensors
+    saved = ctx.saved_tensors  # once, as above
+    kept, tables = saved[:5], dict(zip(KEPT_TABLES, saved[5:], strict=True))
     do = torch.zeros_like(kept[3]) if do is None else do
-    layout = options_of(ctx.given, lse=True).fact("layout")
-    of_sinks = _of_sinks(sinks, do, kept[3], kept[4], dlse, layout)
-    return (*_of_rows(tuple(kept), do, dlse, ctx.given), of_sinks, *others)
+    sinks, of_sinks = tables.pop("sinks"), None
+    if sinks is not None:
+        layout = options_of(ctx.given, lse=True).fact("layout")
+        of_sinks = _of_sinks(sinks, do, kept[3], kept[4], dlse, layout)
+    read = {name: table for name, table in tables.items() if table is not None}
+    return (*_of_rows(kept, do, dlse, ctx.given, read), of_sinks, *others)
 
 
 def _of_sinks(
@@ -125,17 +150,17 @@ class Attention(torch.autograd.Function):  # type: ignore[misc]  # torch does no
     backward = staticmethod(backward)
 
 
-class AttentionWithSinks(torch.autograd.Function):  # type: ignore[misc]  # torch does not type it
-    """The same with sinks."""
+class AttentionWithTables(torch.autograd.Function):  # type: ignore[misc]  # torch does not type it
+    """The same with tables."""
 
     @staticmethod
     def forward(*inputs: Input) -> tuple[Tensor, Tensor]:
         """O and LSE."""
-        out, lse = torch.ops.flashsmith.forward_sinks.default(*inputs)
+        out, lse = torch.ops.flashsmith.forward_kept.default(*inputs)
         return out, lse
 
-    setup_context = staticmethod(keep_sinks)
-    backward = staticmethod(backward_sinks)
+    setup_context = staticmethod(keep_tables)
+    backward = staticmethod(backward_kept)
 
 
 def is_transformed() -> bool:

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 import numpy as np
 import torch
-import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from flashsmith.api.host_call import attend_bits
@@ -14,7 +13,7 @@ from flashsmith.api.launches import host_device
 from flashsmith.api.notices import say_once
 from flashsmith.api.options import CallOptions
 from flashsmith.api.problems import problem_of, require_out_fits
-from flashsmith.api.tables import by_name, in_order
+from flashsmith.api.tables import by_name
 from flashsmith.base import settings
 from flashsmith.base.errors import ArgumentError
 from flashsmith.problem.attention import AttentionProblem
@@ -24,11 +23,13 @@ from flashsmith.problem.sequences import sequences_of
 from flashsmith.problem.signature import BIAS, TABLES
 from flashsmith.torch_op.arguments import Argument, options_of
 from flashsmith.torch_op.fake_kernel import empty_output, no_lse
-from flashsmith.torch_op.tables import expanded
+from flashsmith.torch_op.tables import expanded, tables_kept
 from flashsmith.torch_op.tensor_view import refuse_gradients, tensor_view
 from flashsmith.tuner.choose.choice import Choice
 
 _NO_TABLES: Mapping[str, Tensor] = {}
+# Not by its public name: `integrations.torch` may have put flashsmith there.
+_torchs_attention = torch._C._nn.scaled_dot_product_attention
 _BITS = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32}  # by bytes of an element
 TORCH_RUNS = Choice(None, "torch", "CPU tensors go to torch's own attention")
 
@@ -63,11 +64,19 @@ def forward_with(
     return out, no_lse(q) if of_rows is None else of_rows
 
 
-def forward_sinks(
-    q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, *given: Argument
+def forward_kept(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sinks: Tensor | None,
+    alibi_slopes: Tensor | None,
+    cu_seqlens_q: Tensor | None,
+    cu_seqlens_k: Tensor | None,
+    *given: Argument,
 ) -> tuple[Tensor, Tensor]:
-    """Output and log-sum-exp of a call with sinks and no other table."""
-    return forward_with(q, k, v, in_order({"sinks": sinks}), True, *given)
+    """Output and log-sum-exp of a call whose tables have a backward pass."""
+    tables = tables_kept(sinks, alibi_slopes, cu_seqlens_q, cu_seqlens_k)
+    return forward_with(q, k, v, tables, True, *given)
 
 
 def forward_out(
@@ -188,7 +197,7 @@ def _torch_attention(
     if problem.k_len == 0:
         out = torch.zeros_like(hq)
     else:
-        out = F.scaled_dot_product_attention(
+        out = _torchs_attention(
             hq,
             hk,
             hv,

@@ -8,7 +8,9 @@ from torch import Tensor
 from flashsmith.api.array_view import compact
 from flashsmith.api.launches import Launch, call_of, gpu_device, kept_launch, launch_for
 from flashsmith.api.problems import gradient_problem_of
+from flashsmith.api.tables import by_name
 from flashsmith.kernels.launch import SCRATCH
+from flashsmith.problem.signature import TABLES
 from flashsmith.torch_op.arguments import Argument, Given, options_of
 from flashsmith.torch_op.cuda_kernel import current_stream
 from flashsmith.torch_op.fake_kernel import empty_output
@@ -28,7 +30,29 @@ def backward(
     """dq, dk and dv of tensors on a GPU, in torch's current stream."""
     inputs = {"q": q, "k": k, "v": v, "o": o, "lse": lse, "do": do}
     inputs |= {} if dlse is None else {"dlse": dlse}
+    return _differentiate(inputs, given)
+
+
+def backward_with(
+    do: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    o: Tensor,
+    lse: Tensor,
+    dlse: Tensor | None,
+    tables: list[Tensor | None],
+    *given: Argument,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The same of a call with tables."""
+    inputs = {"q": q, "k": k, "v": v, "o": o, "lse": lse, "do": do}
+    inputs |= {} if dlse is None else {"dlse": dlse}
+    return _differentiate({**inputs, **by_name(tables)}, given)
+
+
+def _differentiate(inputs: dict[str, Tensor], given: Given) -> tuple[Tensor, Tensor, Tensor]:
     launch = _launch_of(inputs, given)
+    q, k, v = (inputs[name] for name in "qkv")
     made = {"dq": empty_output(q), "dk": empty_output(k), "dv": empty_output(v)}
     placed = {name: _readable(name, tensor) for name, tensor in inputs.items()} | made
     n_bytes = launch.prepared.scratch_bytes
@@ -42,14 +66,15 @@ def backward(
 
 def _launch_of(inputs: dict[str, Tensor], given: Given) -> Launch:
     """The launch for tensors of these shapes, strides, types and devices."""
-    facts = ((t.shape, t.stride(), t.dtype, t.get_device()) for t in inputs.values())
+    facts = ((n, t.shape, t.stride(), t.dtype, t.get_device()) for n, t in inputs.items())
     return kept_launch(("backward", *facts, given), lambda: _make_launch(inputs, given))
 
 
 def _make_launch(inputs: dict[str, Tensor], given: Given) -> Launch:
     options = options_of(given, lse=False)
     views = {name: tensor_view(name, tensor) for name, tensor in inputs.items()}
-    problem = gradient_problem_of(views, options)
+    of_tables = {name: view for name, view in views.items() if name in TABLES}
+    problem = gradient_problem_of(views, options, of_tables)
     device = gpu_device(views["q"], options.backend)
     return launch_for(device, problem, options, list(views.values()))
 

@@ -18,12 +18,12 @@ from flashsmith.api.launches import (
     say_copy,
 )
 from flashsmith.api.problems import problem_of, require_out_fits
-from flashsmith.api.tables import by_name, in_order
+from flashsmith.api.tables import by_name
 from flashsmith.kernels.launch import SCRATCH, Call
 from flashsmith.problem.signature import BIAS
 from flashsmith.torch_op.arguments import Argument, Given, options_of
 from flashsmith.torch_op.fake_kernel import empty_lse, empty_output, no_lse
-from flashsmith.torch_op.tables import expanded
+from flashsmith.torch_op.tables import expanded, tables_kept
 from flashsmith.torch_op.tensor_view import refuse_gradients, tensor_view
 
 _NO_TABLES: Mapping[str, Tensor] = {}
@@ -111,11 +111,19 @@ def forward_with(
     return out, of_rows
 
 
-def forward_sinks(
-    q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, *given: Argument
+def forward_kept(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sinks: Tensor | None,
+    alibi_slopes: Tensor | None,
+    cu_seqlens_q: Tensor | None,
+    cu_seqlens_k: Tensor | None,
+    *given: Argument,
 ) -> tuple[Tensor, Tensor]:
-    """Output and log-sum-exp of a call with sinks and no other table."""
-    return forward_with(q, k, v, in_order({"sinks": sinks}), True, *given)
+    """Output and log-sum-exp of a call whose tables have a backward pass."""
+    tables = tables_kept(sinks, alibi_slopes, cu_seqlens_q, cu_seqlens_k)
+    return forward_with(q, k, v, tables, True, *given)
 
 
 def _launch_of(q: Tensor, k: Tensor, v: Tensor, lse: bool, given: Given) -> _TorchLaunch:

@@ -14,6 +14,7 @@ from flashsmith.api.problems import problem_of
 from flashsmith.api.tables import by_name, in_order
 from flashsmith.problem.signature import BIAS
 from flashsmith.torch_op.arguments import Argument, Given, options_of
+from flashsmith.torch_op.tables import tables_kept
 
 _NO_TABLES: Mapping[str, Tensor] = {}
 
@@ -61,11 +62,19 @@ def forward_with(
     return empty_output(q), empty_lse(q, layout) if lse else no_lse(q)
 
 
-def forward_sinks(
-    q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, *given: Argument
+def forward_kept(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sinks: Tensor | None,
+    alibi_slopes: Tensor | None,
+    cu_seqlens_q: Tensor | None,
+    cu_seqlens_k: Tensor | None,
+    *given: Argument,
 ) -> tuple[Tensor, Tensor]:
-    """Output and log-sum-exp of a call with sinks and no other table."""
-    return forward_with(q, k, v, in_order({"sinks": sinks}), True, *given)
+    """Output and log-sum-exp of a call whose tables have a backward pass."""
+    tables = tables_kept(sinks, alibi_slopes, cu_seqlens_q, cu_seqlens_k)
+    return forward_with(q, k, v, tables, True, *given)
 
 
 def no_lse(q: Tensor) -> Tensor:
@@ -84,7 +93,22 @@ def backward(
     *given: Argument,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients like q, k and v."""
-    _check(q, k, v, given)
+    return backward_with(do, q, k, v, o, lse, dlse, in_order({}), *given)
+
+
+def backward_with(
+    do: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    o: Tensor,
+    lse: Tensor,
+    dlse: Tensor | None,
+    tables: list[Tensor | None],
+    *given: Argument,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The same of a call with tables."""
+    _check(q, k, v, given, by_name(tables))
     return empty_output(q), empty_output(k), empty_output(v)
 
 

@@ -10,29 +10,38 @@ from flashsmith.api.arrays.library import Array
 from flashsmith.api.launches import gpu_device, host_device, launch_for
 from flashsmith.api.options import CallOptions
 from flashsmith.api.problems import gradient_problem_of
+from flashsmith.api.tables import ArrayTables, in_order
 from flashsmith.torch_op import operator
 from flashsmith.torch_op.arguments import given_of
 from flashsmith.torch_op.cpu_kernel import TORCH_RUNS
+from flashsmith.torch_op.tables import as_tables
 from flashsmith.torch_op.tensor_view import require_dense, tensor_view
 from flashsmith.tuner.choose.choice import Choice
 
 
 def differentiate(
-    arrays: Mapping[str, Array], options: CallOptions, explain: bool
+    arrays: Mapping[str, Array], options: CallOptions, explain: bool, tables: ArrayTables
 ) -> tuple[list[Tensor], Choice | None]:
     """dq, dk and dv, and the choice if it is to be explained."""
     require_dense(arrays)
     tensors = (arrays.get(name) for name in ("do", "q", "k", "v", "o", "lse", "dlse"))
-    found = operator.backward(*tensors, *given_of(options))
-    return list(found), _choice(arrays, options) if explain else None
+    if not tables:
+        found = operator.backward(*tensors, *given_of(options))
+        return list(found), _choice(arrays, options, {}) if explain else None
+    made = as_tables(tables, arrays["q"])
+    found = operator.backward_with(*tensors, in_order(made), *given_of(options))
+    return list(found), _choice(arrays, options, made) if explain else None
 
 
-def _choice(arrays: Mapping[str, Tensor], options: CallOptions) -> Choice:
+def _choice(
+    arrays: Mapping[str, Tensor], options: CallOptions, tables: Mapping[str, Tensor]
+) -> Choice:
     """The choice that the operator made: it is kept with the launch."""
     views = {name: tensor_view(name, tensor) for name, tensor in arrays.items()}
+    of_tables = {name: tensor_view(name, table) for name, table in tables.items()}
     on_cpu = arrays["q"].device.type == "cpu"
     if on_cpu and options.backend != "emulator":
         return TORCH_RUNS
     device = host_device("emulator") if on_cpu else gpu_device(views["q"], options.backend)
-    problem = gradient_problem_of(views, options)
+    problem = gradient_problem_of(views, options, of_tables)
     return launch_for(device, problem, options, list(views.values())).choice

@@ -1,8 +1,8 @@
 """The operators torch knows: torch.ops.flashsmith.forward and its variants, and backward.
 
 `forward_with` takes the tables of a call in the order of problem/signature.py, None for those that
-it does not bring, and returns an LSE without elements where none is asked for. `forward_sinks` is
-the one of them that has gradients: torch follows no list with gaps.
+it does not bring, and returns an LSE without elements where none is asked for. `forward_kept` takes
+by name those that have a backward pass, and has gradients: torch follows no list with gaps.
 """
 
 from __future__ import annotations
@@ -19,19 +19,23 @@ from flashsmith.torch_op import (
     fake_kernel,
 )
 from flashsmith.torch_op.arguments import schema
+from flashsmith.torch_op.tables import KEPT_TABLES
 
 _GIVEN = schema()
 _TENSORS = "Tensor q, Tensor k, Tensor v"
+_KEPT = ", ".join(f"Tensor? {name}" for name in KEPT_TABLES)
 _SCHEMAS = {
     "forward": f"({_TENSORS}, {_GIVEN}) -> Tensor",
     "forward_lse": f"({_TENSORS}, {_GIVEN}) -> (Tensor, Tensor)",
     "forward_out": f"({_TENSORS}, Tensor(a!) out, Tensor(b!)? lse, {_GIVEN}) -> ()",
     "forward_with": f"({_TENSORS}, Tensor?[] tables, bool lse, {_GIVEN}) -> (Tensor, Tensor)",
-    "forward_sinks": f"({_TENSORS}, Tensor sinks, {_GIVEN}) -> (Tensor, Tensor)",
+    "forward_kept": f"({_TENSORS}, {_KEPT}, {_GIVEN}) -> (Tensor, Tensor)",
     "backward": f"(Tensor do, {_TENSORS}, Tensor o, Tensor lse, Tensor? dlse=None, {_GIVEN})"
     " -> (Tensor, Tensor, Tensor)",
+    "backward_with": f"(Tensor do, {_TENSORS}, Tensor o, Tensor lse, Tensor? dlse, "
+    f"Tensor?[] tables, {_GIVEN}) -> (Tensor, Tensor, Tensor)",
 }
-_MODULES = {"backward": (cuda_backward, cpu_backward)}
+_MODULES = dict.fromkeys(("backward", "backward_with"), (cuda_backward, cpu_backward))
 
 # A Library costs 6 µs a call where the custom_op decorator costs 19 (H200 host, torch 2.11).
 _library = torch.library.Library("flashsmith", "DEF")
@@ -46,17 +50,18 @@ torch.library.register_autograd(
     "flashsmith::forward_lse", autograd.backward, setup_context=autograd.keep, lib=_library
 )
 torch.library.register_autograd(
-    "flashsmith::forward_sinks",
-    autograd.backward_sinks,
-    setup_context=autograd.keep_sinks,
+    "flashsmith::forward_kept",
+    autograd.backward_kept,
+    setup_context=autograd.keep_tables,
     lib=_library,
 )
-torch.library.register_autograd(
-    "flashsmith::backward",
-    autograd.refuse_second,
-    setup_context=autograd.keep_nothing,
-    lib=_library,
-)
+for _name in _MODULES:
+    torch.library.register_autograd(
+        f"flashsmith::{_name}",
+        autograd.refuse_second,
+        setup_context=autograd.keep_nothing,
+        lib=_library,
+    )
 
 # What a call refuses while torch.compile traces it.
 _library.define("refuse(Tensor q, str error, str message) -> Tensor")
@@ -68,6 +73,7 @@ forward = torch.ops.flashsmith.forward.default
 forward_lse = torch.ops.flashsmith.forward_lse.default
 forward_out = torch.ops.flashsmith.forward_out.default
 forward_with = torch.ops.flashsmith.forward_with.default
-forward_sinks = torch.ops.flashsmith.forward_sinks.default
+forward_kept = torch.ops.flashsmith.forward_kept.default
 backward = torch.ops.flashsmith.backward.default
+backward_with = torch.ops.flashsmith.backward_with.default
 refuse = torch.ops.flashsmith.refuse.default

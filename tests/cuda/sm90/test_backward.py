@@ -27,9 +27,8 @@ ALL = "turns+fold+early_dv+late_fences"
 WIDE = parse_config(f"hopper_bwd(BF16, 128): ds_3+{ALL}")
 SLIM = parse_config(f"hopper_bwd(FP16, 64): ds_2+{ALL}")
 PLAIN = parse_config("hopper_bwd(BF16, 128): ds_2")
-LATE = replace(WIDE, late_counts=True, sections=True)
-DOWN = replace(SLIM, late_counts=True, downwards=True, sections=True)
-CONFIGS = [WIDE, SLIM, PLAIN, LATE, DOWN]
+SECTIONS = replace(WIDE, sections=True)
+CONFIGS = [WIDE, replace(SLIM, sections=True), PLAIN]
 _EMULATOR = EmulatedDevice()
 
 
@@ -51,8 +50,6 @@ def require_right(device, config, name, case_problem, **more):
         *CONFIGS,
         replace(PLAIN, unordered=True),
         replace(WIDE, unordered=True, sections=True),
-        replace(WIDE, downwards=True),
-        replace(PLAIN, late_counts=True),
         replace(WIDE, unordered=True, dq_red=True, dtype=DType.FP16),
         replace(SLIM, unordered=True, dq_red=True, dtype=DType.BF16),
         replace(SLIM, turns=False, early_dv=False),
@@ -65,10 +62,9 @@ def test_the_quick_cases_are_right(device, config):
         check_case(device, config, case).require_ok(config.short_form())
 
 
-@pytest.mark.parametrize("case", full_cases(LATE), ids=lambda case: case.name)
+@pytest.mark.parametrize("case", full_cases(SECTIONS), ids=lambda case: case.name)
 def test_one_configuration_is_right_on_every_case(device, case):
-    config = replace(LATE, downwards=case.problem.causal)
-    check_case(device, config, case).require_ok(config.short_form())
+    check_case(device, SECTIONS, case).require_ok(SECTIONS.short_form())
 
 
 @pytest.mark.gpu
@@ -80,7 +76,7 @@ def test_the_set_is_right_on_every_case_on_a_gpu(config):
         check_case(device, config, case).require_ok(config.short_form())
 
 
-@pytest.mark.parametrize("config", [LATE, SLIM], ids=str)
+@pytest.mark.parametrize("config", [SECTIONS, SLIM], ids=str)
 @pytest.mark.parametrize(("q_len", "k_len"), [(1, 1), (1, 130), (130, 1), (65, 129)])
 def test_any_length_is_right(device, config, q_len, k_len):
     require_right(device, config, "lengths", problem(config, q_len, k_len))
@@ -88,16 +84,15 @@ def test_any_length_is_right(device, config, q_len, k_len):
 
 @pytest.mark.parametrize("diagonal", [-100, -40, -1, 0, 17, 149, 150])
 def test_any_diagonal_is_right_and_rows_without_keys_give_nothing(device, diagonal):
-    for config in (WIDE, DOWN):
+    for config in (WIDE, SLIM):
         causal = problem(config, 70, 150, kv_heads=1, causal=True, diagonal=diagonal)
         require_right(device, config, "diagonal", causal)
 
 
 @pytest.mark.parametrize(("heads", "kv_heads"), [(5, 1), (6, 2)])
 def test_any_group_is_summed_up(device, heads, kv_heads):
-    for config in (WIDE, replace(LATE, downwards=True)):
-        grouped = problem(config, 70, 130, heads=heads, kv_heads=kv_heads, causal=True)
-        require_right(device, config, "group", grouped, placement="transposed")
+    grouped = problem(SECTIONS, 70, 130, heads=heads, kv_heads=kv_heads, causal=True)
+    require_right(device, SECTIONS, "group", grouped, placement="transposed")
 
 
 @pytest.mark.parametrize("d_head", [8, 40, 72])
@@ -164,14 +159,13 @@ def bits_by_seed(config, sm_count, seeds=range(2), **mask):
     return seen
 
 
-@pytest.mark.parametrize("config", [WIDE, LATE, DOWN], ids=str)
+@pytest.mark.parametrize("config", [WIDE, replace(SLIM, sections=True)], ids=str)
 def test_the_bits_are_the_same_on_every_schedule_and_number_of_sms(config):
     found = [bits_by_seed(config, sms) for sms in (1, 3, 132)]
     for name in ("dq", "dk", "dv", "sums"):
         assert len(set().union(*(seen[name] for seen in found))) == 1
 
 
-@pytest.mark.parametrize("downwards", [False, True])
 @pytest.mark.parametrize(
     "mask",
     [
@@ -180,17 +174,9 @@ def test_the_bits_are_the_same_on_every_schedule_and_number_of_sms(config):
     ],
     ids=["causal", "window"],
 )
-def test_under_a_mask_the_bits_are_the_same_too(mask, downwards):
-    config = replace(LATE, downwards=downwards)
-    seen = bits_by_seed(config, 7, **mask)
+def test_under_a_mask_the_bits_are_the_same_too(mask):
+    seen = bits_by_seed(SECTIONS, 7, **mask)
     assert all(len(bits) == 1 for bits in seen.values())
-
-
-def test_downwards_turns_the_order_of_sums_round_and_the_others_keep_it():
-    ways = [{}, {"late_counts": True}, {"downwards": True}]
-    bits = [bits_by_seed(replace(WIDE, **way), 2, seeds=[0]) for way in ways]
-    assert bits[0] == bits[1]
-    assert bits[0]["sums"] != bits[2]["sums"]
 
 
 @pytest.mark.parametrize("dq_red", [False, True])
@@ -229,8 +215,6 @@ OTHERS = [
     (TILES, {"late_fences": True}),
     (TILES, {"unordered": True}),
     (replace(TILES, unordered=True), {"dq_red": True}),
-    (TILES, {"late_counts": True}),
-    (TILES, {"downwards": True}),
     (PLAIN.rows, {"dtype": DType.FP16}),
     (PLAIN.rows, {"d_head": 64}),
     (PLAIN.rows, {"fold": True}),

@@ -22,15 +22,15 @@ BASE = parse_config(f"hopper_bwd(BF16, 128): ds_3+{ALL}")
 PROBLEM = AttentionProblem(2, 6, 3, 300, 200, 128, operation="backward")
 
 
-def test_the_set_has_six_of_every_width_and_type_and_the_first_are_in_order():
+def test_the_set_has_four_of_every_width_and_type_and_the_first_are_in_order():
     configs = resolve_key("hopper-bwd")
-    assert len(configs) == len(set(configs)) == 24
-    assert [config.refusal() for config in configs] == [None] * 24
-    assert [config.unordered for config in configs] == [*[False] * 4, True, True] * 4
+    assert len(configs) == len(set(configs)) == 16
+    assert [config.refusal() for config in configs] == [None] * 16
+    assert [config.unordered for config in configs] == [False, False, True, True] * 4
     assert {(c.dtype, c.d_head) for c in configs} == {(t, d) for t in DType for d in (64, 128)}
 
 
-@pytest.mark.parametrize("config", [BASE, *resolve_key("hopper-bwd")[3:6]], ids=str)
+@pytest.mark.parametrize("config", [BASE, *resolve_key("hopper-bwd")[1:4]], ids=str)
 def test_every_text_of_the_whole_and_of_its_kernels_parses_back(config):
     for one in (config, *config.kernels()):
         assert parse_config(one.short_form()) == one
@@ -50,8 +50,6 @@ def test_a_prefix_that_ends_like_another_is_not_taken_for_it():
         (f"hopper_bwd(BF16, 64): ds_3+{ALL}", "fits_shared_memory"),
         (f"hopper_bwd(BF16, 128): ds_3+{ALL}+dq_red", "red_is_unordered"),
         ("hopper_bwd(BF16, 64): ds_2+turns+early_dv", "many_rows_fold"),
-        (f"hopper_bwd(BF16, 128): ds_3+{ALL}+unordered+late_counts", "counts_are_of_ordered_sums"),
-        (f"hopper_bwd(BF16, 128): ds_3+{ALL}+unordered+downwards", "downwards_is_ordered"),
     ],
 )
 def test_what_cannot_be_built_is_refused_by_a_rule(text, rule):
@@ -135,7 +133,7 @@ class OneWinner(MeasuredTable):
 @pytest.mark.parametrize("d_head", [64, 128])
 def test_any_order_is_chosen_only_where_it_is_allowed(d_head):
     problem = replace(PROBLEM, d_head=d_head)
-    winner = resolve_key("hopper-bwd")[4 if d_head == 64 else 10]
+    winner = resolve_key("hopper-bwd")[2 if d_head == 64 else 6]
     assert winner.unordered
     assert winner.d_head == d_head
     measured = MeasuredConfig(problem, winner.short_form(), 1.0)

@@ -38,3 +38,7 @@ class BackwardArguments(Arguments):
     scale_log2: float = argument("float", "softmax scale times log2(e)")
     left_diagonal: int = argument("i32", "with a left edge, row i sees key j when j >= i + this")
     softcap: float = argument("float", "what scores do not exceed, or 0")
+    position: int = argument("i32", "the key that row 0 stands at; of a list: from the alignment")
+    q_list: int = argument("u64", "scratch: q tiles of packed sequences; or 0")
+    k_list: int = argument("u64", "scratch: kv blocks of packed sequences; or 0")
+    alibi_slopes: int = argument("float*", "(batch, heads); or null")

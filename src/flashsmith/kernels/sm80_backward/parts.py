@@ -38,7 +38,7 @@ class Sm80BackwardPart(BackwardPart):
     __slots__ = ()
     ARGUMENTS: ClassVar[type[Arguments]] = BackwardArguments
     REFUSED_FACTS: ClassVar[tuple[str, ...]] = tuple(
-        name for name in BackwardPart.REFUSED_FACTS if name != "softcap"
+        name for name in BackwardPart.REFUSED_FACTS if name not in ("softcap", "sequences", "alibi")
     )
 
     @classmethod

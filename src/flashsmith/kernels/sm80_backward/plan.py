@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from flashsmith.base.errors import ArgumentError
 from flashsmith.kernels.kernel import KernelConfig
@@ -11,20 +11,32 @@ from flashsmith.kernels.launch import SCRATCH, Call, Launch, LaunchGeometry, Pla
 from flashsmith.kernels.sm80_backward.arguments import ROW_PADDING, BackwardArguments
 from flashsmith.kernels.sm80_backward.config import Sm80BackwardConfig
 from flashsmith.kernels.sm80_backward.parts import STATISTICS_BYTES
+from flashsmith.kernels.tile_list.plan import (
+    edges_of,
+    list_bytes,
+    list_launch,
+    most_tiles,
+    turned,
+)
 from flashsmith.problem.attention import AttentionProblem
 from flashsmith.problem.needs import Needs, needs_of
 
 MAX_GRID = 2**31 - 1  # CTAs along x, on every architecture
 LOG2_E = math.log2(math.e)
+LIST_ALIGNMENT = 16  # of a list in scratch memory: entries are read 16 bytes at a time
 
 
 @dataclass(frozen=True, slots=True)
 class BackwardLaunch(Launch):
     """One of the launches: all are told the same."""
 
+    lists: tuple[int, int] = (0, 0)  # where in scratch q tiles and kv blocks are listed
+
     def arguments(self, call: Call) -> BackwardArguments:
         """The kernels' one parameter."""
         problem = self.problem
+        edges = edges_of(problem)
+        q_list, k_list = (call[SCRATCH].address + place if place else 0 for place in self.lists)
         return BackwardArguments(
             q=call["q"],
             k=call["k"],
@@ -44,10 +56,14 @@ class BackwardLaunch(Launch):
             k_len=problem.k_len,
             d_head=problem.d_head,
             padded_rows=padded_rows(problem),
-            diagonal=problem.mask.diagonal,
+            diagonal=edges.right,
             scale_log2=problem.softmax_scale * LOG2_E,
-            left_diagonal=problem.mask.left_diagonal,
+            left_diagonal=edges.left,
             softcap=problem.softcap or 0.0,
+            position=edges.position,
+            q_list=q_list,
+            k_list=k_list,
+            alibi_slopes=call["alibi_slopes"].address if "alibi_slopes" in call else 0,
         )
 
 
@@ -66,6 +82,8 @@ def plan_backward(config: Sm80BackwardConfig, problem: AttentionProblem) -> Plan
     counts: dict[KernelConfig, int] = {delta: rows // delta.tile_q * of_rows}
     counts |= {part: math.ceil(problem.k_len / part.B_c) * of_keys for part in config.of_keys}
     counts[queries] = math.ceil(problem.q_len / queries.B_r) * of_rows
+    if problem.sequences:
+        return _plan_packed(config, problem, scratch, counts[delta])
     return tuple(
         BackwardLaunch(
             part,
@@ -76,6 +94,56 @@ def plan_backward(config: Sm80BackwardConfig, problem: AttentionProblem) -> Plan
         )
         for part, count in counts.items()
     )
+
+
+def _plan_packed(
+    config: Sm80BackwardConfig, problem: AttentionProblem, statistics: int, of_rows: int
+) -> Plan:
+    """The same behind two lists, of q tiles and of kv blocks: each as long as they can be."""
+    delta, queries, keys = config.delta, config.of_queries, config.of_keys
+    q_list = statistics
+    k_list = q_list + _aligned(list_bytes(problem, queries.B_r))
+    scratch = k_list + list_bytes(turned(problem), config.dkv_keys)
+    counts: dict[KernelConfig, int] = {delta: of_rows}
+    blocks = most_tiles(turned(problem), config.dkv_keys)
+    counts |= dict.fromkeys(keys, blocks * problem.kv_heads)
+    counts[queries] = most_tiles(problem, queries.B_r) * problem.heads
+    listed = (
+        list_launch(
+            problem,
+            _needs(queries, problem),
+            tile_q=queries.B_r,
+            tile_k=queries.B_c,
+            place=q_list,
+        ),
+        # Blocks of one sequence are equal here, whatever the mask hides.
+        list_launch(
+            turned(problem),
+            Needs(),
+            tile_q=config.dkv_keys,
+            tile_k=config.dkv_rows,
+            place=k_list,
+            of_keys=True,
+        ),
+    )
+    return (
+        *(replace(launch, scratch_bytes=scratch) for launch in listed),
+        *(
+            BackwardLaunch(
+                part,
+                problem,
+                _needs(part, problem),
+                _geometry(part, count),
+                scratch_bytes=scratch,
+                lists=(q_list, k_list),
+            )
+            for part, count in counts.items()
+        ),
+    )
+
+
+def _aligned(n_bytes: int) -> int:
+    return math.ceil(n_bytes / LIST_ALIGNMENT) * LIST_ALIGNMENT
 
 
 def _needs(part: KernelConfig, problem: AttentionProblem) -> Needs:

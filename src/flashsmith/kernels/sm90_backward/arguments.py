@@ -43,3 +43,5 @@ class Sm90BackwardArguments(Arguments):
     scale_log2: float = argument("float", "softmax scale times log2(e)")
     minus_inverse_scale: float = argument("float", "-1 / softmax scale")
     left_diagonal: int = argument("i32", "with a left edge, row i sees key j when j >= i + this")
+    position: int = argument("i32", "the key that row 0 stands at, with slopes")
+    alibi_slopes: int = argument("float*", "(batch, heads); or null")

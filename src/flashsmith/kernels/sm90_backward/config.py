@@ -13,8 +13,6 @@ from flashsmith.kernels.kernel import KernelConfig
 from flashsmith.kernels.launch import Plan
 from flashsmith.kernels.rules import Rule
 from flashsmith.kernels.sm90_backward.parts import (
-    DOWNWARDS,
-    LATE_COUNTS,
     TILE_RULES,
     WIDTHS,
     Sm90BackwardPart,
@@ -53,8 +51,6 @@ class Sm90BackwardConfig(Sm90BackwardPart):
     )
     dq_red: bool = flag("dq_red", "dQ is added from registers, not through shared memory in bulk")
     unordered: bool = flag("unordered", "sums into dQ in any order: other bits in every run")
-    late_counts: bool = flag("late_counts", LATE_COUNTS)
-    downwards: bool = flag("downwards", DOWNWARDS)
     sections: bool = flag(
         "sections",
         "the same kv block of as many heads as L2 holds is drawn before the next: blocks of one "

@@ -28,11 +28,6 @@ _DTYPE = "element type of all tensors"
 _FOLD = (
     "LSE and delta enter S and dP as one more step of the products, not by a load for each element"
 )
-LATE_COUNTS = "a sum into dQ is counted when the next is on its way, not when it is complete"
-DOWNWARDS = (
-    "q tiles are walked from the last to the first, and kv blocks add in their order: under a "
-    "causal mask the longest begin"
-)
 _UNORDERED = "sums into dQ are taken in any order: other bits in every run"
 
 
@@ -42,6 +37,9 @@ class Sm90BackwardPart(BackwardPart):
     __slots__ = ()
     SET: ClassVar[str] = "hopper-bwd"
     ARGUMENTS: ClassVar[type[Arguments]] = Sm90BackwardArguments
+    REFUSED_FACTS: ClassVar[tuple[str, ...]] = tuple(
+        name for name in BackwardPart.REFUSED_FACTS if name != "alibi"
+    )
 
     @classmethod
     def runs_on(cls, arch_name: str) -> bool:
@@ -119,8 +117,6 @@ class Sm90TilesConfig(Sm90BackwardPart):
     )
     dq_red: bool = flag("dq_red", "dQ is added from registers, not through shared memory in bulk")
     unordered: bool = flag("unordered", _UNORDERED)
-    late_counts: bool = flag("late_counts", LATE_COUNTS)
-    downwards: bool = flag("downwards", DOWNWARDS)
 
     @property
     def tile_q(self) -> int:
@@ -214,18 +210,6 @@ TILE_RULES = (
         lambda c: c.dq_red and not c.unordered,
         "sums from registers cannot wait for each other's turn: only staged ones can",
         "add unordered or drop dq_red",
-    ),
-    Rule(
-        "counts_are_of_ordered_sums",
-        lambda c: c.late_counts and c.unordered,
-        "sums in any order are not counted",
-        "drop late_counts or unordered",
-    ),
-    Rule(
-        "downwards_is_ordered",
-        lambda c: c.downwards and c.unordered,
-        "sums in any order have no order to turn round",
-        "drop downwards or unordered",
     ),
     Rule(
         "many_rows_fold",

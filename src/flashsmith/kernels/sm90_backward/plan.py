@@ -80,6 +80,8 @@ class Sm90BackwardLaunch(Launch):
             scale_log2=problem.softmax_scale * LOG2_E,
             minus_inverse_scale=-1.0 / problem.softmax_scale,
             left_diagonal=problem.mask.left_diagonal,
+            position=problem.mask.alignment if problem.alibi else 0,
+            alibi_slopes=call["alibi_slopes"].address if "alibi_slopes" in call else 0,
         )
 
     def obstacle(self, call: Call) -> str:

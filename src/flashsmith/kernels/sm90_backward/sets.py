@@ -15,8 +15,6 @@ _STAGES = {64: 2, 128: 3}  # of dS: all that shared memory holds
 _ENDS = (
     "sections",
     "",
-    "late_counts+sections",
-    "late_counts+downwards+sections",
     "unordered",
     "dq_red+unordered",
 )

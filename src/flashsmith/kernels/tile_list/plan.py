@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from flashsmith.kernels.launch import SCRATCH, Call, Launch, LaunchGeometry
 from flashsmith.kernels.tile_list.arguments import TileListArguments
@@ -11,8 +11,14 @@ from flashsmith.problem.attention import AttentionProblem
 from flashsmith.problem.needs import Needs
 
 HEADER_BYTES, ENTRY_BYTES, ITEM_BYTES = 16, 32, 16
+BOUNDARIES = ("cu_seqlens_q", "cu_seqlens_k")
 OUTER_ITEMS = 2  # rows before the first sequence, and behind the last
 SECTION_BYTES = 32 << 20  # of K and V that should stay in L2 while a section of heads is worked on
+
+
+def turned(problem: AttentionProblem) -> AttentionProblem:
+    """The problem with queries and keys in each other's place: its q tiles are kv blocks."""
+    return replace(problem, q_len=problem.k_len, k_len=problem.q_len)
 
 
 def most_tiles(problem: AttentionProblem, tile_q: int) -> int:
@@ -36,16 +42,19 @@ class TileListLaunch(Launch):
 
     tile_q: int = 1
     tile_k: int = 1
+    place: int = 0  # of the list in scratch memory
+    of_keys: bool = False  # its problem is turned: what it calls rows are keys
 
     def arguments(self, call: Call) -> TileListArguments:
         """The kernel's one parameter."""
         problem = self.problem
-        start = call[SCRATCH].address
+        start = call[SCRATCH].address + self.place
+        of_rows, of_keys = BOUNDARIES[::-1] if self.of_keys else BOUNDARIES
         items = start + _items_at(problem, self.tile_q)
         edges = edges_of(problem)
         return TileListArguments(
-            cu_seqlens_q=call["cu_seqlens_q"].address,
-            cu_seqlens_k=call["cu_seqlens_k"].address,
+            cu_seqlens_q=call[of_rows].address,
+            cu_seqlens_k=call[of_keys].address,
             list=start,
             items=items,
             first_tiles=items + ITEM_BYTES * (problem.sequences + OUTER_ITEMS + 1),
@@ -63,9 +72,18 @@ class TileListLaunch(Launch):
 
 
 def list_launch(
-    problem: AttentionProblem, needs: Needs, *, tile_q: int, tile_k: int
+    problem: AttentionProblem,
+    needs: Needs,
+    *,
+    tile_q: int,
+    tile_k: int,
+    place: int = 0,
+    of_keys: bool = False,
 ) -> TileListLaunch:
-    """The launch for a kernel that is compiled with `needs`: its masks decide what is long."""
+    """The launch for a kernel that is compiled with `needs`: its masks decide what is long.
+
+    With `of_keys` the problem is a turned one, and the list is one of kv blocks.
+    """
     config = TileListConfig.of(n_threads=128)
     return TileListLaunch(
         config,
@@ -75,6 +93,8 @@ def list_launch(
         scratch_bytes=list_bytes(problem, tile_q),
         tile_q=tile_q,
         tile_k=tile_k,
+        place=place,
+        of_keys=of_keys,
     )
 
 

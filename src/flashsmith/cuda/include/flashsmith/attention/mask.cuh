@@ -35,6 +35,13 @@ FS_DEVICE ListedSequence listed_sequence(const Args& args, const Tile& tile) {
             tile.alignment + args.position};
 }
 
+// An entry of a list in which queries and keys have changed places, as one of a list of q tiles.
+template <class Tile>
+FS_DEVICE Tile transposed(const Tile& tile) {
+    return {tile.k_begin, tile.q_begin, tile.k_len,      tile.q_len,
+            tile.row,     tile.first,   -tile.alignment, tile.batch};
+}
+
 // Where a diagonal lies in a sequence that has `fewer` keys, if it is aligned with its last key.
 FS_DEVICE i32 aligned_diagonal(i32 diagonal, i32 fewer) { return diagonal - fewer; }
 

@@ -13,6 +13,7 @@ namespace flashsmith {
 template <Needs kNeeds>
 struct Score {
     static constexpr bool kChanges = kNeeds.changes_scores();
+    static constexpr bool kHasDistances = kNeeds.alibi;
 
     float alibi_slope = 0.0F;  // of the head
     float rate = 0.0F;  // with a cap: what a product is multiplied with in the exponent of tanh
@@ -40,7 +41,7 @@ struct Score {
     // multiplied with.
     template <class Args>
     static FS_DEVICE float slope(const Args& args) {
-        static_assert(!kChanges || kBends, "scores that change have a slope of their own each.");
+        static_assert(!kChanges || kBends || kNeeds.alibi, "scores that change have a slope each.");
         return args.scale_log2 * kLn2;
     }
 
@@ -62,6 +63,23 @@ struct Score {
             x = ptx::fma_rn(-2.0F * args.softcap, ptx::rcp(1.0F + power), args.softcap);
         }
         return x;
+    }
+
+    // What each loses for the distance between row and key: of rows and columns as mask.cuh draws
+    // them, whichever of the two are keys. `distance`: of the first row and column.
+    template <int kCount>
+    FS_DEVICE void subtract_distances(float (&s)[kCount], i32 distance) const {
+        const float nearest = static_cast<float>(distance);
+        FS_UNROLL
+        for (int i = 0; i < kCount; ++i) {
+            s[i] = ptx::fma_rn(-alibi_slope, distance_at(nearest, i), s[i]);
+        }
+    }
+
+    // Of element `i`, where the first one's is `nearest`.
+    static FS_DEVICE float distance_at(float nearest, int i) {
+        const float far = nearest + static_cast<float>(((i & 2) ? 8 : 0) - ((i / 4) * 8 + (i & 1)));
+        return far < 0.0F ? -far : far;
     }
 
     // All of a thread's scores, before masks: of rows `row` and `row` + 8, and of the columns from
@@ -106,9 +124,7 @@ struct Score {
         const float nearest = static_cast<float>(distance);
         FS_UNROLL
         for (int i = 0; i < kCount; ++i) {
-            const float far =
-                nearest + static_cast<float>(((i & 2) ? 8 : 0) - ((i / 4) * 8 + (i & 1)));
-            s[i] = of(args, s[i]) - alibi_slope * (far < 0.0F ? -far : far);
+            s[i] = of(args, s[i]) - alibi_slope * distance_at(nearest, i);
         }
     }
 };

@@ -38,6 +38,7 @@ struct KeysKernel {
     using QueryTile = SmemTile<kBr, kConfig.d_head, true>;
     using Scores = Accumulator<kRowTiles, kStep / 8>;
     using Gradient = Accumulator<kRowTiles, 2 * kDSpans>;
+    using Owned = OwnedBy<kNeeds>;
 
     // In the order of shared memory.
     static constexpr int kStatisticsBytes = kBr * static_cast<int>(sizeof(RowStatistics));
@@ -78,15 +79,17 @@ class KeyBlock {
     static constexpr Needs kNeeds = Kernel::kNeeds;
     static constexpr bool kMasks = kNeeds.causal || kNeeds.window_left;  // rows that exist
     static constexpr int kBr = Kernel::kBr;
+    using Owned = typename Kernel::Owned;
 
   public:
-    FS_DEVICE KeyBlock(const BackwardArgs& args, const OwnedBlock& own, SmemAddr smem)
+    FS_DEVICE KeyBlock(const BackwardArgs& args, const Owned& own, SmemAddr smem)
         : args_(args),
           batch_(own.batch),
           kv_head_(own.head),
           first_key_(own.block * Kernel::kBc),
           smem_(smem),
-          warp_row_(threadIdx.x / kWarpLanes * Kernel::kWarpRows) {
+          warp_row_(threadIdx.x / kWarpLanes * Kernel::kWarpRows),
+          sequence_(own.sequence) {
         if constexpr (Kernel::kDK) dk_.clear();
         if constexpr (Kernel::kDV) dv_.clear();
     }
@@ -116,14 +119,15 @@ class KeyBlock {
             }
             bool masked = here.tile <= last_tile - span.whole;
             if constexpr (kNeeds.window_left) masked |= here.tile >= span.cut;
-            add_tile(here.tile * kBr, stage, masked);
+            add_tile(here, stage, masked);
             here.advance(span);
         }
     }
 
     FS_DEVICE void end() {
         using Tile = typename Kernel::KeyTile;
-        const RowsPosition at{batch_, kv_head_, first_key_, sequence().k_len};
+        const i32 before = keys_before(sequence());
+        const RowsPosition at{batch_, kv_head_, first_key_ + before, sequence().k_len + before};
         if constexpr (Kernel::kDK) {
             store_gradient<Tile, Kernel::kDType, Kernel::kKeyChecks>(
                 dk_, Kernel::Score::slope(args_), smem_ + Kernel::kK, args_.dk, at, args_.d_head);
@@ -141,7 +145,7 @@ class KeyBlock {
     using WalkedReader = FragmentReader<QueryTile, MatrixOrder::kColsFirst>;
     using WalkedTransposed = FragmentReader<QueryTile, MatrixOrder::kRowsFirst>;
 
-    FS_DEVICE const BackwardArgs& sequence() const { return sequence_of(args_, batch_); }
+    FS_DEVICE const auto& sequence() const { return sequence_of(args_, sequence_); }
 
     FS_DEVICE void copy_owned() const {
         copy_keys(Kernel::kK, args_.k);
@@ -149,16 +153,35 @@ class KeyBlock {
         if constexpr (Kernel::kStages == 1) ptx::cp_async_commit();
     }
     FS_DEVICE void copy_keys(u32 place, const TensorArg& tensor) const {
+        const i32 before = keys_before(sequence());
         copy_tile<typename Kernel::KeyTile, Kernel::kThreads, Kernel::kKeyChecks>(
-            smem_ + place, tensor, batch_, kv_head_, first_key_, sequence().k_len, args_.d_head);
+            smem_ + place, tensor, batch_, kv_head_, first_key_ + before, sequence().k_len + before,
+            args_.d_head);
     }
 
     // Starts the copies of a q tile, and moves the cursor to the next one.
     FS_DEVICE void copy_walked(QueryCursor& cursor, int stage, const Span& span) const {
         copy_queries(Kernel::kQ + stage * QueryTile::kBytes, args_.q, cursor);
         copy_queries(Kernel::kDO + stage * QueryTile::kBytes, args_.d_o, cursor);
+        copy_statistics(cursor, stage);
+        ptx::cp_async_commit();
+        cursor.advance(span);
+    }
+    FS_DEVICE void copy_statistics(const QueryCursor& cursor, int stage) const {
         constexpr u32 kChunks = Kernel::kStatisticsBytes / kChunkBytes;
-        if (threadIdx.x < kChunks) {
+        if constexpr (kListed<kNeeds>) {
+            // A sequence may begin at any row, and what follows its last is of another.
+            if (threadIdx.x >= kBr) return;
+            const i32 row = cursor.tile * kBr + threadIdx.x;
+            const i64 before =
+                static_cast<i64>(cursor.head) * args_.padded_rows + rows_before(sequence());
+            RowStatistics one;
+            one.read(args_.statistics, before + row, row < sequence().q_len);
+            const u32 offset = threadIdx.x * sizeof(RowStatistics);
+            ptx::st_shared_f32x2(
+                smem_ + Kernel::kStatistics + stage * Kernel::kStatisticsBytes + offset, one.shift,
+                one.delta);
+        } else if (threadIdx.x < kChunks) {
             const i64 head = static_cast<i64>(batch_) * args_.heads + cursor.head;
             const i64 row = head * args_.padded_rows + cursor.tile * kBr;
             const u32 offset = threadIdx.x * kChunkBytes;
@@ -166,18 +189,18 @@ class KeyBlock {
                 smem_ + Kernel::kStatistics + stage * Kernel::kStatisticsBytes + offset,
                 reinterpret_cast<u64>(args_.statistics) + row * sizeof(RowStatistics) + offset);
         }
-        ptx::cp_async_commit();
-        cursor.advance(span);
     }
     FS_DEVICE void copy_queries(u32 place, const TensorArg& tensor,
                                 const QueryCursor& cursor) const {
+        const i32 before = rows_before(sequence());
         copy_tile<QueryTile, Kernel::kThreads, Kernel::kQueryChecks>(
-            smem_ + place, tensor, batch_, cursor.head, cursor.tile * kBr, sequence().q_len,
-            args_.d_head);
+            smem_ + place, tensor, batch_, cursor.head, cursor.tile * kBr + before,
+            sequence().q_len + before, args_.d_head);
     }
 
     // One q tile, in steps of rows whose scores fit the registers.
-    FS_DEVICE void add_tile(i32 first_row, int stage, bool masked) {
+    FS_DEVICE void add_tile(const QueryCursor& at, int stage, bool masked) {
+        const i32 first_row = at.tile * kBr;
         _Pragma("unroll 1") for (int step = 0; step < kBr; step += Kernel::kStep) {
             if constexpr (kMasks) {
                 // No row of this step sees a key of this warp.
@@ -189,21 +212,29 @@ class KeyBlock {
                 }
                 if (masked && unseen) continue;
             }
-            add_step(first_row + step, stage * kBr + step, masked);
+            add_step(at.head, first_row + step, stage * kBr + step, masked);
         }
     }
 
     FS_DEVICE i32 warp_key() const { return first_key_ + warp_row_; }
 
-    // Rows from `first_row` on, which lie at row `place` of the stages.
-    FS_DEVICE void add_step(i32 first_row, u32 place, bool masked) {
+    // Between this thread's first key and where its first row of a step stands.
+    FS_DEVICE i32 distance_from(i32 first_row) const {
+        const i32 lane = threadIdx.x % kWarpLanes;
+        return warp_key() + lane / 4 - (first_row + lane % 4 * 2 + sequence().position);
+    }
+
+    // Rows of a head from `first_row` on, which lie at row `place` of the stages.
+    FS_DEVICE void add_step([[maybe_unused]] i32 head, i32 first_row, u32 place, bool masked) {
         typename Kernel::Scores s;
         multiply_by_rows<Kernel::kDType, Kernel::kDSpans>(
             s, OwnedReader(smem_ + Kernel::kK, warp_row_),
             WalkedReader(smem_ + Kernel::kQ, 0).below(place));
         [[maybe_unused]] typename Kernel::Scores bends;
-        if constexpr (Kernel::Score::kChanges)
-            change_scores<typename Kernel::Score>(args_, s, bends);
+        if constexpr (Kernel::Score::kChanges) {
+            change_scores<typename Kernel::Score>(args_, batch_, head, s, bends,
+                                                  distance_from(first_row));
+        }
         if constexpr (kMasks) {
             if (masked) hide(s, first_row);
         }
@@ -301,7 +332,20 @@ class KeyBlock {
     const i32 warp_row_;
     typename Kernel::Gradient dk_;
     typename Kernel::Gradient dv_;
+    const typename Owned::Sequence sequence_;
 };
+
+// Which kv block this cta owns.
+template <class Kernel>
+FS_DEVICE auto kv_block_of(const BackwardArgs& args) {
+    if constexpr (kListed<Kernel::kNeeds>) {
+        return listed_kv_block<Kernel::kBc>(args, ptx::ctaid_x());
+    } else {
+        const u32 blocks = (args.k_len + Kernel::kBc - 1) / Kernel::kBc;
+        constexpr bool kUneven = Kernel::kNeeds.causal && !Kernel::kNeeds.window_left;
+        return owned_block<kUneven, false>(ptx::ctaid_x(), blocks, args.kv_heads, args.batch);
+    }
+}
 
 template <Sm80KeyGradientsConfig kConfig, Needs kNeeds>
 FS_DEVICE void backward_keys(const BackwardArgs& args) {
@@ -309,10 +353,10 @@ FS_DEVICE void backward_keys(const BackwardArgs& args) {
     static_assert(Kernel::valid());
     extern __shared__ __align__(1024) unsigned char smem[];
     const SmemAddr start{static_cast<u32>(__cvta_generic_to_shared(smem))};
-    const u32 blocks = (args.k_len + Kernel::kBc - 1) / Kernel::kBc;
-    constexpr bool kUneven = kNeeds.causal && !kNeeds.window_left;  // work of blocks
-    const OwnedBlock own =
-        owned_block<kUneven, false>(ptx::ctaid_x(), blocks, args.kv_heads, args.batch);
+    const auto own = kv_block_of<Kernel>(args);
+    if constexpr (kListed<kNeeds>) {
+        if (!own.exists) return;
+    }
     KeyBlock<Kernel> block(args, own, start);
     block.walk();
     block.end();

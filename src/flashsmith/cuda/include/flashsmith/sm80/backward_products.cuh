@@ -13,6 +13,7 @@
 #include "flashsmith/ptx/barrier.cuh"
 #include "flashsmith/ptx/convert.cuh"
 #include "flashsmith/ptx/math.cuh"
+#include "flashsmith/ptx/memory.cuh"
 #include "flashsmith/ptx/mma.cuh"
 #include "flashsmith/tile/fragment.cuh"
 
@@ -77,6 +78,13 @@ FS_DEVICE void add_product(Accumulator<kRowTiles, kColTiles>& acc,
 struct RowStatistics {
     float shift;
     float delta;
+
+    // Of row `row` in scratch memory; one that does not exist has no weight.
+    FS_DEVICE void read(const float* statistics, i64 row, bool exists) {
+        shift = kNegativeInfinity;
+        delta = 0.0f;
+        if (exists) ptx::ld_global_f32x2(shift, delta, statistics + 2 * row);
+    }
 };
 
 FS_DEVICE float weight_of(float s, float factor, const RowStatistics& row) {
@@ -87,11 +95,14 @@ FS_DEVICE float score_gradient(float p, float dp, const RowStatistics& row) {
     return ptx::mul_rn(p, ptx::sub_rn(dp, row.delta));
 }
 
-// From products to scores, and the slope that each has of its own.
+// From products of one head to scores, and the slope that each has of its own. `distance`: between
+// the query row and the key of this thread's first one.
 template <class Score, class Args, int kRowTiles, int kColTiles>
-FS_DEVICE void change_scores(const Args& args, Accumulator<kRowTiles, kColTiles>& s,
-                             Accumulator<kRowTiles, kColTiles>& bends) {
-    const Score score = Score::of_head(args, 0, 0);  // no number of a head's own is read
+FS_DEVICE void change_scores(const Args& args, u32 batch, u32 head,
+                             Accumulator<kRowTiles, kColTiles>& s,
+                             Accumulator<kRowTiles, kColTiles>& bends,
+                             [[maybe_unused]] i32 distance) {
+    const Score score = Score::of_head(args, batch, head);
     FS_UNROLL
     for (int i = 0; i < kRowTiles; ++i) {
         FS_UNROLL
@@ -101,6 +112,9 @@ FS_DEVICE void change_scores(const Args& args, Accumulator<kRowTiles, kColTiles>
                 s.at[i][n][e] = score.of(args, s.at[i][n][e]);
                 if constexpr (Score::kBends) bends.at[i][n][e] = Score::bend(args, s.at[i][n][e]);
             }
+        }
+        if constexpr (Score::kHasDistances) {
+            score.subtract_distances(s.row_tile(i), distance + i * kMatrixSpan);
         }
     }
 }

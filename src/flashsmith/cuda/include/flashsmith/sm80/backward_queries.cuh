@@ -33,6 +33,7 @@ struct QueriesKernel {
     using KeyTile = SmemTile<kBc, kConfig.d_head, true>;
     using Scores = Accumulator<kRowTiles, kStep / 8>;
     using Gradient = Accumulator<kRowTiles, 2 * kDSpans>;
+    using Owned = OwnedBy<kNeeds>;
 
     // In the order of shared memory.
     static constexpr u32 kQ = 0;
@@ -57,15 +58,17 @@ template <class Kernel>
 class QueryTileGradient {
     static constexpr Needs kNeeds = Kernel::kNeeds;
     static constexpr int kBc = Kernel::kBc;
+    using Owned = typename Kernel::Owned;
 
   public:
-    FS_DEVICE QueryTileGradient(const BackwardArgs& args, const OwnedBlock& own, SmemAddr smem)
+    FS_DEVICE QueryTileGradient(const BackwardArgs& args, const Owned& own, SmemAddr smem)
         : args_(args),
           batch_(own.batch),
           head_(own.head),
           first_row_(own.block * Kernel::kBr),
           smem_(smem),
-          warp_row_(threadIdx.x / kWarpLanes * Kernel::kWarpRows) {
+          warp_row_(threadIdx.x / kWarpLanes * Kernel::kWarpRows),
+          sequence_(own.sequence) {
         dq_.clear();
         const i64 head = static_cast<i64>(batch_) * args.heads + head_;
         const i64 row = head * args.padded_rows + warp_row() + threadIdx.x % kWarpLanes / 4;
@@ -74,8 +77,14 @@ class QueryTileGradient {
             FS_UNROLL
             for (int half = 0; half < 2; ++half) {
                 RowStatistics& one = rows_[i][half];
-                ptx::ld_global_f32x2(one.shift, one.delta,
-                                     args.statistics + 2 * (row + i * kMatrixSpan + half * 8));
+                const i32 below = i * kMatrixSpan + half * 8;
+                if constexpr (kListed<kNeeds>) {
+                    const i32 own_row = warp_row() + threadIdx.x % kWarpLanes / 4 + below;
+                    one.read(args.statistics, row + rows_before(sequence()) + below,
+                             own_row < sequence().q_len);
+                } else {  // rows that do not exist are padded
+                    ptx::ld_global_f32x2(one.shift, one.delta, args.statistics + 2 * (row + below));
+                }
             }
         }
     }
@@ -106,7 +115,8 @@ class QueryTileGradient {
     }
 
     FS_DEVICE void end() {
-        const RowsPosition at{batch_, head_, first_row_, sequence().q_len};
+        const i32 before = rows_before(sequence());
+        const RowsPosition at{batch_, head_, first_row_ + before, sequence().q_len + before};
         store_gradient<typename Kernel::QueryTile, Kernel::kDType, Kernel::kQueryChecks>(
             dq_, Kernel::Score::slope(args_), smem_ + Kernel::kQ, args_.dq, at, args_.d_head);
     }
@@ -117,7 +127,8 @@ class QueryTileGradient {
     using WalkedReader = FragmentReader<KeyTile, MatrixOrder::kColsFirst>;
     using WalkedTransposed = FragmentReader<KeyTile, MatrixOrder::kRowsFirst>;
 
-    FS_DEVICE const BackwardArgs& sequence() const { return sequence_of(args_, batch_); }
+    FS_DEVICE const auto& sequence() const { return sequence_of(args_, sequence_); }
+
     FS_DEVICE i32 warp_row() const { return first_row_ + warp_row_; }
 
     FS_DEVICE void copy_owned() const {
@@ -126,8 +137,10 @@ class QueryTileGradient {
         if constexpr (Kernel::kStages == 1) ptx::cp_async_commit();
     }
     FS_DEVICE void copy_queries(u32 place, const TensorArg& tensor) const {
+        const i32 before = rows_before(sequence());
         copy_tile<typename Kernel::QueryTile, Kernel::kThreads, Kernel::kQueryChecks>(
-            smem_ + place, tensor, batch_, head_, first_row_, sequence().q_len, args_.d_head);
+            smem_ + place, tensor, batch_, head_, first_row_ + before, sequence().q_len + before,
+            args_.d_head);
     }
 
     FS_DEVICE void copy_walked(i32 block, int stage) const {
@@ -137,8 +150,10 @@ class QueryTileGradient {
     }
     FS_DEVICE void copy_keys(u32 place, const TensorArg& tensor, i32 block) const {
         const u32 kv_head = head_ / static_cast<u32>(args_.heads / args_.kv_heads);
+        const i32 before = keys_before(sequence());
         copy_tile<KeyTile, Kernel::kThreads, Kernel::kKeyChecks>(
-            smem_ + place, tensor, batch_, kv_head, block * kBc, sequence().k_len, args_.d_head);
+            smem_ + place, tensor, batch_, kv_head, block * kBc + before, sequence().k_len + before,
+            args_.d_head);
     }
 
     // One kv block, in steps of keys whose scores fit the registers.
@@ -149,6 +164,12 @@ class QueryTileGradient {
             }
             add_step(first_key + step, stage * kBc + step, masked);
         }
+    }
+
+    // Between where this thread's first row stands and its first key of a step.
+    FS_DEVICE i32 distance_to(i32 first_key) const {
+        const i32 lane = threadIdx.x % kWarpLanes;
+        return warp_row() + lane / 4 + sequence().position - (first_key + lane % 4 * 2);
     }
 
     // Whether some row of this warp sees a key of the step from `first_key` on.
@@ -166,8 +187,10 @@ class QueryTileGradient {
             s, OwnedReader(smem_ + Kernel::kQ, warp_row_),
             WalkedReader(smem_ + Kernel::kK, 0).below(place));
         [[maybe_unused]] typename Kernel::Scores bends;
-        if constexpr (Kernel::Score::kChanges)
-            change_scores<typename Kernel::Score>(args_, s, bends);
+        if constexpr (Kernel::Score::kChanges) {
+            change_scores<typename Kernel::Score>(args_, batch_, head_, s, bends,
+                                                  distance_to(first_key));
+        }
         if constexpr (Kernel::Mask::kHides) {
             if (masked) hide(s, first_key);
         }
@@ -226,7 +249,22 @@ class QueryTileGradient {
     const i32 warp_row_;
     RowStatistics rows_[Kernel::kRowTiles][2];
     typename Kernel::Gradient dq_;
+    const typename Owned::Sequence sequence_;
 };
+
+// Which q tile this cta owns.
+template <class Kernel>
+FS_DEVICE auto q_tile_of(const BackwardArgs& args) {
+    constexpr Needs kNeeds = Kernel::kNeeds;
+    if constexpr (kListed<kNeeds>) {
+        constexpr bool kAlike = !kNeeds.causal && !kNeeds.window_left;
+        return listed_q_tile<kAlike, Kernel::kBr>(args, ptx::ctaid_x());
+    } else {
+        const u32 blocks = (args.q_len + Kernel::kBr - 1) / Kernel::kBr;
+        constexpr bool kUneven = kNeeds.causal && !kNeeds.window_left;  // work of blocks
+        return owned_block<kUneven, true>(ptx::ctaid_x(), blocks, args.heads, args.batch);
+    }
+}
 
 template <Sm80QueryGradientsConfig kConfig, Needs kNeeds>
 FS_DEVICE void backward_queries(const BackwardArgs& args) {
@@ -234,10 +272,10 @@ FS_DEVICE void backward_queries(const BackwardArgs& args) {
     static_assert(Kernel::valid());
     extern __shared__ __align__(1024) unsigned char smem[];
     const SmemAddr start{static_cast<u32>(__cvta_generic_to_shared(smem))};
-    const u32 blocks = (args.q_len + Kernel::kBr - 1) / Kernel::kBr;
-    constexpr bool kUneven = kNeeds.causal && !kNeeds.window_left;  // work of blocks
-    const OwnedBlock own =
-        owned_block<kUneven, true>(ptx::ctaid_x(), blocks, args.heads, args.batch);
+    const auto own = q_tile_of<Kernel>(args);
+    if constexpr (kListed<kNeeds>) {
+        if (!own.exists) return;
+    }
     QueryTileGradient<Kernel> tile(args, own, start);
     tile.walk();
     tile.end();

@@ -2,6 +2,8 @@
 // out through the owned rows' room.
 #pragma once
 
+#include "flashsmith/attention/mask.cuh"
+#include "flashsmith/attention/tile_list.cuh"
 #include "flashsmith/ptx/barrier.cuh"
 #include "flashsmith/ptx/convert.cuh"
 #include "flashsmith/ptx/math.cuh"
@@ -72,9 +74,11 @@ FS_DEVICE void store_gradient(const Accumulator<kRowTiles, kColTiles>& acc, floa
 // Which block of rows of which head a cta owns: all blocks of a head, then the next head. Where
 // they have uneven work, as under a causal mask: block by block over all heads, most work first.
 struct OwnedBlock {
+    struct Sequence {};  // the kernel's arguments are the sequence
     u32 batch;
     u32 head;
     u32 block;
+    Sequence sequence = {};
 };
 
 template <bool kUneven, bool kLastFirst>
@@ -83,6 +87,59 @@ FS_DEVICE OwnedBlock owned_block(u32 cta, u32 blocks, u32 heads, u32 batches) {
     const u32 turn = kUneven ? cta / all_heads : cta % blocks;
     const u32 head = kUneven ? cta % all_heads : cta / blocks;
     return {head / heads, head % heads, kLastFirst ? blocks - 1 - turn : turn};
+}
+
+// The same of sequences that have lengths of their own.
+struct ListedBlock {
+    using Sequence = ListedSequence;
+    u32 batch;
+    u32 head;
+    u32 block;
+    Sequence sequence;
+    bool exists;  // a list may be shorter than the grid: the host only knows how long it is at most
+};
+
+template <bool kOfAList>
+struct OwnedOf {
+    using Type = OwnedBlock;
+};
+template <>
+struct OwnedOf<true> {
+    using Type = ListedBlock;
+};
+template <Needs kNeeds>
+using OwnedBy = typename OwnedOf<kListed<kNeeds>>::Type;
+
+template <class Args>
+FS_DEVICE const Args& sequence_of(const Args& args, const OwnedBlock::Sequence&) {
+    return args;
+}
+template <class Args>
+FS_DEVICE const ListedSequence& sequence_of(const Args&, const ListedSequence& own) {
+    return own;
+}
+
+// The q tile of a cta, from the list of q tiles.
+template <bool kAlike, int kRows, class Args>
+FS_DEVICE ListedBlock listed_q_tile(const Args& args, u32 cta) {
+    const TileList list(args.q_list);
+    if (cta >= static_cast<u32>(list.entries) * args.heads) return {};
+    i32 head;
+    const ListedTile found = list.template at<kAlike>(cta, args.heads, kRows, head);
+    return {0, static_cast<u32>(head), static_cast<u32>(found.row) / kRows,
+            listed_sequence(args, found), true};
+}
+
+// The kv block of a cta, from the list of kv blocks: one of q tiles in which queries and keys have
+// changed places, so that it also holds the keys of no sequence, which have no queries.
+template <int kRows, class Args>
+FS_DEVICE ListedBlock listed_kv_block(const Args& args, u32 cta) {
+    const TileList list(args.k_list);
+    if (cta >= static_cast<u32>(list.entries) * args.kv_heads) return {};
+    i32 head;
+    ListedTile found = list.template at<true>(cta, args.kv_heads, kRows, head);
+    const u32 block = static_cast<u32>(found.row) / kRows;
+    return {0, static_cast<u32>(head), block, listed_sequence(args, transposed(found)), true};
 }
 
 }  // namespace flashsmith::sm80

@@ -60,6 +60,8 @@ struct BackwardConsumer {
     bool has_dq = false;  // whether there was a step before this one in the block
     i32 dq_tile = 0;      // q tile of the next dQ that leaves,
     u32 dq_index = 0;     // and its number among those of all heads
+    i32 batch_head = 0;   // with distances: the head of the step's scores,
+    float slope = 0.0f;   // and what a key further takes off the exponent
 
     typename Products::Gradient dk, dv;
     typename Products::Scores s, dp;
@@ -71,7 +73,7 @@ struct BackwardConsumer {
           lane(threadIdx.x % kWarpLanes),
           warp(ptx::broadcast(threadIdx.x / kWarpLanes % 4)),
           is_first_lane(lane == 0),
-          factor(Kernel::Score::factor(args)) {}
+          factor(args.scale_log2) {}
 
     FS_DEVICE void run() {
         Turns::open(warpgroup);
@@ -155,6 +157,12 @@ struct BackwardConsumer {
         }
     }
 
+    // Between this thread's first key and where its first row of the q tile stands.
+    FS_DEVICE i32 distance() const {
+        const i32 key = first_key + warpgroup * kWarpgroupRows + warp * 16 + lane / 4;
+        return key - (q_tile * kRows + lane % 4 * 2 + args.position);
+    }
+
     // Whether some row of the q tile does not see some key of this warpgroup.
     FS_DEVICE bool hides() const {
         const i32 key_end = first_key + (warpgroup + 1) * kWarpgroupRows;
@@ -172,6 +180,7 @@ struct BackwardConsumer {
         if constexpr (Mask::kHides) {
             if (hides()) hide();
         }
+        [[maybe_unused]] const float nearest = static_cast<float>(distance());
         FS_UNROLL
         for (int j = 0; j < kRows / 16; ++j) {
             Chunk lse{};
@@ -179,7 +188,16 @@ struct BackwardConsumer {
             FS_UNROLL
             for (int i = 0; i < 8; ++i) {
                 float& x = s[8 * j + i];
-                if constexpr (kConfig.fold) {
+                if constexpr (kNeeds.alibi) {
+                    // What a mask made -inf stays that.
+                    x = ptx::fma_rn(x, factor,
+                                    -slope * Kernel::Score::distance_at(nearest, 8 * j + i));
+                    if constexpr (!kConfig.fold) {
+                        const u32 shift = lse.word[i / 4 * 2 + i % 2];
+                        x -= __builtin_bit_cast(float, shift);
+                    }
+                    x = ptx::ex2(x);
+                } else if constexpr (kConfig.fold) {
                     x = ptx::ex2(x * factor);
                 } else {
                     const u32 shift = lse.word[i / 4 * 2 + i % 2];
@@ -287,7 +305,7 @@ struct BackwardConsumer {
     FS_DEVICE void advance_dq() {
         using Walk = sm90::Walk<Kernel>;
         ++dq_index;
-        if (Walk::kIsPart && ++dq_tile == Walk::end_tile(args, first_key)) {
+        if (Walk::kCounts && ++dq_tile == Walk::end_tile(args, first_key)) {
             const i32 behind = args.q_tiles - dq_tile;
             dq_tile = Walk::first_tile(args, first_key);
             dq_index += behind + dq_tile;
@@ -296,21 +314,27 @@ struct BackwardConsumer {
 
     FS_DEVICE void advance_q_tile() {
         using Walk = sm90::Walk<Kernel>;
-        if constexpr (!Walk::kIsPart) return;
-        if (kConfig.downwards ? q_tile-- == Walk::first_tile(args, first_key)
-                              : ++q_tile == Walk::end_tile(args, first_key)) {
-            q_tile = Walk::begin(args, first_key);
+        if constexpr (!Walk::kCounts) return;
+        if (++q_tile == Walk::end_tile(args, first_key)) {
+            q_tile = Walk::first_tile(args, first_key);
+            if constexpr (kNeeds.alibi) take_head(batch_head + 1);
         }
+    }
+
+    FS_DEVICE void take_head(i32 next) {
+        batch_head = next;
+        slope = args.alibi_slopes[next] * kLog2E;
     }
 
     // Steps
 
     // Up to S and dP, and P, of the block's first q tile.
-    FS_DEVICE void begin(i32 batch_head) {
+    FS_DEVICE void begin(i32 first_head) {
         FS_UNROLL
         for (int i = 0; i < kConfig.d_head / 2; ++i) dk[i] = dv[i] = 0.0f;
-        q_tile = dq_tile = Walk<Kernel>::begin(args, first_key);
-        dq_index = batch_head * args.q_tiles + dq_tile;
+        q_tile = dq_tile = Walk<Kernel>::first_tile(args, first_key);
+        dq_index = first_head * args.q_tiles + dq_tile;
+        if constexpr (kNeeds.alibi) take_head(first_head);
         adds = Walk<Kernel>::is_seen(args, first_key);
         has_dq = false;
         // Fresh registers: what S and dP held before would stay alive through the products.

@@ -14,8 +14,6 @@ constexpr int tile_slots() const { return 4; }
 constexpr int kv_bytes() const { return keys() * kPanelRowBytes * panels(); }
 constexpr int q_bytes() const { return q_tile_rows() * kPanelRowBytes * panels(); }
 constexpr int ds_bytes() const { return keys() * q_tile_rows() * 2; }
-// Whether kv blocks are drawn from the first to the last.
-constexpr bool ascending() const { return unordered || downwards; }
 constexpr bool stages_dq() const { return !dq_red; }
 // One piece of dQ, 64 x 64 float32 numbers.
 constexpr int piece_bytes() const { return 16384; }

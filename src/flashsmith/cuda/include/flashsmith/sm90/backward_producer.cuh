@@ -105,15 +105,10 @@ struct BackwardProducer {
 };
 
 // One thread adds the pieces of one warpgroup to dQ, in a fixed order of the kv blocks: of those
-// that a q tile sees, the last one first, or `downwards` the first. A counter a piece says how many
-// have been added.
+// that a q tile sees, the last one first. A counter a piece says how many have been added.
 //
 // The first one stores, so that nothing need be cleared. Blocks are drawn in that order too: who
 // waits here waits for a block whose number was drawn before its own, by a CTA that runs.
-//
-// With `late_counts` a sum is counted when the next one is on its way: completion, fence and
-// release take as long as half a step, and nothing of this CTA waits for them. A count is held back
-// only while the thread waits for its own CTA, never while it waits for another.
 template <class Kernel>
 struct DqAdder {
     using Plan = typename Kernel::Plan;
@@ -123,8 +118,6 @@ struct DqAdder {
     const Args& args;
     const int warpgroup;  // whose pieces
     u32 parity = 0;       // of the staged piece
-    u32 held = 0;         // counter of the sum that was started and not counted, or 0,
-    u32 held_count = 0;   // and what it will say
 
     FS_DEVICE DqAdder(const Args& args, int warpgroup) : args(args), warpgroup(warpgroup) {}
 
@@ -141,37 +134,25 @@ struct DqAdder {
                 add(walk, tile.first_key);
                 walk.advance(args);
             }
-            if constexpr (kConfig.late_counts) count_held<0>();
         }
     }
 
   private:
     FS_DEVICE void add(const Walk<Kernel>& walk, i32 first_key) {
         constexpr i32 kKeys = kConfig.keys();
-        u32 before = first_key / kKeys;  // blocks that add before this one
-        if constexpr (kConfig.ascending()) {
-            // Else the compiler would write the loop twice, with and without blocks before.
-            asm volatile("" : "+r"(before));
-            if constexpr (Kernel::kNeeds.window_left) {
-                const i32 row = walk.tile * kConfig.q_tile_rows();
-                before -= Kernel::Mask::template blocks_before<kKeys>(args, row);
-            }
-        } else {
-            const i32 row_end = (walk.tile + 1) * kConfig.q_tile_rows();
-            const i32 blocks = (Kernel::Mask::seen_before(args, row_end) + kKeys - 1) / kKeys;
-            before = blocks - 1 - before;
-        }
+        const i32 row_end = (walk.tile + 1) * kConfig.q_tile_rows();
+        const i32 blocks = (Kernel::Mask::seen_before(args, row_end) + kKeys - 1) / kKeys;
+        const u32 before = blocks - 1 - first_key / kKeys;   // blocks that add before this one
         const u32 piece = walk.index(args) * 2 + warpgroup;  // a launch has fewer than 2^31
         const u64 dst =
             reinterpret_cast<u64>(args.dq_sums) + static_cast<u64>(piece) * kConfig.piece_bytes();
         const u32 counter = 1 + piece;
 
-        // Asked before the piece is there: the answer takes a quarter of a step.
-        if (kConfig.late_counts && before > 0) wait_for_sums(counter, before);
         ptx::mbarrier_wait(Plan::dq_full(warpgroup), parity);  // the piece is staged
         parity ^= 1;
         if (before > 0) {
-            if (!kConfig.late_counts) wait_for_sums(counter, before);
+            // All sums before are complete.
+            ptx::wait_at_least_acquire_gpu(args.counters + counter, before);
             ptx::bulk_add_f32_if(true, dst, Plan::dq(warpgroup), kConfig.piece_bytes());
         } else {
             ptx::bulk_store(dst, Plan::dq(warpgroup), kConfig.piece_bytes());
@@ -179,35 +160,12 @@ struct DqAdder {
         ptx::bulk_commit_if(true);
         ptx::bulk_wait_read_if(true);
         ptx::mbarrier_arrive(Plan::dq_empty(warpgroup));
-        if constexpr (kConfig.late_counts) {
-            count_held<1>();
-            held = counter;
-            held_count = before + 1;
-        } else {
-            count_up<0>(counter, before + 1);
-        }
+        count_up(counter, before + 1);
     }
 
-    // All sums before are complete.
-    FS_DEVICE void wait_for_sums(u32 counter, u32 before) {
-        if constexpr (kConfig.late_counts) {
-            if (ptx::ld_acquire_gpu(args.counters + counter) >= before) return;
-            count_held<0>();  // others may wait for it while this one waits for them
-        }
-        ptx::wait_at_least_acquire_gpu(args.counters + counter, before);
-    }
-
-    template <int kNewer>
-    FS_DEVICE void count_held() {
-        if (held == 0) return;
-        count_up<kNewer>(held, held_count);
-        held = 0;
-    }
-
-    // Tells others of a sum; kNewer of this thread's were started after it.
-    template <int kNewer>
+    // Tells others of a sum.
     FS_DEVICE void count_up(u32 counter, u32 count) const {
-        ptx::bulk_wait<kNewer>();  // the sum is complete, as this thread sees it
+        ptx::bulk_wait<0>();  // the sum is complete, as this thread sees it
         // Sums are made by the async proxy, the counter is not: without this fence another SM may
         // see the counter first (H200, 2026-11: wrong bits now and then at full size).
         ptx::fence_proxy_async_global();

@@ -40,13 +40,13 @@ struct KvTile {
 };
 
 // The q tiles that a kv block is walked with: head after head of its group, of each from the first
-// that sees a key of it to the last; `downwards` the other way round.
+// that sees a key of it to the last.
 template <class Kernel>
 struct Walk {
     static constexpr i32 kRows = Kernel::kConfig.q_tile_rows();
-    static constexpr bool kDownwards = Kernel::kConfig.downwards;
-    // Whether a kv block may be walked with other q tiles than all.
-    static constexpr bool kIsPart = Kernel::kNeeds.causal || Kernel::kNeeds.window_left;
+    // Whether it matters which q tile a step is of: for masks and distances.
+    static constexpr bool kCounts =
+        Kernel::kNeeds.causal || Kernel::kNeeds.window_left || Kernel::kNeeds.alibi;
 
     // Whether any row sees the block. If none does, one step is made all the same, with every key
     // hidden, for gradients that are zero; nothing is added to dQ.
@@ -77,11 +77,6 @@ struct Walk {
         return args.kv_group * (end_tile(args, first_key) - first_tile(args, first_key));
     }
 
-    // Where the walk of a head begins.
-    static FS_DEVICE i32 begin(const typename Kernel::Args& args, i32 first_key) {
-        return kDownwards ? end_tile(args, first_key) - 1 : first_tile(args, first_key);
-    }
-
     i32 first;       // q tile of each head that sees a key
     i32 end;         // and the one behind the last
     i32 tile;        // where the walk is
@@ -90,13 +85,13 @@ struct Walk {
     FS_DEVICE Walk(const typename Kernel::Args& args, const KvTile& at)
         : first(first_tile(args, at.first_key)),
           end(end_tile(args, at.first_key)),
-          tile(kDownwards ? end - 1 : first),
+          tile(first),
           batch_head(at.batch * args.heads + at.kv_head * args.kv_group) {}
 
     FS_DEVICE void advance(const typename Kernel::Args& args) {
         const i32 behind = Kernel::kNeeds.window_left ? end : args.q_tiles;
-        if (kDownwards ? tile-- == first : ++tile == behind) {
-            tile = kDownwards ? behind - 1 : first;
+        if (++tile == behind) {
+            tile = first;
             ++batch_head;
         }
     }
@@ -109,7 +104,7 @@ struct Walk {
 
 // Number `index` of the launch: block after block of a section's heads, then the next section.
 // In order, blocks that add to a q tile first come first, so that who waits for a sum waits for a
-// block that was drawn before; downwards, and without order, the longest under a mask do.
+// block that was drawn before; without order, the longest under a mask do.
 template <class Kernel>
 FS_DEVICE KvTile decode_kv_tile(const typename Kernel::Args& args, u32 index) {
     if (index >= static_cast<u32>(args.tiles)) return {0, 0, 0, 0};
@@ -121,7 +116,7 @@ FS_DEVICE KvTile decode_kv_tile(const typename Kernel::Args& args, u32 index) {
     const u32 heads = min(static_cast<u32>(args.section_heads), all_heads - first_head);
     const u32 turn = rest / heads;
     const u32 batch_head = first_head + rest - turn * heads;
-    const u32 block = Kernel::kConfig.ascending() ? turn : args.k_tiles - 1 - turn;
+    const u32 block = Kernel::kConfig.unordered ? turn : args.k_tiles - 1 - turn;
     const i32 first_key = block * Kernel::kConfig.keys();
     const u32 batch = batch_head / args.kv_heads;
     return {first_key, Walk<Kernel>::steps(args, first_key),

@@ -1,0 +1,236 @@
+"""Families of transformers on flashsmith against eager in float32, beside eager in bfloat16.
+
+`make test` runs two of them on the CPU; FAMILIES=all runs all there, `make test-gpu` on a GPU.
+"""
+
+import os
+
+import pytest
+import torch
+from model_families import FAMILIES, inputs_of, model_of, tokens_and_mask
+
+from flashsmith.api.notices import FlashsmithWarning, forget
+from flashsmith.base.errors import Unsupported
+from flashsmith.integrations import transformers as integration
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::flashsmith.FlashsmithWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+]
+ALWAYS = ("Llama", "gpt-oss")
+is_left_out = pytest.mark.skipif(
+    os.environ.get("FAMILIES") != "all", reason="set FAMILIES=all to run it on the CPU"
+)
+
+
+def places(names, always=ALWAYS):
+    for name in names:
+        marks = () if name in always else (is_left_out,)
+        yield pytest.param(name, "cpu", id=f"{name}-cpu", marks=marks)
+        yield pytest.param(name, "cuda", id=f"{name}-cuda", marks=pytest.mark.gpu)
+
+
+every = pytest.mark.parametrize(("name", "device"), list(places(FAMILIES)))
+generating = pytest.mark.parametrize(
+    ("name", "device"), list(places([n for n, family in FAMILIES.items() if family.generates]))
+)
+DECODERS = [n for n, family in FAMILIES.items() if family.model == "AutoModelForCausalLM"]
+decoders = pytest.mark.parametrize(("name", "device"), list(places(DECODERS)))
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    """The models are small: threads that wait for each other cost more than they bring."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def three(name, device):
+    """Eager in float32, eager in bfloat16, and ours."""
+    pytest.importorskip("transformers", minversion="5")
+    integration.register()
+    return [
+        model_of(name, implementation, dtype, device)
+        for implementation, dtype in (
+            ("eager", torch.float32),
+            ("eager", torch.bfloat16),
+            ("flashsmith", torch.bfloat16),
+        )
+    ]
+
+
+def cast(inputs, model):
+    return {n: x.to(model.dtype) if x.is_floating_point() else x for n, x in inputs.items()}
+
+
+def require_near(truth, near, ours):
+    """At most twice as far from the truth as eager in the same precision."""
+    allowed = 2 * (near.float() - truth.float()).abs().max()
+    assert (ours.float() - truth.float()).abs().max() <= allowed
+
+
+@every
+@pytest.mark.parametrize("side", ["none", "left", "right"])
+def test_logits_of_a_prefill_are_eagers(name, device, side):
+    inputs, rows = inputs_of(name, side, device)
+    with torch.no_grad():
+        require_near(*(m(**cast(inputs, m)).logits[rows] for m in three(name, device)))
+
+
+@generating
+def test_logits_of_generated_steps_behind_padding_are_eagers(name, device):
+    """Twenty tokens, chosen by eager, one after the other."""
+    inputs, _ = inputs_of(name, "left", device)
+    own = "decoder_input_ids" if "decoder_input_ids" in inputs else "input_ids"
+    mask_name = own.replace("input_ids", "attention_mask")
+    models = three(name, device)
+    found = [[], [], []]
+    states = [cast(inputs, model) | {"use_cache": True} for model in models]
+    with torch.no_grad():
+        for _ in range(20):
+            for model, state, logits in zip(models, states, found, strict=True):
+                out = model(**state)
+                logits.append(out.logits[:, -1])
+                state["past_key_values"] = out.past_key_values
+            chosen = found[0][-1].argmax(-1)[:, None]
+            for state in states:
+                state[own] = chosen
+                state[mask_name] = torch.cat([state[mask_name], torch.ones_like(chosen)], 1)
+                if "position_ids" in state:
+                    state["position_ids"] = state["position_ids"][:, -1:] + 1
+    require_near(*(torch.stack(logits) for logits in found))
+
+
+@decoders
+@pytest.mark.parametrize("padding", ["none", "left"])
+def test_a_second_turn_and_chunks_of_a_prefill_are_eagers(name, device, padding):
+    tokens, mask = tokens_and_mask(padding, device)
+    positions, found = (mask.cumsum(1) - 1).clamp(0), []
+    with torch.no_grad():
+        for model in three(name, device):
+            cache, logits = None, []
+            for first, last in ((0, 20), (20, 30), (30, 37)):
+                out = model(
+                    tokens[:, first:last],
+                    attention_mask=mask[:, :last],
+                    position_ids=positions[:, first:last],
+                    past_key_values=cache,
+                    use_cache=True,
+                )
+                cache = out.past_key_values
+                logits.append(out.logits)
+            found.append(torch.cat(logits, 1)[mask.bool()])
+    require_near(*found)
+
+
+@decoders
+def test_packed_sequences_and_their_gradients_are_eagers(name, device):
+    tokens, _ = tokens_and_mask("none", device)
+    lengths = (10, 20, 7)
+    positions = torch.cat([torch.arange(n) for n in lengths])[None].expand(3, -1).to(device)
+    found, gradients = [], []
+    for model in three(name, device):
+        found.append(model(tokens, position_ids=positions, use_cache=False).logits)
+        gradients.append(gradient(model, found[-1]))
+    require_near(*found)
+    require_near_in_norm(*gradients)
+
+
+def gradient(model, logits):
+    """Of all parameters, one behind the other."""
+    logits.float().logsumexp(-1).sum().backward()
+    kept = [p.grad.float().flatten() for p in model.parameters() if p.grad is not None]
+    return torch.cat(kept)
+
+
+def require_near_in_norm(truth, near, ours):
+    assert (ours - truth).norm() <= 2 * (near - truth).norm()
+    assert (near - truth).norm() <= 0.2 * truth.norm()  # it says something
+
+
+trained = pytest.mark.parametrize(
+    ("name", "device"), list(places([n for n, family in FAMILIES.items() if family.trains]))
+)
+
+
+@trained
+@pytest.mark.parametrize("side", ["none", "left", "right"])
+def test_gradients_of_a_training_step_are_eagers(name, device, side):
+    inputs, rows = inputs_of(name, side, device)
+    models = three(name, device)
+    found = [gradient(m, m.train()(**cast(inputs, m)).logits[rows]) for m in models]
+    require_near_in_norm(*found)
+
+
+@decoders
+@pytest.mark.parametrize("padding", ["none", "left"])
+def test_steps_on_a_static_cache_are_eagers(name, device, padding):
+    from transformers import StaticCache
+
+    tokens, mask = tokens_and_mask(padding, device)
+    positions, found = (mask.cumsum(1) - 1).clamp(0), []
+    with torch.no_grad():
+        for model in three(name, device):
+            cache, logits = StaticCache(config=model.config, max_cache_len=50), []
+            for first, last in ((0, 20), (20, 30), *((n, n + 1) for n in range(30, 37))):
+                out = model(
+                    tokens[:, first:last],
+                    attention_mask=mask[:, :last],
+                    position_ids=positions[:, first:last],
+                    past_key_values=cache,
+                )
+                logits.append(out.logits)
+            found.append(torch.cat(logits, 1)[mask.bool()])
+    require_near(*found)
+
+
+@pytest.mark.parametrize(("name", "device"), list(places(DECODERS, always=())))
+def test_a_compiled_model_takes_a_mask_of_ones(name, device):
+    tokens, mask = tokens_and_mask("none", device)
+    truth, near, ours = three(name, device)
+    torch._dynamo.reset()
+    with torch.no_grad():
+        compiled = torch.compile(ours, backend="aot_eager", fullgraph=True)
+        made = compiled(tokens, attention_mask=mask, use_cache=False).logits
+        require_near(*(m(tokens, attention_mask=mask).logits for m in (truth, near)), made)
+
+
+@decoders
+def test_prompt_lookup_generates_as_without_it(name, device):
+    *_, ours = three(name, device)
+    tokens, _ = tokens_and_mask("none", device)
+    prompt = tokens[:1, :12].repeat(1, 2)  # what it looks up is there
+    options = {"max_new_tokens": 4, "do_sample": False, "pad_token_id": 0}
+    with torch.no_grad():
+        plain = ours.generate(prompt, **options)
+        looked_up = ours.generate(prompt, prompt_lookup_num_tokens=3, **options)
+    assert torch.equal(plain, looked_up) or device == "cuda"  # where rows may have other bits
+
+
+REFUSED = {
+    "Falcon": r'own code.*; use attn_implementation="sdpa" inside of flashsmith\.integrations',
+    "Mpt": r'own code.*; use attn_implementation="eager"\.$',
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_family_that_is_not_taken_says_so_when_it_is_made(name):
+    transformers = pytest.importorskip("transformers", minversion="5")
+    integration.register()
+    config = getattr(transformers, f"{name}Config")()
+    make = transformers.AutoModelForCausalLM.from_config
+    with torch.device("meta"), pytest.raises(Unsupported, match=REFUSED[name]):
+        make(config, attn_implementation="flashsmith")
+
+
+def test_what_a_family_cannot_be_trained_with_is_said_when_it_is_made():
+    pytest.importorskip("transformers", minversion="5")
+    integration.register()
+    forget()
+    with pytest.warns(FlashsmithWarning, match="learnt bias of positions .* training steps"):
+        model = model_of("T5", "flashsmith", torch.bfloat16)
+    inputs, _ = inputs_of("T5", "none")
+    with pytest.raises(Unsupported, match="bias is given and a gradient is wanted"):
+        model.train()(**inputs)
