@@ -8,7 +8,7 @@ import pytest
 
 from flashsmith.arch import get as get_arch
 from flashsmith.base.dtypes import DType, from_bits, to_bits
-from flashsmith.base.errors import Unsupported
+from flashsmith.base.errors import ArgumentError, Unsupported
 from flashsmith.check import verdict
 from flashsmith.check.cases import Case, bias_cases, inputs_of
 from flashsmith.check.verdict import check_case
@@ -56,8 +56,15 @@ def checked(device, text, placement="contiguous", gain=1.0, **facts):
 @pytest.mark.parametrize("kind", PLACED)
 @BOTH
 def test_every_kind_is_computed_by_both_families(text, kind, device):
-    """Two keys at a time where they lie side by side, and one by one at other strides."""
     checked(device, text, bias=kind).require_ok(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [*((MMA, kind) for kind in PLACED), (WGMMA, "same")],
+    ids=["mma bool", "mma same", "mma float32", "wgmma same"],
+)
+def test_keys_are_read_one_by_one_at_other_strides(text, kind, device):
     placement = PLACED[kind]
     rows = 389 if placement == "packed" else 139
     checked(device, text, placement, bias=kind, q_len=rows, k_len=389).require_ok(text)
@@ -71,6 +78,7 @@ def drawn_facts(seed):
     placement = draw.choice(["contiguous", "padded", "transposed", "packed"])
     return placement, {
         "bias": draw.choice(["bool", "same", "float32"]),
+        "bias_apart": placement != "contiguous" or draw.random() < 0.3,
         "batch": draw.choice([1, 2]),
         "heads": heads,
         "kv_heads": group,
@@ -130,8 +138,8 @@ def test_a_bias_that_is_not_the_given_one_is_noticed(fault, device, monkeypatch)
 
 @pytest.mark.parametrize("name", ["batch_stride", "seq_stride", "head_stride", "key_stride"])
 def test_a_stride_that_is_ignored_is_noticed(name, device, monkeypatch):
-    def ignoring(call):
-        given = scores_arg(call)
+    def ignoring(launch, call):
+        given = scores_arg(launch, call)
         kept = {n: getattr(given, n) for n in ScoresArg.__dataclass_fields__}
         return ScoresArg(**{**kept, name: 1 if name == "key_stride" else 0})
 
@@ -217,6 +225,13 @@ def test_pairs_are_read_only_where_every_pair_is_aligned():
     assert not ScoresArg(4, 8, 7, 8).in_pairs(2, 64)
     assert not ScoresArg(4, 8, 8, 8).in_pairs(2, 63)
     assert not ScoresArg(4, 8, 8, 8, 2).in_pairs(2, 64)
+
+
+def test_what_does_not_lie_in_pairs_is_not_read_by_pairs(device):
+    config = parse_config(MMA)
+    case = Case("bias", problem_of(config, bias="same"), placement="transposed")
+    with pytest.raises(ArgumentError, match="lie side by side at even places; say bias_apart"):
+        check_case(device, config, case)
 
 
 def test_kernels_without_a_bias_say_so():

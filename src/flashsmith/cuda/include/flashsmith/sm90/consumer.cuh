@@ -326,7 +326,7 @@ struct Consumer {
         const i32 position = kNeeds.alibi ? sequence().position : 0;
         score.template apply<kWarpgroupRows>(args, position, s, row + row_in_tile(),
                                              key + lane % 4 * 2, first_row(row), key);
-        bias.apply(args, s, row + row_in_tile(), key + lane % 4 * 2, key);
+        bias.apply(args, s, row + row_in_tile(), key + lane % 4 * 2);
     }
 
     // From S to P where no product is in flight.
