@@ -37,15 +37,32 @@ struct Bias {
     template <class Args, int kCount>
     FS_DEVICE void apply(const Args& args, float (&s)[kCount], i32 row, i32 key) const {
         if constexpr (!kExists) return;
-        const u64 line[2] = {line_of(args, row), line_of(args, row + 8)};
         Pair pairs[kCount / 2];
-        if constexpr (kNeeds.bias_apart) {
-            read_apart(args, pairs, line, key);
+        read_all(args, pairs, row, key);
+        apply_all(s, pairs);
+    }
+
+    // The same in two steps, of which the first comes while the product runs. Elements of 32 bits
+    // would take as many registers as the scores: they are read in the second.
+    static constexpr bool kIsEarly = kExists && !kIsWide;
+    template <int kCount>
+    struct Early {
+        u32 pairs[kIsEarly ? kCount / 2 : 1];
+    };
+
+    template <class Args, int kCount>
+    FS_DEVICE void read_early(const Args& args, Early<kCount>& early, i32 row, i32 key) const {
+        if constexpr (kIsEarly) read_all(args, early.pairs, row, key);
+    }
+
+    template <class Args, int kCount>
+    FS_DEVICE void apply_early(const Args& args, float (&s)[kCount], const Early<kCount>& early,
+                               i32 row, i32 key) const {
+        if constexpr (kIsEarly) {
+            apply_all(s, early.pairs);
         } else {
-            read_pairs(args, pairs, line, key);
+            apply(args, s, row, key);
         }
-        FS_UNROLL
-        for (int i = 0; i < kCount; i += 2) apply_pair(s[i], s[i + 1], pairs[i / 2]);
     }
 
   private:
@@ -62,6 +79,22 @@ struct Bias {
         using Type = Wide;
     };
     using Pair = typename PairOf<kIsWide>::Type;
+
+    template <class Args, int kCount>
+    FS_DEVICE void read_all(const Args& args, Pair (&pairs)[kCount], i32 row, i32 key) const {
+        const u64 line[2] = {line_of(args, row), line_of(args, row + 8)};
+        if constexpr (kNeeds.bias_apart) {
+            read_apart(args, pairs, line, key);
+        } else {
+            read_pairs(args, pairs, line, key);
+        }
+    }
+
+    template <int kCount>
+    static FS_DEVICE void apply_all(float (&s)[kCount], const Pair (&pairs)[kCount / 2]) {
+        FS_UNROLL
+        for (int i = 0; i < kCount; i += 2) apply_pair(s[i], s[i + 1], pairs[i / 2]);
+    }
 
     // Two at once. Pairs that do not exist get what the last one has.
     template <class Args, int kCount>
