@@ -9,16 +9,16 @@ and FlashAttention-2 of torch, FlashAttention-3 (`--fa3`: a file with `load` and
 kernel that reads as many bytes and computes nothing. Records are appended to FILE; the table comes
 last: microseconds, and in brackets the share of the plain read's rate.
 
-Last come caches with room for far more tokens than they hold: CTAs that find nothing to do, beside
-persistent ones that share out what there is. `--sweep` races variants of one configuration instead:
-rings, CTAs, slices, persistence.
+`flashsmith bench --suite serve` is the everyday run: what is chosen, on 40 caches. This script also
+checks the set, races FlashAttention-3's splits and given configurations, and times caches that are
+not full: CTAs that find nothing to do, beside persistent ones that share out what there is.
+`--sweep` races variants of one configuration instead: rings, CTAs, slices, persistence.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
-import struct
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -30,13 +30,13 @@ from flashsmith.base.errors import FlashsmithError
 from flashsmith.bench.peers import contenders_of, find_peers
 from flashsmith.check.cases import quick_cases, serving_cases
 from flashsmith.check.survey import check_one, compile_jobs
-from flashsmith.compile.compiler import compile_many, compile_text
+from flashsmith.compile.compiler import compile_many
 from flashsmith.compile.nvrtc.library import find_nvrtc
 from flashsmith.kernels import get_kernel_configs, parse_config
 from flashsmith.kernels.arguments import TensorArg
-from flashsmith.kernels.launch import LaunchGeometry
 from flashsmith.measure.environment import environment_of, timed_device
 from flashsmith.measure.interleaved import Contender, compare
+from flashsmith.measure.plain_read import plain_read
 from flashsmith.measure.record import append_records, records_of
 from flashsmith.problem.attention import AttentionProblem
 from flashsmith.problem.cost import cost_of
@@ -46,7 +46,6 @@ from flashsmith.runtime.run import prepare
 from flashsmith.tuner.choose.choice import choose
 
 PAGE = 16
-READ = "plain read"
 # Batch, cached tokens, query tokens; 32 query heads on 8 of K and V, d 128.
 SHAPES = (
     (1, 8192, 1),
@@ -77,27 +76,6 @@ VARIANTS = (
     "decode(BF16, 128, 16, 16, 4): slice_512+most_16+stages_3+ctas_2",
     "decode(BF16, 128, 16, 16, 4): slice_512+most_64+stages_2+ctas_3",
 )
-READ_THREADS, READ_CTAS = 256, 16  # CTAs an SM
-READ_KERNEL = """
-extern "C" __global__ void __launch_bounds__(256) read_all(
-    const uint4* src, unsigned long long count, unsigned* dst) {
-    const unsigned long long step = 1ull * gridDim.x * blockDim.x;
-    unsigned sum = 0;
-    unsigned long long i = 1ull * blockIdx.x * blockDim.x + threadIdx.x;
-    for (; i + 7 * step < count; i += 8 * step) {
-        uint4 x[8];
-        #pragma unroll
-        for (int j = 0; j < 8; ++j) {
-            asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-                : "=r"(x[j].x), "=r"(x[j].y), "=r"(x[j].z), "=r"(x[j].w) : "l"(src + i + j * step));
-        }
-        #pragma unroll
-        for (int j = 0; j < 8; ++j) sum ^= x[j].x ^ x[j].y ^ x[j].z ^ x[j].w;
-    }
-    for (; i < count; i += step) sum ^= src[i].x ^ src[i].y ^ src[i].z ^ src[i].w;
-    if (sum == 0x12345678u) *dst = sum;
-}
-"""
 
 
 def check(device, deadline: float) -> tuple[int, int, int]:
@@ -183,18 +161,6 @@ class Cache:
         return found.transpose(1, 2)
 
 
-def read_contender(device, cache: Cache) -> Contender:
-    """Reads K and V once and computes nothing."""
-    kernel = compile_text(READ_KERNEL, "read_all", device.arch)
-    count = cache.n_bytes // 16
-    sink = torch.empty(1, device="cuda", dtype=torch.int32)
-    ctas = device.sm_count * READ_CTAS
-    words = (cache.pool.data_ptr(), count, sink.data_ptr())
-    params = tuple(struct.pack("<Q", word) for word in words)
-    start = device.prepare(kernel, LaunchGeometry((ctas, 1, 1), READ_THREADS, 0))(params)
-    return Contender(READ, lambda stream, kept=sink: start(stream))
-
-
 def on_stream(call: Callable[[], object]) -> Callable[[int], None]:
     """A call of torch as a launch on the stream of a handle."""
 
@@ -256,13 +222,14 @@ def problem_of(batch: int, k_len: int, q_len: int, heads: int = 32, kv: int = 8)
 
 def race(device, cache: Cache, configs, fa3, rounds: int, said: list[str]):
     """An interleaved run of the plain read, our configurations and the peers."""
-    contenders = [read_contender(device, cache), *ours(device, cache, configs, said)]
+    contenders = [*ours(device, cache, configs, said)]
     if cache.is_full and (cache.problem.q_len == 1 or not cache.problem.causal):
         peers = find_peers(["cuDNN", "FlashAttention-2 (torch)"])
         contenders += contenders_of(device, peers, cache.problem, cache.q, cache.k, cache.v)
     if fa3 is not None:
         contenders += fa3_contenders(fa3, cache)
-    return compare(device, contenders, rounds=rounds, attempts=2)
+    with plain_read(device, cache.pool.data_ptr(), cache.n_bytes) as read:
+        return compare(device, [read, *contenders], rounds=rounds, attempts=2)
 
 
 def show(table, said: list[str], names: dict[str, str]) -> None:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         flash_attn_varlen_kvpacked_func,
         flash_attn_varlen_qkvpacked_func,
     )
+    from flashsmith.api.workspace import workspace_bytes
     from flashsmith.problem.attention import AttentionProblem
     from flashsmith.tuner.choose.choice import Choice, choose
     from flashsmith.tuner.run.machines import Machines
@@ -60,6 +61,7 @@ _LAZY = {
     "scaled_dot_product_attention": "flashsmith.api.dropins",
     "tune": "flashsmith.tuner.run.tune",
     "warmup": "flashsmith.api.ahead.warmup",
+    "workspace_bytes": "flashsmith.api.workspace",
 }
 
 __all__ = [
@@ -90,6 +92,7 @@ __all__ = [
     "should_autotune_config",
     "tune",
     "warmup",
+    "workspace_bytes",
 ]
 
 

@@ -6,7 +6,7 @@ import torch
 
 import flashsmith
 from flashsmith.base import settings
-from flashsmith.base.errors import ArgumentError, ArgumentTypeError, Unsupported
+from flashsmith.base.errors import ArgumentError, ArgumentTypeError
 
 ENDS_Q = np.array([0, 30, 30, 31, 90], np.int32)
 ENDS_K = np.array([0, 50, 60, 60, 101], np.int32)
@@ -182,11 +182,6 @@ def test_boundaries_are_integers(arrays):
     wrong = {"cu_seqlens_q": ENDS_Q.astype(np.float32), "cu_seqlens_k": ENDS_K}
     with pytest.raises(ArgumentTypeError, match="cu_seqlens_q is float32; it must be int32"):
         flashsmith.flash_attention(*arrays, **wrong)
-
-
-def test_pages_are_refused_by_name(arrays):
-    with pytest.raises(Unsupported, match="block_table is given"):
-        flashsmith.flash_attn_varlen_func(*arrays, ENDS_Q, ENDS_K, 1, 1, block_table=ENDS_Q)
 
 
 @pytest.mark.parametrize(

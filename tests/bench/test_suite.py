@@ -79,5 +79,7 @@ def test_a_field_of_a_wrong_type_is_refused_with_the_file(tmp_path, text):
 
 
 def test_an_unknown_suite_names_the_known_and_the_nearest():
-    with pytest.raises(ArgumentError, match=r"llm, paper, quick .*did you mean paper"):
+    with pytest.raises(
+        ArgumentError, match=r"llm, models, paper, quick, serve .*did you mean paper"
+    ):
         read_suite("papper", DType.BF16)

@@ -108,6 +108,19 @@ def test_bench_runs_the_lengths_that_are_asked_for(monkeypatch):
     assert [len(suite.shapes) for suite in asked] == [8, 4]
 
 
+def test_a_suite_is_listed_without_a_gpu(monkeypatch):
+    monkeypatch.setattr(bench, "has_cuda", lambda: False)
+    ran = run("bench", "--suite", "serve", "--list", "--csv")
+    assert ran.exit_code == 0, ran.output
+    rows = list(csv.DictReader(io.StringIO(ran.stdout)))
+    assert len(rows) == 40
+    wanted = next(row for row in rows if row["shape"] == "b64 k32768 q1 32:8 page 16")
+    assert (wanted["batch"], wanted["k_len"], wanted["kv_mib"]) == ("64", "32768", "8192.0")
+    assert wanted["facts"] == "k_lengths page=16 pages=131072"
+    ran = run("bench", "--suite", "models", "--list", "--numbers")
+    assert "--list and --numbers are both given" in str(ran.exception)
+
+
 def test_an_unknown_suite_is_refused_before_anything_runs():
     ran = run("bench", "--suite", "papper")
     assert isinstance(ran.exception, ArgumentError)

@@ -40,7 +40,7 @@ from flashsmith.base import settings
 from flashsmith.kernels.kernel import KernelConfig
 
 TorchAttend = Callable[
-    [Array, Array, Array, Array, CallOptions, bool, ArrayTables], tuple[Array, Array, Array]
+    [Array, Array, Array, Array, CallOptions, bool, ArrayTables, Array], tuple[Array, Array, Array]
 ]
 
 
@@ -58,15 +58,16 @@ def flash_attention(
     config: KernelConfig | str | None = None,
     backend: str | None = None,
     explain: bool = False,
+    workspace: Array = None,
     **facts: object,
 ) -> ArrayOrTuple:
     """softmax(scale · Q Kᵀ) V of 4-D arrays in float16 or bfloat16, as an array of the same kind.
 
     `causal` aligns the diagonal bottom-right: the last query sees every key. `scale` is
-    1/sqrt(d_head) unless given. Fewer heads in k and v than in q are shared by groups
-    of query heads. `config` is a kernel configuration or its short form; `backend` is "cuda",
-    "emulator" or None. `facts` are the other facts of a problem that callers may give, by the
-    names of docs/configuration.md (`diagonal`: row i stands at key i + diagonal; `softcap`;
+    1/sqrt(d_head) unless given. Fewer heads in k and v than in q are shared by groups of query
+    heads. `config` is a kernel configuration or its short form; `backend` is "cuda", "emulator" or
+    None. `facts` are the other facts of a problem that callers may give, by the names of
+    docs/configuration.md (`diagonal`: row i stands at key i + diagonal; `softcap`;
     `deterministic=False`: gradients may have other bits in every run, and be faster), and
 
     - `window=(left, right)`: a row sees so many keys before and behind its own position;
@@ -75,11 +76,12 @@ def flash_attention(
     - `bias`: broadcastable to (batch, heads, queries, keys), a bool (True: the row sees the key) or
       numbers that are added to the scores, float32 or of q's type; read at any strides;
     - `k_lengths`: (batch,) int32 on the arrays' device, how many keys each sequence has;
-    - `block_table`: (batch, pages of a sequence) int32; k and v are then pools of pages, whose
-      first dimension counts pages and whose rows are those of a page;
+    - `block_table`: (batch, pages of a sequence) int32; k and v are pools, a page an entry;
     - `cu_seqlens_q`, `cu_seqlens_k`: (sequences + 1,) int32 on the arrays' device, where sequences
       begin that are packed one behind the other in arrays (rows, heads, d_head) or a batch of one.
+      With `k_lengths` and `block_table` in the place of the second, keys lie in pages.
 
+    `workspace` is scratch memory for the call, (bytes,) uint8; `workspace_bytes` says how many.
     Returns out; (out, lse) with `return_lse`, lse being float32 (batch, heads, queries); and a
     `Choice` as the last item with `explain`.
     """
@@ -102,7 +104,7 @@ def flash_attention(
             **facts,
         )
     explain = explain is not False and checked_flag("explain", explain)
-    return attend(q, k, v, options, out=out, explain=explain, tables=tables)
+    return attend(q, k, v, options, out=out, explain=explain, tables=tables, workspace=workspace)
 
 
 def attend(
@@ -114,6 +116,7 @@ def attend(
     out: Array = None,
     explain: bool = False,
     tables: ArrayTables = NO_TABLES,
+    workspace: Array = None,
 ) -> ArrayOrTuple:
     """The same with checked options."""
     if settings.checks_calls():
@@ -121,19 +124,32 @@ def attend(
         require_boundaries(tables, q, k, options)
         require_entries_inside(tables, k, str(options.fact("layout")))
     if tables and is_packed(tables) and len(getattr(q, "shape", ())) == 3:
-        found = attend(q[None], k[None], v[None], options, out=out, explain=explain, tables=tables)
+        keys = (k, v) if "block_table" in tables else (k[None], v[None])
+        found = attend(
+            *(q[None], *keys, options),
+            out=out if out is None else out[None],
+            explain=explain,
+            tables=tables,
+            workspace=workspace,
+        )
         return without_batch(found, has_lse=bool(options.facts[LSE]))
     # Asked of q alone first: every call passes here.
     columns = columns_to_add(q, k, v) if has_odd_width(q) else 0
     if columns:
-        return _attend_padded(q, k, v, options, columns, out=out, explain=explain, tables=tables)
+        return _attend_padded(
+            *(q, k, v, options, columns),
+            out=out,
+            explain=explain,
+            tables=tables,
+            workspace=workspace,
+        )
     if origin(q) == "torch":
         attend_torch = _torch_attend or _import_torch_attend()
-        o, lse, choice = attend_torch(q, k, v, out, options, explain, tables)
+        o, lse, choice = attend_torch(q, k, v, out, options, explain, tables, workspace)
     else:
         library = library_of(q, k, v, out)
         where = host_call if library.view("q", q).device == "cpu" else gpu_call
-        o, lse, choice = where.attend(library, (q, k, v), out, options, tables, explain)
+        o, lse, choice = where.attend(library, (q, k, v), out, options, tables, explain, workspace)
     wants_lse = options.facts[LSE]
     if not (wants_lse or explain):
         return o
@@ -169,13 +185,16 @@ def _attend_padded(
     out: Array,
     explain: bool,
     tables: ArrayTables,
+    workspace: Array,
 ) -> ArrayOrTuple:
     """The same with zeros behind d_head: they add nothing to scores, and are cut off the output."""
     width = q.shape[-1]
     require_no_out(out, width)
     wide = [widened(array, columns) for array in (q, k, v)]
     scaled = scaled_by(width, options)
-    found = attend(wide[0], wide[1], wide[2], scaled, explain=explain, tables=tables)
+    found = attend(
+        wide[0], wide[1], wide[2], scaled, explain=explain, tables=tables, workspace=workspace
+    )
     if not isinstance(found, tuple):
         return narrowed(found, width)
     return narrowed(found[0], width), *found[1:]

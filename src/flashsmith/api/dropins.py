@@ -58,9 +58,9 @@ def flash_attn_varlen_func(
     k: Array,
     v: Array,
     cu_seqlens_q: Array,
-    cu_seqlens_k: Array,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
+    cu_seqlens_k: Array = None,
+    max_seqlen_q: int = 0,
+    max_seqlen_k: int = 0,
     dropout_p: float = 0.0,
     softmax_scale: float | None = None,
     causal: bool = False,
@@ -69,25 +69,50 @@ def flash_attn_varlen_func(
     alibi_slopes: Array = None,
     deterministic: bool = False,
     return_attn_probs: bool = False,
-    block_table: object = None,
+    block_table: Array = None,
+    seqused_k: Array = None,
+    out: Array = None,
+    workspace: Array = None,
 ) -> ArrayOrTuple:
     """flash-attn's `flash_attn_varlen_func`: sequences packed as (rows, heads, d_head).
 
     `cu_seqlens_q` and `cu_seqlens_k` are (sequences + 1,) int32 beside the arrays, and never read
     by the host. The longest lengths say nothing that they do not: any number is taken. With
     `return_attn_probs`, (out, lse, None), lse being (heads, rows).
+
+    With `block_table`, (sequences, pages of a sequence) int32, k and v are pools of pages, (pages,
+    rows of a page, heads, d_head); `seqused_k`, (sequences,) int32, or else the differences of
+    `cu_seqlens_k` say how many keys each sequence has. A request's bits then depend on its own
+    sequence, whatever is packed beside it.
     """
     del max_seqlen_q, max_seqlen_k
-    if block_table is not None:
-        raise _unsupported("block_table is given", "pages of packed keys", "pass contiguous k, v")
-    tables = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
+    tables = _packed_tables(cu_seqlens_q, cu_seqlens_k, block_table, seqused_k)
     if alibi_slopes is not None:
         tables["alibi_slopes"] = alibi_slopes
     options = _flash_attn_options(
         dropout_p, softmax_scale, causal, window_size, softcap, deterministic, return_attn_probs
     )
-    result = attend(q, k, v, options, tables=tables)
+    result = attend(q, k, v, options, out=out, tables=tables, workspace=workspace)
     return (*result, None) if return_attn_probs else result
+
+
+def _packed_tables(
+    cu_seqlens_q: Array, cu_seqlens_k: Array, block_table: Array, seqused_k: Array
+) -> dict[str, Array]:
+    """Where sequences begin and how many keys each has, under flashsmith's names."""
+    lengths = seqused_k
+    if block_table is None and lengths is not None:
+        raise _unsupported(
+            "seqused_k is given without block_table",
+            "keys with gaps between them",
+            "pass cu_seqlens_k of packed keys, or pages",
+        )
+    if block_table is not None and lengths is None and cu_seqlens_k is not None:
+        lengths = cu_seqlens_k[1:] - cu_seqlens_k[:-1]
+    named = {"cu_seqlens_q": cu_seqlens_q, "k_lengths": lengths, "block_table": block_table}
+    if block_table is None:
+        named["cu_seqlens_k"] = cu_seqlens_k
+    return {name: table for name, table in named.items() if table is not None}
 
 
 def _flash_attn_options(

@@ -11,7 +11,12 @@ from flashsmith.api.arrays.library import Array, ArrayLibrary, GpuArrays
 from flashsmith.api.bias import broadcast_view, scores_shape
 from flashsmith.api.launches import call_of, explained, gpu_device, launch_for, say_copy
 from flashsmith.api.options import CallOptions
-from flashsmith.api.problems import gradient_problem_of, problem_of, require_out_fits
+from flashsmith.api.problems import (
+    gradient_problem_of,
+    problem_of,
+    require_out_fits,
+    require_room,
+)
 from flashsmith.api.tables import NO_TABLES, ArrayTables
 from flashsmith.kernels.launch import SCRATCH
 from flashsmith.problem.signature import BIAS
@@ -25,6 +30,7 @@ def attend(
     options: CallOptions,
     tables: ArrayTables = NO_TABLES,
     explain: bool = False,
+    workspace: Array = None,
 ) -> tuple[Array, Array, Choice]:
     """Output, log-sum-exp (or None) and choice, for arrays of `library` on a GPU."""
     gpu = cast(GpuArrays, library)
@@ -47,9 +53,12 @@ def attend(
     placed = [view for _, view in kept] + [replace(gpu.view("out", out), name="o")]
     placed += [gpu.view("lse", lse)] if problem.lse else []
     placed += table_views.values()
-    if launch.prepared.scratch_bytes:
-        words = (launch.prepared.scratch_bytes // 4,)
-        scratch = gpu.new(arrays[0], words, "float32")
+    needed = launch.prepared.scratch_bytes
+    if workspace is not None:
+        require_room(gpu.view("workspace", workspace), needed, views[0].device)
+        placed.append(gpu.view(SCRATCH, workspace))
+    elif needed:
+        scratch = gpu.new(arrays[0], (needed // 4,), "float32")
         placed.append(gpu.view(SCRATCH, scratch))
     call, stream = call_of(placed, problem.layout), gpu.stream(arrays[0])
     launch.prepared(call, stream)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -15,11 +14,15 @@ from flashsmith.api.arrays.library import Array, ArrayLibrary, HostArrays
 from flashsmith.api.bias import require_broadcastable, scores_shape
 from flashsmith.api.launches import explained, host_device, launch_for
 from flashsmith.api.options import CallOptions
-from flashsmith.api.problems import gradient_problem_of, problem_of, require_out_fits
-from flashsmith.api.tables import NO_TABLES, ArrayTables
-from flashsmith.base.errors import ArgumentTypeError
+from flashsmith.api.problems import (
+    gradient_problem_of,
+    problem_of,
+    require_out_fits,
+    require_room,
+)
+from flashsmith.api.tables import NO_TABLES, ArrayTables, view_of_words, words_of
 from flashsmith.problem.attention import AttentionProblem
-from flashsmith.problem.signature import BIAS, TABLES, signature_of
+from flashsmith.problem.signature import BIAS, signature_of
 from flashsmith.runtime.device import Device
 from flashsmith.runtime.tensors import (
     Location,
@@ -39,19 +42,23 @@ def attend(
     options: CallOptions,
     tables: ArrayTables = NO_TABLES,
     explain: bool = False,
+    workspace: Array = None,
 ) -> tuple[Array, Array, Choice]:
-    """Output, log-sum-exp (or None) and choice, for arrays of `library` in the host's memory."""
+    """Output, log-sum-exp (or None) and choice, for arrays of `library` in the host's memory.
+
+    A workspace is held to what the call needs; the device's own memory is used.
+    """
     host = cast(HostArrays, library)
     views = [host.view(name, array) for name, array in zip("qkv", arrays, strict=True)]
     words = {
-        name: _words(name, table, views[0].shape[0])
+        name: words_of(name, table, views[0].shape[0])
         for name, table in tables.items()
         if name != BIAS
     }
     if BIAS in tables:
         wanted = scores_shape(views[0].shape, views[1].shape, str(options.fact("layout")))
         words[BIAS] = _bias(tables[BIAS], wanted)
-    problem = problem_of(views, options, {n: _table_view(n, w) for n, w in words.items()})
+    problem = problem_of(views, options, {n: view_of_words(n, w) for n, w in words.items()})
     if out is not None:
         require_out_fits(host.view("out", out), views)
     device = host_device(options.backend)
@@ -59,27 +66,14 @@ def attend(
         name: host.bits(array) for name, array in zip("qkv", arrays, strict=True)
     }
     bits |= {name: _bits(table) for name, table in words.items()}
-    found, choice = attend_bits(device, problem, bits, options, explain)
+    given = None if workspace is None else view_of_words("workspace", np.asarray(workspace))
+    found, choice = attend_bits(device, problem, bits, options, explain, given)
     result = host.from_bits(found["o"], arrays[0])
     if out is not None:
         host.bits(out)[...] = found["o"]
         result = out
     lse = host.from_float32(found["lse"].view(np.float32)) if problem.lse else None
     return result, lse, choice
-
-
-def _words(name: str, table: Array, batch: int) -> NDArray[Any]:
-    """A table in the type of its role; slopes of heads are those of every sequence."""
-    numbers = np.asarray(table)
-    if numbers.dtype.kind not in ("iu" if TABLES[name].is_integer else "f"):
-        raise ArgumentTypeError(
-            f"{name} is {numbers.dtype}; it must be "
-            f"{'int32' if TABLES[name].is_integer else 'float32'}."
-        )
-    if name == "alibi_slopes" and numbers.ndim == 1:
-        numbers = np.broadcast_to(numbers, (batch, *numbers.shape))
-    kind = np.int32 if TABLES[name].is_integer else np.float32
-    return np.ascontiguousarray(numbers, kind)
 
 
 def _bias(table: Array, wanted: tuple[int, ...]) -> NDArray[Any]:
@@ -98,10 +92,6 @@ def _bits(table: NDArray[Any]) -> NDArray[Any]:
     return table.view({1: np.uint8, 2: np.uint16}.get(table.itemsize, np.uint32))
 
 
-def _table_view(name: str, words: NDArray[Any]) -> ArrayView:
-    return replace(_view(name, words), dtype=str(words.dtype))
-
-
 def differentiate(
     library: ArrayLibrary,
     arrays: Mapping[str, Array],
@@ -112,8 +102,8 @@ def differentiate(
     """dq, dk and dv, and the choice, for arrays of `library` in the host's memory."""
     host = cast(HostArrays, library)
     views = {name: host.view(name, array) for name, array in arrays.items()}
-    words = {name: _words(name, table, views["q"].shape[0]) for name, table in tables.items()}
-    of_tables = {name: _table_view(name, table) for name, table in words.items()}
+    words = {name: words_of(name, table, views["q"].shape[0]) for name, table in tables.items()}
+    of_tables = {name: view_of_words(name, table) for name, table in words.items()}
     problem = gradient_problem_of(views, options, of_tables)
     bits: dict[str, NDArray[Any]] = {
         name: host.float32(array).view(np.uint32) if "lse" in name else host.bits(array)
@@ -131,11 +121,14 @@ def attend_bits(
     inputs: Mapping[str, NDArray[Any]],
     options: CallOptions,
     explain: bool = False,
+    workspace: ArrayView | None = None,
 ) -> tuple[dict[str, NDArray[Any]], Choice]:
     """The bits of every output, from bits of the inputs of any strides, in the problem's layout."""
     readable = {name: bits if name == BIAS else _compacted(bits) for name, bits in inputs.items()}
     views = [_view(name, bits) for name, bits in readable.items() if name != BIAS]
     launch = launch_for(device, problem, options, views)
+    if workspace is not None:
+        require_room(workspace, launch.prepared.scratch_bytes, "cpu")
     locations, buffers = _placed(problem, readable)
     with uploaded(device, buffers) as held:
         call = held.call(locations)

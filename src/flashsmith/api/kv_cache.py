@@ -37,6 +37,8 @@ def flash_attn_with_kvcache(
     alibi_slopes: Array = None,
     num_splits: int = 0,
     return_softmax_lse: bool = False,
+    out: Array = None,
+    workspace: Array = None,
 ) -> ArrayOrTuple:
     """flash-attn's `flash_attn_with_kvcache`, of torch tensors or NumPy arrays.
 
@@ -48,6 +50,7 @@ def flash_attn_with_kvcache(
     Masks are aligned bottom-right with a sequence's own length. Nothing waits for the GPU. Slices
     of keys have a fixed length, so `num_splits` changes nothing, and a request's bits depend on
     nothing else in the batch. A length is clamped inside the cache, an entry inside the pool.
+    `out` and `workspace` are memory of the caller's, as those of `flash_attention`.
     """
     _refuse(rotary_cos, rotary_sin, cache_leftpad)
     checked_flag("rotary_interleaved", rotary_interleaved)
@@ -70,7 +73,7 @@ def flash_attn_with_kvcache(
         lengths = _append(ops, (k_cache, v_cache), (k, v), lengths, table)
     tables = {"alibi_slopes": alibi_slopes, "k_lengths": lengths, "block_table": table}
     given = {name: array for name, array in tables.items() if array is not None}
-    return attend(q, k_cache, v_cache, options, tables=given)
+    return attend(q, k_cache, v_cache, options, out=out, tables=given, workspace=workspace)
 
 
 def _refuse(rotary_cos: object, rotary_sin: object, cache_leftpad: object) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from flashsmith.api.array_view import ArrayView
+from flashsmith.api.array_view import ALIGNED_BYTES, ArrayView
 from flashsmith.api.options import CallOptions
-from flashsmith.api.tables import TableViews, pages_of_a_sequence, with_tables
+from flashsmith.api.tables import TableViews, pages_of_a_sequence, sequences_in, with_tables
 from flashsmith.base.dtypes import DType
 from flashsmith.base.errors import ArgumentError, ArgumentTypeError, Unsupported
 from flashsmith.kernels.width import MAX_D_HEAD, require_width
@@ -36,7 +36,7 @@ def problem_of(
     batch, q_len, heads, d_head = bshd[0].shape
     _, k_len, kv_heads, _ = bshd[1].shape
     if table is not None:
-        k_len *= pages_of_a_sequence(table, batch)
+        k_len *= pages_of_a_sequence(table, sequences_in(tables, batch))
     problem = AttentionProblem(
         batch=batch,
         heads=heads,
@@ -104,6 +104,29 @@ def require_out_fits(out: ArrayView, inputs: Sequence[ArrayView]) -> None:
                 f"out overlaps {view.name} in memory, which is still read while out is written; "
                 f"pass memory of its own."
             )
+
+
+def require_room(workspace: ArrayView, needed: int, device: str) -> None:
+    """Raises unless scratch memory of the caller's will do for a call that needs so many bytes."""
+    if workspace.dtype != "uint8" or len(workspace.shape) != 1:
+        raise ArgumentTypeError(
+            f"workspace is {workspace.dtype} of shape {workspace.shape}; it must be bytes: uint8, "
+            f"one dimension."
+        )
+    if workspace.device != device:
+        raise ArgumentError(
+            f"workspace is on {workspace.device} and q on {device}; put them on one device."
+        )
+    if workspace.shape[0] < needed:
+        raise ArgumentError(
+            f"workspace has {workspace.shape[0]:,} bytes and this call needs {needed:,}; ask "
+            f"flashsmith.workspace_bytes, and pass so many."
+        )
+    if needed and (workspace.address % ALIGNED_BYTES or workspace.strides[0] != 1):
+        raise ArgumentError(
+            "workspace does not begin at a multiple of 16 bytes, or has gaps; pass memory of an "
+            "allocator as it is."
+        )
 
 
 def _common_dtype(q: ArrayView, k: ArrayView, v: ArrayView) -> DType:

@@ -80,18 +80,24 @@ def _asked(name: str, view: ArrayView, problem: AttentionProblem) -> bool | int 
     """The value of the fact that a table stands for: packed sequences are counted."""
     if name == BIAS:
         return kind_of(view, problem)
-    if name not in BOUNDARIES:
-        return True
-    if len(view.shape) != 1 or view.shape[0] < 2:
+    return _sequences_of(view) if name in BOUNDARIES else True
+
+
+def _sequences_of(boundaries: ArrayView) -> int:
+    shape = boundaries.shape
+    if len(shape) != 1 or shape[0] < 2:
         raise ArgumentError(
-            f"{name} has shape {view.shape}; it must be (sequences + 1,): where each sequence "
-            f"begins, and where the last one ends."
+            f"{boundaries.name} has shape {shape}; it must be (sequences + 1,): where each "
+            f"sequence begins, and where the last one ends."
         )
-    return view.shape[0] - 1
+    return shape[0] - 1
 
 
 def _require_both_boundaries(tables: TableViews) -> None:
     given = [name for name in BOUNDARIES if name in tables]
+    if given and ("block_table" in tables or "k_lengths" in tables):
+        _require_pages_of_packed_rows(tables)
+        return
     if len(given) == 1:
         missing = next(name for name in BOUNDARIES if name not in tables)
         raise ArgumentError(
@@ -104,6 +110,26 @@ def _require_both_boundaries(tables: TableViews) -> None:
             f"cu_seqlens_q has {counts[0]} entries and cu_seqlens_k has {counts[1]}; they must be "
             f"equal: one more than there are sequences."
         )
+
+
+def _require_pages_of_packed_rows(tables: TableViews) -> None:
+    missing = [n for n in ("cu_seqlens_q", "k_lengths", "block_table") if n not in tables]
+    if missing:
+        raise ArgumentError(
+            f"{missing[0]} is missing; packed rows on pages of keys need cu_seqlens_q, k_lengths "
+            f"and block_table."
+        )
+    if "cu_seqlens_k" in tables:
+        raise ArgumentError(
+            "cu_seqlens_k and block_table are both given; keys in pages are not packed; pass their "
+            "numbers as k_lengths."
+        )
+
+
+def sequences_in(tables: TableViews, batch: int) -> int:
+    """Sequences of a call: those whose rows are packed, or the batch."""
+    boundaries = tables.get("cu_seqlens_q")
+    return batch if boundaries is None else _sequences_of(boundaries)
 
 
 def pages_of_a_sequence(table: ArrayView, batch: int) -> int:
@@ -152,6 +178,32 @@ def require_entries_inside(tables: ArrayTables, k: Array, layout: str) -> None:
                     f"block_table[{sequence}, {entry}] is {page}; the pool has pages 0 to "
                     f"{k.shape[0] - 1}; correct the entry of sequence {sequence}."
                 )
+
+
+def words_of(name: str, table: Array, batch: int) -> NDArray[Any]:
+    """A table of the host in the type of its role; slopes of heads are those of all sequences."""
+    numbers = np.asarray(table)
+    if numbers.dtype.kind not in ("iu" if TABLES[name].is_integer else "f"):
+        raise ArgumentTypeError(
+            f"{name} is {numbers.dtype}; it must be "
+            f"{'int32' if TABLES[name].is_integer else 'float32'}."
+        )
+    if name == "alibi_slopes" and numbers.ndim == 1:
+        numbers = np.broadcast_to(numbers, (batch, *numbers.shape))
+    kind = np.int32 if TABLES[name].is_integer else np.float32
+    return np.ascontiguousarray(numbers, kind)
+
+
+def view_of_words(name: str, words: NDArray[Any]) -> ArrayView:
+    """The shape of what lies in the host's memory, at address 0: it is copied up."""
+    strides = tuple(stride // words.itemsize for stride in words.strides)
+    return ArrayView(name, words.shape, strides, str(words.dtype), 0, "cpu")
+
+
+def table_view(name: str, table: Array, batch: int) -> ArrayView:
+    """The same of a table as a caller gives it."""
+    words = np.asarray(table) if name == BIAS else words_of(name, table, batch)
+    return view_of_words(name, words)
 
 
 def _on_host(table: Array) -> NDArray[Any] | None:

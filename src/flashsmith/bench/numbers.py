@@ -68,6 +68,9 @@ def compare_numbers(
         ours.append(_nearness(config.short_form(), output, truth))
     theirs = []
     for peer in peers:
+        if not peer.computes(problem):
+            _log.info("%s does not compute %s", peer.name, problem)
+            continue
         try:
             with torch.no_grad():
                 output = peer.make(problem, q, k, v)()

@@ -11,11 +11,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+
 from flashsmith.base.errors import ArgumentError
 from flashsmith.base.loose_types import TorchTensor
 from flashsmith.measure.cuda_graph import Timer
 from flashsmith.measure.interleaved import Contender
+from flashsmith.measure.timed_configs import table_of
 from flashsmith.problem.attention import AttentionProblem
+from flashsmith.problem.needs import facts_that_hold
+from flashsmith.problem.signature import FORWARD, TABLES
 from flashsmith.runtime.cuda.device import CudaDevice
 
 _log = logging.getLogger("flashsmith.bench")
@@ -32,6 +37,31 @@ class Peer:
     name: str
     make: MakeCall
     about: Mapping[str, str] = field(default_factory=dict)
+    computes: Callable[[AttentionProblem], bool] = lambda _: True  # that problem, and no other
+
+
+# Lengths in memory are those of the whole cache here, so that a call without them is the same.
+_PLAIN = {"causal", "scale", "k_lengths"}
+
+
+def _has_only(problem: AttentionProblem, facts: set[str]) -> bool:
+    return set(facts_that_hold(problem)) <= facts
+
+
+def _is_plain(problem: AttentionProblem) -> bool:
+    """Whether torch's functions mean this problem: they count a causal mask from the first key."""
+    aligned = not problem.causal or problem.q_len == problem.k_len
+    return aligned and _has_only(problem, _PLAIN)
+
+
+def _is_flash_attns(problem: AttentionProblem) -> bool:
+    return _has_only(problem, _PLAIN | {"window_left", "window_right", "softcap"})
+
+
+def _needs_no_table(problem: AttentionProblem) -> bool:
+    """Whether q, k and v are all that a function of a file must be given."""
+    parts = [role.name for role in TABLES.values() if role.is_part_of(problem)]
+    return set(parts) <= {"k_lengths"}
 
 
 def _sdpa(backend_name: str) -> MakeCall:
@@ -78,19 +108,27 @@ def _module(module: str) -> MakeCall:
 
     def make(problem: AttentionProblem, q: TorchTensor, k: TorchTensor, v: TorchTensor) -> Call:
         function = importlib.import_module(module).flash_attn_func
-        return lambda: function(q, k, v, softmax_scale=problem.softmax_scale, causal=problem.causal)
+        more: dict[str, object] = {}
+        if problem.mask.left is not None or problem.window_right is not None:
+            more["window_size"] = tuple(
+                -1 if side is None else side for side in (problem.mask.left, problem.mask.right)
+            )
+        if problem.softcap is not None:
+            more["softcap"] = problem.softcap
+        scale, causal = problem.softmax_scale, problem.causal
+        return lambda: function(q, k, v, softmax_scale=scale, causal=causal, **more)
 
     return make
 
 
 PEERS = (
-    Peer("cuDNN", _sdpa("CUDNN_ATTENTION")),
-    Peer("FlashAttention-2 (torch)", _sdpa("FLASH_ATTENTION")),
-    Peer("efficient (torch)", _sdpa("EFFICIENT_ATTENTION")),
-    Peer("FlexAttention", _flex),
-    Peer("flash-attn 2", _module("flash_attn")),
-    Peer("flash-attn 3", _module("flash_attn_interface")),
-    Peer("flash-attn 4", _module("flash_attn.cute")),
+    Peer("cuDNN", _sdpa("CUDNN_ATTENTION"), computes=_is_plain),
+    Peer("FlashAttention-2 (torch)", _sdpa("FLASH_ATTENTION"), computes=_is_plain),
+    Peer("efficient (torch)", _sdpa("EFFICIENT_ATTENTION"), computes=_is_plain),
+    Peer("FlexAttention", _flex, computes=_is_plain),
+    Peer("flash-attn 2", _module("flash_attn"), computes=_is_flash_attns),
+    Peer("flash-attn 3", _module("flash_attn_interface"), computes=_is_flash_attns),
+    Peer("flash-attn 4", _module("flash_attn.cute"), computes=_is_flash_attns),
 )
 
 
@@ -120,7 +158,7 @@ def peer_of_file(text: str) -> Peer:
         "peer_sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
         "peer_version": str(getattr(module, "__version__", "")),
     }
-    return Peer(name, make, about)
+    return Peer(name, make, about, computes=_needs_no_table)
 
 
 def find_peers(names: list[str]) -> list[Peer]:
@@ -142,6 +180,9 @@ def contenders_of(
 ) -> Iterator[Contender]:
     """Peers that run this problem inside a CUDA graph; the others are said and left out."""
     for peer in peers:
+        if not peer.computes(problem):
+            _log.info("%s does not compute %s", peer.name, problem)
+            continue
         try:
             launch = _on_stream(peer.make(problem, q, k, v))
             with Timer(device) as timer:
@@ -169,18 +210,25 @@ def _on_stream(call: Call) -> Callable[[int], None]:
 
 @contextmanager
 def torch_tensors(
-    problem: AttentionProblem,
-) -> Iterator[tuple[TorchTensor, TorchTensor, TorchTensor, TorchTensor]]:
-    """Normal q, k, v and an empty o on the GPU, in (batch, row, head, d) order."""
+    problem: AttentionProblem, where: str = "cuda"
+) -> Iterator[dict[str, TorchTensor]]:
+    """Normal q, k, v, an empty o, and the tables of a call, on the GPU, by their names.
+
+    Rows are in (batch, row, head, d) order; v lies right behind k.
+    """
     import torch
 
     dtype = {"FP16": torch.float16, "BF16": torch.bfloat16}[problem.dtype.name]
     torch.manual_seed(0)
-    p = problem
-    q = torch.randn(p.batch, p.q_len, p.heads, p.d_head, device="cuda", dtype=dtype)
-    k, v = (
-        torch.randn(p.batch, p.k_len, p.kv_heads, p.d_head, device="cuda", dtype=dtype)
-        for _ in range(2)
-    )
-    yield q, k, v, torch.empty_like(q)
-    torch.cuda.synchronize()
+    roles = {role.name: role for role in FORWARD.of(problem)}
+    q = torch.randn(roles["q"].rows_first(problem), device=where, dtype=dtype)
+    k, v = torch.randn((2, *roles["k"].rows_first(problem)), device=where, dtype=dtype)
+    tensors = {"q": q, "k": k, "v": v, "o": torch.empty_like(q)}
+    random = np.random.default_rng(0)
+    for name in TABLES.keys() & roles.keys():
+        words = table_of(roles[name], problem, random)
+        kind = np.int32 if roles[name].is_integer else np.float32
+        tensors[name] = torch.from_numpy(words.view(kind)).to(where)
+    yield tensors
+    if where == "cuda":
+        torch.cuda.synchronize()

@@ -65,7 +65,8 @@ def _reference(problem: AttentionProblem, wanted: bool) -> Iterator[Call | None]
     if not torch.cuda.is_available():
         yield None
         return
-    with torch_tensors(problem) as (q, k, v, _):
+    with torch_tensors(problem) as tensors:
+        q, k, v = (tensors[name] for name in "qkv")
         attention = find_peers([_PEER])[0].make(problem, q, k, v)
 
         def call() -> None:

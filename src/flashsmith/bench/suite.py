@@ -16,6 +16,9 @@ from flashsmith.problem.attention import AttentionProblem
 FOLDER = Path(__file__).parent / "suites"
 _GRID = {"d_heads", "seq_lens", "masks", "tokens", "width"}
 _SHAPE = {"name", "batch", "heads", "kv_heads", "length", "d_head", "mask"}
+# Facts that a shape may have beside these, by their names in a problem.
+_SHAPE_FACTS = {"window_left", "window_right", "softcap", "scale", "sinks", "alibi", "sequences"}
+_CACHES = {"sizes", "groups", "pages", "kv_heads", "d_head", "q_len"}
 _MASKS = {"full": False, "causal": True}
 
 
@@ -65,24 +68,27 @@ def read_suite(name: str, dtype: DType) -> Suite:
     try:
         shapes = [shape for table in data.get("grid", []) for shape in _grid(path, table, dtype)]
         shapes += [_shape(path, table, dtype) for table in data.get("shape", [])]
+        shapes += [s for table in data.get("caches", []) for s in _caches(path, table, dtype)]
     except ArgumentError as error:
         raise ArgumentError(error if str(path) in str(error) else f"{path}: {error}") from error
-    except (AttributeError, OverflowError, TypeError, ZeroDivisionError) as error:
+    except (AttributeError, OverflowError, TypeError, ValueError, ZeroDivisionError) as error:
         raise ArgumentError(
             f"{path} has a field of the wrong type, or a length or width of 0 ({error}); the "
             f"shipped suites in {FOLDER} show how one is written."
         ) from error
     if not shapes:
-        raise ArgumentError(f"{path} holds no shapes; add a [[grid]] or [[shape]] table.")
+        raise ArgumentError(
+            f"{path} holds no shapes; add a [[grid]], [[shape]] or [[caches]] table."
+        )
     return Suite(path.stem, str(data.get("about", "")), tuple(shapes))
 
 
 def of_lengths(suite: Suite, lengths: Sequence[int]) -> Suite:
     """The suite with its shapes of these lengths alone."""
-    shapes = tuple(shape for shape in suite.shapes if shape.problem.q_len in lengths)
-    missing = sorted(set(lengths) - {shape.problem.q_len for shape in shapes})
+    shapes = tuple(shape for shape in suite.shapes if shape.problem.k_len in lengths)
+    missing = sorted(set(lengths) - {shape.problem.k_len for shape in shapes})
     if missing:
-        known = sorted({shape.problem.q_len for shape in suite.shapes})
+        known = sorted({shape.problem.k_len for shape in suite.shapes})
         raise ArgumentError(
             f"--seq-lens names {', '.join(map(str, missing))}; the lengths of {suite.name} are "
             f"{', '.join(map(str, known))}."
@@ -104,12 +110,32 @@ def _grid(path: Path, table: Mapping[str, Json], dtype: DType) -> list[Shape]:
 
 
 def _shape(path: Path, table: Mapping[str, Json], dtype: DType) -> Shape:
-    _require_fields(path, "shape", table, _SHAPE)
+    _require_fields(path, "shape", table, _SHAPE, _SHAPE_FACTS)
     t = table
     problem = _problem(
         path, t["batch"], t["heads"], t["kv_heads"], t["length"], t["d_head"], t["mask"], dtype
     )
-    return Shape(str(t["name"]), problem)
+    return Shape(str(t["name"]), replace(problem, **{n: t[n] for n in _SHAPE_FACTS & set(t)}))
+
+
+def _caches(path: Path, table: Mapping[str, Json], dtype: DType) -> list[Shape]:
+    """Query rows on caches with lengths in memory: every size with every group and page."""
+    _require_fields(path, "caches", table, _CACHES)
+    kv_heads, q_len = table["kv_heads"], table["q_len"]
+    shapes = []
+    for batch, keys in table["sizes"]:
+        for group in table["groups"]:
+            problem = AttentionProblem(
+                *(batch, group * kv_heads, kv_heads, q_len, keys, table["d_head"], dtype),
+                causal=q_len > 1,
+                k_lengths=True,
+            )
+            size = f"b{batch} k{keys} q{q_len} {group * kv_heads}:{kv_heads}"
+            for page in table["pages"]:
+                pages = batch * -(-keys // page) if page else 0
+                kept = f"page {page}" if page else "contiguous"
+                shapes.append(Shape(f"{size} {kept}", replace(problem, page=page, pages=pages)))
+    return shapes
 
 
 def _problem(
@@ -129,11 +155,18 @@ def _problem(
     )
 
 
-def _require_fields(path: Path, kind: str, table: Mapping[str, object], known: set[str]) -> None:
+def _require_fields(
+    path: Path,
+    kind: str,
+    table: Mapping[str, object],
+    known: set[str],
+    optional: frozenset[str] | set[str] = frozenset(),
+) -> None:
     # A misspelt field would otherwise be a default that nobody asked for.
-    if set(table) != known:
-        odd = sorted(set(table) ^ known)
+    odd = sorted((set(table) - optional) ^ known)
+    if odd:
+        more = f", and if wanted {', '.join(sorted(optional))}" if optional else ""
         raise ArgumentError(
             f"{path}: fields of [[{kind}]] are missing or unknown: {', '.join(odd)}; known are "
-            f"{', '.join(sorted(known))}."
+            f"{', '.join(sorted(known))}{more}."
         )

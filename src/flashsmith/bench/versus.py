@@ -1,8 +1,9 @@
-"""Our choice beside its peers on one problem, interleaved, with a GEMM as the ceiling."""
+"""Our choice beside its peers on one problem, interleaved, with what bounds it as yardstick."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from flashsmith.base.loose_types import TorchTensor
@@ -12,11 +13,12 @@ from flashsmith.kernels.arguments import TensorArg
 from flashsmith.kernels.kernel import KernelConfig
 from flashsmith.measure.environment import Environment
 from flashsmith.measure.interleaved import Comparison, Contender, Regime, Timed, compare
+from flashsmith.measure.plain_read import READ, plain_read
 from flashsmith.measure.record import Record, records_of
 from flashsmith.measure.statistics import Summary, ratio_by_round
 from flashsmith.measure.timed_configs import contender_of
 from flashsmith.problem.attention import AttentionProblem
-from flashsmith.problem.cost import cost_of
+from flashsmith.problem.cost import cache_bytes, cost_of
 from flashsmith.runtime.cuda.device import CudaDevice
 from flashsmith.tuner.choose.choice import Choice, choose
 
@@ -47,8 +49,17 @@ class Versus:
 
     @property
     def peers(self) -> tuple[Timed, ...]:
-        """Everyone else but the GEMM."""
-        return tuple(t for t in self.comparison.timed[self.n_ours :] if t.name != GEMM)
+        """Everyone else but the yardsticks."""
+        return tuple(t for t in self.comparison.timed[self.n_ours :] if t.name not in (GEMM, READ))
+
+    @property
+    def read(self) -> Timed | None:
+        """The kernel that only reads K and V, of caches: what memory gives in the same rounds."""
+        return next((t for t in self.comparison.timed if t.name == READ), None)
+
+    def of_read(self, timed: Timed) -> float | None:
+        """A contender's share of the rate of the plain read, round by round."""
+        return ratio_by_round(self.read.times_us, timed.times_us).median if self.read else None
 
     def times_as_fast(self, peer: Timed, ours: Timed | None = None) -> Summary:
         """Our speed over a peer's, round by round; above 1 we are faster."""
@@ -79,16 +90,31 @@ def versus(
     given = configs[0] if configs else None
     choice = choose(problem, device.arch, gpu=device.name, given=given)
     assert choice.config is not None
-    with torch_tensors(problem) as (q, k, v, o):
-        call = {name: _arg(t) for name, t in zip("qkvo", (q, k, v, o), strict=True)}
+    with torch_tensors(problem) as tensors:
+        q, k, v = (tensors[name] for name in "qkv")
+        call = {name: _arg(tensor) for name, tensor in tensors.items()}
         ours = [contender_of(device, c, problem, call) for c in configs or (choice.config,)]
-        contenders = [
-            *(ours if configs else [Contender(OURS, ours[0].launch)]),
-            *contenders_of(device, peers, problem, q, k, v),
-            *_gemm(device, problem),
-        ]
-        compared = compare(device, contenders, rounds=rounds, regime=regime)
+        others = contenders_of(device, peers, problem, q, k, v)
+        with _yardstick(device, problem, tensors) as yardstick:
+            contenders = [
+                *(ours if configs else [Contender(OURS, ours[0].launch)]),
+                *others,
+                *yardstick,
+            ]
+            compared = compare(device, contenders, rounds=rounds, regime=regime)
         return Versus(shape, choice, compared, len(ours))
+
+
+@contextmanager
+def _yardstick(
+    device: CudaDevice, problem: AttentionProblem, tensors: Mapping[str, TorchTensor]
+) -> Iterator[list[Contender]]:
+    """What bounds a problem, in the same rounds: a matrix product, or a plain read of a cache."""
+    if not problem.k_lengths:
+        yield list(_gemm(device, problem))
+        return
+    with plain_read(device, tensors["k"].data_ptr(), cache_bytes(problem)) as read:
+        yield [read]
 
 
 def _gemm(device: CudaDevice, problem: AttentionProblem) -> Iterator[Contender]:
@@ -102,6 +128,8 @@ def _gemm(device: CudaDevice, problem: AttentionProblem) -> Iterator[Contender]:
 
 
 def _arg(tensor: TorchTensor) -> TensorArg:
+    if tensor.dim() != 4:  # a table
+        return TensorArg(tensor.data_ptr())
     batch, seq, head, _ = tensor.stride()
     return TensorArg(tensor.data_ptr(), batch, seq, head)
 
@@ -109,11 +137,25 @@ def _arg(tensor: TorchTensor) -> TensorArg:
 def records(
     found: Versus, environment: Environment, suite: str, peers: Sequence[Peer] = ()
 ) -> list[Record]:
-    """A record for every contender; the matrix product counts its own operations."""
+    """A record for every contender; the matrix product counts its own operations.
+
+    Those of a cache say what share of the plain read's rate they have, and that one its rate.
+    """
     about = {peer.name: peer.about for peer in peers}
     flops = cost_of(found.shape.problem).flops
     made = records_of(found.comparison, found.shape.problem, environment, suite=suite, flops=flops)
-    return [_stated(record, found, about) for record in made]
+    return [
+        _stated(_shared(record, found, timed), found, about)
+        for record, timed in zip(made, found.comparison.timed, strict=True)
+    ]
+
+
+def _shared(record: Record, found: Versus, timed: Timed) -> Record:
+    """The record with what a cache's yardstick says."""
+    if found.read is None:
+        return record
+    rate = cache_bytes(found.shape.problem) / timed.time_us.median / 1e3
+    return replace(record, result={**record.result, "of_read": found.of_read(timed), "gb_s": rate})
 
 
 def _stated(record: Record, found: Versus, about: Mapping[str, Mapping[str, str]]) -> Record:

@@ -133,7 +133,7 @@ def drawn_boundaries(sequences: int, length: int, random: np.random.Generator) -
 
 def drawn_pages(problem: AttentionProblem, random: np.random.Generator) -> NDArray[np.int32]:
     """Pages in any order; sequences share some where the pool has fewer than they have together."""
-    shape = (problem.batch, problem.table_pages)
+    shape = (problem.requests, problem.table_pages)
     rounds = -(-shape[0] * shape[1] // problem.pages)
     every = [random.permutation(problem.pages) for _ in range(rounds)]
     return np.concatenate(every)[: shape[0] * shape[1]].reshape(shape).astype(np.int32)
@@ -243,6 +243,7 @@ def serving_cases(config: KernelConfig) -> tuple[Case, ...]:
     ragged = replace(group, batch=5, k_lengths=True)
     paged = replace(ragged, batch=3, page=16, pages=3 * one.k_len // 16)
     draft = replace(paged, q_len=5, heads=6, causal=True, page=12, pages=one.k_len // 4)
+    packed = replace(draft, batch=1, q_len=config.tile_q + 31, sequences=4)
     cases = (
         Case("one token", replace(one, k_len=2 * keys, lse=False)),
         Case("group of 4", replace(group, k_len=2 * keys + 1), placement="padded"),
@@ -254,6 +255,7 @@ def serving_cases(config: KernelConfig) -> tuple[Case, ...]:
         Case("pages", paged, placement="padded"),
         Case("pages of a row", replace(paged, page=1, pages=one.k_len)),
         Case("pages and tokens", draft, placement="transposed"),
+        Case("packed rows on pages", packed, placement="padded"),
         Case("narrow pages", replace(draft, d_head=d_head // 2 + 8, page=256, pages=40)),
     )
     return tuple(

@@ -85,6 +85,11 @@ class KernelConfig(Knobs):
         del problem
         return ""
 
+    def refused_problem(self, problem: AttentionProblem) -> str:
+        """Why its kernels do not compute facts together that they compute alone, or nothing."""
+        del problem
+        return ""
+
     @property
     def repeats_bits(self) -> bool:
         """Whether the same inputs give the same bits every time."""

@@ -72,6 +72,9 @@ def require_computable(config: KernelConfig, problem: AttentionProblem) -> None:
                 f"{config.short_form()}: these kernels do not compute {name} "
                 f"({FACTS[name].doc}); leave it out or use another configuration."
             )
+    refusal = config.refused_problem(problem)
+    if refusal:
+        raise Unsupported(f"{config.short_form()}: {refusal}; use another configuration.")
     reason = config.depends_on_batch(problem) if problem.is_batch_invariant else ""
     if reason:
         raise Unsupported(

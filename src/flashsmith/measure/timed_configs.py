@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashsmith.base.dtypes import to_bits
+from flashsmith.check.cases import drawn_pages
 from flashsmith.kernels.kernel import KernelConfig
 from flashsmith.kernels.launch import Call
 from flashsmith.measure.interleaved import Comparison, Contender, Regime, compare, sample_us
@@ -70,7 +71,7 @@ def random_inputs(problem: AttentionProblem, seed: int = 0) -> dict[str, NDArray
     for role in signature_of(problem).inputs(problem):
         shape = role.shape(problem)
         if role.of:
-            inputs[role.name] = _table(role, problem, random)
+            inputs[role.name] = table_of(role, problem, random)
             continue
         if role.is_scores:
             inputs[role.name] = _bias(role, problem, random)
@@ -96,14 +97,16 @@ def _bias(role: TensorRole, problem: AttentionProblem, random: np.random.Generat
     return np.broadcast_to(bits, shape)
 
 
-def _table(
+def table_of(
     role: TensorRole, problem: AttentionProblem, random: np.random.Generator
 ) -> NDArray[np.uint32]:
     """Lengths are the whole of what there is: that is the work that a problem's cost counts."""
     shape = role.shape(problem)
-    if problem.sequences and role.is_integer:  # equally long, as a problem's cost counts them
+    if role.name in ("cu_seqlens_q", "cu_seqlens_k"):  # equally long, as a cost counts them
         length = problem.q_len if role.name == "cu_seqlens_q" else problem.k_len
         return np.linspace(0, length, shape[0]).astype(np.uint32)
+    if role.name == "block_table":
+        return drawn_pages(problem, random).view(np.uint32)
     if role.is_integer:
         return np.full(shape, problem.k_len, np.uint32)
     return random.uniform(0.0, 0.5, shape).astype(np.float32).view(np.uint32)

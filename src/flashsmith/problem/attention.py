@@ -211,11 +211,11 @@ class AttentionProblem:
                 f"sequences is {self.sequences} and batch is {self.batch}; packed sequences are a "
                 f"batch of one; make batch 1."
             )
-        if self.sequences and (self.k_lengths or self.page):
-            other = "k_lengths" if self.k_lengths else "page"
+        if self.sequences and self.k_lengths != bool(self.page):
             raise ArgumentError(
-                f"sequences and {other} are both given; packed sequences have lengths of their own "
-                f"and lie without gaps; leave {other} out."
+                f"sequences is {self.sequences}, k_lengths {self.k_lengths} and page {self.page}; "
+                f"keys of packed sequences are packed too (neither of the other two), or lie in "
+                f"pages, with their lengths in memory (both)."
             )
         others = {
             "sequences": "unpack the sequences",
@@ -280,6 +280,11 @@ class AttentionProblem:
         return self.sequences > 0 or self.k_lengths
 
     @property
+    def requests(self) -> int:
+        """Sequences, each with a length and pages of its own: packed, or the batch."""
+        return self.sequences or self.batch
+
+    @property
     def boundaries(self) -> int:
         """Where packed sequences begin and the last one ends: so many numbers."""
         return self.sequences + 1
@@ -289,7 +294,8 @@ class AttentionProblem:
         """What masks leave of the scores of one head; packed sequences count as equally long."""
         if not self.sequences:
             return self.batch * self.mask.area
-        q_len, k_len = self.q_len // self.sequences, self.k_len // self.sequences
+        q_len = self.q_len // self.sequences
+        k_len = self.k_len if self.page else self.k_len // self.sequences
         return self.sequences * self.mask_of(q_len, k_len).area
 
     @property

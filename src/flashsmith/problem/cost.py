@@ -50,6 +50,12 @@ def cost_of(problem: AttentionProblem) -> Cost:
     )
 
 
+def cache_bytes(problem: AttentionProblem) -> int:
+    """Bytes of K and V."""
+    inputs = signature_of(problem).inputs(problem)
+    return sum(_bytes(tensor, problem) for tensor in inputs if tensor.name in ("k", "v"))
+
+
 def _bytes(tensor: TensorRole, problem: AttentionProblem) -> int:
     # A bias counts as one that sequences and heads share: how it is broadcast is in its strides.
     shape = tensor.shape(problem)[2:] if tensor.is_scores else tensor.shape(problem)

@@ -30,14 +30,48 @@ def without_pages(problem: AttentionProblem, inputs: Tables) -> tuple[AttentionP
     """The same call on contiguous K and V; entries of the table that name no page are clamped."""
     if not problem.page:
         return problem, inputs
-    pages = np.clip(inputs["block_table"].astype(np.int64), 0, problem.pages - 1)
-    axis = 1 if problem.layout == "bshd" else 2  # of the rows of a page
+    if problem.sequences:
+        return _packed_keys(problem, inputs)
     made = {name: array for name, array in inputs.items() if name != "block_table"}
+    axis = _row_axis(problem)
     for name in ("k", "v"):
-        rows = np.moveaxis(inputs[name], axis, 1)[pages]  # (batch, pages, rows, …)
-        rows = rows.reshape(problem.batch, -1, *rows.shape[3:])[:, : problem.k_len]
-        made[name] = np.moveaxis(rows, 1, axis)
+        made[name] = np.moveaxis(_paged_rows(problem, inputs, name), 1, axis)
     return replace(problem, page=0, pages=0), made
+
+
+def _row_axis(problem: AttentionProblem) -> int:
+    return 1 if problem.layout == "bshd" else 2
+
+
+def _paged_rows(problem: AttentionProblem, inputs: Tables, name: str) -> NDArray[Any]:
+    """Rows of every sequence, (sequences, k_len, …); entries that name no page are clamped."""
+    pages = np.clip(inputs["block_table"].astype(np.int64), 0, problem.pages - 1)
+    rows = np.moveaxis(inputs[name], _row_axis(problem), 1)[pages]  # (sequences, pages, rows, …)
+    return rows.reshape(problem.requests, -1, *rows.shape[3:])[:, : problem.k_len]
+
+
+def _packed_keys(problem: AttentionProblem, inputs: Tables) -> tuple[AttentionProblem, Tables]:
+    """The same of packed rows: keys are packed too, as many as lengths say."""
+    problem_of_keys, boundaries = with_packed_keys(problem, inputs["k_lengths"])
+    lengths = np.diff(boundaries)
+    made = {n: array for n, array in inputs.items() if n not in ("block_table", "k_lengths")}
+    made["cu_seqlens_k"] = boundaries
+    for name in ("k", "v"):
+        rows = _paged_rows(problem, inputs, name)
+        every = [one[:length] for one, length in zip(rows, lengths, strict=True)]
+        packed = np.concatenate([*every, rows[0, :1]])[: problem_of_keys.k_len]
+        made[name] = np.moveaxis(packed[None], 1, _row_axis(problem))
+    return problem_of_keys, made
+
+
+def with_packed_keys(
+    problem: AttentionProblem, lengths: NDArray[Any]
+) -> tuple[AttentionProblem, NDArray[np.int32]]:
+    """A call of packed rows on pages as one on packed keys, and where those begin."""
+    inside = np.clip(lengths.astype(np.int64), 0, problem.k_len)
+    boundaries = np.concatenate([[0], np.cumsum(inside)]).astype(np.int32)
+    k_len = max(int(boundaries[-1]), 1)  # of none there is one that nobody sees
+    return replace(problem, page=0, pages=0, k_lengths=False, k_len=k_len), boundaries
 
 
 def sequences_of(problem: AttentionProblem, tables: Tables) -> Iterator[SequenceOf]:

@@ -24,6 +24,7 @@ class TensorRole:
     is_output: bool = False
     is_statistics: bool = False
     asked_by: str = ""  # the fact that makes it part of a call; empty: it always is
+    unless: str = ""  # the fact that takes its place
     of: tuple[str, ...] = ()  # a table's dimensions, by the names of facts
     is_integer: bool = False  # entries of a table are int32, not float32
     is_scores: bool = False  # an element a score, in the type that its fact names
@@ -32,6 +33,11 @@ class TensorRole:
     def is_rows(self) -> bool:
         """Whether it has rows of elements."""
         return not (self.is_statistics or self.of or self.is_scores)
+
+    def is_part_of(self, problem: AttentionProblem) -> bool:
+        """Whether a call of this problem has it."""
+        asked = not self.asked_by or getattr(problem, self.asked_by)
+        return bool(asked and not (self.unless and getattr(problem, self.unless)))
 
     def shape(self, problem: AttentionProblem) -> tuple[int, ...]:
         """The shape in the problem's layout; a number a row is (batch, heads, rows) in each."""
@@ -76,7 +82,7 @@ class Signature:
 
     def of(self, problem: AttentionProblem) -> tuple[TensorRole, ...]:
         """The tensors of a call: one that the problem does not ask for is not among them."""
-        return tuple(t for t in self.tensors if not t.asked_by or getattr(problem, t.asked_by))
+        return tuple(t for t in self.tensors if t.is_part_of(problem))
 
     def inputs(self, problem: AttentionProblem) -> tuple[TensorRole, ...]:
         """What a call is given."""
@@ -92,10 +98,12 @@ _TABLES = (
     TensorRole("sinks", of=("heads",), asked_by="sinks"),
     TensorRole("alibi_slopes", of=("batch", "heads"), asked_by="alibi"),
     TensorRole(BIAS, "heads", "q_len", asked_by="bias", is_scores=True),
-    TensorRole("k_lengths", of=("batch",), asked_by="k_lengths", is_integer=True),
+    TensorRole("k_lengths", of=("requests",), asked_by="k_lengths", is_integer=True),
     TensorRole("cu_seqlens_q", of=("boundaries",), asked_by="sequences", is_integer=True),
-    TensorRole("cu_seqlens_k", of=("boundaries",), asked_by="sequences", is_integer=True),
-    TensorRole("block_table", of=("batch", "table_pages"), asked_by="page", is_integer=True),
+    TensorRole(
+        "cu_seqlens_k", of=("boundaries",), asked_by="sequences", unless="page", is_integer=True
+    ),
+    TensorRole("block_table", of=("requests", "table_pages"), asked_by="page", is_integer=True),
 )
 TABLES = {role.name: role for role in _TABLES}
 

@@ -32,12 +32,13 @@ from flashsmith.torch_op.autograd import (
 )
 from flashsmith.torch_op.cpu_kernel import TORCH_RUNS, is_emulated
 from flashsmith.torch_op.cuda_kernel import current_stream
-from flashsmith.torch_op.fake_kernel import empty_lse
+from flashsmith.torch_op.fake_kernel import empty_lse, empty_output
 from flashsmith.torch_op.tables import KEPT_TABLES, as_tables, expanded
 from flashsmith.torch_op.tensor_view import (
     autocast,
     is_autocast,
     refuse_out,
+    require_dense,
     require_tensors,
     tensor_view,
 )
@@ -54,6 +55,7 @@ def attend(
     options: CallOptions,
     explain: bool,
     tables: ArrayTables = NO_TABLES,
+    workspace: Array = None,
 ) -> tuple[Tensor, Tensor | None, Choice | None]:
     """Output, log-sum-exp (or None), and the choice if it is to be explained."""
     require_tensors(q, k, v, out)
@@ -63,8 +65,11 @@ def attend(
         q, k, v = autocast(q), autocast(k), autocast(v)
     given, wants_lse = given_of(options), options.facts[LSE]
     lse = None
+    if workspace is not None or (tables and out is not None):
+        of_tables = as_tables(tables, q)
+        return _attend_into(q, k, v, out, options, explain, of_tables, workspace)
     if tables:
-        return _attend_with(q, k, v, out, options, explain, as_tables(tables, q))
+        return _attend_with(q, k, v, options, explain, as_tables(tables, q))
     if wants_gradient(q, k, v):  # which needs the log-sum-exp
         refuse_unknown_gradients(options)
         if out is not None:
@@ -88,17 +93,11 @@ def _attend_with(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    out: Array,
     options: CallOptions,
     explain: bool,
     tables: dict[str, Tensor],
 ) -> tuple[Tensor, Tensor | None, Choice | None]:
     """The same with tables."""
-    if out is not None:
-        raise Unsupported(
-            f"out is given and {next(iter(tables))} too; such calls return new memory; do not pass "
-            f"out."
-        )
     wants_lse, given = bool(options.facts[LSE]), given_of(options)
     if wants_gradient(q, k, v, *tables.values()):  # which needs the log-sum-exp
         refuse_unknown_gradients(options, tables)
@@ -109,6 +108,47 @@ def _attend_with(
     lse = lse if wants_lse else None
     choice = _choice(_named(q, k, v, found, lse), options, tables) if explain else None
     return found, lse, choice
+
+
+def _attend_into(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Array,
+    options: CallOptions,
+    explain: bool,
+    tables: dict[str, Tensor],
+    workspace: Array,
+) -> tuple[Tensor, Tensor | None, Choice | None]:
+    """The same in memory that the caller brings: output, scratch, or both."""
+    if workspace is not None:
+        require_dense({"workspace": workspace})
+    if wants_gradient(q, k, v, *tables.values()):
+        name = "out" if out is not None else "workspace"
+        raise Unsupported(
+            f"{name} is given and a gradient is asked for; autograd cannot follow a call into "
+            f"memory of its caller's; do not pass {name}, or call under torch.no_grad()."
+        )
+    out = empty_output(q) if out is None else out
+    lse = empty_lse(q, options.fact("layout")) if options.facts[LSE] else None
+    operator.forward_into(q, k, v, in_order(tables), out, lse, workspace, *given_of(options))
+    choice = _choice(_named(q, k, v, out, lse), options, tables) if explain else None
+    return out, lse, choice
+
+
+def scratch_bytes_of(
+    q: Tensor, k: Tensor, v: Tensor, options: CallOptions, tables: ArrayTables
+) -> int:
+    """Scratch memory that a call needs; none where torch's own attention computes it."""
+    require_tensors(q, k, v, None)
+    views = [tensor_view(name, tensor) for name, tensor in zip("qkv", (q, k, v), strict=True)]
+    whole = expanded(as_tables(tables, q), q, k, str(options.fact("layout")))
+    problem = problem_of(views, options, {n: tensor_view(n, t) for n, t in whole.items()})
+    on_cpu = q.device.type == "cpu"
+    if on_cpu and not is_emulated(options):
+        return 0
+    device = host_device("emulator") if on_cpu else gpu_device(views[0], options.backend)
+    return launch_for(device, problem, options, views).prepared.scratch_bytes
 
 
 def _named(q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor | None) -> dict[str, Tensor]:

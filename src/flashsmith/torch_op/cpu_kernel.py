@@ -6,20 +6,22 @@ from collections.abc import Mapping
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from flashsmith.api.array_view import ArrayView
 from flashsmith.api.host_call import attend_bits
 from flashsmith.api.launches import host_device
 from flashsmith.api.notices import say_once
 from flashsmith.api.options import CallOptions
-from flashsmith.api.problems import problem_of, require_out_fits
+from flashsmith.api.problems import problem_of, require_out_fits, require_room
 from flashsmith.api.tables import by_name
 from flashsmith.base import settings
 from flashsmith.base.errors import ArgumentError
 from flashsmith.problem.attention import AttentionProblem
 from flashsmith.problem.needs import exact_facts
 from flashsmith.problem.reference import of_head, score
-from flashsmith.problem.sequences import sequences_of
+from flashsmith.problem.sequences import sequences_of, with_packed_keys
 from flashsmith.problem.signature import BIAS, TABLES
 from flashsmith.torch_op.arguments import Argument, options_of
 from flashsmith.torch_op.fake_kernel import empty_output, no_lse
@@ -64,6 +66,27 @@ def forward_with(
     return out, no_lse(q) if of_rows is None else of_rows
 
 
+def forward_into(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    tables: list[Tensor | None],
+    out: Tensor,
+    lse: Tensor | None,
+    workspace: Tensor | None,
+    *given: Argument,
+) -> None:
+    """The same into `out` and `lse`; a workspace is held to what the call needs, and not used."""
+    views = [tensor_view(name, tensor) for name, tensor in zip("qkv", (q, k, v), strict=True)]
+    require_out_fits(tensor_view("out", out), views)
+    room = None if workspace is None else tensor_view("workspace", workspace)
+    options = options_of(given, lse=lse is not None)
+    computed, of_rows = _attend(q, k, v, options, by_name(tables), room)
+    out.copy_(computed)
+    if lse is not None and of_rows is not None:
+        lse.copy_(of_rows)
+
+
 def forward_kept(
     q: Tensor,
     k: Tensor,
@@ -102,6 +125,7 @@ def _attend(
     v: Tensor,
     options: CallOptions,
     tables: Mapping[str, Tensor] = _NO_TABLES,
+    workspace: ArrayView | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     if torch.is_grad_enabled():
         refuse_gradients({"q": q, "k": k, "v": v})
@@ -109,7 +133,9 @@ def _attend(
     views = [tensor_view(name, tensor) for name, tensor in zip("qkv", (q, k, v), strict=True)]
     problem = problem_of(views, options, {n: tensor_view(n, t) for n, t in tables.items()})
     if is_emulated(options):
-        return _emulate({"q": q, "k": k, "v": v, **tables}, problem, options)
+        return _emulate({"q": q, "k": k, "v": v, **tables}, problem, options, workspace)
+    if workspace is not None:
+        require_room(workspace, 0, "cpu")
     require_cpu_options(problem, options)
     say_once(
         "torch on the CPU",
@@ -140,11 +166,14 @@ def is_emulated(options: CallOptions) -> bool:
 
 
 def _emulate(
-    tensors: Mapping[str, Tensor], problem: AttentionProblem, options: CallOptions
+    tensors: Mapping[str, Tensor],
+    problem: AttentionProblem,
+    options: CallOptions,
+    workspace: ArrayView | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     q = tensors["q"]
     bits = {name: t.detach().view(_BITS[t.element_size()]).numpy() for name, t in tensors.items()}
-    found, _ = attend_bits(host_device("emulator"), problem, bits, options)
+    found, _ = attend_bits(host_device("emulator"), problem, bits, options, workspace=workspace)
     out = _like_real(torch.from_numpy(found["o"]).view(q.dtype), q)
     lse = torch.from_numpy(found["lse"].view(np.float32)) if problem.lse else None
     return out, lse
@@ -161,6 +190,10 @@ def _by_matrices(
     )
     if problem.page:
         k, v = (_contiguous(pool, tensors["block_table"]) for pool in (k, v))
+    if problem.page and problem.sequences:
+        problem, boundaries = with_packed_keys(problem, tables["k_lengths"])
+        tables = {**tables, "cu_seqlens_k": boundaries}
+        k, v = (_packed(keys, np.diff(boundaries)) for keys in (k, v))
     out = torch.zeros_like(q)
     lse = torch.full(q.shape[:3], float("-inf"))
     for one in sequences_of(problem, tables):
@@ -186,6 +219,12 @@ def _contiguous(pool: Tensor, table: Tensor) -> Tensor:
     """Rows that lie in pages, (pages, heads, page, d), one after the other in each sequence."""
     rows = pool[table.long().clamp(0, pool.shape[0] - 1)]
     return rows.transpose(1, 2).flatten(2, 3)
+
+
+def _packed(keys: Tensor, lengths: NDArray[np.int32]) -> Tensor:
+    """Keys of sequences, (sequences, heads, keys, d), one behind the other in a batch of one."""
+    every = [one[:, :length] for one, length in zip(keys, lengths.tolist(), strict=True)]
+    return torch.cat([*every, keys[0, :, :1]], dim=1)[None]
 
 
 def _torch_attention(

@@ -17,7 +17,7 @@ from flashsmith.api.launches import (
     launch_for,
     say_copy,
 )
-from flashsmith.api.problems import problem_of, require_out_fits
+from flashsmith.api.problems import problem_of, require_out_fits, require_room
 from flashsmith.api.tables import by_name
 from flashsmith.kernels.launch import SCRATCH, Call
 from flashsmith.problem.signature import BIAS
@@ -85,34 +85,67 @@ def forward_with(
     *given: Argument,
 ) -> tuple[Tensor, Tensor]:
     """The same of a call with tables; an LSE without elements where none is asked for."""
+    of_tables = _tables_of(tables, q, k, lse, given)
+    launch = _launch_with(q, k, v, of_tables, lse, given)
+    out = launch.empty_output(q)
+    of_rows = empty_lse(q, launch.prepared.problem.layout) if lse else no_lse(q)
+    stream = current_stream(launch.ordinal)
+    _start_on_copies(launch, (q, k, v), out, of_rows if lse else None, stream, of_tables)
+    return out, of_rows
+
+
+def forward_into(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    tables: list[Tensor | None],
+    out: Tensor,
+    lse: Tensor | None,
+    workspace: Tensor | None,
+    *given: Argument,
+) -> None:
+    """The same into `out` and `lse`, with `workspace` as scratch: nothing is allocated."""
+    of_tables = _tables_of(tables, q, k, lse is not None, given)
+    launch = _launch_with(q, k, v, of_tables, lse is not None, given)
+    views = [tensor_view(name, tensor) for name, tensor in zip("qkv", (q, k, v), strict=True)]
+    require_out_fits(tensor_view("out", out), views)
+    more: Mapping[str, Tensor] = of_tables
+    if workspace is not None:
+        needed = launch.prepared.scratch_bytes
+        require_room(tensor_view("workspace", workspace), needed, views[0].device)
+        more = {**of_tables, SCRATCH: workspace}
+    _start_on_copies(launch, (q, k, v), out, lse, current_stream(launch.ordinal), more)
+
+
+def _tables_of(
+    tables: list[Tensor | None], q: Tensor, k: Tensor, lse: bool, given: Given
+) -> Mapping[str, Tensor]:
+    """The tables of a call by name; a bias has an element a score."""
+    named = by_name(tables)
+    if BIAS not in named:
+        return named
+    return expanded(named, q, k, str(options_of(given, lse=lse).fact("layout")))
+
+
+def _launch_with(
+    q: Tensor, k: Tensor, v: Tensor, tables: Mapping[str, Tensor], lse: bool, given: Given
+) -> _TorchLaunch:
+    """The launch of a call with tables."""
     refuse_gradients({"q": q, "k": k, "v": v} if torch.is_grad_enabled() else {})
-    of_tables = by_name(tables)
-    if BIAS in of_tables:
-        of_tables = expanded(of_tables, q, k, str(options_of(given, lse=lse).fact("layout")))
     key = (
         *(q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride()),
         *(q.dtype, k.dtype, v.dtype, q.get_device(), k.get_device(), v.get_device()),
         # How a bias begins decides whether its keys are read by pairs.
         *(
             (n, t.shape, t.stride(), t.dtype, t.get_device(), t.data_ptr() & _UNALIGNED)
-            for n, t in of_tables.items()
+            for n, t in tables.items()
         ),
         *(lse, given),
     )
     found = KEPT_LAUNCHES.get(key)
     if found is None:
-        found = kept_launch(key, lambda: _make_launch(q, k, v, lse, given, of_tables))
-    out = found.empty_output(q)  # type: ignore[attr-defined]  # no other kind under such a key
-    of_rows = empty_lse(q, found.prepared.problem.layout) if lse else no_lse(q)
-    _start_on_copies(
-        found,  # type: ignore[arg-type]  # as above
-        (q, k, v),
-        out,
-        of_rows if lse else None,
-        current_stream(q.get_device()),
-        of_tables,
-    )
-    return out, of_rows
+        found = kept_launch(key, lambda: _make_launch(q, k, v, lse, given, tables))
+    return found  # type: ignore[return-value]  # under such a key there is no other kind
 
 
 def forward_kept(
@@ -222,7 +255,7 @@ def _start_on_copies(
     out: Tensor,
     lse: Tensor | None,
     stream: int,
-    tables: Mapping[str, Tensor] = _NO_TABLES,
+    tables: Mapping[str, Tensor] = _NO_TABLES,  # and scratch that the caller brings
 ) -> None:
     """Launches on the tensors, or on contiguous copies of what no kernel can read in place."""
     readable = []
@@ -235,7 +268,7 @@ def _start_on_copies(
         copied = tensor.clone(memory_format=torch.contiguous_format) if obstacle else tensor
         readable.append(copied)
     q, k, v = readable
-    more = {**tables, **_scratch(launch, q)}
+    more = tables if SCRATCH in tables else {**tables, **_scratch(launch, q)}
     launch.prepared(_call(launch, (q, k, v), out, lse, more), stream)
 
 

@@ -62,6 +62,20 @@ def forward_with(
     return empty_output(q), empty_lse(q, layout) if lse else no_lse(q)
 
 
+def forward_into(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    tables: list[Tensor | None],
+    out: Tensor,
+    lse: Tensor | None,
+    workspace: Tensor | None,
+    *given: Argument,
+) -> None:
+    """Nothing to return: `out`, `lse` and `workspace` are written."""
+    _check(q, k, v, given, by_name(tables))
+
+
 def forward_kept(
     q: Tensor,
     k: Tensor,

@@ -1,8 +1,9 @@
 """The operators torch knows: torch.ops.flashsmith.forward and its variants, and backward.
 
 `forward_with` takes the tables of a call in the order of problem/signature.py, None for those that
-it does not bring, and returns an LSE without elements where none is asked for. `forward_kept` takes
-by name those that have a backward pass, and has gradients: torch follows no list with gaps.
+it does not bring, and returns an LSE without elements where none is asked for. `forward_into` does
+the same in memory of the caller's. `forward_kept` takes by name those that have a backward pass,
+and has gradients: torch follows no list with gaps.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ _SCHEMAS = {
     "forward_lse": f"({_TENSORS}, {_GIVEN}) -> (Tensor, Tensor)",
     "forward_out": f"({_TENSORS}, Tensor(a!) out, Tensor(b!)? lse, {_GIVEN}) -> ()",
     "forward_with": f"({_TENSORS}, Tensor?[] tables, bool lse, {_GIVEN}) -> (Tensor, Tensor)",
+    "forward_into": f"({_TENSORS}, Tensor?[] tables, Tensor(a!) out, Tensor(b!)? lse, "
+    f"Tensor(c!)? workspace, {_GIVEN}) -> ()",
     "forward_kept": f"({_TENSORS}, {_KEPT}, {_GIVEN}) -> (Tensor, Tensor)",
     "backward": f"(Tensor do, {_TENSORS}, Tensor o, Tensor lse, Tensor? dlse=None, {_GIVEN})"
     " -> (Tensor, Tensor, Tensor)",
@@ -73,6 +76,7 @@ forward = torch.ops.flashsmith.forward.default
 forward_lse = torch.ops.flashsmith.forward_lse.default
 forward_out = torch.ops.flashsmith.forward_out.default
 forward_with = torch.ops.flashsmith.forward_with.default
+forward_into = torch.ops.flashsmith.forward_into.default
 forward_kept = torch.ops.flashsmith.forward_kept.default
 backward = torch.ops.flashsmith.backward.default
 backward_with = torch.ops.flashsmith.backward_with.default

@@ -4,12 +4,14 @@ from dataclasses import replace
 
 import pytest
 
-from flashsmith.base.errors import ArgumentError
+from flashsmith.arch import get as get_arch
+from flashsmith.base.errors import ArgumentError, Unsupported
 from flashsmith.kernels import parse_config
 from flashsmith.kernels.arguments import TensorArg
 from flashsmith.kernels.plans import plan
 from flashsmith.kernels.sm80_decode.plan import slices_of
 from flashsmith.problem.attention import AttentionProblem
+from flashsmith.tuner.choose.choice import choose
 
 CONFIG = parse_config("decode(BF16, 128, 16, 16, 4): slice_512+most_32+stages_3+ctas_2")
 PROBLEM = AttentionProblem(3, 32, 8, 1, 8192 + 1, 128, lse=True)
@@ -92,3 +94,66 @@ def test_needs_follow_from_the_kv_block_and_not_from_the_slice():
     assert "ragged_k" not in launch.needs
     (launch,) = plan(CONFIG, replace(PROBLEM, k_len=528, k_lengths=True), sm_count=132)
     assert "ragged_k" in launch.needs
+
+
+PACKED = replace(
+    PROBLEM, batch=1, q_len=300, k_len=8192, sequences=9, k_lengths=True, page=16, pages=4608
+)
+
+
+def test_packed_sequences_are_routed_by_their_own_rows_and_nothing_else():
+    few, many = plan(CONFIG, PACKED, sm_count=132)
+    assert few.config == CONFIG
+    assert few.geometry.grid == (9 * 8 * 16, 1, 1)  # a CTA a slice of the longest there may be
+    assert (many.config.B_r, many.config.persistent) == (64, True)
+    assert (few.least_rows, few.most_rows, many.least_rows) == (1, 16, 17)
+    assert many.most_rows >= 4 * 300
+    assert [launch.arguments(CALL).outer for launch in (few, many)] == [0, 2]
+    other = plan(CONFIG, replace(PACKED, sequences=50, q_len=4000), sm_count=132)
+    assert [launch.config for launch in other] == [few.config, many.config]
+
+
+def test_parts_of_packed_rows_take_a_tile_a_sequence_or_a_row_each_whichever_is_less():
+    few, many = plan(CONFIG, PACKED, sm_count=132)
+    assert few.arguments(CALL).part_rows == 9 * 16
+    assert many.arguments(CALL).part_rows == 9 * 64
+    parts = [8 * 16 * 9 * 16, 8 * 8 * 9 * 64]  # heads, slices, rows
+    assert few.scratch_bytes == many.scratch_bytes == max(parts) * (128 + 2) * 4
+    one_each = replace(PACKED, q_len=9)
+    assert [
+        launch.arguments(CALL).part_rows for launch in plan(CONFIG, one_each, sm_count=132)
+    ] == [
+        9 * 4,
+        9 * 4,
+    ]
+
+
+def test_a_launch_takes_as_many_packed_sequences_as_have_counters():
+    launches = plan(CONFIG, replace(PACKED, sequences=700, q_len=900), sm_count=132)
+    assert [(one.first_batch, one.batch) for one in launches] == [(0, 512), (512, 188)] * 2
+    assert [one.takes_outer for one in launches] == [False, False, False, True]
+
+
+def test_packed_keys_are_left_to_forward_kernels():
+    packed = replace(PACKED, k_lengths=False, page=0, pages=0)
+    with pytest.raises(Unsupported, match="packed sequences on pages of keys only"):
+        plan(CONFIG, packed, sm_count=132)
+    assert choose(packed, "sm_80").config.NAME == "sm80_forward"
+
+
+@pytest.mark.parametrize("width", [64, 128, 256])
+@pytest.mark.parametrize("heads", [8, 32, 136, 512])
+def test_what_packed_rows_are_computed_by_does_not_look_at_what_is_packed(width, heads):
+    packed = replace(PACKED, d_head=width, heads=heads)
+    every = [
+        replace(packed, sequences=n, q_len=rows, k_len=keys)
+        for n in (1, 300)
+        for rows in (1, 77, 9000)
+        for keys in (64, 131072)
+    ]
+    for arch in ("sm_80", "sm_86", "sm_90a"):
+        configs = [choose(one, arch).config for one in every]
+        assert len({config.numeric_class for config in configs}) == 1
+        for config, one in zip(configs, every, strict=True):
+            for launch in plan(config, one, sm_count=132):
+                launch.config.require_buildable(get_arch(arch))

@@ -11,12 +11,13 @@ import typer
 
 from flashsmith.base import settings
 from flashsmith.base.errors import ArgumentError, DeviceMissing
-from flashsmith.bench.suite import Suite, of_lengths, read_suite, suite_names
+from flashsmith.bench.suite import Shape, Suite, of_lengths, read_suite, suite_names
 from flashsmith.cli import options
 from flashsmith.cli.output import Row, note, show
 from flashsmith.cli.progress import progress_bar
 from flashsmith.kernels import KernelConfig, resolve_key
-from flashsmith.problem.cost import Cost, cost_of
+from flashsmith.problem.cost import Cost, cache_bytes, cost_of
+from flashsmith.problem.needs import facts_that_hold
 from flashsmith.runtime.devices import default_device, has_cuda
 
 if TYPE_CHECKING:
@@ -27,7 +28,10 @@ if TYPE_CHECKING:
 
 DEFAULT_KEY = "what is chosen for each shape"  # without KEY and KERNELS
 SuiteOption = Annotated[
-    str, typer.Option("--suite", help="paper, quick, llm, or a path to a .toml file.")
+    str,
+    typer.Option(
+        "--suite", help="quick, paper, llm, models, serve (caches), or a path to a .toml file."
+    ),
 ]
 PeersOption = Annotated[
     str, typer.Option("--peers", help="Only peers whose name contains one of these, as in cudnn.")
@@ -44,6 +48,9 @@ NumbersOption = Annotated[
     bool,
     typer.Option("--numbers", help="No times: the error of each against the exact result."),
 ]
+ListOption = Annotated[
+    bool, typer.Option("--list", help="No times: the suite's shapes, on any machine.")
+]
 OnlyLensOption = Annotated[
     str | None, typer.Option("--seq-lens", help="Only the suite's shapes of these lengths.")
 ]
@@ -59,6 +66,7 @@ def command(
     rounds: options.RoundsOption = None,
     sustained: options.SustainedOption = False,
     numbers: NumbersOption = False,
+    shapes: ListOption = False,
     output: options.AppendOption = None,
     every: options.AllOption = False,
     json: options.JsonOption = False,
@@ -70,6 +78,7 @@ def command(
     Examples: flashsmith bench --suite quick --peers cudnn -o records.jsonl;
     flashsmith bench prog --dtype fp16 --peers fa2;
     flashsmith bench --suite paper --peer ../fa3/peer.py:flash_attention_3;
+    flashsmith bench --suite serve --list;
     flashsmith bench prog --dtype fp16 --peers flashattention-2 --numbers
     """
     chosen = read_suite(suite, options.dtype_of(dtype))
@@ -79,6 +88,11 @@ def command(
     configs = resolve_key(given) if given else []
     if given:
         chosen = of_configs(chosen, configs, given)
+    if shapes:
+        options.refuse_together({"--list": True, "--numbers": numbers, "-o": output})
+        about = f"{chosen.name}: {chosen.about}"
+        show([listed(s) for s in chosen.shapes], json=json, csv=csv, every=every, title=about)
+        return
     wanted = Wanted(peers, peer or [], rounds or options.ROUNDS, sustained, output)
     if numbers:
         options.refuse_together({"--numbers": True, "-o": output})
@@ -89,6 +103,19 @@ def command(
         return
     rows = _run(chosen, wanted, configs)
     show(rows, json=json, csv=csv, every=every, title=f"{chosen.name}: {chosen.about}")
+
+
+def listed(shape: Shape) -> Row:
+    """One shape of a suite."""
+    problem = shape.problem
+    dimensions = ("batch", "heads", "kv_heads", "q_len", "k_len", "d_head")
+    facts = {name: getattr(problem, name) for name in facts_that_hold(problem)}
+    return {
+        "shape": shape.name,
+        **{name: getattr(problem, name) for name in dimensions},
+        "facts": " ".join(n if v is True else f"{n}={v}" for n, v in facts.items()),
+        "kv_mib": round(cache_bytes(problem) / 2**20, 1),
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +229,8 @@ def number_rows(found: Numbers) -> list[Row]:
 
 def _rows(found: Versus) -> list[Row]:
     """One row a configuration of ours and peer; without peers, one a configuration."""
+    if found.read is not None:
+        return _rows_of_cache(found, found.read)
     cost, gemm = cost_of(found.shape.problem), found.gemm_tflops()
     rows: list[Row] = []
     for ours in found.set:
@@ -216,6 +245,37 @@ def _rows(found: Versus) -> list[Row]:
         begin: Row = {"shape": found.shape.name, "ours_tflops": round(rate, 1)}
         against: list[Row] = [_against(found, ours, peer, cost) for peer in found.peers]
         rows += [{"shape": begin["shape"], **one, **end} for one in against] or [{**begin, **end}]
+    return rows
+
+
+def _rows_of_cache(found: Versus, read: Timed) -> list[Row]:
+    """The same of a cache, in microseconds and shares of the rate of a plain read."""
+    rows: list[Row] = []
+    for ours in found.set:
+        chosen = found.choice.config.short_form() if found.choice.config else None
+        own: Row = {
+            "ours_us": round(ours.time_us.median, 1),
+            "read_us": round(read.time_us.median, 1),
+            "of_read": round(found.of_read(ours) or 0.0, 3),
+        }
+        end: Row = {
+            "control": round(found.comparison.control.median, 4),
+            "void": found.comparison.is_void,
+            "config": chosen if found.n_ours == 1 else ours.name,
+        }
+        name = found.shape.name
+        for peer in found.peers:
+            ratio = found.times_as_fast(peer, ours)
+            against: Row = {
+                "peer": peer.name,
+                "peer_us": round(peer.time_us.median, 1),
+                "times_as_fast": round(ratio.median, 3),
+                "p20": round(ratio.p20, 3),
+                "p80": round(ratio.p80, 3),
+            }
+            rows.append({"shape": name, **against, **own, **end})
+        if not found.peers:
+            rows.append({"shape": name, **own, **end})
     return rows
 
 

@@ -44,7 +44,7 @@ class Sm80DecodeConfig(KernelConfig):
     CPP_METHODS: ClassVar[str] = "flashsmith/sm80/decode_methods.cuh"
     CPP_ENTRY: ClassVar[str] = "flashsmith::sm80::decode"
     ARGUMENTS: ClassVar[type[Arguments]] = DecodeArguments
-    REFUSED_FACTS: ClassVar[tuple[str, ...]] = ("sequences", "bias")
+    REFUSED_FACTS: ClassVar[tuple[str, ...]] = ("bias",)
     BUILD_RULES: ClassVar[tuple[Rule, ...]]
     AUTOTUNE_RULES: ClassVar[tuple[Rule, ...]] = ()
 
@@ -118,6 +118,12 @@ class Sm80DecodeConfig(KernelConfig):
     def runs_on(cls, arch_name: str) -> bool:
         """mma.sync, ldmatrix and cp.async exist from sm_80 on."""
         return arch_name.startswith("sm_")
+
+    def refused_problem(self, problem: AttentionProblem) -> str:
+        """Packed query rows have their keys in a pool of pages."""
+        if problem.sequences and not problem.page:
+            return "these kernels compute packed sequences on pages of keys only (page, k_lengths)"
+        return ""
 
     def plan(self, problem: AttentionProblem, sm_count: int) -> Plan:
         """The launches of this configuration on a problem that it computes."""

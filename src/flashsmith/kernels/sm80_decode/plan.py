@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from flashsmith.base.errors import ArgumentError
 from flashsmith.kernels.kernel import KernelConfig
 from flashsmith.kernels.launch import SCRATCH, WORKSPACE, Call, Launch, LaunchGeometry, Plan
 from flashsmith.kernels.sm80_decode.arguments import DecodeArguments
 from flashsmith.kernels.sm80_decode.config import Sm80DecodeConfig
+from flashsmith.kernels.sm80_decode.sets import wide_config
+from flashsmith.kernels.tile_list.plan import OUTER_ITEMS, edges_of
 from flashsmith.problem.attention import AttentionProblem
 from flashsmith.problem.needs import Needs, needs_of
 
@@ -18,6 +20,7 @@ LOG2_E = math.log2(math.e)
 FLOAT_BYTES = 4
 # Words at the start of the workspace that every kernel finds zero and leaves zero.
 MOST_COUNTERS = 4096
+_NO_CTAS = LaunchGeometry((0, 1, 1), 0, 0)  # of a kind of launch, until sequences are shared out
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,13 +29,17 @@ class DecodeLaunch(Launch):
 
     first_batch: int = 0
     batch: int = 0
+    # Of packed rows: sequences with so many, of all heads of a group, and rows of no sequence.
+    least_rows: int = 0
+    most_rows: int = 0
+    takes_outer: bool = False
 
     def arguments(self, call: Call) -> DecodeArguments:
         """The kernel's one parameter."""
         problem, config = self.problem, _own(self.config)
         parts = _parts(config, problem)
         scratch = _address(call, SCRATCH)
-        rows = _part_rows(config, problem)
+        rows, edges = _part_rows(config, problem), edges_of(problem)
         return DecodeArguments(
             q=call["q"],
             k=call["k"],
@@ -54,9 +61,9 @@ class DecodeLaunch(Launch):
             q_len=problem.q_len,
             k_len=problem.k_len,
             d_head=problem.d_head,
-            diagonal=problem.mask.diagonal,
-            left_diagonal=problem.mask.left_diagonal,
-            position=problem.mask.alignment if problem.alibi else 0,
+            diagonal=edges.right,
+            left_diagonal=edges.left,
+            position=edges.position,
             follows_length=problem.diagonal is None,
             scale_log2=problem.softmax_scale * LOG2_E,
             q_tiles=_q_tiles(config, problem),
@@ -67,6 +74,11 @@ class DecodeLaunch(Launch):
             page_shift=_shift(problem.page),
             pages=problem.pages,
             table_pages=problem.table_pages,
+            cu_seqlens_q=_address(call, "cu_seqlens_q"),
+            sequences=problem.sequences,
+            outer=OUTER_ITEMS if self.takes_outer else 0,
+            least_rows=self.least_rows,
+            most_rows=self.most_rows,
         )
 
 
@@ -85,8 +97,11 @@ def _own(config: KernelConfig) -> Sm80DecodeConfig:
 
 
 def _q_tiles(config: Sm80DecodeConfig, problem: AttentionProblem) -> int:
-    """Tiles of the query rows of all heads that share one of K and V."""
-    return math.ceil(problem.q_len * problem.group / config.B_r)
+    """Tiles of the query rows of all heads that share one of K and V.
+
+    Of packed rows: those of a sequence that is divided into slices, which has one.
+    """
+    return 1 if problem.sequences else math.ceil(problem.q_len * problem.group / config.B_r)
 
 
 def slices_of(config: Sm80DecodeConfig, k_len: int) -> tuple[int, int]:
@@ -111,21 +126,53 @@ def _slices(config: Sm80DecodeConfig, problem: AttentionProblem) -> int:
 
 def slices_at_most(config: Sm80DecodeConfig, problem: AttentionProblem) -> int:
     """Slices of all q tiles of a call: CTAs of a launch that takes one slice each."""
-    tiles = problem.batch * problem.kv_heads * _q_tiles(config, problem)
+    tiles = problem.requests * problem.kv_heads * _q_tiles(config, problem)
     return tiles * _slices(config, problem)
 
 
 def _part_rows(config: Sm80DecodeConfig, problem: AttentionProblem) -> int:
-    return min(config.B_r, problem.q_len * problem.group)
+    rows = problem.q_len * problem.group
+    return min(rows, config.B_r * max(problem.sequences, 1))
 
 
 def _parts(config: Sm80DecodeConfig, problem: AttentionProblem) -> int:
-    """Slices of all q tiles of a call; a q tile of one slice leaves no part behind."""
-    return slices_at_most(config, problem) if _slices(config, problem) > 1 else 0
+    """Parts of a call; a q tile of one slice leaves none behind.
+
+    Those of packed rows hold a slice of all sequences.
+    """
+    slices = _slices(config, problem)
+    if slices == 1:
+        return 0
+    return problem.kv_heads * slices if problem.sequences else slices_at_most(config, problem)
 
 
 def plan_decode(config: Sm80DecodeConfig, problem: AttentionProblem, sm_count: int) -> Plan:
-    """The launches of `config` on `problem`: mostly one, more where counters are too few."""
+    """The launches of `config` on `problem`: mostly one, more where counters are too few.
+
+    Packed sequences are routed by their own rows: those of one q tile of `config` are its work, and
+    the rest that of the widest tile, so that neither looks at what else is packed.
+    """
+    if not problem.sequences:
+        return _launches(DecodeLaunch(config, problem, _needs(config, problem), _NO_CTAS), sm_count)
+    wide = replace(wide_config(config), persistent=True)
+    rows = problem.q_len * problem.group
+    few = DecodeLaunch(
+        *(config, problem, _needs(config, problem), _NO_CTAS), least_rows=1, most_rows=config.B_r
+    )
+    many = DecodeLaunch(
+        *(wide, problem, _needs(wide, problem), _NO_CTAS),
+        least_rows=config.B_r + 1,
+        most_rows=max(rows, config.B_r),
+        takes_outer=True,
+    )
+    found = (*_launches(few, sm_count), *_launches(many, sm_count))
+    scratch = max(launch.scratch_bytes for launch in found)
+    return tuple(replace(launch, scratch_bytes=scratch) for launch in found)
+
+
+def _launches(kind: DecodeLaunch, sm_count: int) -> tuple[DecodeLaunch, ...]:
+    """Launches of one kind for all sequences."""
+    config, problem = _own(kind.config), kind.problem
     of_sequence = problem.kv_heads * _q_tiles(config, problem)
     if of_sequence > MOST_COUNTERS:
         raise ArgumentError(
@@ -136,21 +183,26 @@ def plan_decode(config: Sm80DecodeConfig, problem: AttentionProblem, sm_count: i
     at_once = MOST_COUNTERS // of_sequence
     slices, rows = _slices(config, problem), _part_rows(config, problem)
     parts = _parts(config, problem)
-    needs = _needs(config, problem)
+    more = _undivided_tiles(config, problem) if kind.takes_outer else 0
     return tuple(
-        DecodeLaunch(
-            config,
-            problem,
-            needs,
-            _geometry(config, problem, batch * of_sequence * slices, sm_count),
+        replace(
+            kind,
+            geometry=_geometry(config, (batch * of_sequence * slices) + more, sm_count),
             workspace_bytes=MOST_COUNTERS * 4 if slices > 1 else 0,
             scratch_bytes=parts * rows * (config.d_head + 2) * FLOAT_BYTES,
             first_batch=first,
             batch=batch,
+            takes_outer=kind.takes_outer and first + batch == problem.requests,
         )
-        for first in range(0, problem.batch, at_once)
-        for batch in (min(at_once, problem.batch - first),)
+        for first in range(0, problem.requests, at_once)
+        for batch in (min(at_once, problem.requests - first),)
     )
+
+
+def _undivided_tiles(config: Sm80DecodeConfig, problem: AttentionProblem) -> int:
+    """Q tiles of packed sequences that have several, and of rows of none, at most."""
+    tiles = problem.q_len * problem.group // config.B_r + problem.sequences + OUTER_ITEMS
+    return problem.kv_heads * tiles
 
 
 def _needs(config: Sm80DecodeConfig, problem: AttentionProblem) -> Needs:
@@ -159,9 +211,7 @@ def _needs(config: Sm80DecodeConfig, problem: AttentionProblem) -> Needs:
     return Needs((*needs, "ragged_q"))
 
 
-def _geometry(
-    config: Sm80DecodeConfig, problem: AttentionProblem, ctas: int, sm_count: int
-) -> LaunchGeometry:
+def _geometry(config: Sm80DecodeConfig, ctas: int, sm_count: int) -> LaunchGeometry:
     """A CTA a slice, or as many as run at once, which share out what slices there are."""
     if ctas > MAX_GRID:
         raise ArgumentError(

@@ -23,12 +23,14 @@ def candidates(problem: AttentionProblem, arch: Arch) -> Sequence[Sm80DecodeConf
     What bits follow from, the first one's `numeric_class`, is chosen by d_head, element type and
     the request's own rows: a request gets the same in company. Only how much is in flight and how
     CTAs take their slices follow from the batch. What no other kernel computes gets one whatever
-    its lengths are.
+    its lengths are. Packed requests are taken for such of one token: the plan has a launch for the
+    others.
     """
-    rows = problem.q_len * problem.group
+    rows = problem.group if problem.sequences else problem.q_len * problem.group
     width = next((w for w in WIDTHS if w >= problem.d_head), None)
     fits = rows <= MOST_ROWS and problem.k_len >= LEAST_KEYS
-    if width is None or problem.sequences or not (fits or problem.k_lengths or problem.page):
+    served = problem.page > 0 if problem.sequences else problem.k_lengths or problem.page > 0
+    if width is None or not (served or (fits and not problem.sequences)):
         return ()
     most = next((most for most in BY_WIDTH[width] if most >= rows), MOST_ROWS)
     configs = configs_for(problem.dtype, width, most)

@@ -78,6 +78,12 @@ def configs_for(dtype: DType, width: int, rows: int) -> list[Sm80DecodeConfig]:
     ]
 
 
+def wide_config(config: Sm80DecodeConfig) -> Sm80DecodeConfig:
+    """Of the same type and width, for sequences of many rows: by nothing else."""
+    widest = max(BY_WIDTH[config.d_head])
+    return configs_for(config.dtype, config.d_head, widest)[0]
+
+
 def decode_configs() -> list[Sm80DecodeConfig]:
     """All of them."""
     dtypes = (DType.BF16, DType.FP16)

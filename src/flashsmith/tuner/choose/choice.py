@@ -101,10 +101,13 @@ def choose(
 def _alone(problem: AttentionProblem) -> AttentionProblem:
     """The problem that a choice looks at: where bits must not depend on the batch, one without it.
 
-    How long packed sequences are is not known here, so they are taken for long ones.
+    How long packed sequences are is not known here, so they are taken for long ones; on pages, for
+    one token each.
     """
     if not problem.is_batch_invariant:
         return problem
+    if problem.sequences and problem.page:
+        return replace(problem, sequences=0, q_len=1)
     if problem.sequences:
         return replace(problem, sequences=0, q_len=PACKED_LENGTH, k_len=PACKED_LENGTH)
     return replace(problem, batch=1)

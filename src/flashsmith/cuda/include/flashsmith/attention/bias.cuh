@@ -37,14 +37,31 @@ struct Bias {
     template <class Args, int kCount>
     FS_DEVICE void apply(const Args& args, float (&s)[kCount], i32 row, i32 key) const {
         if constexpr (!kExists) return;
-        Pair pairs[kCount / 2];
-        read_all(args, pairs, row, key);
-        apply_all(s, pairs);
+        const u64 line[2] = {line_of(args, row), line_of(args, row + 8)};
+        // A few at a time where every element has an address of its own: registers are short.
+        constexpr int kPart = kNeeds.bias_apart && kCount % 16 == 0 ? 16 : kCount;
+        FS_UNROLL
+        for (int from = 0; from < kCount; from += kPart) {
+            Pair pairs[kPart / 2];
+            if constexpr (kNeeds.bias_apart) {
+                // Never so, but a branch: ptxas would read all parts at once, and spill.
+                u64 address = args.bias.address;
+                asm volatile("" : "+l"(address));
+                if (address == 0) continue;
+                read_apart(args, pairs, line, key + 2 * from);
+            } else {
+                read_pairs(args, pairs, line, key + 2 * from);
+            }
+            FS_UNROLL
+            for (int i = 0; i < kPart; i += 2)
+                apply_pair(s[from + i], s[from + i + 1], pairs[i / 2]);
+        }
     }
 
     // The same in two steps, of which the first comes while the product runs. Elements of 32 bits
-    // would take as many registers as the scores: they are read in the second.
-    static constexpr bool kIsEarly = kExists && !kIsWide;
+    // would take as many registers as the scores, and elements apart those of their addresses: they
+    // are read in the second.
+    static constexpr bool kIsEarly = kExists && !kIsWide && !kNeeds.bias_apart;
     template <int kCount>
     struct Early {
         u32 pairs[kIsEarly ? kCount / 2 : 1];
@@ -52,14 +69,18 @@ struct Bias {
 
     template <class Args, int kCount>
     FS_DEVICE void read_early(const Args& args, Early<kCount>& early, i32 row, i32 key) const {
-        if constexpr (kIsEarly) read_all(args, early.pairs, row, key);
+        if constexpr (kIsEarly) {
+            const u64 line[2] = {line_of(args, row), line_of(args, row + 8)};
+            read_pairs(args, early.pairs, line, key);
+        }
     }
 
     template <class Args, int kCount>
     FS_DEVICE void apply_early(const Args& args, float (&s)[kCount], const Early<kCount>& early,
                                i32 row, i32 key) const {
         if constexpr (kIsEarly) {
-            apply_all(s, early.pairs);
+            FS_UNROLL
+            for (int i = 0; i < kCount; i += 2) apply_pair(s[i], s[i + 1], early.pairs[i / 2]);
         } else {
             apply(args, s, row, key);
         }
@@ -79,22 +100,6 @@ struct Bias {
         using Type = Wide;
     };
     using Pair = typename PairOf<kIsWide>::Type;
-
-    template <class Args, int kCount>
-    FS_DEVICE void read_all(const Args& args, Pair (&pairs)[kCount], i32 row, i32 key) const {
-        const u64 line[2] = {line_of(args, row), line_of(args, row + 8)};
-        if constexpr (kNeeds.bias_apart) {
-            read_apart(args, pairs, line, key);
-        } else {
-            read_pairs(args, pairs, line, key);
-        }
-    }
-
-    template <int kCount>
-    static FS_DEVICE void apply_all(float (&s)[kCount], const Pair (&pairs)[kCount / 2]) {
-        FS_UNROLL
-        for (int i = 0; i < kCount; i += 2) apply_pair(s[i], s[i + 1], pairs[i / 2]);
-    }
 
     // Two at once. Pairs that do not exist get what the last one has.
     template <class Args, int kCount>

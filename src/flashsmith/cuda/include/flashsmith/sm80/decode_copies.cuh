@@ -13,15 +13,14 @@ namespace flashsmith::sm80 {
 template <class Kernel>
 FS_DEVICE void copy_q(SmemAddr room, const DecodeArgs& args, const DecodeWork& work) {
     using Tile = typename Kernel::QTile;
-    const i32 rows = args.q_len * args.group;
+    const i32 rows = q_len_of<Kernel>(args, work) * args.group;
     _Pragma("unroll 1") for (u32 i = threadIdx.x; i < Tile::kRows * Tile::kChunks;
                              i += Kernel::kThreads) {
         const u32 row = i / Tile::kChunks;
         const u32 chunk = i % Tile::kChunks;
         const i32 packed = work.tile * Kernel::kBr + row;
         const QueryRow at(args, work, packed);
-        const i64 element = work.batch * args.q.batch_stride + at.head * args.q.head_stride +
-                            at.token * args.q.seq_stride + chunk * kChunkElements;
+        const i64 element = element_of<Kernel>(args.q, work, at) + chunk * kChunkElements;
         const bool exists = packed < rows && chunk * kChunkElements < args.d_head;
         ptx::cp_async_16b_or_zero(room + Tile::offset(row, chunk),
                                   args.q.address + element * kElementBytes, exists);

@@ -4,6 +4,7 @@
 
 #include "flashsmith/attention/mask.cuh"
 #include "flashsmith/attention/score.cuh"
+#include "flashsmith/attention/tile_list.cuh"
 #include "flashsmith/tile/fragment.cuh"
 #include "flashsmith/tile/smem_tile.cuh"
 
@@ -62,6 +63,8 @@ struct DecodeWork {
     i32 slices;      // of this sequence
     i32 slice_keys;  // the same
     i32 k_len;       // the same
+    i32 q_begin;     // where rows are packed: its first one
+    i32 q_len;       // and how many it has
 };
 
 // How a sequence is divided: by its own length alone, so that bits do not depend on another's.
@@ -78,6 +81,13 @@ struct SequenceSlices {
         const i32 doubled = 32 - __clz((least - 1) / kConfig.most_slices);
         return {kKeys << doubled, ((least - 1) >> doubled) + 1};
     }
+
+    // Of a sequence with `tiles` q tiles: several are work enough for CTAs, and are not divided.
+    template <Sm80DecodeConfig kConfig>
+    FS_DEVICE static SequenceSlices of(i32 k_len, i32 tiles) {
+        if (tiles > 1) return {max(k_len, 1), 1};
+        return of<kConfig>(k_len);
+    }
 };
 
 // A sequence as masks ask for it.
@@ -89,7 +99,27 @@ struct DecodeSequence {
     i32 position;
 };
 
+// Query rows of one head of the work's sequence.
+template <class Kernel>
+FS_DEVICE i32 q_len_of(const DecodeArgs& args, const DecodeWork& work) {
+    if constexpr (Kernel::kNeeds.sequences) return work.q_len;
+    return args.q_len;
+}
+
+// The entry of the batch that a sequence's rows lie in: those of packed ones are a batch of one.
+template <class Kernel>
+FS_DEVICE i32 batch_of_rows(const DecodeWork& work) {
+    return Kernel::kNeeds.sequences ? 0 : work.batch;
+}
+
+template <class Kernel>
 FS_DEVICE DecodeSequence sequence_of_work(const DecodeArgs& args, const DecodeWork& work) {
+    if constexpr (Kernel::kNeeds.sequences) {
+        const i32 alignment = args.follows_length != 0 ? work.k_len - work.q_len : 0;
+        const ListedTile tile{work.q_begin, 0, work.q_len, work.k_len, 0, 0, alignment, 0};
+        const ListedSequence own = listed_sequence(args, tile);
+        return {own.q_len, own.k_len, own.diagonal, own.left_diagonal, own.position};
+    }
     const i32 fewer = args.follows_length != 0 ? args.k_len - work.k_len : 0;
     return {args.q_len, work.k_len, aligned_diagonal(args.diagonal, fewer),
             aligned_diagonal(args.left_diagonal, fewer), args.position - fewer};
@@ -104,5 +134,15 @@ struct QueryRow {
         : token(static_cast<u32>(row) / static_cast<u32>(args.group)),
           head(work.kv_head * args.group + row - token * args.group) {}
 };
+
+// The first element of a query row in Q or O.
+template <class Kernel>
+FS_DEVICE i64 element_of(const TensorArg& tensor, const DecodeWork& work, const QueryRow& at) {
+    if constexpr (Kernel::kNeeds.sequences) {
+        return at.head * tensor.head_stride + (work.q_begin + at.token) * tensor.seq_stride;
+    }
+    return work.batch * tensor.batch_stride + at.head * tensor.head_stride +
+           at.token * tensor.seq_stride;
+}
 
 }  // namespace flashsmith::sm80

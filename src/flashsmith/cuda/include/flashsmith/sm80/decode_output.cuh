@@ -38,7 +38,8 @@ class DecodeOutput {
   public:
     FS_DEVICE DecodeOutput(const DecodeArgs& args, const DecodeWork& work, SmemAddr smem)
         : args_(args), work_(work), smem_(smem) {
-        rows_ = min(args.q_len * args.group - work.tile * Kernel::kBr, Kernel::kBr);
+        const i32 rows = q_len_of<Kernel>(args, work) * args.group;
+        rows_ = min(rows - work.tile * Kernel::kBr, Kernel::kBr);
     }
 
     // Adds up what the teams handed over: O where this is the only slice, else a part of it.
@@ -143,8 +144,16 @@ class DecodeOutput {
                work_.tile;
     }
 
-    // The first row of a slice's part in scratch memory.
+    // The first row of a slice's part in scratch memory. Where rows are packed, parts of a slice
+    // lie as they do, or a q tile a sequence, whichever is less.
     FS_DEVICE i64 part_row(i32 slice) const {
+        if constexpr (kNeeds.sequences) {
+            const bool as_rows = args_.part_rows == args_.q_len * args_.group;
+            const i64 head = static_cast<i64>(work_.kv_head) * args_.slices + slice;
+            const i64 first =
+                as_rows ? static_cast<i64>(work_.q_begin) * args_.group : work_.batch * Kernel::kBr;
+            return head * args_.part_rows + first;
+        }
         const i64 tile =
             (static_cast<i64>(work_.batch) * args_.kv_heads + work_.kv_head) * args_.q_tiles +
             work_.tile;
@@ -154,12 +163,13 @@ class DecodeOutput {
     FS_DEVICE void store(const RowPart& part, u32 row, u32 piece) const {
         const QueryRow at(args_, work_, work_.tile * Kernel::kBr + row);
         if (kNeeds.lse && piece == 0 && args_.lse != nullptr) {
-            const i64 head = static_cast<i64>(work_.batch) * args_.heads + at.head;
+            const i64 head = static_cast<i64>(batch_of_rows<Kernel>(work_)) * args_.heads + at.head;
             float log2_sum = ptx::add_rn(ptx::lg2(part.sum), part.maximum);
             if constexpr (kNeeds.sinks) {
                 log2_sum = lse_with_sink(part.sum, part.maximum, args_.sinks[at.head] * kLog2E);
             }
-            args_.lse[head * args_.q_len + at.token] = ptx::mul_rn(log2_sum, kLn2);
+            const i32 before = kNeeds.sequences ? work_.q_begin : 0;
+            args_.lse[head * args_.q_len + before + at.token] = ptx::mul_rn(log2_sum, kLn2);
         }
         if (kNeeds.narrow_d && piece * kColumns >= static_cast<u32>(args_.d_head)) return;
         float sum = part.sum;
@@ -167,8 +177,7 @@ class DecodeOutput {
             sum = sum_with_sink(sum, part.maximum, args_.sinks[at.head] * kLog2E);
         }
         const float inverse = sum == 0.0f ? 0.0f : ptx::rcp(sum);
-        const i64 element = work_.batch * args_.o.batch_stride + at.head * args_.o.head_stride +
-                            at.token * args_.o.seq_stride + piece * kColumns;
+        const i64 element = element_of<Kernel>(args_.o, work_, at) + piece * kColumns;
         ptx::st_global_8b(args_.o.address + element * kElementBytes,
                           ptx::pack2<Kernel::kDType>(ptx::mul_rn(part.o[0], inverse),
                                                      ptx::mul_rn(part.o[1], inverse)),

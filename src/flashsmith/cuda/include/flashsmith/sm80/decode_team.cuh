@@ -28,7 +28,7 @@ class DecodeTeam {
   public:
     FS_DEVICE DecodeTeam(const DecodeArgs& args, const DecodeWork& work, SmemAddr smem)
         : args_(args),
-          sequence_(sequence_of_work(args, work)),
+          sequence_(sequence_of_work<Kernel>(args, work)),
           team_(threadIdx.x / Kernel::kTeamThreads),
           warp_row_(threadIdx.x % Kernel::kTeamThreads / kWarpLanes * kMatrixSpan),
           first_key_(work.slice * work.slice_keys),
@@ -37,7 +37,8 @@ class DecodeTeam {
           v_reader_(smem + Kernel::kRings + team_ * Kernel::kTeamBytes + Kernel::kVRing, 0),
           copies_(smem + Kernel::kRings + team_ * Kernel::kTeamBytes, args, work) {
         // Blocks of the slice that some row sees: from `from` on, before `end`.
-        const i32 end = (min(work.slice_keys, sequence_.k_len - first_key_) + kBc - 1) / kBc;
+        const i32 end_key = kNeeds.sequences ? seen_by_some(work) : sequence_.k_len;
+        const i32 end = (min(work.slice_keys, end_key - first_key_) + kBc - 1) / kBc;
         i32 from = 0;
         if constexpr (Mask::kHasLeft) {
             const QueryRow first(args, work, work.tile * Kernel::kBr);
@@ -58,7 +59,7 @@ class DecodeTeam {
     // What masks and scores know of this thread's rows.
     FS_DEVICE void look_at_rows(const DecodeWork& work) {
         const i32 first_row = work.tile * Kernel::kBr;
-        const i32 last_row = min(first_row + Kernel::kBr, args_.q_len * args_.group) - 1;
+        const i32 last_row = end_row_of(work) - 1;
         all_see_ = Mask::seen_by(sequence_, QueryRow(args_, work, first_row).token);
         all_see_from_ = Mask::first_seen(sequence_, QueryRow(args_, work, last_row).token);
         FS_UNROLL
@@ -66,7 +67,7 @@ class DecodeTeam {
             const i32 row = first_row + warp_row_ + half * 8 + threadIdx.x % kWarpLanes / 4;
             const QueryRow at(args_, work, min(row, last_row));
             token_[half] = at.token;
-            score_[half] = Score::of_head(args_, work.batch, at.head);
+            score_[half] = Score::of_head(args_, batch_of_rows<Kernel>(work), at.head);
             maximum[half] = kNegativeInfinity;
             sum[half] = 0.0f;
         }
@@ -126,6 +127,17 @@ class DecodeTeam {
     using KReader = FragmentReader<typename Kernel::KVTile, MatrixOrder::kColsFirst>;
     using VReader = FragmentReader<typename Kernel::KVTile, MatrixOrder::kRowsFirst>;
     using P = Fragments<kBc / kMatrixSpan>;
+
+    // One behind the last row of the q tile that exists.
+    FS_DEVICE i32 end_row_of(const DecodeWork& work) const {
+        const i32 rows = q_len_of<Kernel>(args_, work) * args_.group;
+        return min(work.tile * Kernel::kBr + Kernel::kBr, rows);
+    }
+
+    // Keys, from the first on, that some row of the q tile sees; of many rows most see fewer.
+    FS_DEVICE i32 seen_by_some(const DecodeWork& work) const {
+        return Mask::seen_by(sequence_, QueryRow(args_, work, end_row_of(work) - 1).token);
+    }
 
     FS_DEVICE i32 key_of(i32 block) const {
         return first_key_ + (block * Kernel::kTeams + team_) * kBc;
