@@ -13,6 +13,7 @@ import flashsmith
 from flashsmith import flash_attention, flash_attention_backward
 from flashsmith.api import host_call, launches
 from flashsmith.api.options import checked_options
+from flashsmith.api.tables import BOUNDARIES, in_order
 from flashsmith.base.dtypes import DType
 from flashsmith.base.errors import ArgumentError, ArgumentTypeError, Unsupported
 from flashsmith.check.cases import Case, inputs_of
@@ -28,6 +29,7 @@ PROBLEM = AttentionProblem(
 )
 CASE = Case("gradients", PROBLEM)
 CONFIG = "bwd(BF16, 64): dkv_64_32_4+dq_64_32_4"
+FORWARD = "(BF16, 64, 64, 32, 4): async+swizzled+load_2_2_2_tiles"
 WHERE = [
     ("cpu", None),
     ("cpu", "emulator"),
@@ -138,7 +140,8 @@ def test_slopes_have_gradients_of_the_others(where, backend):
     given = tensors(case, where=where)
     own = torch.from_numpy(inputs_of(case)["alibi_slopes"].view(np.float32).copy()).to(where)
     q, k, v = leaves(given)
-    out = flash_attention(q, k, v, causal=True, alibi_slopes=own, backend=backend)
+    wish = {"backend": backend, "config": FORWARD if backend == "emulator" else None}
+    out = flash_attention(q, k, v, causal=True, alibi_slopes=own, **wish)
     out.backward(given["do"])
     require_right(case, [x.grad.cpu() for x in (q, k, v)])
 
@@ -344,8 +347,7 @@ def test_the_operators_pass_torchs_own_checks():
 def test_a_forward_configuration_is_not_handed_to_the_backward_pass():
     given = tensors()
     q, k, v = leaves(given)
-    short = "(BF16, 64, 64, 32, 4): async+swizzled+load_2_2_2_tiles"
-    out = flash_attention(q, k, v, causal=True, backend="emulator", config=short)
+    out = flash_attention(q, k, v, causal=True, backend="emulator", config=FORWARD)
     out.backward(given["do"])
     require_right(CASE, [x.grad for x in (q, k, v)])
 
@@ -428,13 +430,38 @@ def test_bad_inputs_of_a_backward_call_are_named(changed, error, says):
         flash_attention_backward(*(given[name] for name in NAMES), backend="emulator")
 
 
-def test_on_a_gpu_three_kernels_start_and_the_gradients_are_those_that_tracing_promises(
-    monkeypatch,
-):
+def on_a_gpu(monkeypatch):
+    """A stand-in, whose starts are listed."""
     gpus = plug_in(monkeypatch, "NVIDIA H200")
     monkeypatch.setattr(cuda_backward, "gpu_device", lambda view, backend: default_device("cuda"))
     monkeypatch.setattr(cuda_backward, "current_stream", lambda ordinal: 0)
     monkeypatch.setattr(launches, "KEPT_LAUNCHES", {})
+    return gpus
+
+
+def test_on_a_gpu_packed_gradients_start_behind_two_lists(monkeypatch):
+    gpus = on_a_gpu(monkeypatch)
+    given = tensors()
+    inputs = [given[name] for name in NAMES]
+    ends = {name: torch.tensor([0, 9, 70], dtype=torch.int32) for name in BOUNDARIES}
+    asked = given_of(checked_options(causal=True, config=CONFIG))
+    made = cuda_backward.backward_with(*inputs, None, in_order(ends), *asked)
+    promised = fake_kernel.backward_with(*inputs, None, in_order(ends), *asked)
+    assert [(x.shape, x.stride()) for x in made] == [(x.shape, x.stride()) for x in promised]
+    names = [started.kernel.partition("_BF16")[0] for started in gpus.started]
+    assert [name.removeprefix("flashsmith_")[:17] for name in names] == [
+        *("tile_list_128__ca", "tile_list_128__pl"),
+        *("sm80_backward_del", "sm80_backward_dkv", "sm80_backward_dq"),
+    ]
+    dense = cuda_backward.backward(*inputs, None, *asked)  # the same shapes, another launch
+    assert len(gpus.started) == 8
+    assert [x.shape for x in dense] == [x.shape for x in made]
+
+
+def test_on_a_gpu_three_kernels_start_and_the_gradients_are_those_that_tracing_promises(
+    monkeypatch,
+):
+    gpus = on_a_gpu(monkeypatch)
     given = tensors()
     inputs = [given[name] for name in NAMES]
     asked = given_of(checked_options(causal=True, config=CONFIG))

@@ -104,7 +104,7 @@ def require_near(found, expected):
 
 
 @pytest.mark.parametrize("backend", [None, "emulator"])
-def test_autograd_follows_packed_sequences(arrays, backend, monkeypatch):
+def test_autograd_follows_packed_sequences(arrays, backend):
     own, ends = leaves(arrays), [torch.from_numpy(x) for x in (ENDS_Q, ENDS_K)]
     do = torch.randn((90, 4, 64), generator=torch.Generator().manual_seed(3)).half()
     expected = gradients_alone(arrays, do)
@@ -112,7 +112,9 @@ def test_autograd_follows_packed_sequences(arrays, backend, monkeypatch):
         out = flashsmith.flash_attn_varlen_func(*own, *ends, 60, 60, causal=True)
     else:
         tables = dict(zip(("cu_seqlens_q", "cu_seqlens_k"), ends, strict=True))
-        out = flashsmith.flash_attention(*own, causal=True, backend=backend, **tables)
+        out = flashsmith.flash_attention(
+            *own, causal=True, backend=backend, config=CONFIG, **tables
+        )
     require_near(torch.autograd.grad(out, own, do), expected)
 
 
@@ -155,10 +157,9 @@ def test_the_door_of_gradients_takes_packed_arrays_of_three_dimensions(arrays, l
     if library == "torch":
         given = [torch.from_numpy(x) for x in given]
         tables |= {n: torch.from_numpy(tables[n]) for n in ("cu_seqlens_q", "cu_seqlens_k")}
-    out, lse = flashsmith.flash_attention(*given[1:], return_lse=True, **tables)
-    *found, choice = flashsmith.flash_attention_backward(
-        *given, out, lse, backend="emulator", explain=True, **tables
-    )
+    tables["backend"] = "emulator"
+    out, lse = flashsmith.flash_attention(*given[1:], return_lse=True, config=CONFIG, **tables)
+    *found, choice = flashsmith.flash_attention_backward(*given, out, lse, explain=True, **tables)
     assert [x.shape for x in found] == [x.shape for x in arrays]
     assert choice.config.NAME == "sm80_backward"
     expected = gradients_alone(arrays, torch.from_numpy(do))

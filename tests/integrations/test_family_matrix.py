@@ -3,6 +3,7 @@
 `make test` runs two of them on the CPU; FAMILIES=all runs all there, `make test-gpu` on a GPU.
 """
 
+import copy
 import os
 
 import pytest
@@ -11,7 +12,9 @@ from model_families import FAMILIES, inputs_of, model_of, tokens_and_mask
 
 from flashsmith.api.notices import FlashsmithWarning, forget
 from flashsmith.base.errors import Unsupported
+from flashsmith.integrations import flash_attn
 from flashsmith.integrations import transformers as integration
+from flashsmith.integrations.torch import sdpa as routes_of_torch
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::flashsmith.FlashsmithWarning"),
@@ -167,13 +170,12 @@ def test_gradients_of_a_training_step_are_eagers(name, device, side):
 @decoders
 @pytest.mark.parametrize("padding", ["none", "left"])
 def test_steps_on_a_static_cache_are_eagers(name, device, padding):
-    from transformers import StaticCache
-
+    transformers = pytest.importorskip("transformers", minversion="5")
     tokens, mask = tokens_and_mask(padding, device)
     positions, found = (mask.cumsum(1) - 1).clamp(0), []
     with torch.no_grad():
         for model in three(name, device):
-            cache, logits = StaticCache(config=model.config, max_cache_len=50), []
+            cache, logits = transformers.StaticCache(config=model.config, max_cache_len=50), []
             for first, last in ((0, 20), (20, 30), *((n, n + 1) for n in range(30, 37))):
                 out = model(
                     tokens[:, first:last],
@@ -234,3 +236,53 @@ def test_what_a_family_cannot_be_trained_with_is_said_when_it_is_made():
     inputs, _ = inputs_of("T5", "none")
     with pytest.raises(Unsupported, match="bias is given and a gradient is wanted"):
         model.train()(**inputs)
+
+
+@pytest.mark.parametrize("multi_query", [True, False])
+def test_falcon_runs_through_the_routes_of_torchs_attention(multi_query):
+    """A family with attention in its own code, by the way that its refusal names."""
+    transformers = pytest.importorskip("transformers", minversion="5")
+    config = transformers.FalconConfig(
+        vocab_size=300,
+        hidden_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        multi_query=multi_query,
+    )
+    tokens, mask = tokens_and_mask("left")
+    found = []
+    for implementation, dtype in (
+        ("eager", torch.float32),
+        ("eager", torch.bfloat16),
+        ("sdpa", torch.bfloat16),
+    ):
+        torch.manual_seed(0)
+        make = transformers.AutoModelForCausalLM.from_config
+        model = make(copy.deepcopy(config), attn_implementation=implementation).to(dtype).eval()
+        with torch.no_grad(), routes_of_torch(cpu=True) as routes:
+            found.append(model(tokens, attention_mask=mask).logits[mask.bool()])
+    require_near(*found)
+    assert {route.choice for route in routes.counts()} == {"flashsmith"}
+    assert all("modeling_falcon.py" in route.site for route in routes.counts())
+
+
+@pytest.mark.parametrize("implementation", ["flash_attention_2", "flash_attention_3"])
+def test_a_model_that_asks_for_flash_attn_gets_flashsmith(implementation, monkeypatch):
+    pytest.importorskip("transformers", minversion="5")
+    from transformers import modeling_flash_attention_utils as theirs
+    from transformers.utils import import_utils
+
+    models = [
+        model_of("Mistral", "eager", dtype) for dtype in (torch.float32, *[torch.bfloat16] * 2)
+    ]
+    inputs, rows = inputs_of("Mistral", "left")
+    flash_attn.install()
+    monkeypatch.setattr(import_utils, "is_torch_cuda_available", lambda: True)
+    monkeypatch.setattr(theirs, "_loaded_implementation", None)
+    try:
+        models[2].config._attn_implementation_internal = implementation
+        with torch.no_grad():
+            require_near(*(m(**cast(inputs, m)).logits[rows] for m in models))
+        assert theirs._flash_varlen_fn.__module__.startswith("flashsmith.")
+    finally:
+        flash_attn.uninstall()

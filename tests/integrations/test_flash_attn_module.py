@@ -3,6 +3,7 @@
 import importlib
 import importlib.metadata
 import importlib.util
+import inspect
 import sys
 import warnings
 
@@ -107,6 +108,60 @@ def test_transformers_takes_its_functions(monkeypatch, installed):
     import_utils.is_flash_attn_2_available.cache_clear()
     assert found[1] is flashsmith.flash_attn_varlen_func
     assert found[4] is unpad_input
+    import_utils.is_flash_attn_3_available.cache_clear()
+    assert import_utils.is_flash_attn_3_available()
+    third = theirs._lazy_imports("flash_attention_3")
+    import_utils.is_flash_attn_3_available.cache_clear()
+    assert third[1] is importlib.import_module("flash_attn_interface").flash_attn_varlen_func
+
+
+@WARNS
+def test_flash_attention_3_is_found_by_its_names(installed):
+    from flash_attn_interface import flash_attn_func, flash_attn_varlen_func
+    from flash_attn_interface import flash_attn_with_kvcache as with_cache
+
+    assert importlib.metadata.version("flash-attn-3").startswith("3.")
+    assert importlib.metadata.packages_distributions()["flash_attn_interface"] == ["flash_attn_3"]
+    assert list(inspect.signature(flash_attn_func).parameters)[:5] == [
+        *("q", "k", "v", "softmax_scale", "causal")
+    ]
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, 2, 9, 2, 16).bfloat16()
+    same = flashsmith.flash_attn_func(q, k, v, softmax_scale=0.3, causal=True, window_size=(3, 0))
+    out, lse = flash_attn_func(
+        q, k, v, 0.3, True, window_size=(3, 0), num_splits=4, return_attn_probs=True
+    )
+    assert torch.equal(out, same)
+    assert lse.shape == (2, 2, 9)
+    ends = torch.tensor([0, 9, 18], dtype=torch.int32)
+    rows = [x.flatten(0, 1) for x in (q, k, v)]
+    got = flash_attn_varlen_func(*rows, ends, ends, 9, 9, causal=True)
+    assert torch.equal(got, flashsmith.flash_attn_varlen_func(*rows, ends, ends, 9, 9, causal=True))
+    lengths = torch.tensor([5, 9], dtype=torch.int32)
+    table = torch.tensor([[1], [0]], dtype=torch.int32)
+    got = with_cache(q[:, :1], k, v, cache_seqlens=lengths, page_table=table, causal=True)
+    options = {"cache_seqlens": lengths, "block_table": table, "causal": True}
+    assert torch.equal(got, flashsmith.flash_attn_with_kvcache(q[:, :1], k, v, **options))
+
+
+@WARNS
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"qv": torch.ones(2)}, "qv is given; flashsmith does not do a second product"),
+        ({"k_descale": 2.0}, "k_descale is given; flashsmith does not do FP8"),
+        ({"attention_chunk": 8}, "does not do attention in chunks"),
+        ({"dropout_p": 0.1}, "called with dropout_p; it takes q, k, v, softmax_scale"),
+    ],
+)
+def test_what_only_flash_attention_3_does_is_refused_by_name(installed, options, says):
+    from flash_attn_interface import flash_attn_func
+
+    q = torch.zeros(1, 4, 1, 16, dtype=torch.bfloat16)
+    with pytest.raises((ValueError, TypeError), match=says):
+        flash_attn_func(q, q, q, **options)
+    with pytest.raises(TypeError, match="called without v"):
+        flash_attn_func(q, q)
 
 
 def test_unpadding_keeps_tokens_in_order_and_padding_undoes_it():

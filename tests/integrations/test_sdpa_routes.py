@@ -51,12 +51,22 @@ def require_near(out, q, k, v, **options):
         ((2, 4, 9, 16), None, {}),
         ((2, 4, 9, 16), None, {"is_causal": True}),
         ((2, 4, 9, 16), (2, 2, 12, 16), {"is_causal": True, "enable_gqa": True}),
+        ((2, 4, 9, 16), (2, 1, 12, 16), {}),
         ((4, 9, 16), None, {"scale": 0.5}),
         ((2, 4, 9, 16), (2, 4, 12, 16), {"attn_mask": causal_lower_right(9, 12)}),
         ((2, 4, 9, 16), None, {"attn_mask": MASK}),
         ((2, 4, 9, 16), None, {"attn_mask": MASK.log()[None]}),
     ],
-    ids=["plain", "causal", "grouped", "three dimensions", "lower_right", "mask", "bias"],
+    ids=[
+        "plain",
+        "causal",
+        "grouped",
+        "one head",
+        "three dimensions",
+        "lower_right",
+        "mask",
+        "bias",
+    ],
 )
 def test_what_flashsmith_supports_goes_there(monkeypatch, shape, keys, options):
     calls = []
@@ -80,7 +90,7 @@ LEFT = {
     "5 dimensions": (tensors(2, 2, 4, 9, 16), {}),
     "a scale of -0.5": (tensors(2, 4, 9, 16), {"scale": -0.5}),
     "batches that are broadcast": (tensors(2, 4, 9, 16, k=(1, 4, 9, 16)), {}),
-    "heads that are broadcast": (tensors(2, 4, 9, 16, k=(2, 1, 9, 16)), {}),
+    "heads that are broadcast": (tensors(2, 1, 9, 16, k=(2, 4, 9, 16)), {}),
     "float32": (tensors(2, 4, 9, 16, dtype=torch.float32), {}),
     "dropout": (tensors(2, 4, 9, 16), {"dropout_p": 0.5}),
     "d_head above 256": (tensors(1, 1, 9, 264), {}),

@@ -25,7 +25,7 @@ WGMMA = f"hopper_bwd(BF16, 64): ds_2+{ALL}+sections"
 GRADIENTS = replace(PACKED, operation="backward", lse=False, heads=2)
 ALONE = [
     {"dlse": True},
-    {"causal": True, "heads": 3},
+    {"causal": True, "heads": 3, "kv_heads": 1},
     {"causal": True, "diagonal": 0, "kv_heads": 2},
     {"causal": True, "sequences": 40, "q_len": 60, "k_len": 80},
     {"window_left": 30, "window_right": 5},

@@ -16,9 +16,15 @@ from types import ModuleType
 import flashsmith
 from flashsmith.api.notices import say_once
 from flashsmith.base.errors import Unsupported
+from flashsmith.base.loose_types import Foreign
 
 PACKAGE = "flash_attn"
 VERSION = "2.8.3+flashsmith"  # whose names and return values these are
+# Distributions, their versions and the packages that they bring.
+_DISTRIBUTIONS = {
+    PACKAGE: (VERSION, PACKAGE),
+    "flash_attn_3": ("3.0.0+flashsmith", "flash_attn_interface"),
+}
 _FUNCTIONS = (
     *("flash_attn_func", "flash_attn_qkvpacked_func", "flash_attn_kvpacked_func"),
     *("flash_attn_varlen_func", "flash_attn_varlen_qkvpacked_func"),
@@ -30,6 +36,10 @@ _MODULES = {
     PACKAGE: ("flashsmith", _FUNCTIONS),
     f"{PACKAGE}.flash_attn_interface": ("flashsmith", _FUNCTIONS),
     f"{PACKAGE}.bert_padding": ("flashsmith.integrations.bert_padding", _PADDING),
+    "flash_attn_interface": (
+        "flashsmith.integrations.flash_attn_3",
+        ("flash_attn_func", "flash_attn_varlen_func", "flash_attn_with_kvcache"),
+    ),
 }
 
 
@@ -100,19 +110,27 @@ class _Finder(MetaPathFinder, Loader):
     def find_distributions(
         self, context: DistributionFinder.Context | None = None
     ) -> Iterable[Distribution]:
-        """That of flash_attn, if it is asked for or all are."""
-        name = getattr(context, "name", None)
-        return [_Metadata()] if name is None or name.replace("-", "_") == PACKAGE else []
+        """Those of flash_attn, if they are asked for or all are."""
+        asked = getattr(context, "name", None)
+        return [
+            _Metadata(name)
+            for name in _DISTRIBUTIONS
+            if asked is None or asked.replace("-", "_") == name
+        ]
 
 
 class _Metadata(Distribution):
-    """What `importlib.metadata` says of flash_attn."""
+    """What `importlib.metadata` says of one of them."""
+
+    def __init__(self, of: str) -> None:
+        self._of = of
 
     def read_text(self, filename: str) -> str | None:
         """The files that say which version it is, and what it brings."""
+        version, package = _DISTRIBUTIONS[self._of]
         texts = {
-            "METADATA": f"Metadata-Version: 2.1\nName: {PACKAGE}\nVersion: {VERSION}\n",
-            "top_level.txt": f"{PACKAGE}\n",
+            "METADATA": f"Metadata-Version: 2.1\nName: {self._of}\nVersion: {version}\n",
+            "top_level.txt": f"{package}\n",
         }
         return texts.get(filename)
 
@@ -127,12 +145,15 @@ _FINDER = _Finder()
 def _tell_transformers(*, is_there: bool) -> None:
     """Changes what it found out when it was imported, if it was."""
     asked = sys.modules.get("transformers.utils.import_utils")
-    known = getattr(asked, "PACKAGE_DISTRIBUTION_MAPPING", None)
-    if isinstance(known, dict):
-        known.pop(PACKAGE, None)
+    known: Foreign = getattr(asked, "PACKAGE_DISTRIBUTION_MAPPING", {})
+    for name, (_, package) in _DISTRIBUTIONS.items():
+        known.pop(package, None)
         if is_there:
-            known[PACKAGE] = [PACKAGE]
-    for name in ("is_flash_attn_2_available", "is_flash_attn_greater_or_equal"):
+            known[package] = [name]
+    for name in (
+        *("is_flash_attn_2_available", "is_flash_attn_3_available"),
+        "is_flash_attn_greater_or_equal",
+    ):
         forget = getattr(getattr(asked, name, None), "cache_clear", None)
         if forget is not None:
             forget()

@@ -96,6 +96,8 @@ def _routed(*args: Foreign, **kwargs: Foreign) -> Tensor:
     asked = dict(zip(_POSITIONAL, args, strict=False)) | kwargs
     tensors = (asked.get("query"), asked.get("key"), asked.get("value"))
     reason = _reason_to_leave(asked, tensors, routers[0].cpu)
+    if not reason:
+        asked["enable_gqa"] = True  # shapes that share no heads are refused before
     if torch.compiler.is_compiling():  # which follows no call sites
         if not reason:
             return scaled_dot_product_attention(**asked)
@@ -152,7 +154,9 @@ def _of_shapes(shapes: list[tuple[int, ...]], enable_gqa: bool) -> str:
         return f"{len(q)} dimensions"
     if not q[:-3] == k[:-3] == v[:-3]:
         return "batches that are broadcast"
-    if k[:-1] != v[:-1] or (q[-3] != k[-3] and not (enable_gqa and k[-3] and q[-3] % k[-3] == 0)):
+    # One head of keys is broadcast to all, as if it were shared; more are shared where it is said.
+    is_shared = k[-3] == 1 or (enable_gqa and k[-3] > 0 and q[-3] % k[-3] == 0)
+    if k[:-1] != v[:-1] or (q[-3] != k[-3] and not is_shared):
         return "heads that are broadcast"
     if 0 in q or 0 in k:
         return "no rows"

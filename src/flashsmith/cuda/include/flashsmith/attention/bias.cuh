@@ -91,12 +91,13 @@ struct Bias {
     struct alignas(8) Wide {
         float first, second;
     };
-    template <bool kOfWide>
+    // One with a parameter more than it needs: a class may hold no full specialisation.
+    template <bool kOfWide, class Unused = void>
     struct PairOf {
         using Type = u32;
     };
-    template <>
-    struct PairOf<true> {
+    template <class Unused>
+    struct PairOf<true, Unused> {
         using Type = Wide;
     };
     using Pair = typename PairOf<kIsWide>::Type;

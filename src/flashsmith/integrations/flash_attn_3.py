@@ -1,0 +1,127 @@
+"""flash_attn_interface: FlashAttention-3's functions, whose signatures differ from version 2's."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+
+from flashsmith.api.arrays.library import ArrayOrTuple
+from flashsmith.api.dropins import flash_attn_func as dense
+from flashsmith.api.dropins import flash_attn_varlen_func as packed
+from flashsmith.api.kv_cache import flash_attn_with_kvcache as cached
+from flashsmith.base.errors import ArgumentTypeError, Unsupported
+from flashsmith.base.loose_types import Foreign
+
+# Arguments in their order with their defaults; `...` for those that have none.
+_Declared = dict[str, Foreign]
+_SCALES: _Declared = {"q_descale": None, "k_descale": None, "v_descale": None}
+_MASKS: _Declared = {"window_size": (-1, -1), "attention_chunk": 0, "softcap": 0.0}
+_SCORES: _Declared = {"softmax_scale": None, "causal": False}
+_RUN: _Declared = {"pack_gqa": None, "deterministic": False, "sm_margin": 0}
+_TENSORS: _Declared = dict.fromkeys(("q", "k", "v"), ...)
+_BOUNDS = ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")
+_REST: _Declared = (_SCORES | {"qv": None} | _SCALES | _MASKS | {"num_splits": 1} | _RUN) | {
+    "return_attn_probs": False
+}
+_DENSE: _Declared = _TENSORS | _REST
+_PACKED: _Declared = (
+    _TENSORS | dict.fromkeys(_BOUNDS, ...) | {"seqused_q": None, "seqused_k": None} | _REST
+)
+_OF_CACHES = (
+    *("k", "v", "qv", "rotary_cos", "rotary_sin", "cache_seqlens", "cache_batch_idx"),
+    *("cache_leftpad", "page_table", "cu_seqlens_q", "cu_seqlens_k_new", "max_seqlen_q"),
+    "rotary_seqlens",
+)
+_CACHED: _Declared = (
+    dict.fromkeys(("q", "k_cache", "v_cache"), ...)
+    | dict.fromkeys(_OF_CACHES)
+    | (_SCALES | _SCORES | _MASKS)
+    | {"rotary_interleaved": True, "scheduler_metadata": None, "num_splits": 0, "pack_gqa": None}
+    | {"sm_margin": 0, "return_softmax_lse": False}
+)
+# What changes a result and is refused unless it is neutral.
+_REFUSED = {
+    "qv": "a second product of queries and values",
+    **dict.fromkeys(_SCALES, "FP8"),
+    "attention_chunk": "attention in chunks",
+    **dict.fromkeys(("seqused_q", "seqused_k"), "sequences shorter than their packed rows"),
+    **dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k_new"), "packed rows on a cache"),
+    "rotary_seqlens": "rotary embeddings",
+}
+# How its kernels are to be run, which says nothing of the result.
+_HINTS = ("num_splits", "pack_gqa", "sm_margin", "scheduler_metadata")
+
+
+def flash_attn_func(*args: Foreign, **kwargs: Foreign) -> ArrayOrTuple:
+    """(batch, sequence, heads, d_head); with `return_attn_probs`, (out, lse)."""
+    asked = _asked("flash_attn_func", _DENSE, args, kwargs, _REFUSED)
+    return _with_lse(dense(**asked))
+
+
+def flash_attn_varlen_func(*args: Foreign, **kwargs: Foreign) -> ArrayOrTuple:
+    """Packed sequences, (rows, heads, d_head); with `return_attn_probs`, (out, lse)."""
+    own = {name: what for name, what in _REFUSED.items() if not name.startswith("cu_seqlens")}
+    asked = _asked("flash_attn_varlen_func", _PACKED, args, kwargs, own)
+    return _with_lse(packed(**asked))
+
+
+def flash_attn_with_kvcache(*args: Foreign, **kwargs: Foreign) -> ArrayOrTuple:
+    """Query rows on a cache; the table of pages is called `page_table`."""
+    asked = _asked("flash_attn_with_kvcache", _CACHED, args, kwargs, _REFUSED)
+    del asked["max_seqlen_q"]
+    return cached(block_table=asked.pop("page_table"), **asked)
+
+
+def _asked(
+    function: str,
+    declared: _Declared,
+    args: tuple[Foreign, ...],
+    kwargs: dict[str, Foreign],
+    refused: Mapping[str, str],
+) -> dict[str, Foreign]:
+    """Every argument that flashsmith's function takes, by name."""
+    found = {**declared, **dict(zip(declared, args, strict=False)), **kwargs}
+    unknown = [name for name in kwargs if name not in declared]
+    missing = [name for name, value in found.items() if value is ...]
+    if unknown or missing or len(args) > len(declared):
+        wrong = (
+            f"without {missing[0]}" if missing else f"with {(*unknown, 'too many arguments')[0]}"
+        )
+        raise ArgumentTypeError(
+            f"{function} was called {wrong}; it takes {', '.join(declared)}, as FlashAttention-3's."
+        )
+    for name, what in refused.items():
+        value = found.pop(name, None)
+        is_zero = isinstance(value, int | float) and value == 0
+        if value is not None and not is_zero:
+            raise Unsupported(
+                f"{name} is given; flashsmith does not do {what}; leave it at its default."
+            )
+    return {name: value for name, value in found.items() if name not in _HINTS}
+
+
+def _with_lse(found: ArrayOrTuple) -> ArrayOrTuple:
+    """Version 2 gives probabilities behind the log-sum-exp, where there are any."""
+    return found[:2] if isinstance(found, tuple) else found
+
+
+def _declare(function: Callable[..., ArrayOrTuple], declared: _Declared) -> None:
+    """Lets whoever inspects the function, as transformers does, see its arguments."""
+    function.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [
+            inspect.Parameter(
+                name,
+                inspect.Parameter.POSITIONAL_OR_KEYWORD,
+                default=inspect.Parameter.empty if default is ... else default,
+            )
+            for name, default in declared.items()
+        ]
+    )
+
+
+for _function, _declared in (
+    (flash_attn_func, _DENSE),
+    (flash_attn_varlen_func, _PACKED),
+    (flash_attn_with_kvcache, _CACHED),
+):
+    _declare(_function, _declared)
