@@ -298,7 +298,7 @@ def test_a_decode_kernel_neither_takes_packed_sequences_nor_is_chosen_for_them()
     problem = replace(PACKED, q_len=4, k_len=4000)
     assert not Sm80DecodeConfig.candidates(problem, get_arch("sm_90a"))
     config = Sm80DecodeConfig.candidates(replace(problem, sequences=0), get_arch("sm_90a"))[0]
-    with pytest.raises(Unsupported, match="do not compute sequences"):
+    with pytest.raises(Unsupported, match="packed sequences on pages of keys only"):
         plan(config, problem, sm_count=132)
 
 
