@@ -65,6 +65,14 @@ def require_whole(view: ArrayView, problem: AttentionProblem) -> None:
         raise ArgumentError(f"bias has shape {view.shape}; expand it to {wanted}.")
 
 
+def is_apart(view: ArrayView, problem: AttentionProblem) -> bool:
+    """Whether keys have to be read one by one: pairs do not lie at even places."""
+    if len(view.shape) != 4:  # refused by name
+        return False
+    n_bytes = {"bool": 1, "bool8": 1, "float32": 4}.get(view.dtype, problem.dtype.bytes)
+    return not bias_arg(view).in_pairs(n_bytes, problem.k_len)
+
+
 def bias_arg(view: ArrayView) -> ScoresArg:
     """What a kernel is told of a bias."""
     batch, head, row, key = (

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from flashsmith.api.array_view import ArrayView, compact
 from flashsmith.api.arrays.library import Array, ArrayOrTuple
-from flashsmith.api.bias import kind_of, require_whole
+from flashsmith.api.bias import is_apart, kind_of, require_whole
 from flashsmith.api.options import CallOptions
 from flashsmith.base.errors import ArgumentError, ArgumentTypeError
 from flashsmith.problem.attention import AttentionProblem
@@ -68,6 +68,8 @@ def with_tables(
     _require_both_boundaries(tables)
     if "block_table" in tables:
         asked |= {"pages": pool[0], "page": pool[1]}
+    if BIAS in tables:
+        asked["bias_apart"] = is_apart(tables[BIAS], problem)
     problem = replace(problem, **asked)  # type: ignore[arg-type]  # the types of these facts
     for name, view in tables.items():
         _require_fits(TABLES[name], view, problem)

@@ -216,9 +216,16 @@ def bias_cases(config: KernelConfig) -> tuple[Case, ...]:
     cases = (
         Case("seen by pairs", replace(full, bias="bool")),
         Case("padding", replace(alike, bias="bool"), placement="packed"),
+        Case(
+            "padding by pairs",
+            replace(alike, bias="bool", q_len=2 * keys, k_len=2 * keys),
+            placement="packed",
+        ),
         Case("added by pairs", replace(full, bias="same"), gain=LARGE_LOGITS),
         Case("of all heads", replace(full, bias="same", k_len=3 * keys + 1), placement="padded"),
-        Case("added in float32", replace(full, bias="float32"), placement="transposed"),
+        Case(
+            "added by key", replace(full, bias="float32", bias_apart=True), placement="transposed"
+        ),
         Case("under a diagonal", replace(causal, bias="same", sinks=True, softcap=30.0)),
         Case("beside slopes", replace(causal, bias="float32", alibi=True, window_left=keys + 5)),
         Case("whole blocks", replace(full, bias="same", q_len=rows, k_len=2 * keys, lse=False)),

@@ -11,14 +11,13 @@ from typing import ClassVar
 from flashsmith.base.fields import Declared
 from flashsmith.base.loose_types import DataClass
 from flashsmith.problem.attention import FACTS, AttentionProblem
-from flashsmith.problem.signature import BIAS, TABLES
 
 _KIND = "flashsmith.argument"
 # Bytes, alignment and struct format of each C++ type that an argument may have.
 _TYPES = {
     "TensorMap": (128, 64, "128s"),
     "TensorArg": (32, 8, "Qqqq"),
-    "ScoresArg": (48, 8, "Qqqqqq"),
+    "ScoresArg": (40, 8, "Qqqqq"),
     "float*": (8, 8, "Q"),
     "u32*": (8, 8, "Q"),
     "const i32*": (8, 8, "Q"),
@@ -126,9 +125,7 @@ class Arguments:
             elif isinstance(value, TensorArg):
                 values += (value.address, value.batch_stride, value.seq_stride, value.head_stride)
                 if isinstance(value, ScoresArg):
-                    element_bytes = TABLES[BIAS].element_bytes(problem)
-                    in_pairs = value.in_pairs(element_bytes, problem.k_len)
-                    values += (value.key_stride, int(in_pairs))
+                    values.append(value.key_stride)
             else:
                 values.append(value)
         return _layout(type(self)).pack(*values)

@@ -6,11 +6,12 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from flashsmith.base.errors import ArgumentError
 from flashsmith.kernels.arguments import NO_SCORES, Arguments, ScoresArg, TensorArg
 from flashsmith.kernels.kernel import KernelConfig
 from flashsmith.problem.attention import AttentionProblem
 from flashsmith.problem.needs import Needs
-from flashsmith.problem.signature import BIAS
+from flashsmith.problem.signature import BIAS, TABLES
 
 WORKSPACE = "workspace"  # beside the tensors of the signature: memory that the device keeps
 SCRATCH = "scratch"  # the same: memory of a call, from its caller or else from the device
@@ -55,10 +56,22 @@ class Launch:
         return ""
 
 
-def scores_arg(call: Call) -> ScoresArg:
-    """Where the bias of a call lies; nowhere where it brings none."""
-    found = call.get(BIAS, NO_SCORES)
+def scores_arg(launch: Launch, call: Call) -> ScoresArg:
+    """Where the bias of a call lies; nowhere where it brings none.
+
+    Raises where the kernel reads pairs and they do not lie at even places.
+    """
+    found, problem = call.get(BIAS, NO_SCORES), launch.problem
     assert isinstance(found, ScoresArg)
+    n_bytes = TABLES[BIAS].element_bytes(problem)
+    if problem.bias and not (
+        "bias_apart" in launch.needs or found.in_pairs(n_bytes, problem.k_len)
+    ):
+        raise ArgumentError(
+            f"bias begins at {found.address:#x} with strides {found.batch_stride}, "
+            f"{found.head_stride}, {found.seq_stride} and {found.key_stride}; pairs of keys must "
+            f"lie side by side at even places; say bias_apart."
+        )
     return found
 
 

@@ -131,6 +131,12 @@ class AttentionProblem:
         option="--bias",
         changes_scores=True,
     )
+    bias_apart: bool = fact(
+        bool,
+        "keys of the bias are read one by one: they do not lie side by side at even places",
+        absent=False,
+        compiled=True,
+    )
     sinks: bool = fact(
         bool,
         "a logit of each head joins the softmax's denominator, and so the log-sum-exp",

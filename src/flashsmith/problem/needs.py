@@ -125,6 +125,7 @@ def needs_of(problem: AttentionProblem, *, tile_q: int, tile_k: int, d_head: int
     for need, (name, value) in _OF.items():
         given = getattr(problem, name)
         holds[need] = given != FACTS[name].absent if value is None else given == value
+    holds["bias_apart"] = bool(problem.bias) and (problem.bias_apart or problem.k_len % 2 != 0)
     # A mask that hides nothing needs no code; where lengths are in memory, that is not known.
     mask, unknown = problem.mask, problem.has_own_lengths
     holds["causal"] = mask.right is not None if unknown else mask.hides_right

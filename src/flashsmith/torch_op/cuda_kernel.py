@@ -135,7 +135,11 @@ def _launch_with(
     key = (
         *(q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride()),
         *(q.dtype, k.dtype, v.dtype, q.get_device(), k.get_device(), v.get_device()),
-        *((n, t.shape, t.stride(), t.dtype, t.get_device()) for n, t in tables.items()),
+        # How a bias begins decides whether its keys are read by pairs.
+        *(
+            (n, t.shape, t.stride(), t.dtype, t.get_device(), t.data_ptr() & _UNALIGNED)
+            for n, t in tables.items()
+        ),
         *(lse, given),
     )
     found = KEPT_LAUNCHES.get(key)

@@ -102,7 +102,7 @@ class ForwardLaunch(Launch):
             sinks=call["sinks"].address if "sinks" in call else 0,
             alibi_slopes=call["alibi_slopes"].address if "alibi_slopes" in call else 0,
             tile_list=call[SCRATCH].address if problem.sequences else 0,
-            bias=scores_arg(call),
+            bias=scores_arg(self, call),
         )
 
     def obstacle(self, call: Call) -> str:

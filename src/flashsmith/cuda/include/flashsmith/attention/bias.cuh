@@ -33,28 +33,56 @@ struct Bias {
     }
 
     // To all of a thread's scores, before masks: of rows `row` and `row` + 8, and of the columns
-    // from key `key` on that mask.cuh draws. All threads agree on `first_key`, the first of the
-    // tile's 2 kCount keys. Rows that do not exist get what the last one has.
+    // from key `key` on that mask.cuh draws. Rows and keys that do not exist get what others have.
     template <class Args, int kCount>
-    FS_DEVICE void apply(const Args& args, float (&s)[kCount], i32 row, i32 key,
-                         i32 first_key) const {
+    FS_DEVICE void apply(const Args& args, float (&s)[kCount], i32 row, i32 key) const {
         if constexpr (!kExists) return;
         const u64 line[2] = {line_of(args, row), line_of(args, row + 8)};
-        const bool is_whole = !kNeeds.ragged_k || first_key + 2 * kCount <= args.k_len;
-        const bool in_pairs = args.bias.in_pairs != 0 && is_whole;
-        // A part at a time: registers are short while both products run.
-        constexpr int kPart = kCount % 16 == 0 ? 16 : kCount;
+        // A few at a time where every element has an address of its own: registers are short.
+        constexpr int kPart = kNeeds.bias_apart && kCount % 16 == 0 ? 16 : kCount;
         FS_UNROLL
         for (int from = 0; from < kCount; from += kPart) {
             Pair pairs[kPart / 2];
-            if (in_pairs) {
-                read_pairs(pairs, line, key + from * 2);
+            if constexpr (kNeeds.bias_apart) {
+                // Never so, but a branch: ptxas would read all parts at once, and spill.
+                u64 address = args.bias.address;
+                asm volatile("" : "+l"(address));
+                if (address == 0) continue;
+                read_apart(args, pairs, line, key + 2 * from);
             } else {
-                read_apart(args, pairs, line, key + from * 2);
+                read_pairs(args, pairs, line, key + 2 * from);
             }
             FS_UNROLL
             for (int i = 0; i < kPart; i += 2)
                 apply_pair(s[from + i], s[from + i + 1], pairs[i / 2]);
+        }
+    }
+
+    // The same in two steps, of which the first comes while the product runs. Elements of 32 bits
+    // would take as many registers as the scores, and elements apart those of their addresses: they
+    // are read in the second.
+    static constexpr bool kIsEarly = kExists && !kIsWide && !kNeeds.bias_apart;
+    template <int kCount>
+    struct Early {
+        u32 pairs[kIsEarly ? kCount / 2 : 1];
+    };
+
+    template <class Args, int kCount>
+    FS_DEVICE void read_early(const Args& args, Early<kCount>& early, i32 row, i32 key) const {
+        if constexpr (kIsEarly) {
+            const u64 line[2] = {line_of(args, row), line_of(args, row + 8)};
+            read_pairs(args, early.pairs, line, key);
+        }
+    }
+
+    template <class Args, int kCount>
+    FS_DEVICE void apply_early(const Args& args, float (&s)[kCount], const Early<kCount>& early,
+                               i32 row, i32 key) const {
+        if constexpr (kIsEarly) {
+            FS_UNROLL
+            for (int i = 0; i < kCount; i += 2) apply_pair(s[i], s[i + 1], early.pairs[i / 2]);
+        } else {
+            apply(args, s, row, key);
         }
     }
 
@@ -74,11 +102,15 @@ struct Bias {
     };
     using Pair = typename PairOf<kIsWide>::Type;
 
-    template <int kCount>
-    static FS_DEVICE void read_pairs(Pair (&pairs)[kCount], const u64 (&line)[2], i32 key) {
+    // Two at once. Pairs that do not exist get what the last one has.
+    template <class Args, int kCount>
+    static FS_DEVICE void read_pairs(const Args& args, Pair (&pairs)[kCount], const u64 (&line)[2],
+                                     i32 key) {
         FS_UNROLL
         for (int i = 0; i < kCount; ++i) {
-            const u64 at = line[i % 2] + static_cast<i64>(key) * kBytes + i / 2 * 8 * kBytes;
+            i32 column = key + i / 2 * 8;
+            if constexpr (kNeeds.ragged_k) column = min(column, args.k_len - 2);
+            const u64 at = line[i % 2] + static_cast<i64>(column) * kBytes;
             if constexpr (kIsBool) {
                 pairs[i] = read<u16>(at);
             } else {
@@ -121,7 +153,7 @@ struct Bias {
 
     template <class T>
     static FS_DEVICE T read(u64 at) {
-        return *reinterpret_cast<const T*>(at);
+        return *static_cast<const T*>(__cvta_global_to_generic(at));
     }
 
     static FS_DEVICE void apply_pair(float& first, float& second, const Pair& pair) {

@@ -13,15 +13,13 @@ struct TensorArg {
     i64 head_stride;
 };
 
-// A tensor with an element a score; strides may be 0. Where `in_pairs`, keys lie side by side and
-// two of them can be read at once.
+// A tensor with an element a score; strides may be 0.
 struct ScoresArg {
     u64 address;
     i64 batch_stride;
     i64 row_stride;
     i64 head_stride;
     i64 key_stride;
-    i64 in_pairs;
 };
 
 // A TMA tensor map as the driver encodes it: opaque.
@@ -30,7 +28,7 @@ struct alignas(64) TensorMap {
 };
 
 static_assert(sizeof(TensorArg) == 32, "the host packs a tensor as four 8-byte words.");
-static_assert(sizeof(ScoresArg) == 48, "the host packs it as six 8-byte words.");
+static_assert(sizeof(ScoresArg) == 40, "the host packs it as five 8-byte words.");
 static_assert(sizeof(TensorMap) == 128, "the driver encodes a tensor map in 128 bytes.");
 
 }  // namespace flashsmith

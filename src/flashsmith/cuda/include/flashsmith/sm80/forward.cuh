@@ -155,8 +155,7 @@ class ForwardTile {
             score_.template apply<kMatrixSpan>(args_, sequence().position, s.row_tile(i),
                                                row + i * kMatrixSpan, first_key + lane % 4 * 2,
                                                first_row, first_key);
-            bias_.apply(args_, s.row_tile(i), row + i * kMatrixSpan, first_key + lane % 4 * 2,
-                        first_key);
+            bias_.apply(args_, s.row_tile(i), row + i * kMatrixSpan, first_key + lane % 4 * 2);
         }
     }
 

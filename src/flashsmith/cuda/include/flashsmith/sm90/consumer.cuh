@@ -56,6 +56,8 @@ struct Consumer {
     using Turns = typename Kernel::Turns;
     using Products = typename Kernel::Products;
     using Mask = typename Kernel::Mask;
+    template <int kCount>
+    using EarlyBias = typename Kernel::Bias::template Early<kCount>;
     // From one panel of V to the next, or from the only one to the ones.
     static constexpr u32 kVPanelBytes =
         Kernel::kMmaSums ? Plan::kOnes - Plan::kV : kConfig.B_c * kPanelRowBytes;
@@ -320,19 +322,28 @@ struct Consumer {
     }
 
     template <int kCount>
-    FS_DEVICE void apply_score(float (&s)[kCount], i32 row, i32 n, bool upper) const {
+    FS_DEVICE void read_bias(EarlyBias<kCount>& early, i32 row, i32 n, bool upper) const {
+        if constexpr (!Kernel::Score::kChanges) return;
+        bias.read_early(args, early, row + row_in_tile(), first_key(n, upper) + lane % 4 * 2);
+    }
+
+    template <int kCount>
+    FS_DEVICE void apply_score(float (&s)[kCount], const EarlyBias<kCount>& early, i32 row, i32 n,
+                               bool upper) const {
         if constexpr (!Kernel::Score::kChanges) return;
         const i32 key = first_key(n, upper);
         const i32 position = kNeeds.alibi ? sequence().position : 0;
         score.template apply<kWarpgroupRows>(args, position, s, row + row_in_tile(),
                                              key + lane % 4 * 2, first_row(row), key);
-        bias.apply(args, s, row + row_in_tile(), key + lane % 4 * 2, key);
+        bias.apply_early(args, s, early, row + row_in_tile(), key + lane % 4 * 2);
     }
 
     // From S to P where no product is in flight.
     template <int kCount>
     FS_DEVICE void softmax_alone(float (&s)[kCount], i32 row, i32 n, bool first) {
-        apply_score(s, row, n, false);
+        EarlyBias<kCount> early;
+        read_bias(early, row, n, false);
+        apply_score(s, early, row, n, false);
         const bool masked = hide(s, row, n, false);
         if constexpr (kConfig.statistics == Statistics::kSUM) {
             softmax.exponentials_checked(p, s, factor, first, masked);

@@ -265,11 +265,13 @@ struct OverlappedLoop : UpperHalf<Kernel::kUpperHalves> {
             unsaved = true;
             finished_slot = at.finished;
         }
+        typename Kernel::Bias::template Early<kKeys / 2> early;
+        consumer.read_bias(early, row, block(n), kIsUpper);
         ptx::wgmma_wait<1>();  // S is complete, K and, in a tile's last block, Q have been read
         ptx::fence_registers(s);
         consumer.release(consumer.k);
         if (kGeneral && n == 0) consumer.release_q();
-        softmax_of<kGeneral, kIsUpper>(s, boundary);
+        softmax_of<kGeneral, kIsUpper>(s, early, boundary);
         if (boundary) {
             if constexpr (Kernel::kMmaSums) consumer.finish(at.finished);
             if constexpr (!kConfig.late_store) consumer.store(at.finished);
@@ -286,8 +288,10 @@ struct OverlappedLoop : UpperHalf<Kernel::kUpperHalves> {
 
     // From S to P; P V of the block before ends here. `starts_tile`: the block is its tile's first.
     template <bool kGeneral, bool kIsUpper, int kCount>
-    FS_DEVICE void softmax_of(float (&s)[kCount], bool starts_tile) {
-        consumer.apply_score(s, row, block(n), kIsUpper);
+    FS_DEVICE void softmax_of(float (&s)[kCount],
+                              const typename Kernel::Bias::template Early<kCount>& early,
+                              bool starts_tile) {
+        consumer.apply_score(s, early, row, block(n), kIsUpper);
         if constexpr (kSum) {
             bool masked = false;
             if constexpr (kGeneral) masked = consumer.hide(s, row, block(n), kIsUpper);
