@@ -73,6 +73,16 @@ def is_apart(view: ArrayView, problem: AttentionProblem) -> bool:
     return not bias_arg(view).in_pairs(n_bytes, problem.k_len)
 
 
+def shared_by(view: ArrayView) -> str:
+    """The value of the fact `bias_shared`: dimensions along which nothing changes."""
+    if len(view.shape) != 4:  # refused by name
+        return ""
+    of_batch, of_heads = (view.strides[axis] == 0 or view.shape[axis] == 1 for axis in (0, 1))
+    if of_batch and of_heads:
+        return "both"
+    return "batch" if of_batch else "heads" if of_heads else ""
+
+
 def bias_arg(view: ArrayView) -> ScoresArg:
     """What a kernel is told of a bias."""
     batch, head, row, key = (

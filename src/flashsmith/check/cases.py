@@ -20,6 +20,7 @@ from flashsmith.runtime.tensors import numbers_of
 
 LARGE_LOGITS = 30.0  # rows whose softmax is nearly one-hot, and scores far beyond exp's range
 GQA_RATIO = 8
+BAND = 128  # rows and keys that a boolean mask hides together: a block of the largest kernels
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +102,10 @@ _BIAS_VARIES = {
 
 
 def drawn_bias(case: Case, random: np.random.Generator) -> NDArray[Any]:
-    """A bias that hides a third of the keys, all from some rows, and half of them from others."""
+    """A bias that hides a third of the keys, all from some rows, and half of them from others.
+
+    A bool one hides whole blocks too.
+    """
     problem = case.problem
     whole = (problem.batch, problem.heads, problem.q_len, problem.k_len)
     varies = _BIAS_VARIES[case.placement]
@@ -112,6 +116,7 @@ def drawn_bias(case: Case, random: np.random.Generator) -> NDArray[Any]:
         seen[:, :, 2::7, : problem.k_len // 2] = False
         seen[:, :, 3::7, problem.k_len // 2 :] = False
     if problem.bias == "bool":
+        seen &= _bands(seen.shape, random)
         return np.broadcast_to(seen.astype(np.uint8), whole)
     numbers = random.standard_normal(shape, np.float32) * np.float32(2)
     # Models hide keys with -inf, or with the most negative number that there is.
@@ -120,6 +125,14 @@ def drawn_bias(case: Case, random: np.random.Generator) -> NDArray[Any]:
     is_narrow = problem.bias == "same"
     bits = to_bits(numbers, problem.dtype) if is_narrow else numbers.view(np.uint32)
     return np.broadcast_to(bits, whole)
+
+
+def _bands(shape: tuple[int, ...], random: np.random.Generator) -> NDArray[np.bool_]:
+    """Of every BAND rows and BAND keys all are hidden, or none: more than half of them."""
+    *outer, rows, keys = shape
+    seen = random.random((*outer, -(-rows // BAND), -(-keys // BAND))) < 0.4
+    whole = np.repeat(np.repeat(seen, BAND, axis=-2), BAND, axis=-1)
+    return np.asarray(whole[..., :rows, :keys])
 
 
 def drawn_boundaries(sequences: int, length: int, random: np.random.Generator) -> NDArray[np.int32]:

@@ -51,6 +51,7 @@ class ScoresArg(TensorArg):
         return is_aligned and self.key_stride == 1 and k_len % 2 == 0
 
 
+NO_TENSOR = TensorArg(0)
 NO_SCORES = ScoresArg(0)
 
 

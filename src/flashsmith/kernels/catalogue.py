@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from flashsmith.kernels.block_list.config import BlockListConfig
 from flashsmith.kernels.kernel import KernelConfig
 from flashsmith.kernels.sm80_backward.config import Sm80BackwardConfig
 from flashsmith.kernels.sm80_backward.parts import (
@@ -31,6 +32,7 @@ CATALOGUE: tuple[type[KernelConfig], ...] = (
 # Single launches of such plans: compiled and profiled under names of their own.
 PARTS: tuple[type[KernelConfig], ...] = (
     TileListConfig,
+    BlockListConfig,
     Sm80DeltaConfig,
     Sm80KeyGradientsConfig,
     Sm80QueryGradientsConfig,

@@ -20,6 +20,12 @@ BIASES = {
     "same": "(added to scores, in the type of q)",
     "float32": "(added to scores)",
 }
+BIAS_SHARED = {
+    "": "(none)",
+    "batch": "(one for all sequences)",
+    "heads": "(one for all heads)",
+    "both": "(one for all)",
+}
 LAYOUTS = {
     "bshd": "(batch, sequence, heads, d_head)",
     "bhsd": "(batch, heads, sequence, d_head)",
@@ -136,6 +142,12 @@ class AttentionProblem:
         "keys of the bias are read one by one: they do not lie side by side at even places",
         absent=False,
         compiled=True,
+    )
+    bias_shared: str = fact(
+        str,
+        "which dimensions of the bias have one matrix for all: batch, heads or both",
+        choices=BIAS_SHARED,
+        absent="",
     )
     sinks: bool = fact(
         bool,

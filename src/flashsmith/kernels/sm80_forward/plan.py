@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from flashsmith.base.errors import ArgumentError
+from flashsmith.kernels.block_list.plan import BlockLists
 from flashsmith.kernels.kernel import KernelConfig
 from flashsmith.kernels.launch import (
     SCRATCH,
@@ -27,6 +28,11 @@ LOG2_E = math.log2(math.e)
 @dataclass(frozen=True, slots=True)
 class ForwardLaunch(Launch):
     """One launch of the kernel; it needs no memory of its own."""
+
+    @property
+    def block_lists(self) -> BlockLists:
+        """The kv blocks that its tiles see under a boolean mask."""
+        return BlockLists(self.problem, self.config.tile_q, self.config.tile_k)
 
     def arguments(self, call: Call) -> ForwardArguments:
         """The kernel's one parameter."""
@@ -52,6 +58,7 @@ class ForwardLaunch(Launch):
             alibi_slopes=call["alibi_slopes"].address if "alibi_slopes" in call else 0,
             tile_list=call[SCRATCH].address if problem.sequences else 0,
             bias=scores_arg(self, call),
+            blocks=self.block_lists.arg(call),
         )
 
 
@@ -68,6 +75,10 @@ def plan_forward(config: KernelConfig, problem: AttentionProblem) -> Plan:
         )
     needs = needs_of(problem, tile_q=config.tile_q, tile_k=config.tile_k, d_head=config.d_head)
     geometry = LaunchGeometry((ctas, 1, 1), config.threads, config.smem_bytes())
+    blocks = BlockLists(problem, config.tile_q, config.tile_k)
+    if blocks.exist:
+        launch = ForwardLaunch(config, problem, needs, geometry, scratch_bytes=blocks.n_bytes)
+        return blocks.launch(needs), launch
     if not problem.sequences:
         return (ForwardLaunch(config, problem, needs, geometry),)
     scratch = list_bytes(problem, config.tile_q)

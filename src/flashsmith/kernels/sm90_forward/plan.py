@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flashsmith.kernels.arguments import TensorArg, TensorMapSpec
+from flashsmith.kernels.block_list.plan import BlockLists
 from flashsmith.kernels.kernel import KernelConfig
 from flashsmith.kernels.launch import (
     SCRATCH,
@@ -65,6 +66,11 @@ class ForwardLaunch(Launch):
     split: SplitTiles = SplitTiles(0)
 
     @property
+    def block_lists(self) -> BlockLists:
+        """The kv blocks that its tiles, or those of a cluster, see under a boolean mask."""
+        return _block_lists(_own(self.config), self.problem)
+
+    @property
     def q_tiles(self) -> int:
         """Tiles of one head, counted in whole clusters."""
         return _q_tiles(_own(self.config), self.problem)
@@ -103,6 +109,7 @@ class ForwardLaunch(Launch):
             alibi_slopes=call["alibi_slopes"].address if "alibi_slopes" in call else 0,
             tile_list=call[SCRATCH].address if problem.sequences else 0,
             bias=scores_arg(self, call),
+            blocks=self.block_lists.arg(call),
         )
 
     def obstacle(self, call: Call) -> str:
@@ -130,6 +137,11 @@ class ForwardLaunch(Launch):
 def _own(config: KernelConfig) -> Sm90ForwardConfig:
     assert isinstance(config, Sm90ForwardConfig)
     return config
+
+
+def _block_lists(config: Sm90ForwardConfig, problem: AttentionProblem) -> BlockLists:
+    """CTAs of a cluster share the keys that they load, and so the list."""
+    return BlockLists(problem, config.tile_q * config.cluster, config.B_c)
 
 
 def _map(
@@ -176,18 +188,21 @@ def plan_forward(
         smem_bytes=own.smem_bytes() + listed_bytes,
         cluster=own.cluster,
     )
+    blocks = _block_lists(own, problem)
     launch = ForwardLaunch(
         own,
         problem,
         needs,
         geometry,
         workspace_bytes=_workspace_bytes(own, split),
-        scratch_bytes=list_bytes(problem, rows) if problem.sequences else 0,
+        scratch_bytes=list_bytes(problem, rows) if problem.sequences else blocks.n_bytes,
         sum_order=_sum_order(own, needs, split, drawn_at_once),
         ends_together=split.ranges > 0,
         order=order or tile_order(own, problem, _q_tiles(own, problem), sm_count),
         split=split,
     )
+    if blocks.exist:
+        return blocks.launch(needs), launch
     if not problem.sequences:
         return (launch,)
     return list_launch(problem, needs, tile_q=rows, tile_k=own.B_c), launch
@@ -204,7 +219,7 @@ def _sum_order(config: Sm90ForwardConfig, needs: Needs, split: SplitTiles, at_on
     """Split tiles are added up part by part, and only the first tiles of CTAs may ascend."""
     if split.ranges:
         return f"{split.ranges} parts"
-    some_ascend = "causal" in needs and "window_left" not in needs
+    some_ascend = "causal" in needs and "window_left" not in needs and "bias_bool" not in needs
     some_ascend = some_ascend and config.ascending is Ascending.FIRST
     return f"the first {at_once} ascend" if some_ascend and at_once < split.drawn else ""
 
@@ -227,6 +242,8 @@ def split_tiles(
     if problem.sequences:  # how many there are is in memory
         return SplitTiles(most_tiles(problem, config.tile_q * config.cluster) * problem.heads)
     whole = SplitTiles(tiles)
+    if problem.bias == "bool":  # how many kv blocks a tile sees is in memory
+        return whole
     if problem.is_batch_invariant:  # which tiles are cut, and where, follows from the batch
         return whole
     if not config.split_last or "causal" in needs or "window_left" in needs or "narrow_d" in needs:

@@ -5,8 +5,11 @@
 //
 //   copy  | K[n]   V[n]          K[n-1]            V[n-1]
 //   math  |        Q K[n]^T      softmax, P V[n]   Q K[n-1]^T   ...
+//
+// Under a boolean mask only the blocks that some row sees are walked (attention/block_list.cuh).
 #pragma once
 
+#include "flashsmith/attention/block_list.cuh"
 #include "flashsmith/ptx/special_register.cuh"
 #include "flashsmith/sm80/gmem_to_smem.cuh"
 #include "flashsmith/sm80/pv.cuh"
@@ -21,6 +24,7 @@ namespace flashsmith::sm80 {
 template <class Kernel>
 class ForwardTile {
     static constexpr Needs kNeeds = Kernel::kNeeds;
+    static constexpr bool kSkips = kHasBlockList<kNeeds>;
     using Position = decltype(position_of_block<Kernel>(ForwardArgs{}));
 
   public:
@@ -39,6 +43,7 @@ class ForwardTile {
           score_(Score::of_head(args, tile.batch, tile.head)),
           bias_(Bias::of_head(args, tile.batch, tile.head)) {
         if constexpr (Mask::kHasLeft) first_block_ = first_block;
+        if constexpr (kSkips) k_at_ = v_at_ = n_blocks - 1;
         o_.clear();
         rows_.clear();
     }
@@ -57,6 +62,20 @@ class ForwardTile {
             if constexpr (Kernel::kAsync) ptx::cp_async_wait<Kernel::kEager ? 1 : 0>();
             ptx::bar_sync();  // all of Q is in shared memory
             held_q_.read(q_reader_);
+        }
+    }
+
+    // Under a boolean mask: the blocks of its line in the place of all, the last first.
+    FS_DEVICE void add_line(const BlockLine& line, const Span& span) {
+        line_ = line;
+        remaining_ = line.count();
+        _Pragma("unroll 1") while (remaining_ > 0) {
+            const int block = line.block(--remaining_);
+            if (Mask::kHides && (block >= span.whole || block < max(span.first, span.cut))) {
+                add_block<true>(block);
+            } else {
+                add_block<false>(block);
+            }
         }
     }
 
@@ -196,20 +215,32 @@ class ForwardTile {
         if constexpr (Kernel::kEager) {
             const bool last = step == Kernel::kSteps - 1;
             if (first || last) ptx::bar_sync();  // V is in (first), K has been read (last)
-            if (last && block > lowest()) copy_k<false>(block - 1);
+            if constexpr (kSkips) {
+                if (last && remaining_ > 0) copy_k<false>(line_.block(remaining_ - 1));
+            } else {
+                if (last && block > lowest()) copy_k<false>(block - 1);
+            }
         }
     }
 
     template <bool kRagged>
     FS_DEVICE void copy_k(int block) {
+        if constexpr (kSkips) skip_to(block, k_stream_, k_at_);
         copy<CopyChecks{kRagged, kNeeds.narrow_d}>(k_stream_, kK, bounds_of(k_stream_, block));
     }
     template <bool kRagged>
     FS_DEVICE void copy_v(int block) {
+        if constexpr (kSkips) skip_to(block, v_stream_, v_at_);
         copy<CopyChecks{kRagged, kNeeds.narrow_d}>(v_stream_, kV, bounds_of(v_stream_, block));
     }
     FS_DEVICE TileBounds bounds_of(const KVStream& stream, int block) const {
         return {sequence().k_len - block * Kernel::kBc, stream.column_exists(args_.d_head)};
+    }
+
+    // From the block that a stream stands at to one before it; it then stands at the next.
+    FS_DEVICE static void skip_to(int block, KVStream& stream, int& at) {
+        stream.skip(at - block);
+        at = block - 1;
     }
 
     template <CopyChecks kChecks, class Stream>
@@ -242,6 +273,9 @@ class ForwardTile {
     Score score_;
     Bias bias_;
     int first_block_ = 0;
+    BlockLine line_{0};  // with kSkips, as what follows
+    int remaining_ = 0;  // blocks of the line after the present one
+    int k_at_ = 0, v_at_ = 0;
 };
 
 template <FlashForwardKernelConfig kConfig, Needs kNeeds>
@@ -258,6 +292,16 @@ FS_DEVICE void forward(const ForwardArgs& args) {
     const Span span =
         Kernel::Mask::template span<Kernel::kBc>(sequence, position.first_row, last_row);
     const SmemAddr start{static_cast<u32>(__cvta_generic_to_shared(smem))};
+    if constexpr (kHasBlockList<kNeeds>) {
+        const auto line = BlockLine::of_tile(args, position.batch, position.head,
+                                             position.first_row / Kernel::kBr);
+        const int behind = line.block(line.count() - 1) + 1;
+        ForwardTile<Kernel> tile(args, position, start, behind, span.first);
+        tile.begin(behind);
+        tile.add_line(line, span);
+        tile.end();
+        return;
+    }
     const int end = span.first + span.count;
     ForwardTile<Kernel> tile(args, position, start, end, span.first);
 

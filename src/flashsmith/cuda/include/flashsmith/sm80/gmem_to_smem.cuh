@@ -42,6 +42,9 @@ class TileStream {
         step_bytes_ = tensor.seq_stride * (kRowStep * kElementBytes);
     }
 
+    // Passes by the next `count` tiles.
+    FS_DEVICE void skip(i64 count) { source_ -= count * kPasses * step_bytes_; }
+
     FS_DEVICE bool column_exists(int d_head) const { return chunk_ * kChunkElements < d_head; }
 
     // Starts the copy of the next tile; it has landed after a commit and a wait.

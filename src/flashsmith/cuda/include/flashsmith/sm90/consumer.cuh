@@ -79,6 +79,7 @@ struct Consumer {
     typename Kernel::Softmax softmax;
     typename Kernel::Score score;
     typename Kernel::Bias bias;
+    BlockLine line;   // of the tile at hand, under a boolean mask
     float sums[2];    // of the finished tile's rows
     float maxima[2];  // and what they are relative to, where another CTA may need it
 
@@ -214,6 +215,12 @@ struct Consumer {
         return warpgroup * kWarpgroupRows + thread / kWarpLanes * 16 + lane / 4;
     }
 
+    // The block that `n` others of a tile, which begins at block `first`, come before.
+    FS_DEVICE i32 block_at(i32 first, i32 n) const {
+        if constexpr (Kernel::kSkips) return ptx::broadcast(line.block(n));
+        return first + n;
+    }
+
     // Whether some row of this warpgroup does not see all of block n.
     FS_DEVICE bool needs_mask(i32 row, i32 n) const {
         return ends_unseen(row, (n + 1) * kConfig.B_c) || begins_unseen(row, n * kConfig.B_c);
@@ -319,6 +326,9 @@ struct Consumer {
         const QTile tile = QTile::get(smem.tile(slot));
         score = Kernel::Score::of_head(args, tile.batch, tile.head);
         bias = Kernel::Bias::of_head(args, tile.batch, tile.head);
+        if constexpr (Kernel::kSkips) {
+            line = line_of_tile<Kernel>(args, tile.batch, tile.head, tile.row);
+        }
     }
 
     template <int kCount>

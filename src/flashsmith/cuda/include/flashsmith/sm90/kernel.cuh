@@ -2,6 +2,7 @@
 #pragma once
 
 #include "flashsmith/attention/bias.cuh"
+#include "flashsmith/attention/block_list.cuh"
 #include "flashsmith/attention/mask.cuh"
 #include "flashsmith/attention/score.cuh"
 #include "flashsmith/attention/sequence.cuh"
@@ -31,6 +32,9 @@ struct ForwardKernel {
     static constexpr bool kListed = flashsmith::kListed<kNeeds>;
     using Listed = ListedPlan<kConfig>;
 
+    // Blocks that a boolean mask hides from a whole tile are passed over: n counts those of a line.
+    static constexpr bool kSkips = kHasBlockList<kNeeds>;
+
     // Sums of rounded P are what O needs, and too coarse for a log-sum-exp; they are known when the
     // row maxima, which a sink is compared with, are already those of the next tile.
     static constexpr bool kMmaSums = kConfig.l_by_mma && !kNeeds.lse && !kNeeds.sinks;
@@ -42,12 +46,12 @@ struct ForwardKernel {
     // A causal mask makes tiles unequal, which evens out when CTAs end; for heads narrower than the
     // kernel ptxas has no registers left. Where tiles are not split, all of them are whole,
     // whatever the launch asks for.
-    static constexpr bool kSplits =
-        kConfig.split_last && !Mask::kHasLeft && !kNeeds.causal && !kNeeds.narrow_d && !kListed;
+    static constexpr bool kSplits = kConfig.split_last && !Mask::kHasLeft && !kNeeds.causal &&
+                                    !kNeeds.narrow_d && !kListed && !kSkips;
     // Under a mask, tiles of a head that begin at the same time read the same K and V where blocks
     // come from the first on; from the diagonal on each would begin with its own.
     static constexpr Ascending kAscends =
-        kNeeds.causal && !Mask::kHasLeft ? kConfig.ascending : Ascending::kNONE;
+        kNeeds.causal && !Mask::kHasLeft && !kSkips ? kConfig.ascending : Ascending::kNONE;
 
     using KRing = OperandRing<kConfig.kv_stages, kConfig.kv_bytes(), kConfig.early_tests>;
     using VRing = OperandRing<kConfig.kv_stages, kConfig.kv_bytes(), kConfig.early_tests, kMmaSums>;
@@ -71,6 +75,13 @@ FS_DEVICE i32 first_block_of(const Sequence& of, i32 row, u32 rank) {
     const i32 row_end = first_row + kConfig.cluster * kConfig.tile_q();
     return min(Mask::template first_block<kConfig.B_c>(of, first_row),
                Mask::template blocks_seen<kConfig.B_c>(of, row_end) - 1);
+}
+
+// Under a boolean mask: the line of the q tile that begins at `row`; one for all CTAs of a cluster.
+template <class Kernel>
+FS_DEVICE BlockLine line_of_tile(const typename Kernel::Args& args, i32 batch, i32 head, i32 row) {
+    constexpr u32 kRows = Kernel::kConfig.cluster * Kernel::kConfig.tile_q();
+    return BlockLine::of_tile(args, batch, head, static_cast<u32>(row) / kRows);
 }
 
 }  // namespace flashsmith::sm90

@@ -41,7 +41,7 @@ struct PlainLoop {
         consumer.softmax.reset();
         consumer.begin_scores(work.slot);
         i32 n = work.own - 1;
-        if (consumer.is_half(work.row, work.first + n)) {
+        if (consumer.is_half(work.row, consumer.block_at(work.first, n))) {
             block<Kernel::kHalf>(work, n, true);
         } else {
             block<kConfig.B_c>(work, n, true);
@@ -62,7 +62,7 @@ struct PlainLoop {
         ptx::fence_registers(s);
         consumer.release(consumer.k);
         if (n == 0) consumer.release_q();
-        consumer.softmax_alone(s, work.row, work.first + n, first);
+        consumer.softmax_alone(s, work.row, consumer.block_at(work.first, n), first);
         if (!first) consumer.softmax.rescale(consumer.o);
         consumer.v.wait();
         Turns::take(consumer.warpgroup);
@@ -112,6 +112,7 @@ struct OverlappedLoop : UpperHalf<Kernel::kUpperHalves> {
     i32 v_skipped;  // blocks of V to pass by before that one
     bool unsaved;   // O of the finished tile in `finished_slot` is still in registers
     i32 finished_slot;
+    i32 listed;  // the present block, where a boolean mask leaves some out
 
     FS_DEVICE OverlappedLoop(const typename Kernel::Args& args, typename Kernel::Plan smem,
                              int warpgroup)
@@ -151,7 +152,19 @@ struct OverlappedLoop : UpperHalf<Kernel::kUpperHalves> {
     };
 
     // The block of keys that comes `n` before the last.
-    FS_DEVICE i32 block(i32 n) const { return ascends ? last - n : last + n; }
+    FS_DEVICE i32 block(i32 n) const {
+        if constexpr (Kernel::kSkips) return consumer.block_at(last, n);
+        return ascends ? last - n : last + n;
+    }
+
+    // The one whose Q Kᵀ is at hand: where blocks are listed it is read once.
+    FS_DEVICE i32 present() const {
+        if constexpr (Kernel::kSkips) return listed;
+        return block(n);
+    }
+    FS_DEVICE void find_present() {
+        if constexpr (Kernel::kSkips) listed = block(n);
+    }
 
     // Blocks of V that can be passed by behind the one in use: as many as the ring has stages, but
     // where a tile that ascends meets one that does not, both have some to pass by.
@@ -167,13 +180,14 @@ struct OverlappedLoop : UpperHalf<Kernel::kUpperHalves> {
         last = ascends ? n : work.first;
         behind = ascends ? work.n_blocks - work.own : 0;
         consumer.begin_scores(work.slot);
+        find_present();
     }
 
     // The first block of a run of tiles: nothing to overlap it with.
     FS_DEVICE void start(const Work& work) {
         begin(work);
         first = true;
-        half = consumer.is_half(row, block(n));
+        half = consumer.is_half(row, present());
         this->set_upper(false);
         v_skipped = 0;
         unsaved = false;
@@ -192,7 +206,7 @@ struct OverlappedLoop : UpperHalf<Kernel::kUpperHalves> {
         consumer.release(consumer.k);
         if (n == 0) consumer.release_q();
         consumer.softmax.reset();
-        consumer.softmax_alone(s, row, block(n), true);
+        consumer.softmax_alone(s, row, present(), true);
     }
 
     // One step. False, with nothing done, when it would start the next tile (in `next`) and that
@@ -214,14 +228,15 @@ struct OverlappedLoop : UpperHalf<Kernel::kUpperHalves> {
             begin(next);
         } else {
             --n;
+            find_present();
         }
         if constexpr (kGeneral) consumer.q.use();
         const bool at_edge = ascends ? kGeneral && n == 0 : at.starts_tile;
-        if (at_edge && consumer.is_half(row, block(n))) {
+        if (at_edge && consumer.is_half(row, present())) {
             products<Step::kHalf>(at);
         } else {
             if constexpr (kGeneral && Kernel::kUpperHalves) {
-                if (n == 0 && consumer.is_upper_half(row, block(n))) {
+                if (n == 0 && consumer.is_upper_half(row, present())) {
                     products<Step::kUpperHalf>(at);
                     return true;
                 }
@@ -266,7 +281,7 @@ struct OverlappedLoop : UpperHalf<Kernel::kUpperHalves> {
             finished_slot = at.finished;
         }
         typename Kernel::Bias::template Early<kKeys / 2> early;
-        consumer.read_bias(early, row, block(n), kIsUpper);
+        consumer.read_bias(early, row, present(), kIsUpper);
         ptx::wgmma_wait<1>();  // S is complete, K and, in a tile's last block, Q have been read
         ptx::fence_registers(s);
         consumer.release(consumer.k);
@@ -291,16 +306,16 @@ struct OverlappedLoop : UpperHalf<Kernel::kUpperHalves> {
     FS_DEVICE void softmax_of(float (&s)[kCount],
                               const typename Kernel::Bias::template Early<kCount>& early,
                               bool starts_tile) {
-        consumer.apply_score(s, early, row, block(n), kIsUpper);
+        consumer.apply_score(s, early, row, present(), kIsUpper);
         if constexpr (kSum) {
             bool masked = false;
-            if constexpr (kGeneral) masked = consumer.hide(s, row, block(n), kIsUpper);
+            if constexpr (kGeneral) masked = consumer.hide(s, row, present(), kIsUpper);
             end_pv();
             consumer.k.test();
             consumer.softmax.exponentials_checked(consumer.p, s, consumer.factor, starts_tile,
                                                   masked);
         } else {
-            if constexpr (kGeneral) consumer.hide(s, row, block(n), kIsUpper);
+            if constexpr (kGeneral) consumer.hide(s, row, present(), kIsUpper);
             consumer.softmax.update_maximum(s, consumer.factor);
             consumer.k.test();
             consumer.softmax.exponentials(s, consumer.factor);

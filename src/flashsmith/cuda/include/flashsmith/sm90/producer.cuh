@@ -9,6 +9,16 @@
 
 namespace flashsmith::sm90 {
 
+// What a source of K and V knows of the blocks that a boolean mask leaves: in other kernels nothing.
+template <bool kSkips>
+struct LineOf {
+    struct Type {};
+};
+template <>
+struct LineOf<true> {
+    using Type = BlockLine;
+};
+
 template <class Kernel>
 struct Producer {
     using Plan = typename Kernel::Plan;
@@ -34,6 +44,7 @@ struct Producer {
     // Where sequences have lengths of their own, `batch` is the slot that the tile's lies in.
     struct Source {
         i32 n_blocks, head, batch, first;
+        [[no_unique_address]] typename LineOf<Kernel::kSkips>::Type line;
     };
 
     // What is drawn, and which of a range's two segments.
@@ -133,10 +144,20 @@ struct Producer {
         constexpr Ascending kUp = Kernel::kAscends;
         const bool ascends = kUp == Ascending::kALL || (kUp == Ascending::kFIRST && is_first);
         return {at.tile.n_blocks, Division(at.tile.head, args.kv_group).quotient, at.tile.batch,
-                ascends ? at.tile.n_blocks : at.slice.first};
+                ascends ? at.tile.n_blocks : at.slice.first, line_of(at)};
+    }
+
+    FS_DEVICE typename LineOf<Kernel::kSkips>::Type line_of(
+        [[maybe_unused]] const Segment& at) const {
+        if constexpr (Kernel::kSkips) {
+            return line_of_tile<Kernel>(args, at.tile.batch, at.tile.head, at.tile.row);
+        } else {
+            return {};
+        }
     }
 
     FS_DEVICE static i32 block_of(const Source& at, i32 n) {
+        if constexpr (Kernel::kSkips) return at.line.block(n);
         if constexpr (Kernel::kAscends == Ascending::kNONE) return at.first + n;
         return at.first == at.n_blocks ? at.n_blocks - 1 - n : at.first + n;
     }

@@ -137,6 +137,11 @@ FS_DEVICE Segment decode_segment(const typename Kernel::Args& args, i32 index, i
             whole.slice.first = first_block_of<Kernel>(args, whole.tile.row, rank);
             whole.tile.n_blocks -= whole.slice.first;
         }
+        if constexpr (Kernel::kSkips) {
+            const QTile& tile = whole.tile;
+            whole.tile.n_blocks =
+                line_of_tile<Kernel>(args, tile.batch, tile.head, tile.row).count();
+        }
         return whole;
     }
     const SplitRange split(
