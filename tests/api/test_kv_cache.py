@@ -155,7 +155,11 @@ def test_the_decode_kernel_is_chosen_and_explained(monkeypatch):
 ONE = {"cache_seqlens": LENGTHS}
 BAD = {
     "rotary": ({"rotary_cos": 1}, Unsupported, "does not rotate queries and keys; rotate q and k"),
-    "leftpad": ({"cache_leftpad": 1}, Unsupported, "let each sequence begin there"),
+    "leftpad": (
+        {"cache_leftpad": 1, "block_table": TABLE, **ONE},
+        Unsupported,
+        "let rows and keys of a sequence begin with its first",
+    ),
     "both": (
         {"cache_batch_idx": LENGTHS, "block_table": TABLE},
         ArgumentError,

@@ -5,7 +5,7 @@ import pytest
 
 from flashsmith import flash_attention, flash_attn_varlen_func, flash_attn_with_kvcache
 from flashsmith.base import settings
-from flashsmith.base.errors import ArgumentError, Unsupported
+from flashsmith.base.errors import ArgumentError
 from flashsmith.problem.attention import AttentionProblem
 from flashsmith.problem.reference import reference
 
@@ -205,8 +205,6 @@ def test_what_is_missing_or_too_much_is_named(requests):
     for change, says in wrong:
         with pytest.raises(ArgumentError, match=says):
             flash_attention(*arrays, **(all_of_it | change))
-    with pytest.raises(Unsupported, match="seqused_k is given without block_table"):
-        flash_attn_varlen_func(*arrays, ends, None, 1, 1, seqused_k=lengths)
 
 
 def test_a_checked_call_names_the_entry_and_the_boundary_that_is_wrong(requests, monkeypatch):

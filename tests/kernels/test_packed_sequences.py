@@ -306,8 +306,7 @@ def test_tiles_are_not_split_and_the_list_comes_first():
     ("facts", "says"),
     [
         ({"batch": 2}, "packed sequences are a batch of one"),
-        ({"k_lengths": True}, "k_lengths True and page 0; keys of packed sequences are packed too"),
-        ({"page": 16, "pages": 30}, "k_lengths False and page 16; keys of packed sequences"),
+        ({"page": 16, "pages": 30}, "k_lengths False and page 16; packed sequences whose keys lie"),
         ({"sequences": -1}, "sequences is -1; it must be an integer of at least 0"),
     ],
 )

@@ -76,6 +76,8 @@ def flash_attention(
     - `bias`: broadcastable to (batch, heads, queries, keys), a bool (True: the row sees the key) or
       numbers that are added to the scores, float32 or of q's type; read at any strides;
     - `k_lengths`: (batch,) int32 on the arrays' device, how many keys each sequence has;
+      `q_lengths`: how many rows, behind which out is 0; `k_starts`: its first key, which those of
+      `k_lengths` are counted without (padding on the left). Also of packed sequences;
     - `block_table`: (batch, pages of a sequence) int32; k and v are pools, a page an entry;
     - `cu_seqlens_q`, `cu_seqlens_k`: (sequences + 1,) int32 on the arrays' device, where sequences
       begin that are packed one behind the other in arrays (rows, heads, d_head) or a batch of one.
@@ -122,7 +124,7 @@ def attend(
     if settings.checks_calls():
         require_small_scores(q, k, options)
         require_boundaries(tables, q, k, options)
-        require_entries_inside(tables, k, str(options.fact("layout")))
+        require_entries_inside(tables, q, k, str(options.fact("layout")))
     if tables and is_packed(tables) and len(getattr(q, "shape", ())) == 3:
         keys = (k, v) if "block_table" in tables else (k[None], v[None])
         found = attend(

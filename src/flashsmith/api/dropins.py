@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from flashsmith.api.arrays.library import Array, ArrayOrTuple
 from flashsmith.api.attention import attend
@@ -73,12 +73,16 @@ def flash_attn_varlen_func(
     seqused_k: Array = None,
     out: Array = None,
     workspace: Array = None,
+    seqused_q: Array = None,
+    leftpad_k: Array = None,
 ) -> ArrayOrTuple:
     """flash-attn's `flash_attn_varlen_func`: sequences packed as (rows, heads, d_head).
 
     `cu_seqlens_q` and `cu_seqlens_k` are (sequences + 1,) int32 beside the arrays, and never read
     by the host. The longest lengths say nothing that they do not: any number is taken. With
-    `return_attn_probs`, (out, lse, None), lse being (heads, rows).
+    `return_attn_probs`, (out, lse, None), lse being (heads, rows). `seqused_q`,
+    `seqused_k` and `leftpad_k`, (sequences,) int32, leave rows and keys of each sequence out: those
+    behind the first two, and before the last.
 
     With `block_table`, (sequences, pages of a sequence) int32, k and v are pools of pages, (pages,
     rows of a page, heads, d_head); `seqused_k`, (sequences,) int32, or else the differences of
@@ -86,7 +90,8 @@ def flash_attn_varlen_func(
     sequence, whatever is packed beside it.
     """
     del max_seqlen_q, max_seqlen_k
-    tables = _packed_tables(cu_seqlens_q, cu_seqlens_k, block_table, seqused_k)
+    used = {"q_lengths": seqused_q, "k_lengths": seqused_k, "k_starts": leftpad_k}
+    tables = _packed_tables(cu_seqlens_q, cu_seqlens_k, block_table, used)
     if alibi_slopes is not None:
         tables["alibi_slopes"] = alibi_slopes
     options = _flash_attn_options(
@@ -97,19 +102,13 @@ def flash_attn_varlen_func(
 
 
 def _packed_tables(
-    cu_seqlens_q: Array, cu_seqlens_k: Array, block_table: Array, seqused_k: Array
+    cu_seqlens_q: Array, cu_seqlens_k: Array, block_table: Array, used: Mapping[str, Array]
 ) -> dict[str, Array]:
-    """Where sequences begin and how many keys each has, under flashsmith's names."""
-    lengths = seqused_k
-    if block_table is None and lengths is not None:
-        raise _unsupported(
-            "seqused_k is given without block_table",
-            "keys with gaps between them",
-            "pass cu_seqlens_k of packed keys, or pages",
-        )
+    """Where sequences begin and what each uses of its rows and keys, under flashsmith's names."""
+    lengths = used["k_lengths"]
     if block_table is not None and lengths is None and cu_seqlens_k is not None:
         lengths = cu_seqlens_k[1:] - cu_seqlens_k[:-1]
-    named = {"cu_seqlens_q": cu_seqlens_q, "k_lengths": lengths, "block_table": block_table}
+    named = {**used, "cu_seqlens_q": cu_seqlens_q, "k_lengths": lengths, "block_table": block_table}
     if block_table is None:
         named["cu_seqlens_k"] = cu_seqlens_k
     return {name: table for name, table in named.items() if table is not None}

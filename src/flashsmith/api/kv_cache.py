@@ -27,7 +27,7 @@ def flash_attn_with_kvcache(
     rotary_sin: object = None,
     cache_seqlens: Array = None,
     cache_batch_idx: Array = None,
-    cache_leftpad: object = None,
+    cache_leftpad: Array = None,
     block_table: Array = None,
     softmax_scale: float | None = None,
     causal: bool = False,
@@ -46,13 +46,14 @@ def flash_attn_with_kvcache(
     sequence; int32) pools of pages, (pages, rows of a page, kv heads, d_head). `cache_seqlens`, an
     integer or (batch,) int32, says how many keys each sequence has; without it all rows count.
     With `k` and `v`, (batch, new rows, kv heads, d_head), the rows behind those are written in
-    place first, and count. `cache_batch_idx` says which sequence of the cache each of q is.
+    place first, and count. `cache_leftpad`, (batch,) int32, says how many rows at a sequence's
+    beginning are padding; caches in pages cannot have it. `cache_batch_idx` says which sequence of the cache each of q is.
     Masks are aligned bottom-right with a sequence's own length. Nothing waits for the GPU. Slices
     of keys have a fixed length, so `num_splits` changes nothing, and a request's bits depend on
     nothing else in the batch. A length is clamped inside the cache, an entry inside the pool.
     `out` and `workspace` are memory of the caller's, as those of `flash_attention`.
     """
-    _refuse(rotary_cos, rotary_sin, cache_leftpad)
+    _refuse(rotary_cos, rotary_sin)
     checked_flag("rotary_interleaved", rotary_interleaved)
     causal = checked_flag("causal", causal)
     returns_lse = checked_flag("return_softmax_lse", return_softmax_lse)
@@ -71,23 +72,23 @@ def flash_attn_with_kvcache(
     lengths = ops.lengths(cache_seqlens)
     if k is not None or v is not None:
         lengths = _append(ops, (k_cache, v_cache), (k, v), lengths, table)
-    tables = {"alibi_slopes": alibi_slopes, "k_lengths": lengths, "block_table": table}
+    tables = {
+        "alibi_slopes": alibi_slopes,
+        "k_lengths": lengths,
+        "k_starts": None if cache_leftpad is None else ops.lengths(cache_leftpad),
+        "block_table": table,
+    }
     given = {name: array for name, array in tables.items() if array is not None}
     return attend(q, k_cache, v_cache, options, out=out, tables=given, workspace=workspace)
 
 
-def _refuse(rotary_cos: object, rotary_sin: object, cache_leftpad: object) -> None:
+def _refuse(rotary_cos: object, rotary_sin: object) -> None:
     for name, value in (("rotary_cos", rotary_cos), ("rotary_sin", rotary_sin)):
         if value is not None:
             raise Unsupported(
                 f"{name} is given; flashsmith does not rotate queries and keys; rotate q and k "
                 f"before the call."
             )
-    if cache_leftpad is not None:
-        raise Unsupported(
-            "cache_leftpad is given; flashsmith reads a cache from its first row on; let each "
-            "sequence begin there."
-        )
 
 
 def _require_shapes(q: Array, k_cache: Array, v_cache: Array) -> None:

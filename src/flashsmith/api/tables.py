@@ -96,7 +96,7 @@ def _sequences_of(boundaries: ArrayView) -> int:
 
 def _require_both_boundaries(tables: TableViews) -> None:
     given = [name for name in BOUNDARIES if name in tables]
-    if given and ("block_table" in tables or "k_lengths" in tables):
+    if given and "block_table" in tables:
         _require_pages_of_packed_rows(tables)
         return
     if len(given) == 1:
@@ -159,18 +159,28 @@ def _require_fits(role: TensorRole, view: ArrayView, problem: AttentionProblem) 
         raise ArgumentError(f"{role.name} is not contiguous; pass a contiguous copy.")
 
 
-def require_entries_inside(tables: ArrayTables, k: Array, layout: str) -> None:
+def require_entries_inside(tables: ArrayTables, q: Array, k: Array, layout: str) -> None:
     """Raises for lengths and pages that kernels would clamp; the tables are awaited."""
-    rows = k.shape[1 if layout == "bshd" else 2]
-    pages = _on_host(tables.get("block_table"))
+    axis = -3 if layout == "bshd" else -2
+    rows, pages = k.shape[axis], _on_host(tables.get("block_table"))
+    k_len = rows if pages is None else rows * pages.shape[1]
     lengths = _on_host(tables.get("k_lengths"))
-    most = rows if pages is None else rows * pages.shape[1]
-    for sequence, length in enumerate([] if lengths is None else lengths):
-        if not 0 <= length <= most:
-            raise ArgumentError(
-                f"k_lengths[{sequence}] is {length}; sequence {sequence} has room for 0 to {most} "
-                f"keys; correct the length."
-            )
+    of_q, of_k = (_on_host(tables.get(name)) for name in BOUNDARIES)
+    for name, own, whole in (
+        ("q_lengths", of_q, q.shape[axis]),
+        ("k_lengths", of_k, k_len),
+        ("k_starts", of_k, k_len),
+    ):
+        found = _on_host(tables.get(name))
+        for sequence, length in enumerate([] if found is None else found):
+            most = whole if own is None else own[sequence + 1] - own[sequence]
+            if name == "k_starts" and lengths is not None:
+                most = min(most, lengths[sequence])
+            if not 0 <= length <= most:
+                raise ArgumentError(
+                    f"{name}[{sequence}] is {length}; sequence {sequence} has room for 0 to {most} "
+                    f"{'rows' if name == 'q_lengths' else 'keys'}; correct the length."
+                )
     for sequence, table in enumerate([] if pages is None else pages):
         used = len(table) if lengths is None else -(-int(lengths[sequence]) // rows)
         for entry, page in enumerate(table[:used]):

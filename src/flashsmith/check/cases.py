@@ -78,8 +78,11 @@ def drawn_table(
 ) -> NDArray[np.uint32]:
     """Entries of a table as a model might have them: bits of float32 or int32."""
     shape = role.shape(problem)
-    if role.name == "k_lengths":
-        numbers = random.integers(0, problem.k_len + 1, shape, np.int32)
+    if role.name in ("q_lengths", "k_lengths", "k_starts"):
+        most = {"q_lengths": problem.q_len, "k_starts": problem.k_len // 3}
+        numbers = random.integers(0, most.get(role.name, problem.k_len) + 1, shape, np.int32)
+        if problem.sequences and not problem.page:  # each has a part of the rows and keys
+            numbers //= problem.sequences
     elif role.name in ("cu_seqlens_q", "cu_seqlens_k"):
         length = problem.q_len if role.name == "cu_seqlens_q" else problem.k_len
         numbers = drawn_boundaries(problem.sequences, length, random)

@@ -44,7 +44,6 @@ _REFUSED = {
     "qv": "a second product of queries and values",
     **dict.fromkeys(_SCALES, "FP8"),
     "attention_chunk": "attention in chunks",
-    **dict.fromkeys(("seqused_q", "seqused_k"), "sequences shorter than their packed rows"),
     **dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k_new"), "packed rows on a cache"),
     "rotary_seqlens": "rotary embeddings",
 }

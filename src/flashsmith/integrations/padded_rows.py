@@ -1,4 +1,6 @@
-"""Padded batches as packed sequences, with no row moved: padding belongs to sequences of its own.
+"""Padded batches by lengths, or as packed sequences, with no row moved.
+
+Packed, padding belongs to sequences of its own.
 
 A mask of two dimensions, (batch, columns), says which keys of a batch are tokens; the new rows
 stand at its last columns. Where the tokens of each sequence lie together, its rows and keys are
@@ -7,7 +9,8 @@ stand at its last columns. Where the tokens of each sequence lie together, its r
     sequences of rows  |  (.)  a      |  b       ( .      .)   c    |   padding sees no key
     sequences of keys  |  (.)  a      |  b       ( .      .)   c    |   and is seen by no row
 
-so that boundaries say it all, and no number is read by the host.
+so that boundaries say it all, and no number is read by the host. Where no gradient is wanted, the
+lengths of each sequence say it without a batch that lies one behind the other.
 """
 
 from __future__ import annotations
@@ -52,6 +55,17 @@ def full(batch: int, columns: int, device: torch.device) -> Tensor:
     ends = torch.full((batch,), columns, device=device)
     setattr(mask, _KEPT, Padding(torch.zeros_like(ends), ends, is_full=True, has_holes=False))
     return mask
+
+
+def lengths(padding: Padding, rows: int, columns: int, *, causal: bool) -> dict[str, Tensor]:
+    """The same as lengths of a batch whose rows stay where they are, by the names of a call.
+
+    Where the mask is causal the last row that counts stands at the last token.
+    """
+    found = {"k_starts": padding.first.int(), "k_lengths": padding.last.int()}
+    if causal:
+        found["q_lengths"] = (padding.last - (columns - rows)).clamp(0, rows).int()
+    return found
 
 
 def boundaries(padding: Padding, rows: int, columns: int, *, causal: bool) -> tuple[Tensor, Tensor]:

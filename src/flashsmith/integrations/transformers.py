@@ -15,7 +15,12 @@ from flashsmith.base.loose_types import Foreign
 from flashsmith.integrations.mask_causes import CAUSE
 from flashsmith.integrations.model_checks import check_model, instead, remember
 from flashsmith.integrations.model_masks import PATTERN, mask_maker
-from flashsmith.integrations.padded_rows import boundaries, boundaries_of_sequences, padding_of
+from flashsmith.integrations.padded_rows import (
+    boundaries,
+    boundaries_of_sequences,
+    lengths,
+    padding_of,
+)
 
 NAME = "flashsmith"
 # What a model's configuration holds in its place: transformers takes every name with "flash" in it
@@ -153,11 +158,13 @@ class _Call:
             bias = bias[..., -rows:, :columns]
         if padding.is_full:
             return self._dense(key, value, self.causal, bias, facts)
-        if bias is None and (rows == columns or self._is_differentiated()):
+        if bias is not None:
+            return self._dense(key, value, self.causal, _both(mask[:, None, None], bias), facts)
+        if self._is_differentiated():  # gradients are those of packed sequences
             found = boundaries(padding, rows, columns, causal=self.causal)
             return self._packed(key, value, found, facts)
-        # Few rows on a cache: a mask is read, where packed keys would be copied.
-        return self._dense(key, value, self.causal, _both(mask[:, None, None], bias), facts)
+        own = lengths(padding, rows, columns, causal=self.causal)
+        return self._dense(key, value, self.causal, None, facts | own)
 
     def masked(self, mask: Tensor) -> Tensor:
         """The mask says for every row and key whether it is seen, or what is added to its score."""

@@ -163,6 +163,20 @@ class AttentionProblem:
         option="--k-lengths",
         exact=True,
     )
+    q_lengths: bool = fact(
+        bool,
+        "how many rows of Q each sequence has is read from memory; O is 0 behind them",
+        absent=False,
+        option="--q-lengths",
+        exact=True,
+    )
+    k_starts: bool = fact(
+        bool,
+        "the first key of each sequence is read from memory; those before it are padding",
+        absent=False,
+        option="--k-starts",
+        exact=True,
+    )
     sequences: int = fact(
         int,
         "packed one behind the other in a batch of one; where they begin is read from memory",
@@ -223,15 +237,23 @@ class AttentionProblem:
                 f"sequences is {self.sequences} and batch is {self.batch}; packed sequences are a "
                 f"batch of one; make batch 1."
             )
-        if self.sequences and self.k_lengths != bool(self.page):
+        if self.sequences and self.page and not self.k_lengths:
             raise ArgumentError(
                 f"sequences is {self.sequences}, k_lengths {self.k_lengths} and page {self.page}; "
-                f"keys of packed sequences are packed too (neither of the other two), or lie in "
-                f"pages, with their lengths in memory (both)."
+                f"packed sequences whose keys lie in pages have their lengths in memory; give "
+                f"k_lengths too."
+            )
+        if self.page and (self.q_lengths or self.k_starts):
+            raise Unsupported(
+                f"page is {self.page}, q_lengths {self.q_lengths} and k_starts {self.k_starts}; no "
+                f"kernel that reads pages does either; let rows and keys of a sequence begin with "
+                f"its first, and end with its last."
             )
         others = {
             "sequences": "unpack the sequences",
             "k_lengths": "hide the keys behind a sequence's end in the bias",
+            "q_lengths": "leave out what O holds behind a sequence's end",
+            "k_starts": "hide the keys before a sequence's first in the bias",
             "page": "pass contiguous k and v",
         }
         for other in others if self.bias else ():
@@ -289,7 +311,12 @@ class AttentionProblem:
     @property
     def has_own_lengths(self) -> bool:
         """Whether lengths of sequences are read from memory."""
-        return self.sequences > 0 or self.k_lengths
+        return bool(self.sequences or self.k_lengths or self.q_lengths or self.k_starts)
+
+    @property
+    def is_listed(self) -> bool:
+        """Whether forward kernels take their q tiles from a list that is made on the device."""
+        return self.has_own_lengths and not self.page
 
     @property
     def requests(self) -> int:
@@ -323,7 +350,7 @@ class AttentionProblem:
     @property
     def is_batch_invariant(self) -> bool:
         """Whether a row's bits must not depend on what shares the batch: asked for, or served."""
-        return bool(self.batch_invariant or self.sequences or self.k_lengths or self.page)
+        return bool(self.batch_invariant or self.has_own_lengths or self.page)
 
     @property
     def is_empty(self) -> bool:

@@ -118,7 +118,7 @@ def exact_facts(problem: AttentionProblem) -> list[str]:
 def needs_of(problem: AttentionProblem, *, tile_q: int, tile_k: int, d_head: int) -> Needs:
     """What a kernel with these tiles must know of `problem` when it is compiled."""
     holds = {
-        "ragged_q": problem.q_len % tile_q != 0 or problem.sequences > 0,
+        "ragged_q": problem.q_len % tile_q != 0 or problem.sequences > 0 or problem.q_lengths,
         "ragged_k": problem.k_len % tile_k != 0 or problem.has_own_lengths,
         "narrow_d": problem.d_head < d_head,
     }
@@ -126,6 +126,8 @@ def needs_of(problem: AttentionProblem, *, tile_q: int, tile_k: int, d_head: int
         given = getattr(problem, name)
         holds[need] = given != FACTS[name].absent if value is None else given == value
     holds["bias_apart"] = bool(problem.bias) and (problem.bias_apart or problem.k_len % 2 != 0)
+    if problem.is_listed:  # what of the tables it is made of, a list does not say
+        holds |= {"k_lengths": not problem.sequences, "q_lengths": False, "k_starts": False}
     # A mask that hides nothing needs no code; where lengths are in memory, that is not known.
     mask, unknown = problem.mask, problem.has_own_lengths
     holds["causal"] = mask.right is not None if unknown else mask.hides_right

@@ -75,16 +75,39 @@ def with_packed_keys(
 
 
 def sequences_of(problem: AttentionProblem, tables: Tables) -> Iterator[SequenceOf]:
-    """Every sequence of a call; lengths that are read from memory end inside the tensor."""
+    """Every sequence of a call; lengths that are read from memory end inside the tensor.
+
+    Rows that are of none are sequences without a key.
+    """
     if problem.sequences:
         yield from _packed(problem, tables)
         return
     for batch in range(problem.batch):
-        k_len = problem.k_len
-        if problem.k_lengths:
-            k_len = min(max(int(tables["k_lengths"][batch]), 0), k_len)
-        mask = problem.mask_of(problem.q_len, k_len)
-        yield SequenceOf(batch, slice(0, problem.q_len), slice(0, k_len), mask)
+        whole = SequenceOf(batch, slice(0, problem.q_len), slice(0, problem.k_len), problem.mask)
+        yield from _used(problem, tables, batch, whole)
+
+
+def _used(
+    problem: AttentionProblem, tables: Tables, number: int, whole: SequenceOf
+) -> Iterator[SequenceOf]:
+    """What tables leave of sequence `number`, and the rows behind that."""
+    (row, row_end), (key, key_end) = ((of.start, of.stop) for of in (whole.rows, whole.keys))
+    q_len = _entry(tables, "q_lengths", number, int(row_end - row))
+    k_end = _entry(tables, "k_lengths", number, int(key_end - key))
+    k_first = min(_entry(tables, "k_starts", number, 0, most=k_end), k_end)
+    rows, keys = slice(row, row + q_len), slice(key + k_first, key + k_end)
+    yield SequenceOf(whole.batch, rows, keys, problem.mask_of(q_len, k_end - k_first))
+    if row + q_len < row_end:
+        rest = slice(row + q_len, row_end)
+        none = slice(keys.stop, keys.stop)
+        yield SequenceOf(whole.batch, rest, none, problem.mask_of(int(row_end - rest.start), 0))
+
+
+def _entry(tables: Tables, name: str, number: int, absent: int, *, most: int | None = None) -> int:
+    """An entry of a table of lengths, from 0 to `most` (else to what holds where there is none)."""
+    if name not in tables:
+        return absent
+    return int(min(max(int(tables[name][number]), 0), absent if most is None else most))
 
 
 def boundaries_in(table: NDArray[Any], length: int) -> NDArray[np.int64]:
@@ -98,6 +121,10 @@ def _packed(problem: AttentionProblem, tables: Tables) -> Iterator[SequenceOf]:
     k = boundaries_in(tables["cu_seqlens_k"], problem.k_len)
     rows = [slice(0, q[0]), *(slice(*of) for of in pairwise(q)), slice(q[-1], problem.q_len)]
     keys = [slice(0, 0), *(slice(*of) for of in pairwise(k)), slice(0, 0)]
-    for own_rows, own_keys in zip(rows, keys, strict=True):
+    for number, (own_rows, own_keys) in enumerate(zip(rows, keys, strict=True), start=-1):
         q_len, k_len = (int(own.stop - own.start) for own in (own_rows, own_keys))
-        yield SequenceOf(0, own_rows, own_keys, problem.mask_of(q_len, k_len))
+        own = SequenceOf(0, own_rows, own_keys, problem.mask_of(q_len, k_len))
+        if 0 <= number < problem.sequences:
+            yield from _used(problem, tables, number, own)
+        else:
+            yield own

@@ -99,6 +99,8 @@ _TABLES = (
     TensorRole("alibi_slopes", of=("batch", "heads"), asked_by="alibi"),
     TensorRole(BIAS, "heads", "q_len", asked_by="bias", is_scores=True),
     TensorRole("k_lengths", of=("requests",), asked_by="k_lengths", is_integer=True),
+    TensorRole("q_lengths", of=("requests",), asked_by="q_lengths", is_integer=True),
+    TensorRole("k_starts", of=("requests",), asked_by="k_starts", is_integer=True),
     TensorRole("cu_seqlens_q", of=("boundaries",), asked_by="sequences", is_integer=True),
     TensorRole(
         "cu_seqlens_k", of=("boundaries",), asked_by="sequences", unless="page", is_integer=True

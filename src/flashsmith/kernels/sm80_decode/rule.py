@@ -29,7 +29,8 @@ def candidates(problem: AttentionProblem, arch: Arch) -> Sequence[Sm80DecodeConf
     rows = problem.group if problem.sequences else problem.q_len * problem.group
     width = next((w for w in WIDTHS if w >= problem.d_head), None)
     fits = rows <= MOST_ROWS and problem.k_len >= LEAST_KEYS
-    served = problem.page > 0 if problem.sequences else problem.k_lengths or problem.page > 0
+    few = problem.k_lengths and rows <= MOST_ROWS and not problem.sequences
+    served = problem.page > 0 or few
     if width is None or not (served or (fits and not problem.sequences)):
         return ()
     most = next((most for most in BY_WIDTH[width] if most >= rows), MOST_ROWS)

@@ -73,7 +73,7 @@ class FlashForwardKernelConfig(KernelConfig):
     CPP_METHODS: ClassVar[str] = "flashsmith/sm80/config_methods.cuh"
     CPP_ENTRY: ClassVar[str] = "flashsmith::sm80::forward"
     ARGUMENTS: ClassVar[type[Arguments]] = ForwardArguments
-    REFUSED_FACTS: ClassVar[tuple[str, ...]] = ("k_lengths", "page")
+    REFUSED_FACTS: ClassVar[tuple[str, ...]] = ("page",)
     HOST_HEADER: ClassVar[str] = "launch_sm80_forward.cuh"
     BUILD_RULES: ClassVar[tuple[Rule, ...]]
     AUTOTUNE_RULES: ClassVar[tuple[Rule, ...]]

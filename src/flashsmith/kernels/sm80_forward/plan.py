@@ -37,7 +37,7 @@ class ForwardLaunch(Launch):
     def arguments(self, call: Call) -> ForwardArguments:
         """The kernel's one parameter."""
         problem = self.problem
-        edges = edges_of(problem)
+        edges = edges_of(problem, is_listed=problem.is_listed)
         return ForwardArguments(
             q=call["q"],
             k=call["k"],
@@ -56,7 +56,7 @@ class ForwardLaunch(Launch):
             position=edges.position,
             sinks=call["sinks"].address if "sinks" in call else 0,
             alibi_slopes=call["alibi_slopes"].address if "alibi_slopes" in call else 0,
-            tile_list=call[SCRATCH].address if problem.sequences else 0,
+            tile_list=call[SCRATCH].address if problem.is_listed else 0,
             bias=scores_arg(self, call),
             blocks=self.block_lists.arg(call),
         )
@@ -65,7 +65,7 @@ class ForwardLaunch(Launch):
 def plan_forward(config: KernelConfig, problem: AttentionProblem) -> Plan:
     """The launch of `config` on `problem`; the order of the tiles is the kernel's business."""
     tiles = math.ceil(problem.q_len / config.tile_q) * problem.batch
-    if problem.sequences:
+    if problem.is_listed:
         tiles = most_tiles(problem, config.tile_q)
     ctas = tiles * problem.heads
     if ctas > MAX_GRID:
@@ -79,7 +79,7 @@ def plan_forward(config: KernelConfig, problem: AttentionProblem) -> Plan:
     if blocks.exist:
         launch = ForwardLaunch(config, problem, needs, geometry, scratch_bytes=blocks.n_bytes)
         return blocks.launch(needs), launch
-    if not problem.sequences:
+    if not problem.is_listed:
         return (ForwardLaunch(config, problem, needs, geometry),)
     scratch = list_bytes(problem, config.tile_q)
     return (

@@ -78,7 +78,8 @@ class ForwardLaunch(Launch):
     def arguments(self, call: Call) -> ForwardArguments:
         """The kernel's one parameter."""
         problem, config, maps = self.problem, _own(self.config), self._maps(call)
-        batch_heads, edges = problem.batch * problem.heads, edges_of(problem)
+        batch_heads = problem.batch * problem.heads
+        edges = edges_of(problem, is_listed=problem.is_listed)
         return ForwardArguments(
             q=maps["q"],
             k=maps["k"],
@@ -107,7 +108,7 @@ class ForwardLaunch(Launch):
             position=edges.position,
             sinks=call["sinks"].address if "sinks" in call else 0,
             alibi_slopes=call["alibi_slopes"].address if "alibi_slopes" in call else 0,
-            tile_list=call[SCRATCH].address if problem.sequences else 0,
+            tile_list=call[SCRATCH].address if problem.is_listed else 0,
             bias=scores_arg(self, call),
             blocks=self.block_lists.arg(call),
         )
@@ -181,7 +182,7 @@ def plan_forward(
     drawn_at_once = split.drawn
     if own.scheduler is not Scheduler.SINGLE:
         drawn_at_once = min(drawn_at_once, clusters)
-    listed_bytes = LISTED_BYTES + LISTED_STAGE_BYTES * own.kv_stages if problem.sequences else 0
+    listed_bytes = LISTED_BYTES + LISTED_STAGE_BYTES * own.kv_stages if problem.is_listed else 0
     geometry = LaunchGeometry(
         grid=(drawn_at_once * own.cluster, 1, 1),
         threads=own.threads,
@@ -195,7 +196,7 @@ def plan_forward(
         needs,
         geometry,
         workspace_bytes=_workspace_bytes(own, split),
-        scratch_bytes=list_bytes(problem, rows) if problem.sequences else blocks.n_bytes,
+        scratch_bytes=list_bytes(problem, rows) if problem.is_listed else blocks.n_bytes,
         sum_order=_sum_order(own, needs, split, drawn_at_once),
         ends_together=split.ranges > 0,
         order=order or tile_order(own, problem, _q_tiles(own, problem), sm_count),
@@ -203,7 +204,7 @@ def plan_forward(
     )
     if blocks.exist:
         return blocks.launch(needs), launch
-    if not problem.sequences:
+    if not problem.is_listed:
         return (launch,)
     return list_launch(problem, needs, tile_q=rows, tile_k=own.B_c), launch
 
@@ -239,7 +240,7 @@ def split_tiles(
     Under a mask the short tiles even that out already; kernels for narrower heads cannot.
     """
     tiles = _q_tiles(config, problem) * problem.batch * problem.heads
-    if problem.sequences:  # how many there are is in memory
+    if problem.is_listed:  # how many there are is in memory
         return SplitTiles(most_tiles(problem, config.tile_q * config.cluster) * problem.heads)
     whole = SplitTiles(tiles)
     if problem.bias == "bool":  # how many kv blocks a tile sees is in memory

@@ -23,13 +23,21 @@ def turned(problem: AttentionProblem) -> AttentionProblem:
 
 def most_tiles(problem: AttentionProblem, tile_q: int) -> int:
     """As many entries as the list of a problem can have, whatever the lengths are."""
-    return min(problem.q_len // tile_q + problem.sequences + OUTER_ITEMS, problem.q_len)
+    if not problem.sequences:
+        of_one = -(-problem.q_len // tile_q) + (1 if problem.q_lengths else 0)
+        return problem.batch * min(of_one, problem.q_len)
+    return min(problem.q_len // tile_q + _items(problem), problem.q_len)
 
 
 def list_bytes(problem: AttentionProblem, tile_q: int) -> int:
     """Scratch memory of the list and of what it is made from."""
-    words = problem.sequences + OUTER_ITEMS + 1
+    words = _items(problem) + 1
     return _items_at(problem, tile_q) + ITEM_BYTES * words + 4 * words
+
+
+def _items(problem: AttentionProblem) -> int:
+    """Rows before the first sequence, of each, behind the last, and behind what each uses."""
+    return problem.requests * (2 if problem.q_lengths else 1) + OUTER_ITEMS
 
 
 def _items_at(problem: AttentionProblem, tile_q: int) -> int:
@@ -51,14 +59,14 @@ class TileListLaunch(Launch):
         start = call[SCRATCH].address + self.place
         of_rows, of_keys = BOUNDARIES[::-1] if self.of_keys else BOUNDARIES
         items = start + _items_at(problem, self.tile_q)
-        edges = edges_of(problem)
+        edges = edges_of(problem, is_listed=True)
         return TileListArguments(
-            cu_seqlens_q=call[of_rows].address,
-            cu_seqlens_k=call[of_keys].address,
+            cu_seqlens_q=_address(call, of_rows),
+            cu_seqlens_k=_address(call, of_keys),
             list=start,
             items=items,
-            first_tiles=items + ITEM_BYTES * (problem.sequences + OUTER_ITEMS + 1),
-            sequences=problem.sequences,
+            first_tiles=items + ITEM_BYTES * (_items(problem) + 1),
+            sequences=problem.requests,
             q_len=problem.q_len,
             k_len=problem.k_len,
             tile_q=self.tile_q,
@@ -68,7 +76,15 @@ class TileListLaunch(Launch):
             position=edges.position,
             bottom_right=int(problem.diagonal is None),
             section_bits=section_bits(problem),
+            q_lengths=_address(call, "q_lengths"),
+            k_lengths=_address(call, "k_lengths"),
+            k_starts=_address(call, "k_starts"),
         )
+
+
+def _address(call: Call, name: str) -> int:
+    """Where a table lies; nowhere where a call brings none."""
+    return call[name].address if name in call else 0
 
 
 def list_launch(
@@ -85,10 +101,12 @@ def list_launch(
     With `of_keys` the problem is a turned one, and the list is one of kv blocks.
     """
     config = TileListConfig.of(n_threads=128)
+    masks = tuple(name for name in needs if name in ("causal", "window_left"))
+    has_lengths = problem.k_lengths or problem.q_lengths or problem.k_starts
     return TileListLaunch(
         config,
         problem,
-        Needs(tuple(name for name in needs if name in ("causal", "window_left"))),
+        Needs((*masks, "k_lengths") if has_lengths else masks),
         LaunchGeometry((1, 1, 1), config.threads, config.smem_bytes()),
         scratch_bytes=list_bytes(problem, tile_q),
         tile_q=tile_q,
@@ -100,7 +118,9 @@ def list_launch(
 
 def section_bits(problem: AttentionProblem) -> int:
     """2 to this: heads whose K and V of all sequences fit L2 together, and that divide all."""
-    head_bytes = 2 * problem.k_len * problem.d_head * problem.dtype.bytes / problem.group
+    head_bytes = (
+        2 * problem.batch * problem.k_len * problem.d_head * problem.dtype.bytes / problem.group
+    )
     bits = 0
     while problem.heads % (2 << bits) == 0 and head_bytes * (2 << bits) <= SECTION_BYTES:
         bits += 1
@@ -116,9 +136,9 @@ class Edges:
     position: int
 
 
-def edges_of(problem: AttentionProblem) -> Edges:
-    """From a row's own index; where sequences are listed, from their own alignments."""
-    if problem.sequences:
+def edges_of(problem: AttentionProblem, *, is_listed: bool = False) -> Edges:
+    """From a row's own index; where sequences are packed or listed, from their own alignments."""
+    if problem.sequences or is_listed:
         edges = problem.edges
         return Edges(*edges.offsets, edges.alignment)
     mask = problem.mask

@@ -7,6 +7,13 @@
 //   item        0        1 … sequences      sequences + 1
 //   rows    [0, cu[0])   [cu[i-1], cu[i])   [cu[sequences], q_len)
 //
+// Where lengths of sequences are in memory too (kLengths), what they leave of a sequence's rows and
+// keys is its item, and the rows behind that are one more, without keys. Sequences of a batch that
+// is not packed lie in an entry of the batch each: boundaries are then null.
+//
+//   item    sequences + 2 …   2 · sequences + 1      with q_lengths
+//   rows    behind the used ones of sequence 0 …
+//
 // Tiles are sorted by how many kv blocks they see, in kBuckets steps, the longest first; equal ones
 // stay in the order of their rows. Each thread counts and places a range of tiles of its own, so
 // that the list is the same every time.
@@ -23,6 +30,7 @@ template <TileListConfig kConfig, Needs kNeeds>
 class TileLister {
     static constexpr int kThreads = kConfig.threads();
     static constexpr int kBuckets = 64;
+    static constexpr bool kLengths = kNeeds.k_lengths;
     using Mask = flashsmith::Mask<kNeeds.causal, true, kNeeds.window_left>;
 
   public:
@@ -33,7 +41,11 @@ class TileLister {
         : args_(args), counts_(shared), room_(shared + kBuckets * kThreads) {}
 
     FS_DEVICE void run() {
-        write_items();
+        if constexpr (kLengths) {
+            write_items_of_lengths();
+        } else {
+            write_items();
+        }
         ptx::bar_sync();  // all items are written
         const i32 begin = min(static_cast<i32>(threadIdx.x) * share(tiles_), tiles_);
         const i32 end = min(begin + share(tiles_), tiles_);
@@ -52,10 +64,14 @@ class TileLister {
     // Where an item lies, and the number of its first tile.
     struct Item {
         i32 q_begin, k_begin, q_len, k_len;
+        i32 batch;
     };
 
     static FS_DEVICE i32 share(i32 count) { return (count + kThreads - 1) / kThreads; }
-    FS_DEVICE i32 items() const { return args_.sequences + 2; }
+    FS_DEVICE i32 items() const {
+        if (kLengths && args_.q_lengths != nullptr) return 2 * args_.sequences + 2;
+        return args_.sequences + 2;
+    }
 
     // Boundary `index` as it stands in memory, clamped: item i begins at boundary i.
     FS_DEVICE i32 raw(const i32* table, i32 index, i32 length) const {
@@ -91,7 +107,14 @@ class TileLister {
     FS_DEVICE Item item(i32 index) const {
         const Chunk words = ptx::ld_global_16b(item_at(index));
         return {static_cast<i32>(words.word[0]), static_cast<i32>(words.word[1]),
-                static_cast<i32>(words.word[2]), static_cast<i32>(words.word[3])};
+                static_cast<i32>(words.word[2]), static_cast<i32>(words.word[3]),
+                kLengths ? batch_of(index) : 0};
+    }
+    // The entry of the batch that an item lies in.
+    FS_DEVICE i32 batch_of(i32 index) const {
+        if (args_.cu_seqlens_q != nullptr) return 0;
+        const i32 sequence = index - (index > args_.sequences + 1 ? args_.sequences + 2 : 1);
+        return max(0, min(sequence, args_.sequences - 1));
     }
     // The number of an item's first tile, before they are sorted.
     FS_DEVICE i32& first_tile(i32 index) const { return args_.first_tiles[index]; }
@@ -122,6 +145,71 @@ class TileLister {
                                              static_cast<u32>(q_len), static_cast<u32>(k_len)}});
             tiles += tiles_of(q_len);
             if (q_len > 0) longest = max(longest, blocks_of(k_len));
+        }
+        i32 first = sum_before(tiles, tiles_);
+        for (i32 i = begin; i < end; ++i) {
+            first_tile(i) = first;
+            first += tiles_of(item(i).q_len);
+        }
+        if (threadIdx.x == 0) first_tile(items()) = tiles_;
+        largest_before(longest, longest_);
+    }
+
+    // A length in memory, from 0 to `most`; where there is no table, `absent`.
+    static FS_DEVICE i32 length_in(const i32* table, i32 sequence, i32 absent, i32 most) {
+        return table == nullptr ? absent : max(0, min(table[sequence], most));
+    }
+
+    FS_DEVICE void put_item(i32 index, i32 q, i32 k, i32 q_len, i32 k_len) const {
+        ptx::st_global_16b(item_at(index), {{static_cast<u32>(q), static_cast<u32>(k),
+                                             static_cast<u32>(q_len), static_cast<u32>(k_len)}});
+    }
+
+    // The same as write_items, where lengths of sequences are in memory.
+    FS_DEVICE void write_items_of_lengths() {
+        const i32 outer = args_.sequences + 2;
+        const i32 begin = min(static_cast<i32>(threadIdx.x) * share(outer), outer);
+        const i32 end = min(begin + share(outer), outer);
+        const bool is_packed = args_.cu_seqlens_q != nullptr;
+        i32 q = 0, k = 0, all;
+        for (i32 i = begin; is_packed && i < end; ++i) {
+            q = max(q, raw(args_.cu_seqlens_q, i, args_.q_len));
+            k = max(k, raw(args_.cu_seqlens_k, i, args_.k_len));
+        }
+        q = largest_before(q, all);
+        k = largest_before(k, all);
+        for (i32 i = begin; i < end; ++i) {
+            i32 q_len = 0, k_len = 0;
+            if (is_packed) {
+                q = max(q, raw(args_.cu_seqlens_q, i, args_.q_len));
+                k = max(k, raw(args_.cu_seqlens_k, i, args_.k_len));
+                q_len = max(raw(args_.cu_seqlens_q, i + 1, args_.q_len) - q, 0);
+                k_len = max(raw(args_.cu_seqlens_k, i + 1, args_.k_len) - k, 0);
+            }
+            if (i == 0 || i > args_.sequences) {
+                put_item(i, q, k, q_len, 0);
+                continue;
+            }
+            if (!is_packed) q_len = args_.q_len, k_len = args_.k_len;
+            const i32 used = length_in(args_.q_lengths, i - 1, q_len, q_len);
+            const i32 k_end = length_in(args_.k_lengths, i - 1, k_len, k_len);
+            const i32 k_first = length_in(args_.k_starts, i - 1, 0, k_end);
+            put_item(i, q, k + k_first, used, k_end - k_first);
+            if (args_.q_lengths != nullptr) put_item(outer + i - 1, q + used, k, q_len - used, 0);
+        }
+        ptx::bar_sync();  // all items are written
+        count_items();
+    }
+
+    // Numbers of the items' first tiles, and the most kv blocks of one.
+    FS_DEVICE void count_items() {
+        const i32 begin = min(static_cast<i32>(threadIdx.x) * share(items()), items());
+        const i32 end = min(begin + share(items()), items());
+        i32 tiles = 0, longest = 0;
+        for (i32 i = begin; i < end; ++i) {
+            const Item of = item(i);
+            tiles += tiles_of(of.q_len);
+            if (of.q_len > 0) longest = max(longest, blocks_of(of.k_len));
         }
         i32 first = sum_before(tiles, tiles_);
         for (i32 i = begin; i < end; ++i) {
@@ -165,7 +253,7 @@ class TileLister {
 
     FS_DEVICE ListedTile listed(const Item& of, i32 row, i32 first) const {
         const i32 alignment = args_.bottom_right ? of.k_len - of.q_len : 0;
-        return {of.q_begin, of.k_begin, of.q_len, of.k_len, row, first, alignment, 0};
+        return {of.q_begin, of.k_begin, of.q_len, of.k_len, row, first, alignment, of.batch};
     }
 
     // 0: tiles with the most kv blocks.

@@ -15,7 +15,7 @@ namespace flashsmith {
 
 // Whether a kernel's q tiles come from a list.
 template <Needs kNeeds>
-inline constexpr bool kListed = kNeeds.sequences;
+inline constexpr bool kListed = kNeeds.sequences || kNeeds.k_lengths;
 
 inline constexpr int kListHeaderBytes = 16;
 inline constexpr int kListEntryBytes = 32;

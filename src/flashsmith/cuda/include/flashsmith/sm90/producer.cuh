@@ -9,7 +9,7 @@
 
 namespace flashsmith::sm90 {
 
-// What a source of K and V knows of the blocks that a boolean mask leaves: in other kernels nothing.
+// What a source of K and V knows of the blocks that a boolean mask leaves; in other kernels nothing
 template <bool kSkips>
 struct LineOf {
     struct Type {};
@@ -308,6 +308,8 @@ struct Producer {
         ptx::mbarrier_wait(empty, place.parity);  // every reader, of all blocks, has left the stage
         const auto keys = listed().keys(at.batch);
         const i32 first = block_of(at, n) * kConfig.B_c;
+        // Packed sequences are a batch of one.
+        const i32 batch = Kernel::kNeeds.sequences ? 0 : QTile::get(smem.tile(at.batch)).batch;
         if (kIsV && keys.length - first < kConfig.B_c) {
             const i32 rows = max(keys.length - first, 0);
             full = listed().send_tail(place.stage, rows, kConfig.kv_bytes());
@@ -318,7 +320,7 @@ struct Producer {
         FS_UNROLL
         for (int panel = 0; panel < kConfig.panels(); ++panel) {
             const ptx::TmaCoordinates from{panel * kPanelColumns, keys.begin + first + share,
-                                           keys.head, 0};  // of a batch of one
+                                           keys.head, batch};
             copy_panel(map, from, dst + (panel * kConfig.B_c + share) * kPanelRowBytes, full);
         }
         place.advance(kConfig.kv_stages);
