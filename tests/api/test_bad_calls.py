@@ -123,10 +123,10 @@ BAD_CALLS = {
         "q has d_head 64 and k has 32; they must be equal.",
     ),
     "a narrower v": (
-        lambda: call(array(), array(2, 90, 3, 64), array(2, 90, 3, 32)),
+        lambda: torch.ops.flashsmith.forward(*[tensor(2, 70, 3, 64)] * 2, tensor(2, 70, 3, 32)),
         Unsupported,
-        "q has d_head 64 and v has 32; the kernels need one d_head; pad the smaller one with "
-        "zeros.",
+        "q has d_head 64 and v has 32; the kernels need one d_head; call flash_attention, which "
+        "pads.",
     ),
     "heads that do not divide": (
         lambda: call(array(), array(2, 90, 2, 64)),
@@ -147,7 +147,8 @@ BAD_CALLS = {
     "a large width": (
         lambda: torch_call(tensor(2, 70, 3, 320)),
         Unsupported,
-        "d_head is 320; the kernels take multiples of 8 up to 256; use another implementation.",
+        "d_head is 320; the kernels take multiples of 8 up to 256; a thread would hold 640 bytes "
+        "of O in registers and the kernels have room for 512; use another implementation.",
     ),
     "an unknown layout": (
         lambda: call(layout="sbhd"),

@@ -17,10 +17,11 @@ from flashsmith.api.options import (
     common_options,
 )
 from flashsmith.api.padding import (
-    columns_to_add,
-    has_odd_width,
+    common_width,
     narrowed,
+    needs_columns,
     require_no_out,
+    said,
     scaled_by,
     widened,
 )
@@ -135,11 +136,11 @@ def attend(
             workspace=workspace,
         )
         return without_batch(found, has_lse=bool(options.facts[LSE]))
-    # Asked of q alone first: every call passes here.
-    columns = columns_to_add(q, k, v) if has_odd_width(q) else 0
-    if columns:
+    # The shorter question first: every call passes here.
+    width = common_width(q, k, v) if needs_columns(q, v) else 0
+    if width:
         return _attend_padded(
-            *(q, k, v, options, columns),
+            *(q, k, v, options, width),
             out=out,
             explain=explain,
             tables=tables,
@@ -182,21 +183,23 @@ def _attend_padded(
     k: Array,
     v: Array,
     options: CallOptions,
-    columns: int,
+    width: int,
     *,
     out: Array,
     explain: bool,
     tables: ArrayTables,
     workspace: Array,
 ) -> ArrayOrTuple:
-    """The same with zeros behind d_head: they add nothing to scores, and are cut off the output."""
-    width = q.shape[-1]
-    require_no_out(out, width)
-    wide = [widened(array, columns) for array in (q, k, v)]
-    scaled = scaled_by(width, options)
+    """The same with zeros behind rows: they add nothing to scores, and are cut off the output."""
+    require_no_out(out, q, v)
+    wide = [widened(array, width) for array in (q, k, v)]
+    scaled = scaled_by(q.shape[-1], options)
     found = attend(
         wide[0], wide[1], wide[2], scaled, explain=explain, tables=tables, workspace=workspace
     )
     if not isinstance(found, tuple):
-        return narrowed(found, width)
-    return narrowed(found[0], width), *found[1:]
+        return narrowed(found, v.shape[-1])
+    o, *rest = found
+    if explain:
+        rest[-1] = said(rest[-1], q, v, width)
+    return narrowed(o, v.shape[-1]), *rest

@@ -48,9 +48,10 @@ def flash_attn_with_kvcache(
     With `k` and `v`, (batch, new rows, kv heads, d_head), the rows behind those are written in
     place first, and count. `cache_leftpad`, (batch,) int32, says how many rows at a sequence's
     beginning are padding; caches in pages cannot have it. `cache_batch_idx` says which sequence of
-    the cache each of q is. Masks are aligned bottom-right with a sequence's own length. Nothing waits for the GPU. Slices
-    of keys have a fixed length, so `num_splits` changes nothing, and a request's bits depend on
-    nothing else in the batch. A length is clamped inside the cache, an entry inside the pool.
+    the cache each of q is. Masks are aligned bottom-right with a sequence's own length. Nothing
+    waits for the GPU. Slices of keys have a fixed length, so `num_splits` changes nothing, and a
+    request's bits depend on nothing else in the batch. A length is clamped inside the cache, an
+    entry inside the pool.
     `out` and `workspace` are memory of the caller's, as those of `flash_attention`.
     """
     _refuse(rotary_cos, rotary_sin)

@@ -1,7 +1,8 @@
-"""Head dimensions that no kernel takes as they are: padded with zeros, and cut off again."""
+"""Widths of q, k and v that no kernel takes as they are: padded with zeros, and cut off again."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib import import_module
 
 from flashsmith.api.arrays import origin
@@ -9,25 +10,27 @@ from flashsmith.api.arrays.library import Array
 from flashsmith.api.options import CallOptions
 from flashsmith.base.errors import Unsupported
 from flashsmith.kernels.width import D_HEAD_STEP, MAX_D_HEAD
+from flashsmith.tuner.choose.choice import Choice
 
 
-def has_odd_width(array: Array) -> bool:
-    """Whether the last dimension is no multiple of what kernels read at once."""
-    shape: tuple[int, ...] = getattr(array, "shape", ())
-    return len(shape) == 4 and shape[3] % D_HEAD_STEP != 0
+def needs_columns(q: Array, v: Array) -> bool:
+    """Whether a last dimension is no multiple of what kernels read at once, or v has another."""
+    shape: tuple[int, ...] = getattr(q, "shape", ())
+    if len(shape) != 4:
+        return False
+    return shape[3] % D_HEAD_STEP != 0 or getattr(v, "shape", shape)[-1:] != shape[3:]
 
 
-def columns_to_add(*arrays: Array) -> int:
-    """How many columns of zeros bring d_head to a multiple of 8; 0 where there is none to add.
+def common_width(q: Array, k: Array, v: Array) -> int:
+    """The multiple of 8 that columns of zeros bring q, k and v to; 0 where there is none to add.
 
     Shapes that cannot be used anyway are left to the checks that name what is wrong with them.
     """
-    shapes: list[tuple[int, ...]] = [getattr(array, "shape", ()) for array in arrays]
-    widths = {shape[-1] for shape in shapes if len(shape) == 4}
-    if len(widths) != 1 or any(len(shape) != 4 for shape in shapes):
+    shapes: list[tuple[int, ...]] = [getattr(array, "shape", ()) for array in (q, k, v)]
+    if any(len(shape) != 4 or shape[-1] == 0 for shape in shapes) or shapes[0][-1] != shapes[1][-1]:
         return 0
-    width = widths.pop()
-    return -width % D_HEAD_STEP if 0 < width <= MAX_D_HEAD else 0
+    width = -(-max(shape[-1] for shape in shapes) // D_HEAD_STEP) * D_HEAD_STEP
+    return width if width <= MAX_D_HEAD else 0
 
 
 def scaled_by(width: int, options: CallOptions) -> CallOptions:
@@ -37,17 +40,31 @@ def scaled_by(width: int, options: CallOptions) -> CallOptions:
     return options.with_fact("scale", float(width) ** -0.5)
 
 
-def require_no_out(out: Array, width: int) -> None:
+def require_no_out(out: Array, q: Array, v: Array) -> None:
     """Raises where the output shall be written in place: it is cut from a wider one."""
-    if out is not None:
-        raise Unsupported(
-            f"out is given and d_head is {width}, which flashsmith pads to a multiple of "
-            f"{D_HEAD_STEP} in a copy; do not pass out, or pad q, k, v and out yourself."
-        )
+    if out is None:
+        return
+    width, of_v = q.shape[-1], v.shape[-1]
+    what = f"d_head is {width}, which flashsmith pads to a multiple of {D_HEAD_STEP}"
+    if width != of_v:
+        what = f"q has d_head {width} and v {of_v}, of which flashsmith pads the narrower"
+    raise Unsupported(
+        f"out is given and {what} in a copy; do not pass out, or pad q, k, v and out yourself."
+    )
 
 
-def widened(array: Array, columns: int) -> Array:
-    """A copy with so many columns of zeros behind the last dimension."""
+def said(choice: Choice, q: Array, v: Array, width: int) -> Choice:
+    """The choice with what was padded for it."""
+    own = {"q and k": q.shape[-1], "v": v.shape[-1]}
+    copied = " and ".join(f"{name} from {n}" for name, n in own.items() if n != width)
+    return replace(choice, reason=f"{choice.reason}; a copy pads {copied} to {width} columns")
+
+
+def widened(array: Array, width: int) -> Array:
+    """A copy with columns of zeros up to so many; what has as many is returned."""
+    columns = width - array.shape[-1]
+    if columns == 0:
+        return array
     library = origin(array)
     if library == "torch":
         return import_module("torch.nn.functional").pad(array, (0, columns))
@@ -57,6 +74,8 @@ def widened(array: Array, columns: int) -> Array:
 
 def narrowed(array: Array, width: int) -> Array:
     """The first columns, contiguous."""
+    if array.shape[-1] == width:
+        return array
     cut = array[..., :width]
     if origin(array) == "torch":
         return cut.contiguous()

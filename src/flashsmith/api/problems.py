@@ -178,12 +178,12 @@ def _require_matching_shapes(q: ArrayView, k: ArrayView, v: ArrayView, *, in_pag
         raise ArgumentError(
             f"q has d_head {q.shape[3]} and k has {k.shape[3]}; they must be equal."
         )
-    if v.shape[3] != q.shape[3]:
+    if v.shape[3] != q.shape[3] <= MAX_D_HEAD and v.shape[3] <= MAX_D_HEAD:
         raise Unsupported(
-            f"q has d_head {q.shape[3]} and v has {v.shape[3]}; the kernels need one d_head; pad "
-            f"the smaller one with zeros."
+            f"q has d_head {q.shape[3]} and v has {v.shape[3]}; the kernels need one d_head; call "
+            f"flash_attention, which pads."
         )
-    _require_heads_and_width(q.shape[2], k.shape[2], q.shape[3])
+    _require_heads_and_width(q.shape[2], k.shape[2], max(q.shape[3], v.shape[3]))
 
 
 def _require_heads_and_width(heads: int, kv_heads: int, d_head: int) -> None:

@@ -7,7 +7,7 @@ from flashsmith.api.arrays.library import Array
 from flashsmith.api.bias import broadcast_view, scores_shape
 from flashsmith.api.launches import gpu_device, host_device, launch_for
 from flashsmith.api.options import CallOptions, checked_options
-from flashsmith.api.padding import columns_to_add, has_odd_width, scaled_by, widened
+from flashsmith.api.padding import common_width, needs_columns, scaled_by, widened
 from flashsmith.api.problems import problem_of
 from flashsmith.api.tables import ArrayTables, is_packed, table_view, take_tables, take_window
 from flashsmith.problem.signature import BIAS
@@ -26,10 +26,10 @@ def workspace_bytes(q: Array, k: Array, v: Array, **asked: object) -> int:
     if is_packed(tables) and len(getattr(q, "shape", ())) == 3:
         q = q[None]
         k, v = (k, v) if "block_table" in tables else (k[None], v[None])
-    columns = columns_to_add(q, k, v) if has_odd_width(q) else 0
-    if columns:
+    width = common_width(q, k, v) if needs_columns(q, v) else 0
+    if width:
         options = scaled_by(q.shape[-1], options)
-        q, k, v = (widened(array, columns) for array in (q, k, v))
+        q, k, v = (widened(array, width) for array in (q, k, v))
     if origin(q) == "torch":
         from flashsmith.torch_op.attention import scratch_bytes_of
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from flashsmith.api.notices import say_once
 from flashsmith.base.errors import Unsupported
 from flashsmith.base.loose_types import Foreign
-from flashsmith.kernels.width import MAX_D_HEAD
+from flashsmith.kernels.width import MAX_D_HEAD, too_wide
 
 _without_sdpa: set[type] = set()  # classes of configurations whose models refuse it
 _DROPOUTS = ("attention_dropout", "attention_probs_dropout_prob", "attn_pdrop")
@@ -50,7 +50,7 @@ def check_model(model: Foreign) -> None:
     if width > MAX_D_HEAD:
         raise Unsupported(
             f"{name} has heads of {width}; the kernels take d_head up to {MAX_D_HEAD}; "
-            f"{instead(model)}."
+            f"{too_wide(width)}{instead(model)}."
         )
     for dropout in _DROPOUTS:
         if getattr(config, dropout, 0) or 0:

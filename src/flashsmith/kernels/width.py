@@ -9,10 +9,25 @@ D_HEAD_STEP = 8  # elements of one 16-byte access
 MAX_D_HEAD: int = max(width for family in CATALOGUE for width in family.knobs()["d_head"].values)
 
 
+# Of O a warp holds at least 16 rows of 4 bytes a number in the registers of its 32 threads.
+O_BYTES = 16 * 4 // 32  # a thread and column
+MAX_O_BYTES = O_BYTES * MAX_D_HEAD
+
+
+def too_wide(d_head: int) -> str:
+    """What a d_head above the widest would need of a thread; empty where it is not above."""
+    if d_head <= MAX_D_HEAD:
+        return ""
+    return (
+        f"a thread would hold {O_BYTES * d_head:,} bytes of O in registers and the kernels have "
+        f"room for {MAX_O_BYTES}; "
+    )
+
+
 def require_width(d_head: int, advice: str) -> None:
     """Raises, with the advice, unless some kernel computes this head dimension."""
     if not 0 < d_head <= MAX_D_HEAD or d_head % D_HEAD_STEP:
         raise Unsupported(
             f"d_head is {d_head}; the kernels take multiples of {D_HEAD_STEP} up to {MAX_D_HEAD}; "
-            f"{advice}."
+            f"{too_wide(d_head)}{advice}."
         )

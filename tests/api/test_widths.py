@@ -1,0 +1,71 @@
+"""Values of another width than keys, as DeepSeek's prefill has: padded by the door, and said."""
+
+import numpy as np
+import pytest
+import torch
+
+from flashsmith import flash_attention, flash_attn_varlen_func, scaled_dot_product_attention
+from flashsmith.base.errors import Unsupported
+
+pytestmark = pytest.mark.filterwarnings("ignore::flashsmith.FlashsmithWarning")
+
+
+def drawn(*shape, seed=0):
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float16)
+
+
+def truth(q, k, v):
+    """The definition, causal, of (batch, sequence, heads, width)."""
+    q, k, v = (torch.from_numpy(x).double().transpose(1, 2) for x in (q, k, v))
+    out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+    return out.transpose(1, 2).numpy()
+
+
+@pytest.mark.parametrize("widths", [(48, 32), (32, 48), (20, 12)], ids=str)
+def test_the_narrower_one_is_padded_and_the_output_has_the_width_of_v(widths):
+    q, k = (drawn(2, 70, 3, widths[0], seed=seed) for seed in (0, 1))
+    v = drawn(2, 70, 3, widths[1], seed=2)
+    wanted = truth(q, k, v)
+    for make in (np.asarray, torch.from_numpy):
+        out, lse = flash_attention(*map(make, (q, k, v)), causal=True, return_lse=True)
+        assert out.shape == wanted.shape
+        assert lse.shape == (2, 3, 70)
+        np.testing.assert_allclose(np.asarray(out, np.float64), wanted, atol=3e-3)
+
+
+def test_the_choice_says_what_was_padded():
+    q, k, v = drawn(1, 9, 2, 64), drawn(1, 9, 2, 64, seed=1), drawn(1, 9, 2, 40, seed=2)
+    _, choice = flash_attention(q, k, v, explain=True)
+    assert "a copy pads v from 40 to 64 columns" in choice.reason
+
+
+def test_the_drop_ins_and_gradients_take_it():
+    """192 and 128, as DeepSeek's: the scale is that of q's own width."""
+    torch.manual_seed(0)
+    q, k = (torch.randn(1, 2, 30, 192).bfloat16().requires_grad_() for _ in range(2))
+    v = torch.randn(1, 2, 30, 128).bfloat16().requires_grad_()
+    out = scaled_dot_product_attention(q, k, v, is_causal=True)
+    sdpa = torch.nn.functional.scaled_dot_product_attention
+    own = [x.detach().double().requires_grad_() for x in (q, k, v)]
+    wanted = sdpa(*own, is_causal=True)
+    assert out.shape == wanted.shape
+    assert (out - wanted).abs().max() < 2e-2
+    out.sum().backward()
+    wanted.sum().backward()
+    for mine, theirs in zip((q, k, v), own, strict=True):
+        assert mine.grad.shape == theirs.shape
+        assert (mine.grad - theirs.grad).abs().max() < 5e-2
+    packed = [x.detach()[0].transpose(0, 1) for x in (q, k, v)]
+    ends = torch.tensor([0, 30], dtype=torch.int32)
+    found = flash_attn_varlen_func(*packed, ends, ends, 30, 30, causal=True)
+    assert (found.transpose(0, 1) - wanted[0]).abs().max() < 2e-2
+
+
+def test_what_cannot_be_is_refused_by_name():
+    q, v = drawn(1, 9, 2, 64), drawn(1, 9, 2, 40)
+    with pytest.raises(Unsupported, match="q has d_head 64 and v 40, of which flashsmith pads"):
+        flash_attention(q, q, v, out=np.empty_like(v))
+    wide = drawn(1, 9, 2, 512)
+    for v in (wide, wide[..., :64]):
+        with pytest.raises(Unsupported, match="a thread would hold 1,024 bytes of O"):
+            flash_attention(wide, wide, v)
