@@ -122,11 +122,11 @@ BAD_CALLS = {
         ArgumentError,
         "q has d_head 64 and k has 32; they must be equal.",
     ),
-    "a narrower v": (
-        lambda: torch.ops.flashsmith.forward(*[tensor(2, 70, 3, 64)] * 2, tensor(2, 70, 3, 32)),
+    "a wider v": (
+        lambda: torch.ops.flashsmith.forward(*[tensor(2, 70, 3, 64)] * 2, tensor(2, 70, 3, 72)),
         Unsupported,
-        "q has d_head 64 and v has 32; the kernels need one d_head; call flash_attention, which "
-        "pads.",
+        "q has d_head 64 and v has 72; the kernels take rows of v that are narrower, by a multiple "
+        "of 8 and not in pages; call flash_attention, which pads others.",
     ),
     "heads that do not divide": (
         lambda: call(array(), array(2, 90, 2, 64)),

@@ -1,11 +1,11 @@
-"""Values of another width than keys, as DeepSeek's prefill has: padded by the door, and said."""
+"""Values of another width than keys, as DeepSeek's prefill has: read as they are, or padded."""
 
 import numpy as np
 import pytest
 import torch
 
 from flashsmith import flash_attention, flash_attn_varlen_func, scaled_dot_product_attention
-from flashsmith.base.errors import Unsupported
+from flashsmith.base.errors import ArgumentError, Unsupported
 
 pytestmark = pytest.mark.filterwarnings("ignore::flashsmith.FlashsmithWarning")
 
@@ -22,7 +22,7 @@ def truth(q, k, v):
 
 
 @pytest.mark.parametrize("widths", [(48, 32), (32, 48), (20, 12)], ids=str)
-def test_the_narrower_one_is_padded_and_the_output_has_the_width_of_v(widths):
+def test_the_output_has_the_width_of_v(widths):
     q, k = (drawn(2, 70, 3, widths[0], seed=seed) for seed in (0, 1))
     v = drawn(2, 70, 3, widths[1], seed=2)
     wanted = truth(q, k, v)
@@ -34,9 +34,21 @@ def test_the_narrower_one_is_padded_and_the_output_has_the_width_of_v(widths):
 
 
 def test_the_choice_says_what_was_padded():
-    q, k, v = drawn(1, 9, 2, 64), drawn(1, 9, 2, 64, seed=1), drawn(1, 9, 2, 40, seed=2)
+    q, k, v = drawn(1, 9, 2, 60), drawn(1, 9, 2, 60, seed=1), drawn(1, 9, 2, 40, seed=2)
     _, choice = flash_attention(q, k, v, explain=True)
-    assert "a copy pads v from 40 to 64 columns" in choice.reason
+    assert "a copy pads q and k from 60 and v from 40 to 64 columns" in choice.reason
+
+
+def test_a_narrower_v_is_read_where_it_is_and_out_written():
+    q, k, v = drawn(1, 70, 3, 64), drawn(1, 70, 3, 64, seed=1), drawn(1, 70, 3, 40, seed=2)
+    out = np.empty_like(v)
+    _, choice = flash_attention(q, k, v, causal=True, explain=True, out=out)
+    assert "pads" not in choice.reason
+    np.testing.assert_allclose(out.astype(float), truth(q, k, v), atol=3e-3)
+    with pytest.raises(ArgumentError, match=r"q and v make \(1, 70, 3, 40\)"):
+        flash_attention(q, k, v, out=np.empty_like(q))
+    tensors = [torch.from_numpy(x).to("meta") for x in (q, k, v)]
+    assert torch.ops.flashsmith.forward(*tensors).shape == (1, 70, 3, 40)
 
 
 def test_the_drop_ins_and_gradients_take_it():
@@ -62,8 +74,8 @@ def test_the_drop_ins_and_gradients_take_it():
 
 
 def test_what_cannot_be_is_refused_by_name():
-    q, v = drawn(1, 9, 2, 64), drawn(1, 9, 2, 40)
-    with pytest.raises(Unsupported, match="q has d_head 64 and v 40, of which flashsmith pads"):
+    q, v = drawn(1, 9, 2, 64), drawn(1, 9, 2, 42)
+    with pytest.raises(Unsupported, match="q has d_head 64 and v 42, of which flashsmith pads"):
         flash_attention(q, q, v, out=np.empty_like(v))
     wide = drawn(1, 9, 2, 512)
     for v in (wide, wide[..., :64]):

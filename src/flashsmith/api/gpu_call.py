@@ -41,7 +41,7 @@ def attend(
         table_views[BIAS] = broadcast_view(table_views[BIAS], wanted)
     problem = problem_of(views, options, table_views)
     if out is None:
-        out = gpu.new(arrays[0], views[0].shape, views[0].dtype)
+        out = gpu.new(arrays[0], (*views[0].shape[:3], problem.v_width), views[0].dtype)
     else:
         require_out_fits(gpu.view("out", out), views)
     device = gpu_device(views[0], options.backend)

@@ -21,16 +21,28 @@ def needs_columns(q: Array, v: Array) -> bool:
     return shape[3] % D_HEAD_STEP != 0 or getattr(v, "shape", shape)[-1:] != shape[3:]
 
 
-def common_width(q: Array, k: Array, v: Array) -> int:
+def common_width(q: Array, k: Array, v: Array, *, in_pages: bool) -> int:
     """The multiple of 8 that columns of zeros bring q, k and v to; 0 where there is none to add.
 
-    Shapes that cannot be used anyway are left to the checks that name what is wrong with them.
+    Kernels take rows of v that are narrower, but have no gradients of them and no pages. Shapes
+    that cannot be used anyway are left to the checks that name what is wrong with them.
     """
     shapes: list[tuple[int, ...]] = [getattr(array, "shape", ()) for array in (q, k, v)]
     if any(len(shape) != 4 or shape[-1] == 0 for shape in shapes) or shapes[0][-1] != shapes[1][-1]:
         return 0
-    width = -(-max(shape[-1] for shape in shapes) // D_HEAD_STEP) * D_HEAD_STEP
+    of_q, of_v = shapes[0][-1], shapes[2][-1]
+    is_even = of_q % D_HEAD_STEP == 0 and of_v % D_HEAD_STEP == 0
+    if is_even and of_v < of_q and not in_pages and not _wants_gradient(q, k, v):
+        return 0
+    width = -(-max(of_q, of_v) // D_HEAD_STEP) * D_HEAD_STEP
     return width if width <= MAX_D_HEAD else 0
+
+
+def _wants_gradient(q: Array, k: Array, v: Array) -> bool:
+    if origin(q) != "torch":
+        return False
+    found = import_module("flashsmith.torch_op.autograd").wants_gradient(q, k, v)
+    return bool(found)
 
 
 def scaled_by(width: int, options: CallOptions) -> CallOptions:

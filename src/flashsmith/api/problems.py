@@ -10,7 +10,7 @@ from flashsmith.api.options import CallOptions
 from flashsmith.api.tables import TableViews, pages_of_a_sequence, sequences_in, with_tables
 from flashsmith.base.dtypes import DType
 from flashsmith.base.errors import ArgumentError, ArgumentTypeError, Unsupported
-from flashsmith.kernels.width import MAX_D_HEAD, require_width
+from flashsmith.kernels.width import D_HEAD_STEP, MAX_D_HEAD, require_width
 from flashsmith.problem.attention import LAYOUTS, AttentionProblem
 
 # float32 is what models have that were loaded without a word about it.
@@ -45,6 +45,7 @@ def problem_of(
         k_len=k_len,
         d_head=d_head,
         dtype=dtype,
+        d_v=bshd[2].shape[3] if bshd[2].shape[3] != d_head else 0,
         **{**options.given(), "deterministic": True},  # as every forward pass is
     )
     _require_one_device(q, *tables.values())
@@ -86,9 +87,11 @@ def gradient_problem_of(
 
 def require_out_fits(out: ArrayView, inputs: Sequence[ArrayView]) -> None:
     """Raises unless the output can be written where the caller wants it."""
-    q = inputs[0]
-    if out.shape != q.shape:
-        raise ArgumentError(f"out has shape {out.shape} and q {q.shape}; they must be equal.")
+    q, v = inputs[0], inputs[2]
+    wanted = (*q.shape[:3], v.shape[3])
+    if out.shape != wanted:
+        like = f"q {q.shape}" if wanted == q.shape else f"q and v make {wanted}"
+        raise ArgumentError(f"out has shape {out.shape} and {like}; they must be equal.")
     if out.dtype != q.dtype:
         raise ArgumentTypeError(f"out is {out.dtype} and q is {q.dtype}; they must be equal.")
     if out.device != q.device:
@@ -178,11 +181,14 @@ def _require_matching_shapes(q: ArrayView, k: ArrayView, v: ArrayView, *, in_pag
         raise ArgumentError(
             f"q has d_head {q.shape[3]} and k has {k.shape[3]}; they must be equal."
         )
-    if v.shape[3] != q.shape[3] <= MAX_D_HEAD and v.shape[3] <= MAX_D_HEAD:
-        raise Unsupported(
-            f"q has d_head {q.shape[3]} and v has {v.shape[3]}; the kernels need one d_head; call "
-            f"flash_attention, which pads."
-        )
+    narrow, is_even = v.shape[3] < q.shape[3], v.shape[3] % D_HEAD_STEP == 0
+    if v.shape[3] != q.shape[3] and max(v.shape[3], q.shape[3]) <= MAX_D_HEAD:
+        if in_pages or not (narrow and is_even and v.shape[3]):
+            raise Unsupported(
+                f"q has d_head {q.shape[3]} and v has {v.shape[3]}; the kernels take rows of v "
+                f"that are narrower, by a multiple of {D_HEAD_STEP} and not in pages; call "
+                f"flash_attention, which pads others."
+            )
     _require_heads_and_width(q.shape[2], k.shape[2], max(q.shape[3], v.shape[3]))
 
 

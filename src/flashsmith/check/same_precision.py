@@ -31,7 +31,7 @@ def same_precision(problem: AttentionProblem, inputs: Mapping[str, F32]) -> dict
 
 def _forward(problem: AttentionProblem, inputs: Mapping[str, F32]) -> dict[str, F32]:
     q, k, v = inputs["q"], inputs["k"], inputs["v"]
-    o = np.zeros(q.shape, np.float32)
+    o = np.zeros((*q.shape[:3], problem.v_width), np.float32)
     lse = np.full((problem.batch, problem.heads, problem.q_len), -np.inf, np.float32)
     for one in sequences_of(problem, inputs):
         b, rows, keys = one.batch, one.rows, one.keys

@@ -66,6 +66,11 @@ def require_computable(config: KernelConfig, problem: AttentionProblem) -> None:
             f"{config.short_form()}: d_head is {problem.d_head}; this kernel takes multiples of "
             f"{D_HEAD_STEP} up to {config.d_head}."
         )
+    if problem.d_v % D_HEAD_STEP:
+        raise Unsupported(
+            f"{config.short_form()}: d_v is {problem.d_v}; this kernel takes multiples of "
+            f"{D_HEAD_STEP}."
+        )
     for name in facts_that_hold(problem):
         if name in config.REFUSED_FACTS:
             raise Unsupported(

@@ -201,6 +201,14 @@ class AttentionProblem:
         option="--pages",
     )
 
+    d_v: int = fact(
+        int,
+        "elements of a row of V and O where they are fewer than d_head; without it as many",
+        least=0,
+        absent=0,
+        option="--d-v",
+        exact=True,
+    )
     batch_invariant: bool = fact(
         bool,
         "a row's bits follow from its own sequence, whatever shares the batch",
@@ -229,6 +237,11 @@ class AttentionProblem:
             raise ArgumentError(
                 f"diagonal is {self.diagonal} and distances are counted from it; kernels count in "
                 f"32 bits, up to {MOST:,}."
+            )
+        if self.d_v and not self.d_v < self.d_head:
+            raise ArgumentError(
+                f"d_v is {self.d_v} and d_head is {self.d_head}; rows of V may be narrower than "
+                f"those of K; leave d_v out where they are not."
             )
         if self.sinks and not self.k_len:
             raise ArgumentError("sinks is True and k_len is 0; there is no key to share rows with.")
@@ -291,6 +304,11 @@ class AttentionProblem:
     def softmax_scale(self) -> float:
         """The factor of Q Kᵀ."""
         return self.scale if self.scale is not None else 1.0 / math.sqrt(max(self.d_head, 1))
+
+    @property
+    def v_width(self) -> int:
+        """Elements of a row of V and O."""
+        return self.d_v or self.d_head
 
     @property
     def mask(self) -> Mask:

@@ -1,7 +1,7 @@
 """What a problem costs, in one convention: operations of the products, bytes that must move.
 
 FLOPs are 2 · products · batch · heads · area · d_head: two products forward, five backward (what is
-computed again counts once). Area is the part of the score matrix that the mask leaves:
+computed again counts once). Where V is narrower, one of the two has its width. Area is the part of the score matrix that the mask leaves:
 q_len · k_len without a mask, half of that for causal self-attention, in general the area under the
 diagonal as a line (single elements on the diagonal count half). Exponentials, maxima and sums are
 not counted. Bytes are the least traffic with DRAM: every input read once, every output written once
@@ -44,7 +44,7 @@ def cost_of(problem: AttentionProblem) -> Cost:
     """The cost of one call."""
     p, signature = problem, signature_of(problem)
     return Cost(
-        flops=2.0 * signature.products * p.heads * p.area * p.d_head,
+        flops=2.0 * signature.products * p.heads * p.area * (p.d_head + p.v_width) / 2,
         read_bytes=sum(_bytes(tensor, p) for tensor in signature.inputs(p)),
         written_bytes=sum(_bytes(tensor, p) for tensor in signature.outputs(p)),
     )

@@ -120,7 +120,7 @@ def head_gradients(
 def _forward(problem: AttentionProblem, given: Mapping[str, F64]) -> dict[str, F64]:
     q, k, v = given["q"], given["k"], given["v"]
     shape = (problem.batch, problem.heads, problem.q_len)
-    o: F64 = np.zeros((*shape, problem.d_head))
+    o: F64 = np.zeros((*shape, problem.v_width))
     lse: F64 = np.full(shape, -np.inf)
     for one in sequences_of(problem, given):
         b, rows, keys = one.batch, one.rows, one.keys
@@ -167,7 +167,7 @@ def _one_head(
 ) -> tuple[F64, NDArray[Any]]:
     sink = numbers.get("sinks", -np.inf)
     if not k.shape[0]:
-        return np.zeros_like(q), np.full(q.shape[0], sink)
+        return np.zeros((q.shape[0], v.shape[1])), np.full(q.shape[0], sink)
     scores = np.where(mask.visible(), score(problem, q @ k.T, mask, numbers), -np.inf)
     row_max = np.maximum(scores.max(axis=1, keepdims=True), sink)
     # A row without a visible key has maximum -inf; 0 in its place makes every weight exactly 0.

@@ -21,6 +21,7 @@ class TensorRole:
     name: str
     heads: str = ""  # the fact that says how many: heads or kv_heads
     rows: str = ""  # q_len or k_len
+    width: str = "d_head"  # or v_width: elements of a row
     is_output: bool = False
     is_statistics: bool = False
     asked_by: str = ""  # the fact that makes it part of a call; empty: it always is
@@ -58,11 +59,12 @@ class TensorRole:
         if self.of or self.is_scores:
             return self.shape(problem)
         heads, rows = getattr(problem, self.heads), getattr(problem, self.rows)
+        width = getattr(problem, self.width)
         if self.is_statistics:
             return problem.batch, heads, rows
         if problem.page and self.rows == "k_len":
-            return problem.pages, problem.page, heads, problem.d_head
-        return problem.batch, rows, heads, problem.d_head
+            return problem.pages, problem.page, heads, width
+        return problem.batch, rows, heads, width
 
     def element_bytes(self, problem: AttentionProblem) -> int:
         """Bytes of one element."""
@@ -115,9 +117,9 @@ FORWARD = Signature(
     (
         TensorRole("q", "heads", "q_len"),
         TensorRole("k", "kv_heads", "k_len"),
-        TensorRole("v", "kv_heads", "k_len"),
+        TensorRole("v", "kv_heads", "k_len", width="v_width"),
         *_TABLES,
-        TensorRole("o", "heads", "q_len", is_output=True),
+        TensorRole("o", "heads", "q_len", width="v_width", is_output=True),
         TensorRole("lse", "heads", "q_len", is_output=True, is_statistics=True, asked_by="lse"),
     ),
 )

@@ -129,7 +129,7 @@ def _attend_into(
             f"{name} is given and a gradient is asked for; autograd cannot follow a call into "
             f"memory of its caller's; do not pass {name}, or call under torch.no_grad()."
         )
-    out = empty_output(q) if out is None else out
+    out = empty_output(q, v) if out is None else out
     lse = empty_lse(q, options.fact("layout")) if options.facts[LSE] else None
     operator.forward_into(q, k, v, in_order(tables), out, lse, workspace, *given_of(options))
     choice = _choice(_named(q, k, v, out, lse), options, tables) if explain else None

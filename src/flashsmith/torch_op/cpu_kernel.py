@@ -194,7 +194,7 @@ def _by_matrices(
         problem, boundaries = with_packed_keys(problem, tables["k_lengths"])
         tables = {**tables, "cu_seqlens_k": boundaries}
         k, v = (_packed(keys, np.diff(boundaries)) for keys in (k, v))
-    out = torch.zeros_like(q)
+    out = torch.zeros(*q.shape[:3], problem.v_width)
     lse = torch.full(q.shape[:3], float("-inf"))
     for one in sequences_of(problem, tables):
         b, rows, keys = one.batch, one.rows, one.keys
@@ -253,7 +253,7 @@ def _torch_attention(
 
 def _like_real(out: Tensor, q: Tensor) -> Tensor:
     """The output with the strides that the operator promises."""
-    return empty_output(q).copy_(out)
+    return empty_output(q, out).copy_(out)
 
 
 def visible_keys(problem: AttentionProblem) -> Tensor | None:

@@ -20,6 +20,7 @@ from flashsmith.api.launches import (
 from flashsmith.api.problems import problem_of, require_out_fits, require_room
 from flashsmith.api.tables import by_name
 from flashsmith.kernels.launch import SCRATCH, Call
+from flashsmith.problem.attention import AttentionProblem
 from flashsmith.problem.signature import BIAS
 from flashsmith.torch_op.arguments import Argument, Given, options_of
 from flashsmith.torch_op.fake_kernel import empty_lse, empty_output, no_lse
@@ -196,10 +197,17 @@ def _make_launch(
         prepared=launch.prepared,
         until=launch.until,
         ordinal=q.get_device(),
-        empty_output=torch.empty_like if torch.empty_like(q).stride(3) == 1 else empty_output,
+        empty_output=_maker_of_outputs(q, problem),
         lse_like=_lse_like(q, problem.layout) if lse else None,
         is_direct=bool(launch.prepared.steps) and not copies,
     )
+
+
+def _maker_of_outputs(q: Tensor, problem: AttentionProblem) -> Callable[[Tensor], Tensor]:
+    """What makes an output for a tensor such as q, the quickest way there is."""
+    if problem.d_v:
+        return lambda like: empty_output(like[..., : problem.d_v])
+    return torch.empty_like if torch.empty_like(q).stride(3) == 1 else empty_output
 
 
 def _lse_like(q: Tensor, layout: str) -> Tensor:

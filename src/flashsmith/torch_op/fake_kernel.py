@@ -22,7 +22,7 @@ _NO_TABLES: Mapping[str, Tensor] = {}
 def forward(q: Tensor, k: Tensor, v: Tensor, *given: Argument) -> Tensor:
     """An output like the real one, in shape, strides and type."""
     _check(q, k, v, given)
-    return empty_output(q)
+    return empty_output(q, v)
 
 
 def forward_lse(
@@ -33,7 +33,7 @@ def forward_lse(
 ) -> tuple[Tensor, Tensor]:
     """The same, and a log-sum-exp."""
     _check(q, k, v, given)
-    return empty_output(q), empty_lse(q, options_of(given, lse=True).fact("layout"))
+    return empty_output(q, v), empty_lse(q, options_of(given, lse=True).fact("layout"))
 
 
 def forward_out(
@@ -59,7 +59,7 @@ def forward_with(
     """The same of a call with tables; an LSE without elements where none is asked for."""
     _check(q, k, v, given, by_name(tables))
     layout = options_of(given, lse=lse).fact("layout")
-    return empty_output(q), empty_lse(q, layout) if lse else no_lse(q)
+    return empty_output(q, v), empty_lse(q, layout) if lse else no_lse(q)
 
 
 def forward_into(
@@ -131,8 +131,13 @@ def refuse(q: Tensor, error: str, message: str) -> Tensor:
     return torch.empty_like(q)
 
 
-def empty_output(q: Tensor) -> Tensor:
-    """The output: its dimensions lie in memory in the order of q's, the last one contiguous."""
+def empty_output(q: Tensor, v: Tensor | None = None) -> Tensor:
+    """The output: its dimensions lie in memory in the order of q's, the last one contiguous.
+
+    It is as wide as v, if that is given, and as q else.
+    """
+    if v is not None and q.dim() == 4 and v.dim() == 4 and v.shape[3] < q.shape[3]:
+        q = q[..., : v.shape[3]]
     out = torch.empty_like(q)
     if q.dim() != 4:  # refused when it runs
         return out

@@ -33,6 +33,9 @@ class ForwardArguments(Arguments):
     alibi_slopes: int = argument("float*", "(batch, heads), or null")
     tile_list: int = argument("u64", "of sequences with lengths of their own; or 0")
     bias: ScoresArg = argument("ScoresArg", "(batch, heads, q_len, k_len)", is_last=True)
+    v_width: int = argument(
+        "i32", "columns of V and O; d_head where they are as many", is_last=True
+    )
     blocks: TensorArg = argument(
         "TensorArg",
         "the kv blocks of q tiles under a boolean mask, in words",

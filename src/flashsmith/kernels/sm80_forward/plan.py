@@ -58,6 +58,7 @@ class ForwardLaunch(Launch):
             alibi_slopes=call["alibi_slopes"].address if "alibi_slopes" in call else 0,
             tile_list=call[SCRATCH].address if problem.is_listed else 0,
             bias=scores_arg(self, call),
+            v_width=problem.v_width,
             blocks=self.block_lists.arg(call),
         )
 

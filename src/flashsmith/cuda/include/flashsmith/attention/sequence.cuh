@@ -35,4 +35,11 @@ FS_DEVICE i32 keys_before(const Sequence& sequence) {
     return 0;
 }
 
+// Columns of V and O, which may be fewer than those of Q and K.
+template <Needs kNeeds, class Args>
+FS_DEVICE i32 v_columns(const Args& args) {
+    if constexpr (kNeeds.d_v) return args.v_width;
+    return args.d_head;
+}
+
 }  // namespace flashsmith

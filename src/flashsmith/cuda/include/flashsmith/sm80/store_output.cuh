@@ -132,12 +132,13 @@ FS_DEVICE void store_output(const typename Kernel::O& o, const RowState<Kernel>&
                         static_cast<i64>(first_row) * args.o.seq_stride + chunk * kChunkElements;
     u64 destination = args.o.address + element * kElementBytes;
     const i64 step_bytes = args.o.seq_stride * (kRowsAtOnce * kElementBytes);
-    const bool column = !kNeeds.narrow_d || chunk * kChunkElements < args.d_head;
+    constexpr bool kNarrow = kNeeds.narrow_d || kNeeds.d_v;
+    const bool column = !kNarrow || chunk * kChunkElements < v_columns<kNeeds>(args);
     FS_UNROLL
     for (int done = 0; done < Kernel::kWarpRows; done += kRowsAtOnce) {
         const Chunk held = ptx::ld_shared_16b(room + Tile::offset(first + done, chunk));
         const bool row = !kNeeds.ragged_q || tile.first_row + first + done < sequence.q_len;
-        if constexpr (kNeeds.ragged_q || kNeeds.narrow_d) {
+        if constexpr (kNeeds.ragged_q || kNarrow) {
             ptx::st_global_16b_if(destination, held, row && column);
         } else {
             ptx::st_global_16b(destination, held);

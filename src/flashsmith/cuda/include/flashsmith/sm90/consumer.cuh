@@ -464,7 +464,7 @@ struct Consumer {
                 return;
             }
         }
-        const OutputBounds bounds{of.q_begin + of.q_len, args.d_head};
+        const OutputBounds bounds{of.q_begin + of.q_len, v_columns<kNeeds>(args)};
         Kernel::Output::store_direct(args.o_direct, bounds, tile, row_in_tile(), lane, o, inverse);
     }
 
@@ -472,7 +472,7 @@ struct Consumer {
     struct Bounds {
         const Args& args;
         FS_DEVICE i32 rows() const { return args.q_len; }
-        FS_DEVICE i32 columns() const { return args.d_head; }
+        FS_DEVICE i32 columns() const { return v_columns<kNeeds>(args); }
     };
 };
 

@@ -61,7 +61,7 @@ struct ForwardKernel {
     using Turns = WarpgroupTurns<kConfig.pingpong, kConfig.n_warpgroups>;
     using Output = RowsOutput<kConfig.dtype, kConfig.d_head, kConfig.o_panels(),
                               kConfig.l2_hints ? ptx::kEvictFirst : ptx::kEvictNormal,
-                              kNeeds.ragged_q, kNeeds.narrow_d>;
+                              kNeeds.ragged_q, kNeeds.narrow_d || kNeeds.d_v>;
     using Exchange = SliceExchange<kConfig.d_head, kConfig.n_warpgroups, kConfig.cluster>;
 };
 
