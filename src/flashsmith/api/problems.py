@@ -181,14 +181,14 @@ def _require_matching_shapes(q: ArrayView, k: ArrayView, v: ArrayView, *, in_pag
         raise ArgumentError(
             f"q has d_head {q.shape[3]} and k has {k.shape[3]}; they must be equal."
         )
-    narrow, is_even = v.shape[3] < q.shape[3], v.shape[3] % D_HEAD_STEP == 0
-    if v.shape[3] != q.shape[3] and max(v.shape[3], q.shape[3]) <= MAX_D_HEAD:
-        if in_pages or not (narrow and is_even and v.shape[3]):
-            raise Unsupported(
-                f"q has d_head {q.shape[3]} and v has {v.shape[3]}; the kernels take rows of v "
-                f"that are narrower, by a multiple of {D_HEAD_STEP} and not in pages; call "
-                f"flash_attention, which pads others."
-            )
+    of_q, of_v = q.shape[3], v.shape[3]
+    is_read = 0 < of_v <= of_q and of_v % D_HEAD_STEP == 0 and not (in_pages and of_v != of_q)
+    if of_q != of_v and max(of_q, of_v) <= MAX_D_HEAD and not is_read:
+        raise Unsupported(
+            f"q has d_head {of_q} and v has {of_v}; the kernels take rows of v that are narrower, "
+            f"by a multiple of {D_HEAD_STEP} and not in pages; call flash_attention, which pads "
+            f"others."
+        )
     _require_heads_and_width(q.shape[2], k.shape[2], max(q.shape[3], v.shape[3]))
 
 

@@ -1,11 +1,11 @@
 """What a problem costs, in one convention: operations of the products, bytes that must move.
 
 FLOPs are 2 · products · batch · heads · area · d_head: two products forward, five backward (what is
-computed again counts once). Where V is narrower, one of the two has its width. Area is the part of the score matrix that the mask leaves:
-q_len · k_len without a mask, half of that for causal self-attention, in general the area under the
-diagonal as a line (single elements on the diagonal count half). Exponentials, maxima and sums are
-not counted. Bytes are the least traffic with DRAM: every input read once, every output written once
-(LSE: 4 bytes a row).
+computed again counts once); where V is narrower, one of the two has its width. Area is the part of
+the score matrix that the mask leaves: q_len · k_len without a mask, half of that for causal
+self-attention, in general the area under the diagonal as a line (single elements on the diagonal
+count half). Exponentials, maxima and sums are not counted. Bytes are the least traffic with DRAM:
+every input read once, every output written once (LSE: 4 bytes a row).
 """
 
 from __future__ import annotations

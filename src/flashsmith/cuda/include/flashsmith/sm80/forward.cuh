@@ -226,17 +226,17 @@ class ForwardTile {
     template <bool kRagged>
     FS_DEVICE void copy_k(int block) {
         if constexpr (kSkips) skip_to(block, k_stream_, k_at_);
-        copy<CopyChecks{kRagged, kNeeds.narrow_d}>(k_stream_, kK,
-                                                   bounds_of(k_stream_, block, args_.d_head));
+        copy<CopyChecks{kRagged, kNeeds.narrow_d}>(k_stream_, kK, bounds_of(k_stream_, block));
     }
     template <bool kRagged>
     FS_DEVICE void copy_v(int block) {
         if constexpr (kSkips) skip_to(block, v_stream_, v_at_);
-        constexpr CopyChecks kChecks{kRagged, kNeeds.narrow_d || kNeeds.d_v};
-        copy<kChecks>(v_stream_, kV, bounds_of(v_stream_, block, v_columns<kNeeds>(args_)));
+        TileBounds bounds = bounds_of(v_stream_, block);
+        if constexpr (kNeeds.d_v) bounds.column = v_stream_.column_exists(args_.v_width);
+        copy<CopyChecks{kRagged, kNeeds.narrow_d || kNeeds.d_v}>(v_stream_, kV, bounds);
     }
-    FS_DEVICE TileBounds bounds_of(const KVStream& stream, int block, int columns) const {
-        return {sequence().k_len - block * Kernel::kBc, stream.column_exists(columns)};
+    FS_DEVICE TileBounds bounds_of(const KVStream& stream, int block) const {
+        return {sequence().k_len - block * Kernel::kBc, stream.column_exists(args_.d_head)};
     }
 
     // From the block that a stream stands at to one before it; it then stands at the next.
