@@ -137,9 +137,7 @@ def attend(
         )
         return without_batch(found, has_lse=bool(options.facts[LSE]))
     # The shorter question first: every call passes here.
-    width = 0
-    if needs_columns(q, v):
-        width = common_width(q, k, v, in_pages="block_table" in tables)
+    width = common_width(q, k, v, tables) if needs_columns(q, v) else 0
     if width:
         return _attend_padded(
             *(q, k, v, options, width),

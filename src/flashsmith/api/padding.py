@@ -8,6 +8,7 @@ from importlib import import_module
 from flashsmith.api.arrays import origin
 from flashsmith.api.arrays.library import Array
 from flashsmith.api.options import CallOptions
+from flashsmith.api.tables import ArrayTables
 from flashsmith.base.errors import Unsupported
 from flashsmith.kernels.width import D_HEAD_STEP, MAX_D_HEAD
 from flashsmith.tuner.choose.choice import Choice
@@ -21,28 +22,33 @@ def needs_columns(q: Array, v: Array) -> bool:
     return shape[3] % D_HEAD_STEP != 0 or getattr(v, "shape", shape)[-1:] != shape[3:]
 
 
-def common_width(q: Array, k: Array, v: Array, *, in_pages: bool) -> int:
+def common_width(q: Array, k: Array, v: Array, tables: ArrayTables) -> int:
     """The multiple of 8 that columns of zeros bring q, k and v to; 0 where there is none to add.
 
     Kernels take rows of v that are narrower, but have no gradients of them and no pages. Shapes
     that cannot be used anyway are left to the checks that name what is wrong with them.
     """
+    if any(getattr(array, "is_nested", False) for array in (q, k, v)):
+        return 0  # nothing pads these
     shapes: list[tuple[int, ...]] = [getattr(array, "shape", ()) for array in (q, k, v)]
     if any(len(shape) != 4 or shape[-1] == 0 for shape in shapes) or shapes[0][-1] != shapes[1][-1]:
         return 0
     of_q, of_v = shapes[0][-1], shapes[2][-1]
     is_even = of_q % D_HEAD_STEP == 0 and of_v % D_HEAD_STEP == 0
-    if is_even and of_v < of_q and not in_pages and not _wants_gradient(q, k, v):
+    is_read = is_even and of_v < of_q and "block_table" not in tables
+    if is_read and not _wants_gradient(q, k, v, *tables.values()):
         return 0
     width = -(-max(of_q, of_v) // D_HEAD_STEP) * D_HEAD_STEP
     return width if width <= MAX_D_HEAD else 0
 
 
-def _wants_gradient(q: Array, k: Array, v: Array) -> bool:
+def _wants_gradient(q: Array, *others: Array) -> bool:
+    """Whether autograd may ask for a gradient; what is transformed does not show it."""
     if origin(q) != "torch":
         return False
-    found = import_module("flashsmith.torch_op.autograd").wants_gradient(q, k, v)
-    return bool(found)
+    torchs = import_module("flashsmith.torch_op.autograd")
+    tensors = [array for array in (q, *others) if hasattr(array, "requires_grad")]
+    return bool(torchs.is_transformed() or torchs.wants_gradient(*tensors))
 
 
 def scaled_by(width: int, options: CallOptions) -> CallOptions:

@@ -26,9 +26,7 @@ def workspace_bytes(q: Array, k: Array, v: Array, **asked: object) -> int:
     if is_packed(tables) and len(getattr(q, "shape", ())) == 3:
         q = q[None]
         k, v = (k, v) if "block_table" in tables else (k[None], v[None])
-    width = 0
-    if needs_columns(q, v):
-        width = common_width(q, k, v, in_pages="block_table" in tables)
+    width = common_width(q, k, v, tables) if needs_columns(q, v) else 0
     if width:
         options = scaled_by(q.shape[-1], options)
         q, k, v = (widened(array, width) for array in (q, k, v))
