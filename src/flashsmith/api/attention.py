@@ -76,13 +76,11 @@ def flash_attention(
     - `alibi_slopes`: (heads,) or (batch, heads), scores less slope times distance;
     - `bias`: broadcastable to (batch, heads, queries, keys), a bool (True: the row sees the key) or
       numbers that are added to the scores, float32 or of q's type; read at any strides;
-    - `k_lengths`: (batch,) int32 on the arrays' device, how many keys each sequence has;
-      `q_lengths`: how many rows, behind which out is 0; `k_starts`: its first key, which those of
-      `k_lengths` are counted without (padding on the left). Also of packed sequences;
+    - `k_lengths`, `q_lengths`, `k_starts`: (batch,) int32 on the arrays' device, of each sequence;
     - `block_table`: (batch, pages of a sequence) int32; k and v are pools, a page an entry;
-    - `cu_seqlens_q`, `cu_seqlens_k`: (sequences + 1,) int32 on the arrays' device, where sequences
-      begin that are packed one behind the other in arrays (rows, heads, d_head) or a batch of one.
-      With `k_lengths` and `block_table` in the place of the second, keys lie in pages.
+    - `cu_seqlens_q`, `cu_seqlens_k`: (sequences + 1,) int32 there, where sequences begin that are
+      packed in arrays (rows, heads, d_head) or a batch of one. With `k_lengths` and `block_table`
+      in the place of the second, keys lie in pages.
 
     `workspace` is scratch memory for the call, (bytes,) uint8; `workspace_bytes` says how many.
     Returns out; (out, lse) with `return_lse`, lse being float32 (batch, heads, queries); and a

@@ -50,8 +50,7 @@ def flash_attn_with_kvcache(
     beginning are padding; caches in pages cannot have it. `cache_batch_idx` says which sequence of
     the cache each of q is. Masks are aligned bottom-right with a sequence's own length. Nothing
     waits for the GPU. Slices of keys have a fixed length, so `num_splits` changes nothing, and a
-    request's bits depend on nothing else in the batch. A length is clamped inside the cache, an
-    entry inside the pool.
+    request's bits depend on nothing else in the batch. Lengths and entries are clamped.
     `out` and `workspace` are memory of the caller's, as those of `flash_attention`.
     """
     _refuse(rotary_cos, rotary_sin)
@@ -73,12 +72,9 @@ def flash_attn_with_kvcache(
     lengths = ops.lengths(cache_seqlens)
     if k is not None or v is not None:
         lengths = _append(ops, (k_cache, v_cache), (k, v), lengths, table)
-    tables = {
-        "alibi_slopes": alibi_slopes,
-        "k_lengths": lengths,
-        "k_starts": None if cache_leftpad is None else ops.lengths(cache_leftpad),
-        "block_table": table,
-    }
+    starts = None if cache_leftpad is None else ops.lengths(cache_leftpad)
+    tables = {"alibi_slopes": alibi_slopes, "k_lengths": lengths, "k_starts": starts}
+    tables["block_table"] = table
     given = {name: array for name, array in tables.items() if array is not None}
     return attend(q, k_cache, v_cache, options, out=out, tables=given, workspace=workspace)
 

@@ -245,6 +245,25 @@ class AttentionProblem:
             )
         if self.sinks and not self.k_len:
             raise ArgumentError("sinks is True and k_len is 0; there is no key to share rows with.")
+        self._require_lengths()
+        if bool(self.page) != bool(self.pages) and self.k_len:
+            raise ArgumentError(
+                f"page is {self.page} and pages is {self.pages}; a pool of pages needs both, and "
+                f"contiguous tensors neither."
+            )
+        if self.operation == "backward" and self.lse:
+            raise ArgumentError(
+                "lse is True and operation is 'backward', which takes the log-sum-exp and does not "
+                "write it; leave lse out."
+            )
+        if self.operation != "backward" and self.dlse:
+            raise ArgumentError(
+                f"dlse is True and operation is {self.operation!r}; gradients belong to a backward "
+                f"pass; leave dlse out."
+            )
+
+    def _require_lengths(self) -> None:
+        """Raises where what is said of sequences' lengths cannot be said together."""
         if self.sequences and self.batch != 1:
             raise ArgumentError(
                 f"sequences is {self.sequences} and batch is {self.batch}; packed sequences are a "
@@ -275,21 +294,6 @@ class AttentionProblem:
                     f"bias and {other} are both given; no kernel computes them together yet; "
                     f"{others[other]}."
                 )
-        if bool(self.page) != bool(self.pages) and self.k_len:
-            raise ArgumentError(
-                f"page is {self.page} and pages is {self.pages}; a pool of pages needs both, and "
-                f"contiguous tensors neither."
-            )
-        if self.operation == "backward" and self.lse:
-            raise ArgumentError(
-                "lse is True and operation is 'backward', which takes the log-sum-exp and does not "
-                "write it; leave lse out."
-            )
-        if self.operation != "backward" and self.dlse:
-            raise ArgumentError(
-                f"dlse is True and operation is {self.operation!r}; gradients belong to a backward "
-                f"pass; leave dlse out."
-            )
 
     def __repr__(self) -> str:
         """Every fact by name; those that later versions added where they hold.
