@@ -280,7 +280,7 @@ struct WideConsumer {
     FS_DEVICE void count_sum() {
         if constexpr (kOrdered) {
             ptx::bar_warp_sync();  // all lanes have added
-            ptx::red_release_gpu_if(is_first_lane && uncounted, counter, 1);
+            ptx::st_release_gpu_if(is_first_lane && uncounted, counter, before + 1);
             uncounted = false;
         }
     }
