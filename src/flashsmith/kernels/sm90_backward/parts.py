@@ -177,11 +177,13 @@ class Sm90TilesConfig(Sm90BackwardPart):
 
     def refused_build(self, spill_bytes: int, remarks: Sequence[str]) -> Refusal | None:
         """Spills, or products that ptxas runs one after the other, cost a third of the speed."""
+        no_other = "use a configuration of `bwd`" if has_roles(self.d_head) else ""
         serialised = next((remark for remark in remarks if SERIALISED.search(remark)), None)
         if serialised is not None:
-            return Refusal("wgmma_serialised", f"ptxas says {serialised!r}", "drop late_fences")
+            said = f"ptxas says {serialised!r}"
+            return Refusal("wgmma_serialised", said, no_other or "drop late_fences")
         if spill_bytes:
-            return Refusal("spills", f"ptxas spills {spill_bytes} bytes", "add fold")
+            return Refusal("spills", f"ptxas spills {spill_bytes} bytes", no_other or "add fold")
         return None
 
 
@@ -225,7 +227,7 @@ TILE_RULES = (
         "fits_shared_memory",
         lambda c: c.smem_bytes() > MAX_SMEM_BYTES,
         f"the rings take more than the {MAX_SMEM_BYTES:,} bytes of shared memory of a block",
-        "lower ds, or add dq_red and unordered",
+        "lower ds, or add dq_red (up to d_head 128 with unordered)",
     ),
     Rule(
         "red_is_unordered",
@@ -240,23 +242,11 @@ TILE_RULES = (
         "add fold",
     ),
     Rule(
-        "roles_need_dq_red",
-        lambda c: has_roles(c.d_head) and not c.dq_red,
-        "K, V, Q and dO of this width leave no shared memory to stage dQ in",
-        "add dq_red",
-    ),
-    Rule(
-        "roles_take_no_turns",
-        lambda c: has_roles(c.d_head) and (c.turns or c.early_dv or c.fold),
-        "at this width one warpgroup makes P and dV, the other dS and dK: they take no turns, no "
-        "warpgroup has both dV and dS, and statistics are loaded",
-        "drop turns, early_dv and fold",
-    ),
-    Rule(
-        "roles_have_two_ds",
-        lambda c: has_roles(c.d_head) and c.ds_stages != 2,
-        "at this width one number is stage and parity of Q, dO and dS",
-        "use ds_2",
+        "roles_have_one_order",
+        lambda c: has_roles(c.d_head) and (c.turns or c.fold or c.early_dv or c.late_fences),
+        "at this width one warpgroup makes P and dV, the other dS and dK, in one order of products "
+        "and fences; statistics are loaded",
+        "drop turns, fold, early_dv and late_fences",
     ),
 )
 Sm90TilesConfig.BUILD_RULES = TILE_RULES

@@ -11,7 +11,7 @@ from flashsmith.kernels.sm90_backward.config import Sm90BackwardConfig
 
 _ALL = "turns+fold+early_dv+late_fences"
 # Of dS as many tiles as shared memory holds.
-_BEGINS = {64: f"ds_2+{_ALL}", 128: f"ds_3+{_ALL}", 256: "ds_2+late_fences+dq_red"}
+_BEGINS = {64: f"ds_2+{_ALL}", 128: f"ds_3+{_ALL}", 256: "ds_2+dq_red"}
 # The first two are the rule's choices.
 _ENDS = ("sections", "", "unordered", "dq_red+unordered")
 BY_WIDTH = {

@@ -234,7 +234,6 @@ struct WideConsumer {
         }
         ptx::bar_warp_sync();  // all lanes have read P
         arrive(Plan::p_empty());
-        if constexpr (!kConfig.late_fences) publish_ds();
     }
 
     // P or dS of the step, from S or dP.
@@ -355,7 +354,7 @@ struct WideConsumer {
         // branch around it would make ptxas wait for products one by one.
         issue_dq(second, has_dq ? ds_tile(last) : Plan::kK, 1);
         issue_gradient();
-        if constexpr (!kMakesP && kConfig.late_fences) publish_ds();
+        if constexpr (!kMakesP) publish_ds();  // behind products, where the fence is free
         take_turn(1);
         ptx::wgmma_wait<1>();
         ptx::fence_registers(second);
