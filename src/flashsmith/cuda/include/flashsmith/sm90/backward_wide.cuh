@@ -254,8 +254,8 @@ struct WideConsumer {
 
     // dQ
 
-    // This warp's 16 rows of a piece.
-    FS_DEVICE u32 slice(int part) const {
+    // This warp's 16 rows of a piece, among those of all pieces.
+    FS_DEVICE u32 rows_index(int part) const {
         return (dq_index * 4 + 2 * kWarpgroup + part) * 4 + warp;
     }
 
@@ -268,7 +268,7 @@ struct WideConsumer {
             const i32 row_end = (dq_tile + 1) * kRows;
             const i32 blocks = (Mask::seen_before(args, row_end) + kBlock - 1) / kBlock;
             before = blocks - 1 - first_key / kBlock;
-            counter = args.counters + 1 + slice(part);
+            counter = args.counters + 1 + rows_index(part);
             if (has_dq && before > 0) {
                 ptx::wait_acquire_gpu(counter, before);
                 ptx::bar_warp_sync();  // all sums before are complete, for every lane
@@ -287,7 +287,7 @@ struct WideConsumer {
     // The first one stores, so that nothing need be cleared.
     FS_DEVICE void add_dq(const Piece& dq, int part) {
         const u64 to =
-            reinterpret_cast<u64>(args.dq_sums) + static_cast<u64>(slice(part)) * 4096 + lane * 16;
+            reinterpret_cast<u64>(args.dq_sums) + static_cast<u64>(rows_index(part)) * 4096 + lane * 16;
         const bool stores = kOrdered && has_dq && before == 0;
         FS_UNROLL
         for (int r = 0; r < 8; ++r) {
