@@ -286,8 +286,8 @@ struct WideConsumer {
 
     // The first one stores, so that nothing need be cleared.
     FS_DEVICE void add_dq(const Piece& dq, int part) {
-        const u64 to =
-            reinterpret_cast<u64>(args.dq_sums) + static_cast<u64>(rows_index(part)) * 4096 + lane * 16;
+        const u64 to = reinterpret_cast<u64>(args.dq_sums) +
+                       static_cast<u64>(rows_index(part)) * 4096 + lane * 16;
         const bool stores = kOrdered && has_dq && before == 0;
         FS_UNROLL
         for (int r = 0; r < 8; ++r) {
