@@ -1,6 +1,6 @@
 // dQ: sums in float32, which lie as wgmma accumulators do, scaled and rounded into rows.
 //
-//   of each q tile pieces of 64 x 64:  d_head 64: two of rows    128: of columns    256: four of them
+//   of each q tile pieces of 64 x 64:  d_head 64: two, by rows    128, 256: two, four, by columns
 //   piece: thread t of 128 has 16 bytes at t / 32 * 4096 + r * 512 + t % 32 * 16, r = 0 .. 7
 #pragma once
 

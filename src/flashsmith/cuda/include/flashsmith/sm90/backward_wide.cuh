@@ -176,6 +176,7 @@ struct WideConsumer {
         if constexpr (Mask::kHides) {
             if (hides()) hide(s);
         }
+        const float factor = Kernel::Score::product_factor(args);
         [[maybe_unused]] const float nearest =
             static_cast<float>(key() - (q_tile * kRows + lane % 4 * 2 + args.position));
         FS_UNROLL
@@ -189,7 +190,7 @@ struct WideConsumer {
                     const float distance = Kernel::Score::distance_at(nearest, 8 * j + i);
                     shift = ptx::fma_rn(slope, distance, shift);
                 }
-                x = ptx::ex2(ptx::fma_rn(x, args.scale_log2, -shift));
+                x = ptx::ex2(ptx::fma_rn(x, factor, -shift));
             }
         }
         ptx::mbarrier_wait(Plan::p_empty(), ~steps & 1);  // P before has been read
