@@ -1,4 +1,5 @@
-// The backward kernel on wgmma and TMA: dK and dV of kv blocks, and what each adds to dQ in float32.
+// The backward kernel on wgmma and TMA: dK and dV of kv blocks, and what each adds to dQ, in
+// float32.
 //
 // CTAs are persistent. One thread of the producer's warpgroup draws kv blocks and copies K, V, and
 // Q and dO of every q tile that sees them, into rings; two warpgroups multiply. Up to d_head 128
