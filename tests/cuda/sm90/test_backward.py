@@ -207,7 +207,7 @@ def test_under_a_mask_the_bits_are_the_same_too(mask):
 UNORDERED = [
     (replace(WIDE, unordered=True), {}),
     (replace(WIDE, unordered=True, dq_red=True), {}),
-    (FREE, {"causal": True, "d_head": 136}),  # as above: its kernel is there
+    (FREE, {"k_len": 140, "causal": True, "d_head": 136}),  # as above: its kernel is there
 ]
 
 
