@@ -75,7 +75,7 @@ def drawn_facts(seed):
     }
 
 
-@pytest.mark.parametrize("text", CONFIGS[:3])
+@pytest.mark.parametrize("text", [CONFIGS[0], CONFIGS[2]])
 def test_what_is_drawn_together_is_right_together(text, device):
     require_right(device, text, "transposed", **drawn_facts(f"lengths {text}"))
 
@@ -104,7 +104,7 @@ def test_wild_lengths_end_inside_the_tensor(text, device, monkeypatch):
 
     monkeypatch.setattr(cases, "drawn_table", table)
     config = parse_config(text)
-    case = Case("wild", problem_of(config, **ALL), placement="padded")
+    case = Case("wild", problem_of(config, heads=1, **ALL), placement="padded")
     check_case(device, config, case).require_ok(text)
 
 
@@ -146,7 +146,7 @@ def off_by_one(bits):
 @BOTH
 def test_wrong_lengths_are_noticed(text, name, change, device, monkeypatch):
     config = parse_config(text)
-    case = Case("mutant", problem_of(config, **ALL))
+    case = Case("mutant", problem_of(config, heads=1, q_len=77, **ALL))
 
     def inputs(of):
         return {n: change(bits) if n == name else bits for n, bits in inputs_of(of).items()}
