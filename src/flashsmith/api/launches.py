@@ -21,6 +21,7 @@ from flashsmith.compile.compiler import compile_kernel
 from flashsmith.kernels.arguments import TensorArg
 from flashsmith.kernels.kernel import KernelConfig
 from flashsmith.kernels.launch import Call
+from flashsmith.kernels.plans import cut
 from flashsmith.measure.cuda_graph import median_us
 from flashsmith.problem.attention import AttentionProblem
 from flashsmith.problem.signature import BIAS, signature_of
@@ -109,6 +110,7 @@ def _prepare(
                 device, choice.config, problem, compile_with=compile_with, substitute=substitute
             )
             _require_readable(prepared, call)
+            choice = replace(choice, cut=cut(tuple(step.launch for step in prepared.steps)))
             return (
                 _substituted(choice, prepared)
                 if prepared.is_substituted

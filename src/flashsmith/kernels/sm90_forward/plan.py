@@ -228,6 +228,7 @@ def plan_forward(
         scratch_bytes=_scratch_bytes(own, problem, split),
         sum_order=_sum_order(own, needs, split, drawn_at_once),
         ends_together=split.ranges > 0,
+        cut=_cut(own, problem, split),
         order=order or tile_order(own, problem, q_tiles(own, problem), sm_count),
         split=split,
     )
@@ -287,6 +288,15 @@ def _sum_order(config: Sm90ForwardConfig, needs: Needs, split: SplitTiles, at_on
     some_ascend = "causal" in needs and "window_left" not in needs
     some_ascend = some_ascend and config.ascending is Ascending.FIRST
     return f"the first {at_once} ascend" if some_ascend and at_once < split.drawn else ""
+
+
+def _cut(config: Sm90ForwardConfig, problem: AttentionProblem, split: SplitTiles) -> str:
+    if not split.slices:
+        return ""
+    cut = f"{split.slices} slices of {split.blocks * config.B_c:,} keys for a q tile"
+    if problem.is_batch_invariant:
+        return f"{cut}, by its own sequence and the kernel alone"
+    return f"{cut}; other batches, heads or SMs, other slices and bits"
 
 
 def split_tiles(
