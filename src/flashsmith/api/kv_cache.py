@@ -15,7 +15,7 @@ from flashsmith.api.tables import window_sides
 from flashsmith.base.errors import ArgumentError, ArgumentTypeError, Unsupported
 from flashsmith.problem.attention import FACTS
 
-FEW_ROWS = 64
+FEW_ROWS = 64  # of all heads of a group: what kernels for few rows divide into slices
 
 
 # Arguments of type object are only accepted when neutral.
@@ -52,8 +52,7 @@ def flash_attn_with_kvcache(
     Masks are aligned bottom-right with a sequence's own length. Nothing waits for the GPU. Slices
     of keys have a fixed length, so `num_splits` changes nothing, and a request's bits depend on
     nothing else in the batch. A length is clamped inside the cache, an entry inside the pool.
-    Chunks of a prompt on a contiguous cache are fast where `cache_seqlens` is an integer, or left
-    out: forward kernels, which read no lengths from memory, then take them.
+    Chunks of a prompt are fast on a contiguous cache with an integer `cache_seqlens`, or none.
     `out` and `workspace` are memory of the caller's, as those of `flash_attention`.
     """
     _refuse(rotary_cos, rotary_sin, cache_leftpad)
@@ -64,7 +63,7 @@ def flash_attn_with_kvcache(
     ops = _Operations(q)
     left, right = window_sides("window_size", window_size)
     is_contiguous = block_table is None and cache_batch_idx is None
-    is_known = is_contiguous and isinstance(cache_seqlens, int) and _is_chunk(q, k_cache)
+    is_known = is_contiguous and _is_known(q, k_cache, cache_seqlens)
     options = checked_options(
         causal=causal,
         scale=checked_fact("softmax_scale", FACTS["scale"], softmax_scale),
@@ -72,23 +71,24 @@ def flash_attn_with_kvcache(
         window_left=left,
         window_right=None if causal else right,
         softcap=None if softcap == 0 else softcap,
-        batch_invariant=is_known or (is_contiguous and cache_seqlens is None),
+        batch_invariant=is_known,
     )
     table = _table(ops, k_cache, cache_batch_idx, block_table)
     lengths = ops.lengths(cache_seqlens)
     if k is not None or v is not None:
         lengths = _append(ops, (k_cache, v_cache), (k, v), lengths, table)
-    rows = cache_seqlens + (0 if k is None else k.shape[1]) if is_known else 0
-    if rows > 0:
+    if is_known and cache_seqlens is not None:
+        rows = max(cache_seqlens + (0 if k is None else k.shape[1]), 0)
         k_cache, v_cache, lengths = k_cache[:, :rows], v_cache[:, :rows], None
     tables = {"alibi_slopes": alibi_slopes, "k_lengths": lengths, "block_table": table}
     given = {name: array for name, array in tables.items() if array is not None}
     return attend(q, k_cache, v_cache, options, out=out, tables=given, workspace=workspace)
 
 
-def _is_chunk(q: Array, k_cache: Array) -> bool:
-    """Whether q has more rows, of all heads of a group, than kernels for few rows divide."""
-    return bool(q.shape[1] * q.shape[2] > FEW_ROWS * k_cache.shape[2])
+def _is_known(q: Array, k_cache: Array, cache_seqlens: Array) -> bool:
+    """Whether no length has to be read from memory: kernels for few rows do, in any case."""
+    is_chunk = q.shape[1] * q.shape[2] > FEW_ROWS * k_cache.shape[2]
+    return cache_seqlens is None or (is_chunk and type(cache_seqlens) is int)
 
 
 def _refuse(rotary_cos: object, rotary_sin: object, cache_leftpad: object) -> None:

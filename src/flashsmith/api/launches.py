@@ -110,12 +110,9 @@ def _prepare(
                 device, choice.config, problem, compile_with=compile_with, substitute=substitute
             )
             _require_readable(prepared, call)
-            choice = replace(choice, cut=cut(tuple(step.launch for step in prepared.steps)))
-            return (
-                _substituted(choice, prepared)
-                if prepared.is_substituted
-                else Launch(choice, prepared)
-            )
+            made = replace(choice, cut=cut(tuple(step.launch for step in prepared.steps)))
+            is_other = prepared.is_substituted
+            return _substituted(made, prepared) if is_other else Launch(made, prepared)
         except (Unsupported, OutOfResources) as error:  # strides, spills or registers
             if given is not None:
                 raise
