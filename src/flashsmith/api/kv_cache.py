@@ -51,44 +51,53 @@ def flash_attn_with_kvcache(
     place first, and count. `cache_batch_idx` says which sequence of the cache each of q is.
     Masks are aligned bottom-right with a sequence's own length. Nothing waits for the GPU. Slices
     of keys have a fixed length, so `num_splits` changes nothing, and a request's bits depend on
-    nothing else in the batch. A length is clamped inside the cache, an entry inside the pool.
-    Chunks of a prompt are fast on a contiguous cache with an integer `cache_seqlens`, or none.
-    `out` and `workspace` are memory of the caller's, as those of `flash_attention`.
+    nothing else in the batch; chunks of a prompt are fast on a contiguous cache with an integer
+    `cache_seqlens`, or none. A length is clamped inside the cache, an entry inside the pool. `out`
+    and `workspace` are memory of the caller's, as those of `flash_attention`.
     """
     _refuse(rotary_cos, rotary_sin, cache_leftpad)
-    checked_flag("rotary_interleaved", rotary_interleaved)
     causal = checked_flag("causal", causal)
-    returns_lse = checked_flag("return_softmax_lse", return_softmax_lse)
+    checked_flag("rotary_interleaved", rotary_interleaved)
     _require_shapes(q, k_cache, v_cache)
-    ops = _Operations(q)
     left, right = window_sides("window_size", window_size)
-    is_contiguous = block_table is None and cache_batch_idx is None
-    is_known = is_contiguous and _is_known(q, k_cache, cache_seqlens)
+    is_known = _is_known(q, k_cache, cache_seqlens, cache_batch_idx, block_table)
     options = checked_options(
         causal=causal,
         scale=checked_fact("softmax_scale", FACTS["scale"], softmax_scale),
-        return_lse=returns_lse,
+        return_lse=checked_flag("return_softmax_lse", return_softmax_lse),
         window_left=left,
         window_right=None if causal else right,
         softcap=None if softcap == 0 else softcap,
         batch_invariant=is_known,
     )
+    ops = _Operations(q)
     table = _table(ops, k_cache, cache_batch_idx, block_table)
     lengths = ops.lengths(cache_seqlens)
     if k is not None or v is not None:
         lengths = _append(ops, (k_cache, v_cache), (k, v), lengths, table)
-    if is_known and cache_seqlens is not None:
-        rows = max(cache_seqlens + (0 if k is None else k.shape[1]), 0)
-        k_cache, v_cache, lengths = k_cache[:, :rows], v_cache[:, :rows], None
-    tables = {"alibi_slopes": alibi_slopes, "k_lengths": lengths, "block_table": table}
-    given = {name: array for name, array in tables.items() if array is not None}
-    return attend(q, k_cache, v_cache, options, out=out, tables=given, workspace=workspace)
+    if is_known:
+        k_cache, v_cache, lengths = *_rows(k_cache, v_cache, cache_seqlens, k), None
+    tables = _given(alibi_slopes=alibi_slopes, k_lengths=lengths, block_table=table)
+    return attend(q, k_cache, v_cache, options, out=out, tables=tables, workspace=workspace)
 
 
-def _is_known(q: Array, k_cache: Array, cache_seqlens: Array) -> bool:
-    """Whether no length has to be read from memory: kernels for few rows do, in any case."""
+def _is_known(q: Array, k_cache: Array, cache_seqlens: Array, *tables: Array) -> bool:
+    """Whether nothing has to be read from memory; of few rows lengths are, in any case."""
     is_chunk = q.shape[1] * q.shape[2] > FEW_ROWS * k_cache.shape[2]
-    return cache_seqlens is None or (is_chunk and type(cache_seqlens) is int)
+    is_known = cache_seqlens is None or (is_chunk and type(cache_seqlens) is int)
+    return is_known and all(table is None for table in tables)
+
+
+def _given(**tables: Array) -> dict[str, Array]:
+    return {name: array for name, array in tables.items() if array is not None}
+
+
+def _rows(k_cache: Array, v_cache: Array, length: int | None, new: Array) -> tuple[Array, Array]:
+    """The caches as far as a known length reaches, behind which new rows were written."""
+    if length is None:
+        return k_cache, v_cache
+    rows = max(length + (0 if new is None else int(new.shape[1])), 0)
+    return k_cache[:, :rows], v_cache[:, :rows]
 
 
 def _refuse(rotary_cos: object, rotary_sin: object, cache_leftpad: object) -> None:
