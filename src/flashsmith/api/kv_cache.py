@@ -13,6 +13,7 @@ from flashsmith.api.attention import attend
 from flashsmith.api.options import checked_fact, checked_flag, checked_options
 from flashsmith.api.tables import window_sides
 from flashsmith.base.errors import ArgumentError, ArgumentTypeError, Unsupported
+from flashsmith.kernels.width import require_one_width
 from flashsmith.problem.attention import FACTS
 
 FEW_ROWS = 64  # of all heads of a group: what kernels for few rows divide into slices
@@ -121,6 +122,8 @@ def _require_shapes(q: Array, k_cache: Array, v_cache: Array) -> None:
                 f"{name} has shape {tuple(getattr(array, 'shape', ()))}; it must have four "
                 f"dimensions: (batch or pages, rows, heads, d_head)."
             )
+    if k_cache.shape[:3] == v_cache.shape[:3]:
+        require_one_width(int(k_cache.shape[3]), int(v_cache.shape[3]))
     if k_cache.shape != v_cache.shape:
         raise ArgumentError(
             f"k_cache has shape {tuple(k_cache.shape)} and v_cache {tuple(v_cache.shape)}; they "

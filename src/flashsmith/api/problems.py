@@ -9,8 +9,8 @@ from flashsmith.api.array_view import ALIGNED_BYTES, ArrayView
 from flashsmith.api.options import CallOptions
 from flashsmith.api.tables import TableViews, pages_of_a_sequence, sequences_in, with_tables
 from flashsmith.base.dtypes import DType
-from flashsmith.base.errors import ArgumentError, ArgumentTypeError, Unsupported
-from flashsmith.kernels.width import MAX_D_HEAD, require_width
+from flashsmith.base.errors import ArgumentError, ArgumentTypeError
+from flashsmith.kernels.width import MAX_D_HEAD, require_one_width, require_width
 from flashsmith.problem.attention import LAYOUTS, AttentionProblem
 
 # float32 is what models have that were loaded without a word about it.
@@ -178,11 +178,7 @@ def _require_matching_shapes(q: ArrayView, k: ArrayView, v: ArrayView, *, in_pag
         raise ArgumentError(
             f"q has d_head {q.shape[3]} and k has {k.shape[3]}; they must be equal."
         )
-    if v.shape[3] != q.shape[3]:
-        raise Unsupported(
-            f"q has d_head {q.shape[3]} and v has {v.shape[3]}; the kernels need one d_head; pad "
-            f"the smaller one with zeros."
-        )
+    require_one_width(q.shape[3], v.shape[3])
     _require_heads_and_width(q.shape[2], k.shape[2], q.shape[3])
 
 
