@@ -225,7 +225,8 @@ def race(device, cache: Cache, configs, fa3, rounds: int, said: list[str]):
     contenders = [*ours(device, cache, configs, said)]
     if cache.is_full and (cache.problem.q_len == 1 or not cache.problem.causal):
         peers = find_peers(["cuDNN", "FlashAttention-2 (torch)"])
-        contenders += contenders_of(device, peers, cache.problem, cache.q, cache.k, cache.v)
+        tensors = {"q": cache.q, "k": cache.k, "v": cache.v}
+        contenders += contenders_of(device, peers, cache.problem, tensors)
     if fa3 is not None:
         contenders += fa3_contenders(fa3, cache)
     with plain_read(device, cache.pool.data_ptr(), cache.n_bytes) as read:

@@ -294,7 +294,8 @@ BAD_CALLS = {
     "a sparse tensor": (
         lambda: torch_call(tensor().to_sparse()),
         Unsupported,
-        "q is a nested or sparse tensor; flashsmith takes dense ones; pad it first.",
+        "q is a sparse tensor or nested in the strided layout; flashsmith takes dense ones, and "
+        "nested ones of layout torch.jagged.",
     ),
     "flash_attn_func with dropout": (
         lambda: flash_attn_func(array(), array(), array(), 0.1),

@@ -22,6 +22,8 @@ def columns_to_add(*arrays: Array) -> int:
 
     Shapes that cannot be used anyway are left to the checks that name what is wrong with them.
     """
+    if any(getattr(array, "is_nested", False) for array in arrays):
+        return 0  # nothing pads these
     shapes: list[tuple[int, ...]] = [getattr(array, "shape", ()) for array in arrays]
     widths = {shape[-1] for shape in shapes if len(shape) == 4}
     if len(widths) != 1 or any(len(shape) != 4 for shape in shapes):

@@ -15,19 +15,17 @@ import numpy as np
 
 from flashsmith.base.errors import ArgumentError
 from flashsmith.base.loose_types import TorchTensor
+from flashsmith.bench import gradient_peers
+from flashsmith.bench.calls import Call, MakeCall, MakeGradients
 from flashsmith.measure.cuda_graph import Timer
 from flashsmith.measure.interleaved import Contender
 from flashsmith.measure.timed_configs import table_of
 from flashsmith.problem.attention import AttentionProblem
 from flashsmith.problem.needs import facts_that_hold
-from flashsmith.problem.signature import FORWARD, TABLES
+from flashsmith.problem.signature import FORWARD, TABLES, signature_of
 from flashsmith.runtime.cuda.device import CudaDevice
 
 _log = logging.getLogger("flashsmith.bench")
-
-Call = Callable[[], TorchTensor]
-# q, k and v are in (batch, row, head, d) order
-MakeCall = Callable[[AttentionProblem, TorchTensor, TorchTensor, TorchTensor], Call]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +36,20 @@ class Peer:
     make: MakeCall
     about: Mapping[str, str] = field(default_factory=dict)
     computes: Callable[[AttentionProblem], bool] = lambda _: True  # that problem, and no other
+    gradients: MakeGradients | None = None
+
+    def call(self, problem: AttentionProblem, tensors: Mapping[str, TorchTensor]) -> Call | None:
+        """The call on tensors of a problem, by their names; None where it has none of this kind."""
+        if problem.operation == FORWARD.operation:
+            return self.make(problem, *(tensors.get(name) for name in "qkv"))
+        if self.gradients is None:
+            return None
+        return self.gradients(problem, *(tensors[name] for name in _OF_GRADIENTS))
 
 
+_OF_GRADIENTS = ("do", "q", "k", "v", "o", "lse")
 # Lengths in memory are those of the whole cache here, so that a call without them is the same.
-_PLAIN = {"causal", "scale", "k_lengths"}
+_PLAIN = {"causal", "scale", "k_lengths", "operation"}
 
 
 def _has_only(problem: AttentionProblem, facts: set[str]) -> bool:
@@ -122,8 +130,13 @@ def _module(module: str) -> MakeCall:
 
 
 PEERS = (
-    Peer("cuDNN", _sdpa("CUDNN_ATTENTION"), computes=_is_plain),
-    Peer("FlashAttention-2 (torch)", _sdpa("FLASH_ATTENTION"), computes=_is_plain),
+    Peer("cuDNN", _sdpa("CUDNN_ATTENTION"), computes=_is_plain, gradients=gradient_peers.cudnn),
+    Peer(
+        "FlashAttention-2 (torch)",
+        _sdpa("FLASH_ATTENTION"),
+        computes=_is_plain,
+        gradients=gradient_peers.flash,
+    ),
     Peer("efficient (torch)", _sdpa("EFFICIENT_ATTENTION"), computes=_is_plain),
     Peer("FlexAttention", _flex, computes=_is_plain),
     Peer("flash-attn 2", _module("flash_attn"), computes=_is_flash_attns),
@@ -135,8 +148,9 @@ PEERS = (
 def peer_of_file(text: str) -> Peer:
     """The contender of `FILE.py:NAME`, a function of that file that takes problem, q, k and v.
 
-    It returns what is timed: a call without arguments. Records get its name, the file's
-    `__version__` if it states one, and the hash of the file.
+    Of a backward pass it takes problem, dO, q, k, v, O and LSE. It returns what is timed: a call
+    without arguments. Records get its name, the file's `__version__` if it states one, and the hash
+    of the file.
     """
     path_text, colon, name = text.rpartition(":")
     path = Path(path_text)
@@ -158,7 +172,7 @@ def peer_of_file(text: str) -> Peer:
         "peer_sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
         "peer_version": str(getattr(module, "__version__", "")),
     }
-    return Peer(name, make, about, computes=_needs_no_table)
+    return Peer(name, make, about, computes=_needs_no_table, gradients=make)
 
 
 def find_peers(names: list[str]) -> list[Peer]:
@@ -174,9 +188,7 @@ def contenders_of(
     device: CudaDevice,
     peers: list[Peer],
     problem: AttentionProblem,
-    q: TorchTensor,
-    k: TorchTensor,
-    v: TorchTensor,
+    tensors: Mapping[str, TorchTensor],
 ) -> Iterator[Contender]:
     """Peers that run this problem inside a CUDA graph; the others are said and left out."""
     for peer in peers:
@@ -184,7 +196,11 @@ def contenders_of(
             _log.info("%s does not compute %s", peer.name, problem)
             continue
         try:
-            launch = _on_stream(peer.make(problem, q, k, v))
+            call = peer.call(problem, tensors)
+            if call is None:
+                _log.info("%s is not timed on a %s pass", peer.name, problem.operation)
+                continue
+            launch = _on_stream(call)
             with Timer(device) as timer:
                 for _ in range(3):
                     launch(timer.stream)
@@ -212,18 +228,23 @@ def _on_stream(call: Call) -> Callable[[int], None]:
 def torch_tensors(
     problem: AttentionProblem, where: str = "cuda"
 ) -> Iterator[dict[str, TorchTensor]]:
-    """Normal q, k, v, an empty o, and the tables of a call, on the GPU, by their names.
+    """Normal q, k, v and dO, empty results, and the tables of a call, on the GPU, by their names.
 
-    Rows are in (batch, row, head, d) order; v lies right behind k.
+    Rows are in (batch, row, head, d) order; v lies right behind k. What a backward pass takes of
+    the forward one is empty too.
     """
     import torch
 
     dtype = {"FP16": torch.float16, "BF16": torch.bfloat16}[problem.dtype.name]
     torch.manual_seed(0)
-    roles = {role.name: role for role in FORWARD.of(problem)}
+    roles = {role.name: role for role in signature_of(problem).of(problem)}
     q = torch.randn(roles["q"].rows_first(problem), device=where, dtype=dtype)
     k, v = torch.randn((2, *roles["k"].rows_first(problem)), device=where, dtype=dtype)
     tensors = {"q": q, "k": k, "v": v, "o": torch.empty_like(q)}
+    if problem.operation != FORWARD.operation:
+        tensors["do"] = torch.randn_like(q)
+        tensors["lse"] = torch.empty(roles["lse"].shape(problem), device=where)
+        tensors |= {"dq": torch.empty_like(q), "dk": torch.empty_like(k), "dv": torch.empty_like(v)}
     random = np.random.default_rng(0)
     for name in TABLES.keys() & roles.keys():
         words = table_of(roles[name], problem, random)

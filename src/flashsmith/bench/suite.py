@@ -12,6 +12,7 @@ from flashsmith.base.dtypes import DType
 from flashsmith.base.errors import ArgumentError
 from flashsmith.base.loose_types import Json
 from flashsmith.problem.attention import AttentionProblem
+from flashsmith.problem.signature import FORWARD
 
 FOLDER = Path(__file__).parent / "suites"
 _GRID = {"d_heads", "seq_lens", "masks", "tokens", "width"}
@@ -94,6 +95,27 @@ def of_lengths(suite: Suite, lengths: Sequence[int]) -> Suite:
             f"{', '.join(map(str, known))}."
         )
     return replace(suite, shapes=shapes)
+
+
+def of_operations(suite: Suite, operations: Sequence[str]) -> Suite:
+    """The suite with its shapes as problems of these operations; a forward pass keeps its name.
+
+    Gradients of q, k and v are those without sinks: the log-sum-exp holds what they depend on.
+    """
+    shapes: list[Shape] = []
+    for operation in operations:
+        if operation == FORWARD.operation:
+            shapes += suite.shapes
+            continue
+        for shape in suite.shapes:
+            if shape.problem.k_lengths:
+                raise ArgumentError(
+                    f"--op is {operation!r} and {suite.name} has caches ({shape.name}), which have "
+                    f"no gradients; choose another --suite."
+                )
+            problem = replace(shape.problem, operation=operation, sinks=False)
+            shapes.append(Shape(f"{shape.name} {operation}", problem))
+    return replace(suite, shapes=tuple(shapes))
 
 
 def _grid(path: Path, table: Mapping[str, Json], dtype: DType) -> list[Shape]:

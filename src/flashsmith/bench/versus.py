@@ -7,10 +7,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from flashsmith.base.loose_types import TorchTensor
+from flashsmith.bench.calls import Call
 from flashsmith.bench.peers import Peer, contenders_of, torch_tensors
 from flashsmith.bench.suite import Shape
 from flashsmith.kernels.arguments import TensorArg
 from flashsmith.kernels.kernel import KernelConfig
+from flashsmith.kernels.launch import Call as Arguments
 from flashsmith.measure.environment import Environment
 from flashsmith.measure.interleaved import Comparison, Contender, Regime, Timed, compare
 from flashsmith.measure.plain_read import READ, plain_read
@@ -19,6 +21,7 @@ from flashsmith.measure.statistics import Summary, ratio_by_round
 from flashsmith.measure.timed_configs import contender_of
 from flashsmith.problem.attention import AttentionProblem
 from flashsmith.problem.cost import cache_bytes, cost_of
+from flashsmith.problem.signature import FORWARD
 from flashsmith.runtime.cuda.device import CudaDevice
 from flashsmith.tuner.choose.choice import Choice, choose
 
@@ -73,7 +76,8 @@ class Versus:
 
 def computing(configs: Sequence[KernelConfig], problem: AttentionProblem) -> list[KernelConfig]:
     """Those that compute a problem at its own width: a wider kernel would be another race."""
-    return [c for c in configs if (c.dtype, c.d_head) == (problem.dtype, problem.d_head)]
+    fitting = [c for c in configs if (c.dtype, c.d_head) == (problem.dtype, problem.d_head)]
+    return [config for config in fitting if problem.operation == config.OPERATION]
 
 
 def versus(
@@ -91,10 +95,11 @@ def versus(
     choice = choose(problem, device.arch, gpu=device.name, given=given)
     assert choice.config is not None
     with torch_tensors(problem) as tensors:
-        q, k, v = (tensors[name] for name in "qkv")
         call = {name: _arg(tensor) for name, tensor in tensors.items()}
+        if problem.operation != FORWARD.operation:
+            _run_forward(device, problem, call)
         ours = [contender_of(device, c, problem, call) for c in configs or (choice.config,)]
-        others = contenders_of(device, peers, problem, q, k, v)
+        others = contenders_of(device, peers, problem, tensors)
         with _yardstick(device, problem, tensors) as yardstick:
             contenders = [
                 *(ours if configs else [Contender(OURS, ours[0].launch)]),
@@ -103,6 +108,16 @@ def versus(
             ]
             compared = compare(device, contenders, rounds=rounds, regime=regime)
         return Versus(shape, choice, compared, len(ours))
+
+
+def _run_forward(device: CudaDevice, problem: AttentionProblem, call: Arguments) -> None:
+    """Fills in what a backward pass takes of the forward one."""
+    forward = replace(problem, operation=FORWARD.operation, lse=True, dlse=False)
+    config = choose(forward, device.arch, gpu=device.name).config
+    assert config is not None
+    names = [role.name for role in FORWARD.of(forward)]
+    contender_of(device, config, forward, {name: call[name] for name in names}).launch(0)
+    device.synchronize()
 
 
 @contextmanager
@@ -123,8 +138,12 @@ def _gemm(device: CudaDevice, problem: AttentionProblem) -> Iterator[Contender]:
     dtype = {"FP16": torch.float16, "BF16": torch.bfloat16}[problem.dtype.name]
     a, b = (torch.randn(GEMM_SIZE, GEMM_SIZE, device="cuda", dtype=dtype) for _ in range(2))
     c = torch.empty_like(a)
-    product = Peer(GEMM, lambda *_: lambda: torch.mm(a, b, out=c))
-    return contenders_of(device, [product], problem, None, None, None)
+
+    def product_of(*_: object) -> Call:
+        return lambda: torch.mm(a, b, out=c)
+
+    product = Peer(GEMM, product_of, gradients=product_of)
+    return contenders_of(device, [product], problem, {})
 
 
 def _arg(tensor: TorchTensor) -> TensorArg:

@@ -18,7 +18,7 @@ from flashsmith.cli.declared import Facts
 from flashsmith.kernels import KernelConfig, resolve_key
 from flashsmith.kernels.sets import named_sets
 from flashsmith.kernels.width import require_width
-from flashsmith.problem.attention import AttentionProblem
+from flashsmith.problem.attention import OPERATIONS, AttentionProblem
 
 
 def refuse_together(given: Mapping[str, object]) -> None:
@@ -55,6 +55,10 @@ def _not_empty(value: str | None) -> str | None:
 
 
 DEFAULT_KEY = "{default}"  # in help texts: where the command line puts each verb's own
+OpOption = Annotated[
+    str | None,
+    typer.Option("--op", help="forward or backward; without it what KEY computes, or forward."),
+]
 KeyArgument = Annotated[
     str | None,
     typer.Argument(
@@ -166,6 +170,20 @@ def problem_of(
         dtype=dtype,
         **facts,
     )
+
+
+def operations_of(op: str | None, key: str | None) -> list[str]:
+    """What is computed: --op, or what the kernels of KEY compute; without both, forward."""
+    own = list(dict.fromkeys(config.OPERATION for config in resolve_key(key))) if key else []
+    if op is None:
+        return own or [*OPERATIONS][:1]
+    if op not in OPERATIONS:
+        raise ArgumentError(f"--op is {op!r}; it must be {' or '.join(OPERATIONS)}.")
+    if own and op not in own:
+        raise ArgumentError(
+            f"--op is {op!r} and the kernels of {key} compute the {own[0]} pass; drop one of them."
+        )
+    return [op]
 
 
 def problems_of(

@@ -33,8 +33,10 @@ from flashsmith.torch_op.autograd import (
 from flashsmith.torch_op.cpu_kernel import TORCH_RUNS, is_emulated
 from flashsmith.torch_op.cuda_kernel import current_stream
 from flashsmith.torch_op.fake_kernel import empty_lse, empty_output
+from flashsmith.torch_op.jagged import taken_apart
 from flashsmith.torch_op.tables import KEPT_TABLES, as_tables, expanded
 from flashsmith.torch_op.tensor_view import (
+    are_jagged,
     autocast,
     is_autocast,
     refuse_out,
@@ -58,7 +60,8 @@ def attend(
     workspace: Array = None,
 ) -> tuple[Tensor, Tensor | None, Choice | None]:
     """Output, log-sum-exp (or None), and the choice if it is to be explained."""
-    require_tensors(q, k, v, out)
+    if are_jagged(q, k, v, out):
+        return _attend_jagged(q, k, v, out, options, explain, tables, workspace)
     if forward_ad._current_level >= 0:
         refuse_tangents(q, k, v)
     if is_autocast(q):
@@ -76,6 +79,8 @@ def attend(
             refuse_out(q, k, v)
         kept = Attention.apply if is_transformed() else operator.forward_lse
         out, lse = kept(q, k, v, *given)
+    elif out is None and is_transformed():  # what is mapped does not show the gradients it wants
+        out, lse = Attention.apply(q, k, v, *given)
     elif out is not None:
         lse = empty_lse(q, options.fact("layout")) if wants_lse else None
         operator.forward_out(q, k, v, out, lse, *given)
@@ -89,6 +94,23 @@ def attend(
     return out, lse, _choice(_named(q, k, v, out, lse), options)
 
 
+def _attend_jagged(
+    q: Array,
+    k: Array,
+    v: Array,
+    out: Array,
+    options: CallOptions,
+    explain: bool,
+    tables: ArrayTables,
+    workspace: Array,
+) -> tuple[Tensor, Tensor | None, Choice | None]:
+    """The same of nested tensors, whose values are packed sequences."""
+    parts = taken_apart(q, k, v, out, str(options.fact("layout")), tables)
+    whole = {**tables, **parts.boundaries}
+    found, lse, choice = attend(*parts.rows, None, options, explain, whole, workspace)
+    return (*parts.packed_again(found, lse), choice)
+
+
 def _attend_with(
     q: Tensor,
     k: Tensor,
@@ -99,9 +121,12 @@ def _attend_with(
 ) -> tuple[Tensor, Tensor | None, Choice | None]:
     """The same with tables."""
     wants_lse, given = bool(options.facts[LSE]), given_of(options)
-    if wants_gradient(q, k, v, *tables.values()):  # which needs the log-sum-exp
+    wants = wants_gradient(q, k, v, *tables.values())  # which needs the log-sum-exp
+    if wants:
         refuse_unknown_gradients(options, tables)
-        kept = AttentionWithTables.apply if is_transformed() else operator.forward_kept
+    is_mapped = is_transformed()
+    if wants or (is_mapped and set(KEPT_TABLES).issuperset(tables)):
+        kept = AttentionWithTables.apply if is_mapped else operator.forward_kept
         found, lse = kept(q, k, v, *(tables.get(name) for name in KEPT_TABLES), *given)
     else:
         found, lse = operator.forward_with(q, k, v, in_order(tables), wants_lse, *given)

@@ -15,12 +15,15 @@ from flashsmith.base.errors import Unsupported
 from flashsmith.base.loose_types import Foreign
 from flashsmith.problem.attention import FACTS
 from flashsmith.torch_op.arguments import Argument, options_of, without_config
+from flashsmith.torch_op.batching import Info, folded, one_by_one
 from flashsmith.torch_op.tables import KEPT_TABLES
 
 # Facts of callers that no backward kernel knows. Sinks it need not know: the log-sum-exp has all of
 # them that the gradients of q, k and v depend on.
 _WITHOUT_GRADIENT = [n for n in CALL_FACTS.values() if FACTS[n].exact and n != "softcap"]
 _NO_TABLES: Mapping[str, Tensor] = {}
+_KEPT_TENSORS = 7  # dO, Q, K, V, O, LSE and dLSE
+_GIVEN = _KEPT_TENSORS + len(in_order(_NO_TABLES))
 Context = Foreign  # torch's, of one call
 Input = Argument  # or a tensor: of an operator
 
@@ -90,12 +93,13 @@ def _of_rows(
     # A sum's gradient is one number with strides of 0.
     readable = do if do.stride(-1) == 1 else do.contiguous()
     of_lse = None if dlse is None else dlse.contiguous()
+    given = without_config(given)
+    if is_transformed():
+        return tuple(Gradients.apply(readable, *kept, of_lse, *in_order(tables), *given))
     if tables:
         differentiate = torch.ops.flashsmith.backward_with.default
-        named = in_order(tables)
-        return tuple(differentiate(readable, *kept, of_lse, named, *without_config(given)))
-    differentiate = torch.ops.flashsmith.backward.default
-    return tuple(differentiate(readable, *kept, of_lse, *without_config(given)))
+        return tuple(differentiate(readable, *kept, of_lse, in_order(tables), *given))
+    return tuple(torch.ops.flashsmith.backward.default(readable, *kept, of_lse, *given))
 
 
 def keep_tables(ctx: Context, inputs: tuple[Input, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -137,6 +141,18 @@ def _of_sinks(
     return -(share * delta).sum((0, 2))
 
 
+def keep_nothing(ctx: Context, inputs: tuple[Input, ...], output: tuple[Tensor, ...]) -> None:
+    """Gradients have none: there is nothing to keep."""
+
+
+def refuse_second(ctx: Context, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+    """Raises: gradients of gradients are not computed."""
+    raise Unsupported(
+        "a gradient of a gradient was asked for; flashsmith differentiates once; use torch's "
+        "scaled_dot_product_attention with its math backend for second derivatives."
+    )
+
+
 class Attention(torch.autograd.Function):  # type: ignore[misc]  # torch does not type it
     """The operator under transforms of torch.func, which do not follow a registered formula."""
 
@@ -145,6 +161,13 @@ class Attention(torch.autograd.Function):  # type: ignore[misc]  # torch does no
         """O and LSE."""
         out, lse = torch.ops.flashsmith.forward_lse.default(*inputs)
         return out, lse
+
+    @staticmethod
+    def vmap(info: Info, in_dims: tuple[Input, ...], *args: Input) -> tuple[Input, Input]:
+        """Under torch.vmap, where only the rule sees that a gradient is wanted."""
+        if wants_gradient(*args[:3]):
+            refuse_unknown_gradients(options_of(args[3:], lse=True))
+        return folded(Attention.apply)(info, in_dims, *args)
 
     setup_context = staticmethod(keep)
     backward = staticmethod(backward)
@@ -159,25 +182,45 @@ class AttentionWithTables(torch.autograd.Function):  # type: ignore[misc]  # tor
         out, lse = torch.ops.flashsmith.forward_kept.default(*inputs)
         return out, lse
 
+    @staticmethod
+    def vmap(info: Info, in_dims: tuple[Input, ...], *args: Input) -> tuple[Input, Input]:
+        """The same."""
+        n_tensors = 3 + len(KEPT_TABLES)
+        tables = dict(zip(KEPT_TABLES, args[3:n_tensors], strict=True))
+        brought = {name: table for name, table in tables.items() if table is not None}
+        if wants_gradient(*args[:3], *brought.values()):
+            refuse_unknown_gradients(options_of(args[n_tensors:], lse=True), brought)
+        return one_by_one(AttentionWithTables.apply)(info, in_dims, *args)
+
     setup_context = staticmethod(keep_tables)
     backward = staticmethod(backward_kept)
 
 
+class Gradients(torch.autograd.Function):  # type: ignore[misc]  # torch does not type it
+    """Gradients under transforms: tensors as `backward_with` takes them, tables one by one."""
+
+    @staticmethod
+    def forward(*inputs: Input) -> tuple[Tensor, ...]:
+        """dQ, dK and dV."""
+        tensors, tables = inputs[:_KEPT_TENSORS], list(inputs[_KEPT_TENSORS:_GIVEN])
+        if any(table is not None for table in tables):
+            differentiate = torch.ops.flashsmith.backward_with.default
+            return tuple(differentiate(*tensors, tables, *inputs[_GIVEN:]))
+        return tuple(torch.ops.flashsmith.backward.default(*tensors, *inputs[_GIVEN:]))
+
+    @staticmethod
+    def vmap(info: Info, in_dims: tuple[Input, ...], *args: Input) -> tuple[Input, Input]:
+        """Under torch.vmap."""
+        has_tables = any(table is not None for table in args[_KEPT_TENSORS:_GIVEN])
+        return (one_by_one if has_tables else folded)(Gradients.apply)(info, in_dims, *args)
+
+    setup_context = staticmethod(keep_nothing)
+    backward = staticmethod(refuse_second)
+
+
 def is_transformed() -> bool:
     """Whether a transform of torch.func is at work."""
-    return not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
-
-
-def keep_nothing(ctx: Context, inputs: tuple[Input, ...], output: tuple[Tensor, ...]) -> None:
-    """Gradients have none: there is nothing to keep."""
-
-
-def refuse_second(ctx: Context, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-    """Raises: gradients of gradients are not computed."""
-    raise Unsupported(
-        "a gradient of a gradient was asked for; flashsmith differentiates once; use torch's "
-        "scaled_dot_product_attention with its math backend for second derivatives."
-    )
+    return torch._C._are_functorch_transforms_active() and not torch.compiler.is_compiling()
 
 
 def refuse_now(q: Tensor, error: str, message: str) -> Tensor:

@@ -13,6 +13,7 @@ from torch.compiler import is_compiling as is_compiling
 
 from flashsmith.torch_op import (
     autograd,
+    batching,
     cpu_backward,
     cpu_kernel,
     cuda_backward,
@@ -65,6 +66,18 @@ for _name in _MODULES:
         setup_context=autograd.keep_nothing,
         lib=_library,
     )
+
+_RULES = {
+    "forward": batching.folded,
+    "forward_lse": batching.folded,
+    "forward_with": batching.one_by_one,
+    "forward_kept": batching.one_by_one,
+    "backward": batching.folded,
+    "backward_with": batching.one_by_one,
+}
+for _name, _rule in _RULES.items():
+    _call = getattr(torch.ops.flashsmith, _name).default
+    torch.library.register_vmap(f"flashsmith::{_name}", _rule(_call), lib=_library)
 
 # What a call refuses while torch.compile traces it.
 _library.define("refuse(Tensor q, str error, str message) -> Tensor")

@@ -14,8 +14,8 @@ from flashsmith.base.errors import ArgumentError, ArgumentTypeError, Unsupported
 _TENSOR, _STRIDED = torch.Tensor, torch.strided
 
 
-def require_tensors(q: Array, k: Array, v: Array, out: Array) -> None:
-    """Raises unless every argument is a dense tensor."""
+def are_jagged(q: Array, k: Array, v: Array, out: Array) -> bool:
+    """Whether one is a nested tensor of the jagged layout; raises unless the rest are dense."""
     # Every call passes here: `_is_dense` written out takes half of its time.
     if (
         not isinstance(q, _TENSOR)
@@ -25,7 +25,15 @@ def require_tensors(q: Array, k: Array, v: Array, out: Array) -> None:
         or (q.is_nested or k.is_nested or v.is_nested)
         or not (out is None or _is_dense(out))
     ):
-        require_dense({"q": q, "k": k, "v": v} | ({} if out is None else {"out": out}))
+        if any(getattr(x, "layout", None) is torch.jagged for x in (q, k, v)):
+            return True
+        require_tensors(q, k, v, out)
+    return False
+
+
+def require_tensors(q: Array, k: Array, v: Array, out: Array) -> None:
+    """Raises unless every argument is a dense tensor."""
+    require_dense({"q": q, "k": k, "v": v} | ({} if out is None else {"out": out}))
 
 
 def is_autocast(tensor: Tensor) -> bool:
@@ -56,7 +64,8 @@ def require_dense(arrays: Mapping[str, Array]) -> None:
             )
         if not _is_dense(array):
             raise Unsupported(
-                f"{name} is a nested or sparse tensor; flashsmith takes dense ones; pad it first."
+                f"{name} is a sparse tensor or nested in the strided layout; flashsmith takes "
+                f"dense ones, and nested ones of layout torch.jagged."
             )
 
 

@@ -11,13 +11,21 @@ import typer
 
 from flashsmith.base import settings
 from flashsmith.base.errors import ArgumentError, DeviceMissing
-from flashsmith.bench.suite import Shape, Suite, of_lengths, read_suite, suite_names
+from flashsmith.bench.suite import (
+    Shape,
+    Suite,
+    of_lengths,
+    of_operations,
+    read_suite,
+    suite_names,
+)
 from flashsmith.cli import options
 from flashsmith.cli.output import Row, note, show
 from flashsmith.cli.progress import progress_bar
 from flashsmith.kernels import KernelConfig, resolve_key
 from flashsmith.problem.cost import Cost, cache_bytes, cost_of
 from flashsmith.problem.needs import facts_that_hold
+from flashsmith.problem.signature import FORWARD
 from flashsmith.runtime.devices import default_device, has_cuda
 
 if TYPE_CHECKING:
@@ -41,7 +49,8 @@ PeerOption = Annotated[
     typer.Option(
         "--peer",
         metavar="FILE.py:NAME",
-        help="A contender of your own: NAME(problem, q, k, v) returns the call; repeatable.",
+        help="A contender of your own: NAME(problem, q, k, v), of gradients NAME(problem, d_out, "
+        "q, k, v, out, lse), returns the call; repeatable.",
     ),
 ]
 NumbersOption = Annotated[
@@ -58,6 +67,7 @@ OnlyLensOption = Annotated[
 
 def command(
     key: options.KeyArgument = None,
+    op: options.OpOption = None,
     suite: SuiteOption = "quick",
     seq_lens: OnlyLensOption = None,
     peers: PeersOption = "",
@@ -78,7 +88,7 @@ def command(
     Examples: flashsmith bench --suite quick --peers cudnn -o records.jsonl;
     flashsmith bench prog --dtype fp16 --peers fa2;
     flashsmith bench --suite paper --peer ../fa3/peer.py:flash_attention_3;
-    flashsmith bench --suite serve --list;
+    flashsmith bench --suite serve --list; flashsmith bench --op backward --suite paper;
     flashsmith bench prog --dtype fp16 --peers flashattention-2 --numbers
     """
     chosen = read_suite(suite, options.dtype_of(dtype))
@@ -86,6 +96,7 @@ def command(
         chosen = of_lengths(chosen, options.numbers_of("--seq-lens", seq_lens))
     given = key or settings.kernels_key()
     configs = resolve_key(given) if given else []
+    chosen = of_operations(chosen, options.operations_of(op, given or None))
     if given:
         chosen = of_configs(chosen, configs, given)
     if shapes:
@@ -95,6 +106,11 @@ def command(
         return
     wanted = Wanted(peers, peer or [], rounds or options.ROUNDS, sustained, output)
     if numbers:
+        if any(shape.problem.operation != FORWARD.operation for shape in chosen.shapes):
+            raise ArgumentError(
+                "--numbers compares outputs of the forward pass; errors of gradients are shown by "
+                "`flashsmith verify hopper-bwd+bwd`."
+            )
         options.refuse_together({"--numbers": True, "-o": output})
         options.refuse_together({"--numbers": True, "--rounds": rounds})
         options.refuse_together({"--numbers": True, "--sustained": sustained})

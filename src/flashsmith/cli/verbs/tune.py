@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, TypedDict
 
@@ -87,6 +88,7 @@ DEFAULT_TRIALS = 200
 @takes_facts
 def command(
     key: options.KeyArgument = None,
+    op: options.OpOption = None,
     device: options.DeviceOption = None,
     arch: TuneArchOption = None,
     seq_lens: options.SeqLensOption = "4096",
@@ -117,10 +119,12 @@ def command(
 
     Examples: flashsmith tune all+smoke --seq-lens 1024,4096 --both-masks --budget 2m;
     flashsmith tune --same-bits-as "(BF16, 128, 64, 64, 4): async+eager+swizzled+load_0_2_2_tiles";
+    flashsmith tune --op backward --seq-lens 4096 --both-masks;
     flashsmith tune --search optuna --trials 200; flashsmith tune --executor ray --address auto
     """
     began = time.time()
-    problems = options.problems_of(
+    wanted = key or settings.kernels_key() or None
+    forward = options.problems_of(
         seq_lens=seq_lens,
         d_heads=d_heads,
         batch=batch,
@@ -130,12 +134,13 @@ def command(
         facts=facts,
         dtype=dtype,
     )
+    operations = options.operations_of(op, wanted)
+    problems = [replace(problem, operation=name) for name in operations for problem in forward]
     seconds = seconds_of(budget, "--budget") if budget else None
     searched = _trials(search, trials)
     machines = Machines(device, arch, executor, address, workers, gpu_type)
     _require_times(machines, {"--export": export, "--bundle": bundle, "--search": searched})
     path = store or settings.results_path()
-    wanted = key or settings.kernels_key() or None
     limits: Limits = {"budget": seconds, "same_bits_as": same_bits_as, "trials": searched}
     with progress_steps() as steps:
         found = tune(problems, wanted, machines=machines, store=path, on_progress=steps, **limits)

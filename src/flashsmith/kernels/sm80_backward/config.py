@@ -117,6 +117,13 @@ class Sm80BackwardConfig(Sm80BackwardPart):
         return sets.NAMED_SETS
 
     @classmethod
+    def autotuning_grid(cls) -> Sequence[KernelConfig]:
+        """What tuning measures: the set."""
+        from flashsmith.kernels.sm80_backward import sets
+
+        return sets.backward_configs()
+
+    @classmethod
     def candidates(cls, problem: AttentionProblem, arch: Arch) -> Sequence[KernelConfig]:
         """What to run where nothing was measured, best first."""
         from flashsmith.kernels.sm80_backward import rule

@@ -118,6 +118,13 @@ class Sm90BackwardConfig(Sm90BackwardPart):
         return sets.NAMED_SETS
 
     @classmethod
+    def autotuning_grid(cls) -> Sequence[KernelConfig]:
+        """What tuning measures: the set."""
+        from flashsmith.kernels.sm90_backward import sets
+
+        return sets.hopper_backward_configs()
+
+    @classmethod
     def candidates(cls, problem: AttentionProblem, arch: Arch) -> Sequence[KernelConfig]:
         """What to run where nothing was measured, best first."""
         from flashsmith.kernels.sm90_backward import rule

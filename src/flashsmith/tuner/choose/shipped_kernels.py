@@ -23,9 +23,10 @@ from flashsmith.compile.compiler import (
 from flashsmith.compile.nvrtc.library import loads_on_driver
 from flashsmith.kernels.kernel import KernelConfig
 from flashsmith.kernels.parse import parse_config
-from flashsmith.kernels.plans import needs_of
 from flashsmith.problem.needs import Needs
+from flashsmith.problem.signature import FORWARD
 from flashsmith.tuner.choose import measured
+from flashsmith.tuner.store.machine_code import jobs_of
 from flashsmith.tuner.store.measurement import Measurement
 
 _TILES = 8  # any number: the lengths only have to be whole tiles, or not
@@ -117,11 +118,12 @@ def _jobs(items: Iterable[Measurement]) -> Iterator[CompileJob]:
     A measurement speaks for lengths near its own, whole tiles or not, with its d_head and mask.
     """
     for item in items:
-        for dtype, lse in product(DType, (False, True)):
+        is_forward = item.key.problem.operation == FORWARD.operation
+        for dtype, lse in product(DType, (False, True) if is_forward else (False,)):
             fields: dict[str, KnobValue] = {"dtype": dtype}
             config = replace(parse_config(item.key.config), **fields)
             q_lens, k_lens = ((n * _TILES, n * _TILES + 1) for n in (config.tile_q, config.tile_k))
             for q_len, k_len in product(q_lens, k_lens):
                 shape = replace(item.key.problem, q_len=q_len, k_len=k_len)
                 problem = replace(shape, dtype=dtype, lse=lse)
-                yield CompileJob(config, needs_of(config, problem), item.key.arch)
+                yield from jobs_of(config, problem, item.key.arch)

@@ -97,7 +97,9 @@ def counted_places(
 ) -> Places:
     """The predicted place of every configuration on its problem; those that hang have none."""
     pairs = list(pairs)
-    configs = list(dict.fromkeys(config for config, _ in pairs))
+    # What the model knows is one kernel's block of scores.
+    single = [config for config, _ in pairs if config.kernels() == (config,)]
+    configs = list(dict.fromkeys(single))
     causal = all(problem.causal for _, problem in pairs)
     facts = counted(configs, arch, causal=causal, until=until, progress=progress)
     return predicted_places(pairs, facts, arch, sm_count)

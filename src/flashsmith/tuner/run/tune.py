@@ -124,8 +124,9 @@ def seconds_of(budget: float | str, name: str = "budget") -> float:
 def none_fits(configs: Sequence[KernelConfig], problem: AttentionProblem) -> ConfigError:
     """The error for configurations of which none is meant for the first problem asked for."""
     return ConfigError(
-        f"None of the {len(configs)} configurations is for {problem.dtype.name} and d_head "
-        f"{problem.d_head}; choose other configurations, another dtype or d_head."
+        f"None of the {len(configs)} configurations is for a {problem.operation} pass of "
+        f"{problem.dtype.name} and d_head {problem.d_head}; choose other configurations, another "
+        f"dtype or d_head."
     )
 
 
@@ -137,7 +138,8 @@ def _entered(
         shipped = [
             c for problem in problems for c in shipped_winners(problem, target.arch, target.gpu)
         ]
-        found = [*shipped, *default_configs(target.arch)]
+        operations = dict.fromkeys(problem.operation for problem in problems)
+        found = [*shipped, *(c for name in operations for c in default_configs(target.arch, name))]
     elif isinstance(given, str):
         found = resolve_key(given)
     else:
@@ -231,6 +233,6 @@ def _searched(
 
     found: dict[Candidate, Measurement] = {}
     for problem in dict.fromkeys(candidate.problem for candidate in candidates):
-        start = [c.config for c in candidates if c.problem == problem and c.kernel is not None]
+        start = [c.config for c in candidates if c.problem == problem and c.kernels]
         found |= search_space(tuner, start, problem, trials)
     return found

@@ -104,7 +104,7 @@ class Tuner:
         known = self.store.get(key)
         if known is not None and known.gate:
             return True
-        if candidate.kernel is not None:
+        if candidate.kernels:
             compile_for_gate(candidate.config, self.target)
         job: Job = {
             "kind": "gate",
@@ -127,7 +127,7 @@ class Tuner:
             arch=target.arch,
             driver=target.driver,
             compiler=target.compiler,
-            code=candidate.kernel.code if candidate.kernel is not None else "",
+            code=candidate.code,
             config=candidate.config.short_form(),
             problem=candidate.problem,
             protocol=protocol,

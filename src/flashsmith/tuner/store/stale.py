@@ -10,7 +10,7 @@ from flashsmith.compile.artefact import CompiledKernel
 from flashsmith.compile.compiler import CompileJob, compile_many
 from flashsmith.compile.nvrtc.library import find_nvrtc
 from flashsmith.kernels import parse_config
-from flashsmith.kernels.plans import needs_of
+from flashsmith.tuner.store.machine_code import code_of, jobs_of
 from flashsmith.tuner.store.measurement import Measurement, MeasurementKey
 from flashsmith.tuner.store.version_0_1 import UNKNOWN
 
@@ -27,8 +27,8 @@ def standings(measurements: Iterable[Measurement]) -> list[tuple[Measurement, St
     """Compiles the kernels of measurements that this machine's compiler made, and compares."""
     found = list(measurements)
     compiler = find_nvrtc().compiler
-    jobs = {m.key: _job(m.key) for m in found if _is_compared(m.key, compiler)}
-    wanted = list(dict.fromkeys(job for job in jobs.values() if job is not None))
+    jobs = {m.key: _jobs(m.key) for m in found if _is_compared(m.key, compiler)}
+    wanted = list(dict.fromkeys(job for group in jobs.values() for job in group))
     made = dict(zip(wanted, compile_many(wanted), strict=True))
     return [(m, _standing(m.key, jobs, made, compiler)) for m in found]
 
@@ -44,7 +44,7 @@ def _is_compared(key: MeasurementKey, compiler: str) -> bool:
 
 def _standing(
     key: MeasurementKey,
-    jobs: dict[MeasurementKey, CompileJob | None],
+    jobs: dict[MeasurementKey, tuple[CompileJob, ...]],
     made: dict[CompileJob, CompiledKernel | FlashsmithError],
     compiler: str,
 ) -> Standing:
@@ -54,19 +54,18 @@ def _standing(
         return Standing.STALE
     if key.compiler != compiler:
         return Standing.UNCHECKABLE
-    job = jobs[key]
-    kernel = made[job] if job is not None else None
-    is_same = isinstance(kernel, CompiledKernel) and kernel.code == key.code
+    built = [made[job] for job in jobs[key]]
+    kernels = [kernel for kernel in built if isinstance(kernel, CompiledKernel)]
+    is_same = bool(kernels) and len(kernels) == len(built) and code_of(kernels) == key.code
     return Standing.CURRENT if is_same else Standing.STALE
 
 
-def _job(key: MeasurementKey) -> CompileJob | None:
-    """The kernel of a measurement; None where its configuration exists no more."""
+def _jobs(key: MeasurementKey) -> tuple[CompileJob, ...]:
+    """The kernels of a measurement; none where its configuration exists no more."""
     try:
-        config = parse_config(key.config)
-        return CompileJob(config, needs_of(config, key.problem), key.arch)
+        return jobs_of(parse_config(key.config), key.problem, key.arch)
     except FlashsmithError:
-        return None
+        return ()
 
 
 def uncheckable_compilers(found: Sequence[tuple[Measurement, Standing]]) -> list[str]:

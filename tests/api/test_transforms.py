@@ -1,0 +1,152 @@
+"""torch.func: grad, vmap and both together give what calls one by one give."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+
+from flashsmith import flash_attention  # noqa: E402
+from flashsmith.base.errors import Unsupported  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore:flashsmith was given torch tensors on the CPU")
+CALLS = 3
+
+
+def drawn(*shape, dtype=torch.float16):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(4)).to(dtype)
+
+
+def inputs():
+    q, k, v = drawn(3, CALLS, 2, 37, 3, 64)
+    return q, k[:, :, :, :1], v[:, :, :, :1]
+
+
+def attend(q, k, v, **given):
+    return flash_attention(q, k, v, causal=True, **given)
+
+
+def loss(q, k, v, sinks=None):
+    return attend(q, k, v, sinks=sinks).float().square().sum()
+
+
+class Seen(TorchDispatchMode):
+    """The names of flashsmith's operators that ran."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function.namespace == "flashsmith":
+            self.names.append(function._schema.name.partition("::")[2])
+        return function(*args, **(kwargs or {}))
+
+
+def test_vmap_is_one_call_without_a_warning(capfd):
+    q, k, v = inputs()
+    wanted = torch.stack([attend(*each) for each in zip(q, k, v, strict=True)])
+    with Seen() as seen:
+        found = torch.vmap(attend)(q, k, v)
+    assert torch.equal(found, wanted)
+    assert len(seen.names) == 1
+    assert "performance drop" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["forward", "forward_lse", "backward"])
+def test_the_operators_themselves_fold_what_is_mapped(name, capfd):
+    q, k, v = inputs()
+    operator, tensors = getattr(torch.ops.flashsmith, name), (q, k, v)
+    if name == "backward":
+        out, lse = torch.vmap(torch.ops.flashsmith.forward_lse)(q, k, v)
+        tensors = (torch.ones_like(out), q, k, v, out, lse)
+    with Seen() as seen:
+        found = torch.vmap(operator)(*tensors)
+    assert seen.names == [name]
+    each = [operator(*one) for one in zip(*tensors, strict=True)]
+    if name == "forward":
+        found, each = (found,), [(one,) for one in each]
+    for got, wanted in zip(found, zip(*each, strict=True), strict=True):
+        assert torch.equal(got, torch.stack(wanted))
+    assert "performance drop" not in capfd.readouterr().err
+
+
+def test_what_is_not_mapped_is_shared():
+    q, k, v = inputs()
+    mapped = torch.vmap(lambda *x: attend(*x, return_lse=True), in_dims=(1, None, None))
+    out, lse = mapped(q.movedim(0, 1), k[0], v[0])
+    for number in range(CALLS):
+        wanted, wanted_lse = attend(q[number], k[0], v[0], return_lse=True)
+        assert torch.equal(out[number], wanted)
+        assert torch.equal(lse[number], wanted_lse)
+
+
+def test_vmap_inside_vmap():
+    q, k, v = inputs()
+    nested = torch.vmap(torch.vmap(lambda *x: attend(*(t[None] for t in x))[0]))
+    assert torch.equal(nested(q, k, v), torch.vmap(attend)(q, k, v))
+
+
+def gradients_of(function, tensors):
+    leaves = [tensor.clone().requires_grad_() for tensor in tensors]
+    function(*leaves).backward()
+    return [leaf.grad for leaf in leaves]
+
+
+def test_grad_is_backward():
+    tensors = [x[0] for x in inputs()]
+    found = torch.func.grad(loss, argnums=(0, 1, 2))(*tensors)
+    for got, wanted in zip(found, gradients_of(loss, tensors), strict=True):
+        assert torch.equal(got, wanted)
+
+
+@pytest.mark.parametrize("with_sinks", [False, True])
+def test_gradients_of_each_call(with_sinks):
+    """vmap(grad(f)), as for the gradients of every example of a batch; sinks are shared."""
+    tensors, shared = inputs(), (drawn(3, dtype=torch.float32),) if with_sinks else ()
+    numbers = tuple(range(3 + len(shared)))
+    each = torch.func.grad(loss, argnums=numbers)
+    found = torch.func.vmap(each, in_dims=(0, 0, 0, *(None for _ in shared)))(*tensors, *shared)
+    for call in range(CALLS):
+        wanted = gradients_of(loss, [*(x[call] for x in tensors), *shared])
+        for got, one in zip(found, wanted, strict=True):
+            torch.testing.assert_close(got[call], one, rtol=0, atol=0)
+
+
+def test_a_gradient_that_is_wanted_of_all_that_is_mapped():
+    mapped = gradients_of(lambda *x: torch.vmap(attend)(*x).float().square().sum(), inputs())
+    whole = gradients_of(lambda *x: loss(*(t.flatten(0, 1) for t in x)), inputs())
+    for got, wanted in zip(mapped, whole, strict=True):
+        assert torch.equal(got, wanted)
+
+
+def test_a_second_gradient_is_refused_under_transforms_too():
+    q, k, v = (x[0] for x in inputs())
+    with pytest.raises(Unsupported, match="a gradient of a gradient was asked for"):
+        torch.func.grad(lambda q: torch.func.grad(loss)(q, k, v).float().square().sum())(q)
+
+
+def test_slopes_are_refused_a_gradient_that_only_the_rule_sees():
+    q, k, v = inputs()
+    slopes = torch.full((CALLS, 3), 0.5, requires_grad=True)
+    with pytest.raises(Unsupported, match="alibi_slopes requires a gradient"):
+        torch.vmap(lambda q, k, v, s: attend(q, k, v, alibi_slopes=s))(q, k, v, slopes)
+    slopes = slopes.detach()
+    found = torch.vmap(lambda q, k, v, s: attend(q, k, v, alibi_slopes=s))(q, k, v, slopes)
+    for call in range(CALLS):
+        wanted = attend(q[call], k[call], v[call], alibi_slopes=slopes[call])
+        assert torch.equal(found[call], wanted)
+
+
+def test_keys_with_lengths_are_mapped_one_by_one():
+    q, k, v = inputs()
+    lengths = torch.tensor([[5, 37], [1, 20], [36, 2]], dtype=torch.int32)
+    found = torch.vmap(lambda *x: flash_attention(*x[:3], k_lengths=x[3]))(q, k, v, lengths)
+    for call in range(CALLS):
+        wanted = flash_attention(q[call], k[call], v[call], k_lengths=lengths[call])
+        assert torch.equal(found[call], wanted)
+
+
+def test_compiled_vmap_is_right():
+    q, k, v = inputs()
+    compiled = torch.compile(torch.vmap(attend), fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(q, k, v), torch.vmap(attend)(q, k, v))
