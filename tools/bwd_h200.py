@@ -42,7 +42,8 @@ TOKENS, WIDTH = 16384, 2048  # of every problem: batch * length, heads * d_head
 LENGTHS = "512,2048,8192"
 GRADIENTS = ("dq", "dk", "dv")
 REPEATS = 100
-WIDTHS = (64, 128)
+WIDTHS = (64, 128, 256)
+APART = ("dq_red", "unordered", "sections")  # what sets configurations of one width apart
 
 
 def check(device, key: str, deadline: float) -> tuple[int, int, int]:
@@ -229,7 +230,8 @@ def label_of(name: str) -> str:
     """A contender's name in the table: what sets it apart."""
     if not name.startswith("hopper_bwd"):
         return name.partition("(")[0]
-    return name.partition("late_fences")[2].strip("+") or "plain"
+    words = name.rpartition(" ")[2].split("+")
+    return "+".join(word for word in words if word in APART) or "plain"
 
 
 def show(table, said: list[str]) -> None:

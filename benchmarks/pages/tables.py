@@ -39,6 +39,9 @@ def between_marks(text: str, name: str, content: str) -> str:
     return place.sub(lambda found: f"{found[1]}{content.rstrip()}\n{found[2]}", text)
 
 
+_PEER = "FlashAttention-3, free sums"
+
+
 def backward_table(records: Sequence[Record]) -> str:
     """The rate of each way to the gradients, and over that of the peer, which is the last."""
     problems: dict[AttentionProblem, dict[str, Record]] = {}
@@ -46,14 +49,18 @@ def backward_table(records: Sequence[Record]) -> str:
         name = _backward_name(record)
         if name:
             problems.setdefault(record.problem, {})[name] = record
-    names = list(dict.fromkeys(name for found in problems.values() for name in found))
+    ways = dict.fromkeys(name for found in problems.values() for name in found)
+    names = sorted(ways, key=_PEER.__eq__)
     lines = ["| d_head | mask | length |" + "".join(f" {name} |" for name in names)]
     lines.append("|---:|---|---:|" + "---:|" * len(names))
     ratios: dict[str, list[float]] = {name: [] for name in names}
     for problem, found in problems.items():
-        peer = found[names[-1]].result["median_us"]
+        peer = found[_PEER].result["median_us"]
         cells = []
         for name in names:
+            if name not in found:  # of wide heads sums leave in one way only
+                cells.append("–")
+                continue
             ratio = peer / found[name].result["median_us"]
             ratios[name].append(ratio)
             cells.append(f"{found[name].result['tflops']:.0f} ({ratio:.2f})")
@@ -67,7 +74,7 @@ def backward_table(records: Sequence[Record]) -> str:
 def _backward_name(record: Record) -> str:
     name = str(record.what["name"])
     if not looks_like_config(name):
-        return "FlashAttention-3, free sums"
+        return _PEER
     config = config_of(name)
     if config is None:  # it has a knob that lost its race and is gone
         return ""

@@ -9,6 +9,7 @@ from flashsmith.kernels import parse_config
 from flashsmith.problem.needs import NEEDS, Needs
 
 PLAIN = Needs()
+BESIDE = {"bias_apart": "bias_same"}  # what a need says something of
 
 
 def test_the_entry_spells_configuration_and_needs(cache, small):
@@ -28,8 +29,9 @@ def test_the_unit_states_its_short_form_and_every_field_by_name(small):
 def test_every_need_changes_the_machine_code(cache, small, need):
     if need in small.REFUSED_FACTS:
         pytest.skip("these kernels do not compute it")
-    plain = compile_kernel(small, PLAIN, "sm_80", cache=cache)
-    other = compile_kernel(small, Needs((need,)), "sm_80", cache=cache)
+    beside = (BESIDE[need],) if need in BESIDE else ()
+    plain = compile_kernel(small, Needs(beside), "sm_80", cache=cache)
+    other = compile_kernel(small, Needs((need, *beside)), "sm_80", cache=cache)
     assert plain.code != other.code
 
 

@@ -14,10 +14,12 @@ from flashsmith.check.cases import Case, inputs_of
 from flashsmith.check.tolerance import distance, expectation_of
 from flashsmith.compile.compiler import compile_kernel
 from flashsmith.emulator.options import EmulatorOptions
+from flashsmith.kernels.kernel import KernelConfig
 from flashsmith.kernels.parse import parse_config
-from flashsmith.kernels.plans import kernels_of
+from flashsmith.kernels.plans import kernels_of, plan
 from flashsmith.problem.attention import AttentionProblem
 from flashsmith.problem.signature import signature_of
+from flashsmith.runtime.emulated import EmulatedDevice
 from flashsmith.runtime.run import run_arrays
 from flashsmith.runtime.tensors import numbers_of
 
@@ -25,6 +27,9 @@ CONFIG = parse_config("hopper_bwd(BF16, 128): ds_3+turns+fold+early_dv+late_fenc
 KERNEL = "sm90_backward_tiles"
 # Two q tiles, ragged tails, four kv blocks on two SMs: each adds to every dQ.
 CASE = Case("mutants", AttentionProblem(1, 1, 1, 64 + 21, 3 * 128 + 29, 128, operation="backward"))
+# The same in little for wide heads, whose warps add to dQ themselves.
+WIDE = parse_config("hopper_bwd(BF16, 256): ds_2+dq_red")
+WIDE_CASE = Case("wide", AttentionProblem(1, 1, 1, 64 + 1, 2 * 64 + 1, 256, operation="backward"))
 
 
 class Poisoned(OneChanged):
@@ -42,8 +47,8 @@ class Poisoned(OneChanged):
 
 
 @cache
-def original() -> str:
-    for config, needs in kernels_of(CONFIG, CASE.problem):
+def original(whole: KernelConfig = CONFIG, case: Case = CASE) -> str:
+    for config, needs in kernels_of(whole, case.problem):
         if config.NAME == KERNEL:
             return compile_kernel(config, needs, "sm_90a").ptx
     raise AssertionError
@@ -52,12 +57,31 @@ def original() -> str:
 def run(ptx: str, options: EmulatorOptions) -> bool:
     """Whether all gradients are right, with sums in the order that the kernel promises."""
     device = Poisoned(f"flashsmith_{KERNEL}_", ptx, replace(options, ordered_sums=True))
-    found = run_arrays(device, CONFIG, CASE.problem, inputs_of(CASE))
-    expected = expectation_of(CASE)
+    return is_right(device, CONFIG, CASE)
+
+
+def is_right(device: EmulatedDevice, config: KernelConfig, case: Case) -> bool:
+    found = run_arrays(device, config, case.problem, inputs_of(case))
+    expected = expectation_of(case)
     return all(
-        distance(r.name, expected[r.name], numbers_of(r, found[r.name], CASE.problem)).ok
-        for r in signature_of(CASE.problem).outputs(CASE.problem)
+        distance(r.name, expected[r.name], numbers_of(r, found[r.name], case.problem)).ok
+        for r in signature_of(case.problem).outputs(case.problem)
     )
+
+
+def run_wide(ptx: str, options: EmulatorOptions) -> bytes:
+    """The sums of dQ in float32, whose bits follow from their order; none of a wrong gradient."""
+    device = Poisoned(f"flashsmith_{KERNEL}_", ptx, replace(options, mma_in_order=True))
+    if not is_right(device, WIDE, WIDE_CASE):
+        return b""
+    launch = plan(WIDE, WIDE_CASE.problem, sm_count=device.sm_count)[1]
+    begin = EmulatedDevice.scratch(device, launch.scratch_bytes) + launch.scratch.statistics
+    return device.download(begin, launch.scratch.dq_sums).tobytes()
+
+
+@cache
+def right_sums() -> bytes:
+    return run_wide(original(WIDE, WIDE_CASE), EmulatorOptions())
 
 
 def order_mutants(ptx: str) -> list[Mutant]:
@@ -109,6 +133,20 @@ def _counts(ptx: str) -> list[Mutant]:
     return found
 
 
+def wide_mutants(ptx: str) -> list[Mutant]:
+    """Of what orders warps that hand P and dS over and add to dQ."""
+    return [
+        *dropped(ptx, "fence of dS dropped", r"fence\.proxy\.async\.shared"),
+        # Everywhere: a single one changes bits only where two sums happen to change places.
+        Mutant("flag without release", "all", ptx.replace("st.release.gpu", "st.relaxed.gpu")),
+        Mutant("flag without acquire", "all", ptx.replace("ld.acquire.gpu", "ld.relaxed.gpu")),
+        *dropped(ptx, "flag not set", r"@p st\.release\.gpu"),
+        *mutants(ptx, "first sum added, not stored", r"@p st\.global\.v4\.f32",
+                 "@p red.global.add.v4.f32"),
+        *[replace(m, kind="P awaited by too many") for m in _counts(ptx)[-2:]],
+    ]  # fmt: skip
+
+
 def is_noticed(ptx: str) -> bool:
     return judge(ptx, run, bool, range(2)).noticed
 
@@ -123,3 +161,11 @@ def test_every_mutant_is_noticed(kind):
     of_kind = [m for m in order_mutants(original()) if m.kind == kind]
     missed = [m for m in thinned(of_kind) if not is_noticed(m.ptx)]
     assert not missed, "\n".join(map(str, missed))
+
+
+@pytest.mark.parametrize("kind", sorted({m.kind for m in wide_mutants(original(WIDE, WIDE_CASE))}))
+def test_every_mutant_of_wide_heads_is_noticed(kind):
+    of_kind = [m for m in wide_mutants(original(WIDE, WIDE_CASE)) if m.kind == kind]
+    assert right_sums()
+    mutant = of_kind[len(of_kind) // 2]
+    assert judge(mutant.ptx, run_wide, lambda sums: sums == right_sums(), range(1)).noticed

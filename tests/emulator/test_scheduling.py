@@ -75,6 +75,21 @@ def test_a_barrier_can_reduce_what_its_threads_say(options):
     assert out.view(np.uint32).tolist() == [105] * 64 + [106] * 64 + [107] * 64
 
 
+@pytest.mark.parametrize("options", SCHEDULES, ids=IDS)
+def test_who_polls_does_not_keep_others_from_polling(options):
+    """Warp 0 polls first in the program, for what warp 1 writes behind a loop of its own."""
+    body = """mov.u32 %r1, %tid.x; shr.u32 %r2, %r1, 5; ld.param.u64 %rd1, [p0];
+        setp.eq.u32 %p1, %r2, 0; @%p1 bra A; setp.eq.u32 %p1, %r2, 1; @%p1 bra B; bra C;
+        A: ld.acquire.gpu.global.u32 %r3, [%rd1]; setp.ne.u32 %p2, %r3, 2; @%p2 bra A; bra end;
+        B: ld.acquire.gpu.global.u32 %r3, [%rd1+4]; setp.ne.u32 %p2, %r3, 1; @%p2 bra B;
+        st.release.gpu.global.u32 [%rd1], 2; bra end;
+        C: mov.u32 %r4, 0; D: add.u32 %r4, %r4, 1; ld.acquire.gpu.global.u32 %r3, [%rd1+8];
+        setp.lt.u32 %p2, %r4, 50; @%p2 bra D; st.release.gpu.global.u32 [%rd1+4], 1;
+        end: """
+    out, _ = launch(text(body, 1), [], 16, 1, 96, options)
+    assert out.view(np.uint32).tolist()[:2] == [2, 1]
+
+
 def test_the_last_warp_may_be_partly_empty():
     body = """mov.u32 %r1, %tid.x; ld.param.u64 %rd1, [p0]; mul.wide.u32 %rd2, %r1, 4;
         add.s64 %rd1, %rd1, %rd2; bar.sync 0; activemask.b32 %r2; st.global.u32 [%rd1], %r2;"""

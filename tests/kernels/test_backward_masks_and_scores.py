@@ -23,6 +23,7 @@ from flashsmith.tuner.choose.choice import choose
 ALL = "turns+fold+early_dv+late_fences"
 MMA = "bwd(BF16, 64): dkv_64_64_4+dq_64_64_4"
 WGMMA = f"hopper_bwd(BF16, 64): ds_2+{ALL}+sections"
+WIDE = "hopper_bwd(BF16, 256): ds_2+dq_red+sections"
 # One for each way in which tiles are walked, masked and added.
 CONFIGS = [
     MMA,
@@ -67,6 +68,12 @@ def require_right(device, config, problem, gain=3.0):
 def test_each_fact_is_computed_by_both_families(text, facts, device):
     config = parse_config(text)
     require_right(device, config, problem_of(config, **facts))
+
+
+def test_wide_heads_have_both_edges_and_slopes(device):
+    config = parse_config(WIDE)
+    facts = {"window_left": 40, "window_right": 9, "alibi": True, "heads": 3, "q_len": 70}
+    require_right(device, config, problem_of(config, **facts, k_len=140))
 
 
 @pytest.mark.parametrize("text", CONFIGS[:3])
@@ -118,7 +125,7 @@ def test_facts_that_are_drawn_together_are_right_together(text, seed, device):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("text", CONFIGS)
+@pytest.mark.parametrize("text", [*CONFIGS, WIDE])
 def test_many_drawn_facts_are_right_on_a_gpu(text, device):
     config = parse_config(text)
     for seed in range(40):

@@ -10,6 +10,7 @@ from benchmarks import figures
 from pages.svg import Panel, panels_svg
 from pages.tables import (
     NOT_MEASURED,
+    backward_table,
     between_marks,
     knob_table,
     ladder_table,
@@ -21,7 +22,7 @@ from report_records import CONFIGS, record
 
 from flashsmith.base.errors import DamagedFile
 from flashsmith.kernels import get_kernel_configs
-from flashsmith.measure.record import Record
+from flashsmith.measure.record import Record, read_records
 from flashsmith.report.winners import winners
 
 PAGES = figures.pages()
@@ -108,6 +109,13 @@ def test_a_ladder_says_what_its_steps_bring_or_that_nobody_measured_them():
     assert f"The start is `{CONFIGS[0].short_form()}`." in table[-3]
     assert "All steps: sm80_forward, dtype FP16, d_head 128, B_r 64, B_c 64" in table[-3]
     assert NOT_MEASURED in ladder_table(CONFIGS, run[:-1])
+
+
+def test_a_way_to_the_gradients_that_was_not_raced_has_no_number():
+    records = read_records(figures.GRADIENTS)
+    free = [r for r in records if str(r.what["name"]).endswith("late_fences+unordered")]
+    assert "–" not in backward_table(records)
+    assert backward_table([r for r in records if r is not free[0]]).count("| – |") == 1
 
 
 def test_marks_that_are_not_there_are_said():

@@ -135,7 +135,7 @@ def test_the_shipped_winner_takes_part_and_is_screened_first(tmp_path, monkeypat
         (
             {"problems": replace(PROBLEM, d_head=256)},
             ConfigError,
-            "None of the 5 configurations is for BF16 and d_head 256",
+            "None of the 5 configurations is for a forward pass of BF16 and d_head 256",
         ),
     ],
 )

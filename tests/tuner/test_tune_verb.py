@@ -189,7 +189,7 @@ def test_they_are_compiled_before_a_worker_asks_for_them(monkeypatch, tmp_path):
     monkeypatch.setattr(
         "flashsmith.tuner.run.tuner.compile_for_gate", lambda config, target: order.append(config)
     )
-    compiled = replace(CANDIDATES[0], kernel=SimpleNamespace(code="c0de"))
+    compiled = replace(CANDIDATES[0], kernels=(SimpleNamespace(code="c0de"),))
     with ResultStore(tmp_path / "r.sqlite") as store:
         tuner = Tuner(TARGET, store, Pool(), second_opinion=lambda config: "")
         assert tuner.passes_gate(compiled, "final")

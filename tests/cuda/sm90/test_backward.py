@@ -27,6 +27,7 @@ ALL = "turns+fold+early_dv+late_fences"
 WIDE = parse_config(f"hopper_bwd(BF16, 128): ds_3+{ALL}")
 SLIM = parse_config(f"hopper_bwd(FP16, 64): ds_2+{ALL}")
 PLAIN = parse_config("hopper_bwd(BF16, 128): ds_2")
+BROAD = parse_config("hopper_bwd(BF16, 256): ds_2+dq_red")
 SECTIONS = replace(WIDE, sections=True)
 CONFIGS = [WIDE, replace(SLIM, sections=True), PLAIN]
 _EMULATOR = EmulatedDevice()
@@ -54,6 +55,7 @@ def require_right(device, config, name, case_problem, **more):
         replace(SLIM, unordered=True, dq_red=True, dtype=DType.BF16),
         replace(SLIM, turns=False, early_dv=False),
         replace(WIDE, fold=False),
+        replace(BROAD, sections=True),
     ],
     ids=str,
 )
@@ -76,7 +78,7 @@ def test_the_set_is_right_on_every_case_on_a_gpu(config):
         check_case(device, config, case).require_ok(config.short_form())
 
 
-@pytest.mark.parametrize("config", [SECTIONS, SLIM], ids=str)
+@pytest.mark.parametrize("config", [SECTIONS, SLIM, BROAD], ids=str)
 @pytest.mark.parametrize(("q_len", "k_len"), [(1, 1), (1, 130), (130, 1), (65, 129)])
 def test_any_length_is_right(device, config, q_len, k_len):
     require_right(device, config, "lengths", problem(config, q_len, k_len))
@@ -89,16 +91,29 @@ def test_any_diagonal_is_right_and_rows_without_keys_give_nothing(device, diagon
         require_right(device, config, "diagonal", causal)
 
 
+@pytest.mark.parametrize("diagonal", [-100, 17])  # kv blocks that no row sees, or few rows
+def test_a_diagonal_of_wide_heads_is_right(device, diagonal):
+    causal = problem(BROAD, 70, 150, heads=3, kv_heads=1, causal=True, diagonal=diagonal)
+    require_right(device, BROAD, "diagonal", causal, placement="transposed")
+
+
 @pytest.mark.parametrize(("heads", "kv_heads"), [(5, 1), (6, 2)])
 def test_any_group_is_summed_up(device, heads, kv_heads):
     grouped = problem(SECTIONS, 70, 130, heads=heads, kv_heads=kv_heads, causal=True)
     require_right(device, SECTIONS, "group", grouped, placement="transposed")
 
 
-@pytest.mark.parametrize("d_head", [8, 40, 72])
-def test_a_narrower_head_is_run_without_a_copy(device, d_head):
-    narrow = problem(WIDE, 70, 100, causal=True, d_head=d_head)
-    require_right(device, WIDE, "narrow", narrow, placement="padded")
+FREE = replace(BROAD, dtype=DType.FP16, unordered=True)
+NARROWER = [
+    *((WIDE, d_head) for d_head in (8, 40, 72)),
+    (FREE, 136),
+]
+
+
+@pytest.mark.parametrize(("config", "d_head"), NARROWER, ids=str)
+def test_a_narrower_head_is_run_without_a_copy(device, config, d_head):
+    narrow = problem(config, 70, 140, causal=True, d_head=d_head)
+    require_right(device, config, "narrow", narrow, placement="padded")
 
 
 @settings(max_examples=8, deadline=None, derandomize=True)
@@ -119,17 +134,18 @@ def test_any_problem_is_right(lengths, heads, diagonal, width, placement, config
 
 
 def test_large_logits_neither_overflow_nor_cancel_to_nan(device):
-    for config in CONFIGS:
+    for config in (*CONFIGS, BROAD):
         require_right(
             device, config, "large", problem(config, 65, 130, kv_heads=1), gain=LARGE_LOGITS
         )
 
 
-def test_a_nan_of_one_query_row_reaches_no_other_row_of_dq(device):
-    case = Case("nan", problem(WIDE, 70, 100))
+@pytest.mark.parametrize("config", [WIDE, BROAD], ids=str)
+def test_a_nan_of_one_query_row_reaches_no_other_row_of_dq(device, config):
+    case = Case("nan", problem(config, 70, 100))
     inputs = {name: bits.copy() for name, bits in inputs_of(case).items()}
     inputs["do"][0, 33, 1, 2] = to_bits(np.float32([np.nan]), DType.BF16)[0]
-    dq = from_bits(run_arrays(device, WIDE, case.problem, inputs)["dq"], DType.BF16)
+    dq = from_bits(run_arrays(device, config, case.problem, inputs)["dq"], DType.BF16)
     rows = np.isnan(dq).any(axis=-1)
     assert rows[0, 33, 1]
     assert rows.sum() == 1
@@ -138,7 +154,8 @@ def test_a_nan_of_one_query_row_reaches_no_other_row_of_dq(device):
 def bits_by_seed(config, sm_count, seeds=range(2), **mask):
     """The different bits that random schedules gave, of gradients and of dQ's sums in float32."""
     heads = 2 if config.sections else 1
-    given = {"q_len": 64, "k_len": 4 * 128 - 5, "heads": heads, "kv_heads": heads, **mask}
+    k_len = 4 * config.tile_k - 5
+    given = {"q_len": 64, "k_len": k_len, "heads": heads, "kv_heads": heads, **mask}
     case = Case("repeated", problem(config, **given))
     *_, launch = plan(config, case.problem, sm_count=sm_count)
     begin, n_bytes = launch.scratch.statistics, launch.scratch.dq_sums
@@ -159,9 +176,17 @@ def bits_by_seed(config, sm_count, seeds=range(2), **mask):
     return seen
 
 
-@pytest.mark.parametrize("config", [WIDE, replace(SLIM, sections=True)], ids=str)
-def test_the_bits_are_the_same_on_every_schedule_and_number_of_sms(config):
-    found = [bits_by_seed(config, sms) for sms in (1, 3, 132)]
+@pytest.mark.parametrize(
+    ("config", "seeds"),
+    [
+        (WIDE, [(0, 1)] * 3),
+        (replace(SLIM, sections=True), [(0, 1)] * 3),
+        (BROAD, [(0,), (1,), (2,)]),
+    ],
+    ids=str,
+)
+def test_the_bits_are_the_same_on_every_schedule_and_number_of_sms(config, seeds):
+    found = [bits_by_seed(config, sms, some) for sms, some in zip((1, 3, 132), seeds, strict=True)]
     for name in ("dq", "dk", "dv", "sums"):
         assert len(set().union(*(seen[name] for seen in found))) == 1
 
@@ -179,10 +204,16 @@ def test_under_a_mask_the_bits_are_the_same_too(mask):
     assert all(len(bits) == 1 for bits in seen.values())
 
 
-@pytest.mark.parametrize("dq_red", [False, True])
-def test_without_order_sums_of_dq_have_other_bits_and_the_others_have_not(dq_red):
-    config = replace(WIDE, unordered=True, dq_red=dq_red)
-    seen = bits_by_seed(config, 4)
+UNORDERED = [
+    (replace(WIDE, unordered=True), {}),
+    (replace(WIDE, unordered=True, dq_red=True), {}),
+    (FREE, {"k_len": 140, "causal": True, "d_head": 136}),  # as above: its kernel is there
+]
+
+
+@pytest.mark.parametrize(("config", "facts"), UNORDERED, ids=str)
+def test_without_order_sums_of_dq_have_other_bits_and_the_others_have_not(config, facts):
+    seen = bits_by_seed(config, 4, **facts)
     assert len(seen["sums"]) > 1
     assert len(seen["dk"]) == len(seen["dv"]) == 1
 
@@ -192,10 +223,11 @@ def test_without_order_sums_of_dq_have_other_bits_and_the_others_have_not(dq_red
 @pytest.mark.parametrize(
     "mask", [{}, {"causal": True}, {"causal": True, "window_left": 1024}], ids=str
 )
-@pytest.mark.parametrize("d_head", [64, 128])
+@pytest.mark.parametrize("d_head", [64, 128, 256])
 def test_a_hundred_repeats_give_the_same_bits_on_a_gpu(d_head, mask):
     device = default_device("cuda")
-    full_size = AttentionProblem(4, 16, 16, 4096, 4096, d_head, operation="backward", **mask)
+    heads = min(16, 2048 // d_head)
+    full_size = AttentionProblem(4, heads, heads, 4096, 4096, d_head, operation="backward", **mask)
     config = choose(full_size, "sm_90a").config
     inputs = random_inputs(full_size)
     first = run_arrays(device, config, full_size, inputs)

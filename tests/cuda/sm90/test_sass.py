@@ -23,6 +23,10 @@ def main_configurations():
     return [c for c in get_kernel_configs("hopper") if c.dtype.name == "BF16"]
 
 
+def narrow_backward_configurations():
+    return [c for c in get_kernel_configs("hopper-bwd") if c.d_head <= 128]
+
+
 @pytest.mark.parametrize("traits", [FULL, CAUSAL], ids=lambda t: t.identifier())
 @pytest.mark.parametrize("config", main_configurations(), ids=str)
 def test_the_loop_keeps_descriptors_in_uniform_registers(config, traits):
@@ -36,7 +40,7 @@ def test_the_loop_keeps_descriptors_in_uniform_registers(config, traits):
 
 
 @pytest.mark.parametrize("needs", [Needs(), Needs(("causal", "ragged_k"))], ids=str)
-@pytest.mark.parametrize("config", get_kernel_configs("hopper-bwd")[:12], ids=str)
+@pytest.mark.parametrize("config", narrow_backward_configurations()[:12], ids=str)
 def test_a_backward_step_is_one_loop_of_all_products_and_does_not_spill(config, needs):
     kernel = compile_kernel(config.tiles, needs, "sm_90a")
     assert kernel.resources.spill_bytes == 0
@@ -46,6 +50,16 @@ def test_a_backward_step_is_one_loop_of_all_products_and_does_not_spill(config, 
     assert len(products) == 2 * scores + 2 * rows + 8
     if config.d_head == 128 and not len(needs):
         assert wgmma_faults(sass) == []
+
+
+def test_a_step_of_wide_heads_is_one_loop_a_warpgroup_without_spills():
+    config = next(c for c in get_kernel_configs("hopper-bwd") if c.d_head == 256)
+    kernel = compile_kernel(config.tiles, Needs(("causal", "ragged_k")), "sm_90a")
+    assert kernel.resources.spill_bytes == 0
+    sass = disassemble(kernel.cubin)
+    products = [i for i in wgmma_loop(sass) if i.opcode.startswith("HGMMA")]
+    assert len(products) == 256 // 16 + 64 // 16 + 2 * (64 // 16)
+    assert not any("BRA.DIV" in fault for fault in wgmma_faults(sass))
 
 
 def test_moves_between_products_and_divergent_branches_are_found():

@@ -19,18 +19,23 @@ from flashsmith.tuner.choose.measured import MeasuredConfig, MeasuredTable
 
 ALL = "turns+fold+early_dv+late_fences"
 BASE = parse_config(f"hopper_bwd(BF16, 128): ds_3+{ALL}")
+BROAD = parse_config("hopper_bwd(BF16, 256): ds_2+dq_red")
 PROBLEM = AttentionProblem(2, 6, 3, 300, 200, 128, operation="backward")
 
 
-def test_the_set_has_four_of_every_width_and_type_and_the_first_are_in_order():
+def test_the_set_has_three_or_four_of_every_width_and_type_and_the_first_are_in_order():
     configs = resolve_key("hopper-bwd")
-    assert len(configs) == len(set(configs)) == 16
-    assert [config.refusal() for config in configs] == [None] * 16
-    assert [config.unordered for config in configs] == [False, False, True, True] * 4
-    assert {(c.dtype, c.d_head) for c in configs} == {(t, d) for t in DType for d in (64, 128)}
+    assert len(configs) == len(set(configs)) == 22
+    assert [config.refusal() for config in configs] == [None] * 22
+    of_width = {64: [False, False, True, True], 128: [False, False, True, True],
+                256: [False, False, True]}  # fmt: skip
+    for dtype in DType:
+        for width, unordered in of_width.items():
+            own = [c.unordered for c in configs if (c.dtype, c.d_head) == (dtype, width)]
+            assert own == unordered
 
 
-@pytest.mark.parametrize("config", [BASE, *resolve_key("hopper-bwd")[1:4]], ids=str)
+@pytest.mark.parametrize("config", [BASE, BROAD, *resolve_key("hopper-bwd")[1:4]], ids=str)
 def test_every_text_of_the_whole_and_of_its_kernels_parses_back(config):
     for one in (config, *config.kernels()):
         assert parse_config(one.short_form()) == one
@@ -50,6 +55,10 @@ def test_a_prefix_that_ends_like_another_is_not_taken_for_it():
         (f"hopper_bwd(BF16, 64): ds_3+{ALL}", "fits_shared_memory"),
         (f"hopper_bwd(BF16, 128): ds_3+{ALL}+dq_red", "red_is_unordered"),
         ("hopper_bwd(BF16, 64): ds_2+turns+early_dv", "many_rows_fold"),
+        ("hopper_bwd(BF16, 256): ds_2", "fits_shared_memory"),
+        ("hopper_bwd(BF16, 256): ds_2+turns+dq_red", "roles_have_one_order"),
+        ("hopper_bwd(BF16, 256): ds_2+late_fences+dq_red", "roles_have_one_order"),
+        ("hopper_bwd(BF16, 256): ds_3+dq_red", "fits_shared_memory"),
     ],
 )
 def test_what_cannot_be_built_is_refused_by_a_rule(text, rule):
@@ -58,6 +67,7 @@ def test_what_cannot_be_built_is_refused_by_a_rule(text, rule):
     with pytest.raises(Unsupported):
         config.require_buildable()
     assert BASE.refusal() is None
+    assert BROAD.refusal() is None
 
 
 def test_spills_and_products_one_by_one_are_refused_after_the_build():
@@ -65,6 +75,8 @@ def test_spills_and_products_one_by_one_are_refused_after_the_build():
     assert BASE.tiles.refused_build(8, ()).rule == "spills"
     remark = "(C7510) Potential Performance Loss: wgmma.mma_async instructions are serialized"
     assert BASE.tiles.refused_build(0, (remark,)).rule == "wgmma_serialised"
+    assert "add fold" in str(BASE.tiles.refused_build(8, ()))
+    assert "configuration of `bwd`" in str(BROAD.tiles.refused_build(8, ()))
 
 
 def test_the_parts_have_the_fields_of_the_whole():
@@ -81,6 +93,7 @@ def test_both_languages_agree_on_every_derived_number():
         f"    && {c.to_cpp_struct()}.threads() == {c.threads}\n"
         f"    && {c.to_cpp_struct()}.q_tile_rows() == {c.tile_q}\n"
         f"    && {c.to_cpp_struct()}.keys() == {c.tile_k}\n"
+        f"    && {c.to_cpp_struct()}.barriers() == {c.barriers}\n"
         f"    && {c.to_cpp_struct()}.statistics_bytes() == {c.statistics_bytes});\n"
         for c in own
     )
@@ -103,7 +116,8 @@ def test_the_whole_is_no_kernel_and_a_part_no_plan():
         ({"d_head": 128, "causal": True, "q_len": 512, "k_len": 512}, "sm90"),
         ({"d_head": 128, "causal": True, "q_len": 2048, "k_len": 2048}, "sm90"),
         ({"d_head": 8}, "sm90"),
-        ({"d_head": 136}, "sm80"),  # wider than it computes
+        ({"d_head": 136}, "sm90"),
+        ({"d_head": 256, "causal": True}, "sm90"),
     ],
 )
 def test_on_hopper_it_is_chosen_in_order_where_it_computes_the_problem(changes, name):
@@ -130,10 +144,10 @@ class OneWinner(MeasuredTable):
         return self.read()
 
 
-@pytest.mark.parametrize("d_head", [64, 128])
+@pytest.mark.parametrize("d_head", [64, 128, 256])
 def test_any_order_is_chosen_only_where_it_is_allowed(d_head):
     problem = replace(PROBLEM, d_head=d_head)
-    winner = resolve_key("hopper-bwd")[2 if d_head == 64 else 6]
+    winner = resolve_key("hopper-bwd")[{64: 2, 128: 6, 256: 10}[d_head]]
     assert winner.unordered
     assert winner.d_head == d_head
     measured = MeasuredConfig(problem, winner.short_form(), 1.0)

@@ -16,6 +16,9 @@ CONFIG = parse_config("hopper_bwd(BF16, 128): ds_3+turns+fold+early_dv+late_fenc
 PROBLEM = AttentionProblem(2, 6, 3, 300, 200, 128, operation="backward")
 
 
+BROAD = parse_config("hopper_bwd(BF16, 256): ds_2+dq_red")
+
+
 def call():
     found = {role.name: TensorArg(16 * i, 64, 8, 16) for i, role in enumerate(BACKWARD.tensors, 1)}
     return {**found, SCRATCH: TensorArg(4096)}
@@ -44,6 +47,20 @@ def test_scratch_holds_statistics_sums_and_counters():
     assert args.dq_sums == 4096 + q_tiles * 2048
     assert args.counters == args.dq_sums + q_tiles * 64 * 128 * 4
     assert args.n_counters == 1 + 2 * q_tiles
+
+
+def test_wide_heads_have_kv_blocks_of_64_keys_four_pieces_and_a_counter_for_each_warp():
+    wide = replace(PROBLEM, d_head=200)
+    rows, tiles, dq = plan(BROAD, wide, sm_count=132)
+    assert rows.geometry.grid == (320 // 8 * 6 * 2, 1, 1)  # 5 q tiles of 64 rows, 8 a block
+    assert tiles.geometry.grid == (4 * 3 * 2, 1, 1)  # 4 kv blocks of 64 keys, of KV heads
+    assert dq.geometry.grid == (4 * 5 * 6 * 2, 1, 1)  # 4 pieces a q tile
+    q_tiles = 5 * 6 * 2
+    args = tiles.arguments(call())
+    assert args.k_map.box == (64, 64, 1, 1)
+    assert args.counters - args.dq_sums == q_tiles * 64 * 256 * 4
+    assert args.n_counters == 1 + 16 * q_tiles
+    assert (args.q_tiles, args.k_tiles) == (5, 4)
 
 
 def test_needs_follow_from_what_each_kernel_looks_at():
@@ -100,3 +117,5 @@ def test_what_it_cannot_compute_is_refused_by_name():
         plan(CONFIG, replace(PROBLEM, batch=2**29), sm_count=1)
     with pytest.raises(Unsupported, match="multiples of 8 up to 128"):
         plan(CONFIG, replace(PROBLEM, d_head=136), sm_count=1)
+    with pytest.raises(Unsupported, match="multiples of 8 up to 256"):
+        plan(BROAD, replace(PROBLEM, d_head=264), sm_count=1)

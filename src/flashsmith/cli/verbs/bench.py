@@ -108,8 +108,8 @@ def command(
     if numbers:
         if any(shape.problem.operation != FORWARD.operation for shape in chosen.shapes):
             raise ArgumentError(
-                "--numbers compares outputs of the forward pass; errors of gradients are shown by "
-                "`flashsmith verify hopper-bwd+bwd`."
+                "--numbers compares outputs of the forward pass; `flashsmith verify KEY` checks "
+                "those of gradients."
             )
         options.refuse_together({"--numbers": True, "-o": output})
         options.refuse_together({"--numbers": True, "--rounds": rounds})

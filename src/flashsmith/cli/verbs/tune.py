@@ -134,8 +134,11 @@ def command(
         facts=facts,
         dtype=dtype,
     )
-    operations = options.operations_of(op, wanted)
-    problems = [replace(problem, operation=name) for name in operations for problem in forward]
+    problems = [
+        replace(problem, operation=name)
+        for name in options.operations_of(op, wanted)
+        for problem in forward
+    ]
     seconds = seconds_of(budget, "--budget") if budget else None
     searched = _trials(search, trials)
     machines = Machines(device, arch, executor, address, workers, gpu_type)

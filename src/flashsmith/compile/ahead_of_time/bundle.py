@@ -217,6 +217,7 @@ def nearest(config: KernelConfig, known: Iterable[KernelConfig]) -> KernelConfig
 
 _DAMAGE = (
     zipfile.BadZipFile,
+    EOFError,  # an entry said to lie behind the end
     zlib.error,
     OSError,
     KeyError,

@@ -67,6 +67,11 @@ class Scheduler:
                     continue
                 if unit is None:
                     self.chunk.deadlock(self.units, "deadlock")
+                if self.random is None:
+                    # Each polls once before the first does so again: they may stand at loops of
+                    # their own, and the one that can go on need not be the first in the program.
+                    for other in self.units:
+                        other.yielded = False
             unit.yielded = self.acted = False
             self._step(unit)
             spins = 0 if self.acted else spins + unit.yielded

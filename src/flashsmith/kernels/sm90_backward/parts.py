@@ -14,8 +14,7 @@ from flashsmith.kernels.backward_part import BackwardPart
 from flashsmith.kernels.rules import Refusal, Rule
 from flashsmith.kernels.sm90_backward.arguments import Sm90BackwardArguments
 
-WIDTHS = (64, 128)
-KEYS = 128  # of a kv block: two warpgroups own 64 each
+WIDTHS = (64, 128, 256)
 WARPGROUP_THREADS = 128
 PIECE = 64  # rows and columns of a piece of dQ: what a warpgroup multiplies at a time
 ROW_STAGES = 2  # of Q with its statistics, and of dO
@@ -47,9 +46,24 @@ class Sm90BackwardPart(BackwardPart):
         return arch_name == "sm_90a"
 
 
+def has_roles(d_head: int) -> bool:
+    """Whether the warpgroups share 64 keys: dK and dV of 128 would need more registers than are."""
+    return d_head > 128
+
+
 def q_tile_rows(d_head: int) -> int:
-    """Query rows of one step: S and dP of 64 keys take 32 registers each at d 128, 64 at d 64."""
-    return 8192 // d_head
+    """Query rows of one step: S and dP of 64 keys take 32 registers each, 64 at d 64."""
+    return 64 if has_roles(d_head) else 8192 // d_head
+
+
+def kv_block_keys(d_head: int) -> int:
+    """Keys of one kv block: two warpgroups own 64 each, or one of them dK and the other dV."""
+    return 64 if has_roles(d_head) else 128
+
+
+def pieces_of_tile(d_head: int) -> int:
+    """Pieces of dQ of one q tile."""
+    return q_tile_rows(d_head) * d_head // PIECE**2
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -126,7 +140,7 @@ class Sm90TilesConfig(Sm90BackwardPart):
     @property
     def tile_k(self) -> int:
         """Keys of one block."""
-        return KEYS
+        return kv_block_keys(self.d_head)
 
     @property
     def threads(self) -> int:
@@ -140,26 +154,36 @@ class Sm90TilesConfig(Sm90BackwardPart):
 
     @property
     def barriers(self) -> int:
-        """Full and empty of K, V, Q, dO, dS, the tile ring and staged dQ."""
-        return 2 * (2 + 2 * ROW_STAGES + self.ds_stages + TILE_SLOTS + 2)
+        """Full and empty of K, V, Q, dO, dS, the tile ring, and staged dQ or P."""
+        handed = 1 if has_roles(self.d_head) else 2
+        return 2 * (2 + 2 * ROW_STAGES + self.ds_stages + TILE_SLOTS + handed)
+
+    @property
+    def counters(self) -> int:
+        """Of the sums of a q tile: one a piece, or one for each warp of a piece that adds alone."""
+        return pieces_of_tile(self.d_head) * (4 if has_roles(self.d_head) else 1)
 
     def smem_bytes(self, elem_size: int = 2) -> int:
-        """K, V, rings of Q, dO and dS, staged dQ, statistics, ones, barriers, tile slots."""
-        keys = 2 * KEYS * self.d_head * elem_size
+        """K, V, rings of Q, dO and dS, staged dQ or P, statistics, ones, barriers, tile slots."""
+        keys = 2 * self.tile_k * self.d_head * elem_size
         rows = 2 * ROW_STAGES * self.tile_q * self.d_head * elem_size
-        ds = self.ds_stages * KEYS * self.tile_q * elem_size
+        ds = self.ds_stages * self.tile_k * self.tile_q * elem_size
         staged = 0 if self.dq_red else 2 * PIECE * PIECE * 4
+        handed = self.tile_k * self.tile_q * 4 if has_roles(self.d_head) else 0
         ones = ONES_BYTES if self.fold else 0
         words = self.barriers * 8 + TILE_SLOTS * 16
-        return keys + rows + ds + staged + ROW_STAGES * self.statistics_bytes + ones + words
+        statistics = ROW_STAGES * self.statistics_bytes
+        return keys + rows + ds + staged + handed + statistics + ones + words
 
     def refused_build(self, spill_bytes: int, remarks: Sequence[str]) -> Refusal | None:
         """Spills, or products that ptxas runs one after the other, cost a third of the speed."""
+        no_other = "use a configuration of `bwd`" if has_roles(self.d_head) else ""
         serialised = next((remark for remark in remarks if SERIALISED.search(remark)), None)
         if serialised is not None:
-            return Refusal("wgmma_serialised", f"ptxas says {serialised!r}", "drop late_fences")
+            said = f"ptxas says {serialised!r}"
+            return Refusal("wgmma_serialised", said, no_other or "drop late_fences")
         if spill_bytes:
-            return Refusal("spills", f"ptxas spills {spill_bytes} bytes", "add fold")
+            return Refusal("spills", f"ptxas spills {spill_bytes} bytes", no_other or "add fold")
         return None
 
 
@@ -185,7 +209,7 @@ class Sm90ConvertConfig(Sm90BackwardPart):
     @property
     def tile_k(self) -> int:
         """Keys of the tiles kernel's blocks."""
-        return KEYS
+        return kv_block_keys(self.d_head)
 
     @property
     def threads(self) -> int:
@@ -203,12 +227,12 @@ TILE_RULES = (
         "fits_shared_memory",
         lambda c: c.smem_bytes() > MAX_SMEM_BYTES,
         f"the rings take more than the {MAX_SMEM_BYTES:,} bytes of shared memory of a block",
-        "lower ds, or add dq_red and unordered",
+        "lower ds, or add dq_red (up to d_head 128 with unordered)",
     ),
     Rule(
         "red_is_unordered",
-        lambda c: c.dq_red and not c.unordered,
-        "sums from registers cannot wait for each other's turn: only staged ones can",
+        lambda c: c.dq_red and not c.unordered and not has_roles(c.d_head),
+        "sums from registers do not wait for each other's turn here: only staged ones do",
         "add unordered or drop dq_red",
     ),
     Rule(
@@ -216,6 +240,13 @@ TILE_RULES = (
         lambda c: c.d_head == 64 and not c.fold,
         "S and dP of 128 rows leave no registers to load statistics into",
         "add fold",
+    ),
+    Rule(
+        "roles_have_one_order",
+        lambda c: has_roles(c.d_head) and (c.turns or c.fold or c.early_dv or c.late_fences),
+        "at this width one warpgroup makes P and dV, the other dS and dK, in one order of products "
+        "and fences; statistics are loaded",
+        "drop turns, fold, early_dv and late_fences",
     ),
 )
 Sm90TilesConfig.BUILD_RULES = TILE_RULES

@@ -11,7 +11,7 @@ from flashsmith.kernels.kernel import KernelConfig
 from flashsmith.kernels.launch import SCRATCH, Call, Launch, LaunchGeometry, Plan
 from flashsmith.kernels.sm90_backward.arguments import Sm90BackwardArguments
 from flashsmith.kernels.sm90_backward.config import Sm90BackwardConfig
-from flashsmith.kernels.sm90_backward.parts import PIECE, Sm90TilesConfig
+from flashsmith.kernels.sm90_backward.parts import PIECE, Sm90TilesConfig, pieces_of_tile
 from flashsmith.problem.attention import AttentionProblem
 from flashsmith.problem.needs import Needs, needs_of
 from flashsmith.problem.signature import BACKWARD
@@ -147,7 +147,7 @@ def plan_backward(config: Sm90BackwardConfig, problem: AttentionProblem, sm_coun
     k_tiles = _k_tiles(tiles, problem) * problem.kv_heads * problem.batch
     scratch = _scratch(tiles, q_tiles * heads)
     rows = config.rows
-    pieces = 2 * q_tiles * heads
+    pieces = pieces_of_tile(config.d_head) * q_tiles * heads
     grids: dict[KernelConfig, int] = {
         rows: q_tiles * tiles.tile_q // rows.tile_q * heads,
         tiles: min(k_tiles, max(sm_count, 1)),
@@ -194,7 +194,7 @@ def _scratch(config: Sm90TilesConfig, q_tiles: int) -> Scratch:
     return Scratch(
         math.ceil(statistics / ALIGNMENT) * ALIGNMENT,
         q_tiles * config.tile_q * config.d_head * 4,
-        1 + 2 * q_tiles,
+        1 + config.counters * q_tiles,
     )
 
 

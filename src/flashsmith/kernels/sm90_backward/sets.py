@@ -10,17 +10,15 @@ from flashsmith.kernels.short_form import parse_short_form
 from flashsmith.kernels.sm90_backward.config import Sm90BackwardConfig
 
 _ALL = "turns+fold+early_dv+late_fences"
-_STAGES = {64: 2, 128: 3}  # of dS: all that shared memory holds
+# Of dS as many tiles as shared memory holds.
+_BEGINS = {64: f"ds_2+{_ALL}", 128: f"ds_3+{_ALL}", 256: "ds_2+dq_red"}
 # The first two are the rule's choices.
-_ENDS = (
-    "sections",
-    "",
-    "unordered",
-    "dq_red+unordered",
-)
+_ENDS = ("sections", "", "unordered", "dq_red+unordered")
 BY_WIDTH = {
-    width: tuple(f"ds_{stages}+{_ALL}+{end}".rstrip("+") for end in _ENDS)
-    for width, stages in _STAGES.items()
+    width: tuple(
+        f"{begin}+{end}".rstrip("+") for end in _ENDS if not ("dq_red" in begin and "dq_red" in end)
+    )
+    for width, begin in _BEGINS.items()
 }
 
 

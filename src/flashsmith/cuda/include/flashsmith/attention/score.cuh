@@ -34,6 +34,13 @@ struct Score {
         return kChanges ? kLog2E : args.scale_log2;
     }
 
+    // What a product is multiplied with in the exponent, where distances are subtracted there too.
+    template <class Args>
+    static FS_DEVICE float product_factor(const Args& args) {
+        static_assert(!kBends, "a score that bends is computed before its exponent.");
+        return args.scale_log2;
+    }
+
     // Whether the slope of a score over its product is another for every score.
     static constexpr bool kBends = kNeeds.softcap;
 

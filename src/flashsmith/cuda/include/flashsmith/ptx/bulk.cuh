@@ -70,4 +70,15 @@ FS_DEVICE void st_release_gpu(u32* word, u32 value) {
     asm volatile("st.release.gpu.global.u32 [%0], %1;" : : "l"(word), "r"(value) : "memory");
 }
 
+// The same where `condition`, without a branch; of what other lanes did, a barrier of the warp must
+// stand before it.
+FS_DEVICE void st_release_gpu_if(bool condition, u32* word, u32 value) {
+    asm volatile(
+        "{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %2, 0;\n\t"
+        "@p st.release.gpu.global.u32 [%0], %1;\n\t}"
+        :
+        : "l"(word), "r"(value), "r"(static_cast<u32>(condition))
+        : "memory");
+}
+
 }  // namespace flashsmith::ptx

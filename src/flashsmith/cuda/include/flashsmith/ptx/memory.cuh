@@ -81,6 +81,16 @@ FS_DEVICE void st_global_f32x4(float* dst, const float (&src)[4]) {
                  : "memory");
 }
 
+// The same where `valid`, without a branch.
+FS_DEVICE void st_global_f32x4_if(u64 dst, float a, float b, float c, float d, bool valid) {
+    asm volatile(
+        "{\n\t.reg .pred p;\n\tsetp.ne.u32 p, %5, 0;\n\t"
+        "@p st.global.v4.f32 [%0], {%1, %2, %3, %4};\n\t}"
+        :
+        : "l"(dst), "f"(a), "f"(b), "f"(c), "f"(d), "r"(static_cast<u32>(valid))
+        : "memory");
+}
+
 FS_DEVICE void st_global_8b(u64 dst, u32 first, u32 second) {
     asm volatile("st.global.v2.b32 [%0], {%1, %2};"
                  :

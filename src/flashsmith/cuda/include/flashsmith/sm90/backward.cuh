@@ -1,12 +1,14 @@
-// The backward kernel on wgmma and TMA for d_head up to 128: dK and dV of kv blocks, and what each
-// adds to dQ in float32.
+// The backward kernel on wgmma and TMA: dK and dV of kv blocks, and what each adds to dQ, in
+// float32.
 //
 // CTAs are persistent. One thread of the producer's warpgroup draws kv blocks and copies K, V, and
-// Q and dO of every q tile that sees them, into rings; two warpgroups own 64 keys each.
+// Q and dO of every q tile that sees them, into rings; two warpgroups multiply. Up to d_head 128
+// each owns 64 keys (backward_consumer.cuh); above, they share 64 (backward_wide.cuh).
 #pragma once
 
 #include "flashsmith/sm90/backward_consumer.cuh"
 #include "flashsmith/sm90/backward_producer.cuh"
+#include "flashsmith/sm90/backward_wide.cuh"
 
 namespace flashsmith::sm90 {
 
@@ -40,14 +42,20 @@ FS_DEVICE void backward(const Sm90BackwardArgs& args) {
         ptx::setmaxnreg_dec<kProducerRegisters>();
         const u32 warp = threadIdx.x / kWarpLanes;
         if (threadIdx.x == 0) BackwardProducer<Kernel>(args).run();
-        if constexpr (!kConfig.unordered) {
+        if constexpr (kConfig.has_adders()) {
             if (threadIdx.x % kWarpLanes == 0 && (warp == 1 || warp == 2)) {
                 DqAdder<Kernel>(args, warp - 1).run();
             }
         }
     } else {
         ptx::setmaxnreg_inc<kConsumerRegisters>();
-        BackwardConsumer<Kernel>(args, warpgroup - 1).run();
+        if constexpr (!kConfig.has_roles()) {
+            BackwardConsumer<Kernel>(args, warpgroup - 1).run();
+        } else if (warpgroup == 1) {
+            WideConsumer<Kernel, true>(args).run();
+        } else {
+            WideConsumer<Kernel, false>(args).run();
+        }
     }
 }
 

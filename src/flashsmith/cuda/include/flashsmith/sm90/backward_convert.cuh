@@ -1,6 +1,6 @@
 // dQ: sums in float32, which lie as wgmma accumulators do, scaled and rounded into rows.
 //
-//   of each q tile two pieces of 64 x 64:  d_head 128: columns 0-63, 64-127    d_head 64: rows
+//   of each q tile pieces of 64 x 64:  d_head 64: two, by rows    128, 256: two, four, by columns
 //   piece: thread t of 128 has 16 bytes at t / 32 * 4096 + r * 512 + t % 32 * 16, r = 0 .. 7
 #pragma once
 
@@ -19,9 +19,10 @@ FS_DEVICE void backward_convert(const Sm90BackwardArgs& args) {
     using Output = RowsOutput<kConfig.dtype, kPanelColumns, 0, ptx::kEvictNormal, kNeeds.ragged_q,
                               kNeeds.narrow_d>;
     constexpr bool kByRows = kConfig.d_head == kPanelColumns;
-    constexpr i32 kKeys = 2 * kWarpgroupRows;  // of a kv block
-    const u32 piece = ptx::ctaid_x() % 2;
-    const u32 tile = ptx::ctaid_x() / 2;  // of all heads
+    constexpr i32 kKeys = kConfig.keys();
+    constexpr u32 kPieces = kConfig.pieces();
+    const u32 piece = ptx::ctaid_x() % kPieces;
+    const u32 tile = ptx::ctaid_x() / kPieces;  // of all heads
     const u32 batch_head = tile / args.q_tiles;
     const u32 batch = batch_head / args.heads;
     const int lane = threadIdx.x % kWarpLanes, warp = threadIdx.x / kWarpLanes;

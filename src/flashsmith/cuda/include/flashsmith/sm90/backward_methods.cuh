@@ -4,9 +4,11 @@
 constexpr int threads() const { return 3 * kWarpgroupThreads; }
 // One block an SM: the kernel is persistent, and setmaxnreg needs the registers at entry.
 constexpr int min_blocks() const { return 1; }
-constexpr int keys() const { return 2 * kWarpgroupRows; }
+// Whether the warpgroups that multiply share 64 keys and have a role each (backward_wide.cuh).
+constexpr bool has_roles() const { return d_head > 128; }
+constexpr int keys() const { return has_roles() ? kWarpgroupRows : 2 * kWarpgroupRows; }
 // Query rows of one step.
-constexpr int q_tile_rows() const { return 8192 / d_head; }
+constexpr int q_tile_rows() const { return has_roles() ? 64 : 8192 / d_head; }
 constexpr int panels() const { return d_head / kPanelColumns; }
 
 constexpr int row_stages() const { return 2; }
@@ -15,15 +17,21 @@ constexpr int kv_bytes() const { return keys() * kPanelRowBytes * panels(); }
 constexpr int q_bytes() const { return q_tile_rows() * kPanelRowBytes * panels(); }
 constexpr int ds_bytes() const { return keys() * q_tile_rows() * 2; }
 constexpr bool stages_dq() const { return !dq_red; }
+// Whether threads of the producer's warpgroup add what is staged, in order.
+constexpr bool has_adders() const { return !unordered && stages_dq(); }
+// P in float32, on its way from one warpgroup to the other.
+constexpr int p_bytes() const { return has_roles() ? keys() * q_tile_rows() * 4 : 0; }
 // One piece of dQ, 64 x 64 float32 numbers.
 constexpr int piece_bytes() const { return 16384; }
 constexpr int statistics_bytes() const { return 2 * q_tile_rows() * (fold ? 16 : 4); }
 constexpr int ones_bytes() const { return fold ? 2048 : 0; }
-// Full and empty of K, V, Q, dO, dS, the tile ring and staged dQ.
-constexpr int barriers() const { return 2 * (2 + 2 * row_stages() + ds_stages + tile_slots() + 2); }
+// Full and empty of K, V, Q, dO, dS, the tile ring, and staged dQ or P.
+constexpr int barriers() const {
+    return 2 * (2 + 2 * row_stages() + ds_stages + tile_slots() + (has_roles() ? 1 : 2));
+}
 
 constexpr int smem_bytes() const {
     return 2 * kv_bytes() + 2 * row_stages() * q_bytes() + ds_stages * ds_bytes() +
-           (stages_dq() ? 2 * piece_bytes() : 0) + row_stages() * statistics_bytes() +
+           (stages_dq() ? 2 * piece_bytes() : 0) + p_bytes() + row_stages() * statistics_bytes() +
            ones_bytes() + barriers() * 8 + tile_slots() * 16;
 }

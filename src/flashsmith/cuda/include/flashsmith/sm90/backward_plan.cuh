@@ -1,7 +1,7 @@
 // Where the backward kernel keeps what in shared memory; matrices are panels (tile/panel.cuh).
 //
-//   K | V | Q stages | dO stages | dS stages | staged dQ | statistics stages | ones | barriers |
-//   tiles
+//   K | V | Q stages | dO stages | dS stages | staged dQ or P | statistics stages | ones |
+//   barriers | tiles
 //
 // All addresses are constants: registers for them would not fit beside the accumulators. Dynamic
 // shared memory begins at kBase where there is no other; the kernel checks it.
@@ -26,11 +26,13 @@ struct BackwardPlan {
     static constexpr u32 kDO = kQ + kRowStages * kConfig.q_bytes();
     static constexpr u32 kDs = kDO + kRowStages * kConfig.q_bytes();
     static constexpr u32 kDq = kDs + kDsStages * kConfig.ds_bytes();
-    static constexpr u32 kStatistics = kDq + (kConfig.stages_dq() ? 2 * kConfig.piece_bytes() : 0);
+    static constexpr u32 kP = kDq + (kConfig.stages_dq() ? 2 * kConfig.piece_bytes() : 0);
+    static constexpr u32 kStatistics = kP + kConfig.p_bytes();
     static constexpr u32 kOnes = kStatistics + kRowStages * kConfig.statistics_bytes();
     static constexpr u32 kBarriers = kOnes + kConfig.ones_bytes();
     static constexpr u32 kTiles = kBarriers + kConfig.barriers() * kBarrierBytes;
     static_assert(kRowStages == 2, "a step's number is stage and parity.");
+    static_assert(!kConfig.has_roles() || kDsStages == 2, "and with roles it is those of dS too.");
     static_assert(kTiles + kTileSlots * 16 == kBase + kConfig.smem_bytes(),
                   "the plan and the configuration must agree on the size of shared memory.");
 
@@ -57,11 +59,14 @@ struct BackwardPlan {
     static FS_DEVICE SmemAddr tile_empty(int i) { return barrier(kAfterDs + kTileSlots + i); }
     static FS_DEVICE SmemAddr dq_full(int w) { return barrier(kAfterDs + 2 * kTileSlots + w); }
     static FS_DEVICE SmemAddr dq_empty(int w) { return barrier(kAfterDs + 2 * kTileSlots + 2 + w); }
+    static FS_DEVICE SmemAddr p_full() { return barrier(kAfterDs + 2 * kTileSlots); }
+    static FS_DEVICE SmemAddr p_empty() { return barrier(kAfterDs + 2 * kTileSlots + 1); }
 
     // One thread; a barrier of the block must follow.
     static FS_DEVICE void init_barriers() {
         constexpr int kWarps = 4;  // of a warpgroup: one lane of each warp arrives
-        constexpr int kAdders = kConfig.unordered ? 0 : 2;
+        constexpr int kAdders = kConfig.has_adders() ? 2 : 0;
+        constexpr int kDsWarps = kConfig.has_roles() ? kWarps : 2 * kWarps;
         ptx::mbarrier_init(k_full(), 1);
         ptx::mbarrier_init(k_empty(), 2 * kWarps);
         ptx::mbarrier_init(v_full(), 1);
@@ -73,16 +78,21 @@ struct BackwardPlan {
             ptx::mbarrier_init(d_o_empty(i), 2 * kWarps);
         }
         for (int i = 0; i < kDsStages; ++i) {
-            ptx::mbarrier_init(ds_full(i), 2 * kWarps);
+            ptx::mbarrier_init(ds_full(i), kDsWarps);
             ptx::mbarrier_init(ds_empty(i), 2 * kWarps);
         }
         for (int i = 0; i < kTileSlots; ++i) {
             ptx::mbarrier_init(tile_full(i), 1);
             ptx::mbarrier_init(tile_empty(i), 2 * kWarps + kAdders);
         }
-        for (int w = 0; w < 2; ++w) {
-            ptx::mbarrier_init(dq_full(w), kWarps);
-            ptx::mbarrier_init(dq_empty(w), 1);
+        if constexpr (kConfig.has_roles()) {
+            ptx::mbarrier_init(p_full(), kWarps);
+            ptx::mbarrier_init(p_empty(), kWarps);
+        } else {
+            for (int w = 0; w < 2; ++w) {
+                ptx::mbarrier_init(dq_full(w), kWarps);
+                ptx::mbarrier_init(dq_empty(w), 1);
+            }
         }
         ptx::fence_mbarrier_init();
     }
