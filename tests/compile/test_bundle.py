@@ -261,6 +261,18 @@ def test_an_archive_whose_manifest_is_no_json_object_is_refused(tmp_path):
             read_bundle(path)
 
 
+def test_an_entry_that_is_said_to_reach_behind_the_end_is_refused(tmp_path):
+    path = tmp_path / "short.bundle"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("manifest.json", "{}")
+    data = bytearray(path.read_bytes())
+    directory = data.index(b"PK\x01\x02")
+    data[directory + 20 : directory + 28] = (1000).to_bytes(4, "little") * 2  # both of its sizes
+    path.write_bytes(data)
+    with pytest.raises(DamagedFile, match=r"short\.bundle is not a complete bundle"):
+        read_bundle(path)
+
+
 def test_a_bundle_for_gpus_alone_is_smaller_and_has_no_ptx(built, small, tmp_path):
     cache = built[1]
     kernel = compile_kernel(small, PLAIN, "sm_86", cache=cache)
