@@ -125,8 +125,8 @@ BAD_CALLS = {
     "a wider v": (
         lambda: torch.ops.flashsmith.forward(*[tensor(2, 70, 3, 64)] * 2, tensor(2, 70, 3, 72)),
         Unsupported,
-        "q has d_head 64 and v has 72; the kernels take rows of v that are narrower, by a multiple "
-        "of 8 and not in pages; call flash_attention, which pads others.",
+        "q has d_head 64 and v has 72; the kernels need one d_head; pad the smaller one with "
+        "zeros.",
     ),
     "heads that do not divide": (
         lambda: call(array(), array(2, 90, 2, 64)),
@@ -468,3 +468,25 @@ def test_the_emulator_is_refused_for_tensors_on_a_gpu():
 def test_two_devices_are_refused():
     with pytest.raises(ArgumentError, match="q is on cuda:0 and k on cpu; put them on one device"):
         call(tensor().cuda(), tensor())
+
+
+LATENT = (array(1, 70, 2, 576), array(1, 90, 1, 576), array(1, 90, 1, 512))
+ENDS = [np.array([0, n], np.int32) for n in (70, 90)]
+DOORS = {
+    "flash_attention": lambda q, k, v: flashsmith.flash_attention(q, k, v),
+    "flash_attn_func": lambda q, k, v: flashsmith.flash_attn_func(q, k, v),
+    "kvcache": lambda q, k, v: flashsmith.flash_attn_with_kvcache(q, k, v),
+    "varlen": lambda q, k, v: flashsmith.flash_attn_varlen_func(q[0], k[0], v[0], *ENDS, 70, 90),
+    "sdpa": lambda *qkv: flashsmith.scaled_dot_product_attention(
+        *(torch.from_numpy(x).transpose(1, 2) for x in qkv), enable_gqa=True
+    ),
+}
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_latent_attention_is_refused_with_what_it_would_need(door):
+    says = (
+        "q has d_head 576 and v has 512; .* 352,256 bytes of shared memory, .* expand the latents"
+    )
+    with pytest.raises(Unsupported, match=says):
+        DOORS[door](*LATENT)

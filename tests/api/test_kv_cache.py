@@ -107,6 +107,28 @@ def test_one_length_for_all_and_none_at_all(library):
     near(whole, np.asarray(flash_attention(make(Q), k, v, causal=True), np.float64))
 
 
+def test_a_chunk_on_a_cache_of_known_length_runs_a_forward_kernel(monkeypatch):
+    """Bits tell: kernels for lengths on the device add up in another order."""
+    monkeypatch.setenv("FLASHSMITH_DEVICE", "emulator")
+    q, *caches = drawn(1, 70, 2, D_HEAD), *(drawn(1, 260, 1, D_HEAD, seed=s) for s in (1, 2))
+    new = [cache[:, 130:200].copy() for cache in caches]
+    held = [np.where(np.arange(260)[:, None, None] < 130, cache, 0) for cache in caches]
+    found = flash_attn_with_kvcache(q, *held, *new, cache_seqlens=130, causal=True)
+    cut = [cache[:, :200] for cache in caches]
+    np.testing.assert_array_equal(held[0][:, :200], cut[0])
+    dense = flash_attention(q, *cut, causal=True, batch_invariant=True)
+    np.testing.assert_array_equal(found, dense)
+    lengths = np.array([200], np.int32)
+    on_device = flash_attn_with_kvcache(q, *caches, cache_seqlens=lengths, causal=True)
+    near(on_device, np.asarray(dense, np.float64))
+    assert (on_device != dense).any()
+    few = q[:, :32]  # of two heads: as many as a kernel for few rows divides
+    one = flash_attn_with_kvcache(few, *caches, cache_seqlens=200, causal=True)
+    np.testing.assert_array_equal(
+        one, flash_attn_with_kvcache(few, *caches, cache_seqlens=lengths, causal=True)
+    )
+
+
 def test_windows_caps_and_slopes_reach_the_kernel(monkeypatch):
     monkeypatch.setenv("FLASHSMITH_DEVICE", "emulator")
     k, v = appended()

@@ -13,7 +13,10 @@ from flashsmith.api.attention import attend
 from flashsmith.api.options import checked_fact, checked_flag, checked_options
 from flashsmith.api.tables import window_sides
 from flashsmith.base.errors import ArgumentError, ArgumentTypeError, Unsupported
+from flashsmith.kernels.width import require_one_width
 from flashsmith.problem.attention import FACTS
+
+FEW_ROWS = 64  # of all heads of a group: what kernels for few rows divide into slices
 
 
 # Arguments of type object are only accepted when neutral.
@@ -46,37 +49,56 @@ def flash_attn_with_kvcache(
     sequence; int32) pools of pages, (pages, rows of a page, kv heads, d_head). `cache_seqlens`, an
     integer or (batch,) int32, says how many keys each sequence has; without it all rows count.
     With `k` and `v`, (batch, new rows, kv heads, d_head), the rows behind those are written in
-    place first, and count. `cache_leftpad`, (batch,) int32, says how many rows at a sequence's
-    beginning are padding; caches in pages cannot have it. `cache_batch_idx` says which sequence of
-    the cache each of q is. Masks are aligned bottom-right with a sequence's own length. Nothing
-    waits for the GPU. Slices of keys have a fixed length, so `num_splits` changes nothing, and a
-    request's bits depend on nothing else in the batch. Lengths and entries are clamped.
-    `out` and `workspace` are memory of the caller's, as those of `flash_attention`.
+    place first, and count. `cache_leftpad`: rows at a sequence's beginning that are padding (not in
+    pages). `cache_batch_idx` says which sequence of the cache each of q is. Masks are aligned
+    bottom-right with a sequence's own length. Nothing waits for the GPU. `num_splits` changes
+    nothing: a request's bits depend on nothing else in the batch. Chunks of a prompt are fast on a
+    contiguous cache. Lengths and entries are clamped. `out`, `workspace`: `flash_attention`'s.
     """
     _refuse(rotary_cos, rotary_sin)
-    checked_flag("rotary_interleaved", rotary_interleaved)
     causal = checked_flag("causal", causal)
-    returns_lse = checked_flag("return_softmax_lse", return_softmax_lse)
+    checked_flag("rotary_interleaved", rotary_interleaved)
     _require_shapes(q, k_cache, v_cache)
-    ops = _Operations(q)
     left, right = window_sides("window_size", window_size)
+    is_known = _is_known(q, k_cache, cache_seqlens, cache_batch_idx, block_table, cache_leftpad)
     options = checked_options(
         causal=causal,
         scale=checked_fact("softmax_scale", FACTS["scale"], softmax_scale),
-        return_lse=returns_lse,
+        return_lse=checked_flag("return_softmax_lse", return_softmax_lse),
         window_left=left,
         window_right=None if causal else right,
         softcap=None if softcap == 0 else softcap,
+        batch_invariant=is_known,
     )
+    ops = _Operations(q)
     table = _table(ops, k_cache, cache_batch_idx, block_table)
     lengths = ops.lengths(cache_seqlens)
     if k is not None or v is not None:
         lengths = _append(ops, (k_cache, v_cache), (k, v), lengths, table)
-    starts = None if cache_leftpad is None else ops.lengths(cache_leftpad)
-    tables = {"alibi_slopes": alibi_slopes, "k_lengths": lengths, "k_starts": starts}
-    tables["block_table"] = table
-    given = {name: array for name, array in tables.items() if array is not None}
-    return attend(q, k_cache, v_cache, options, out=out, tables=given, workspace=workspace)
+    if is_known:
+        k_cache, v_cache, lengths = *_rows(k_cache, v_cache, cache_seqlens, k), None
+    read = {"k_lengths": lengths, "k_starts": ops.lengths(cache_leftpad), "block_table": table}
+    tables = _given(alibi_slopes=alibi_slopes, **read)
+    return attend(q, k_cache, v_cache, options, out=out, tables=tables, workspace=workspace)
+
+
+def _is_known(q: Array, k_cache: Array, cache_seqlens: Array, *tables: Array) -> bool:
+    """Whether nothing has to be read from memory; of few rows lengths are, in any case."""
+    is_chunk = q.shape[1] * q.shape[2] > FEW_ROWS * k_cache.shape[2]
+    is_known = cache_seqlens is None or (is_chunk and type(cache_seqlens) is int)
+    return is_known and all(table is None for table in tables)
+
+
+def _given(**tables: Array) -> dict[str, Array]:
+    return {name: array for name, array in tables.items() if array is not None}
+
+
+def _rows(k_cache: Array, v_cache: Array, length: int | None, new: Array) -> tuple[Array, Array]:
+    """The caches as far as a known length reaches, behind which new rows were written."""
+    if length is None:
+        return k_cache, v_cache
+    rows = max(length + (0 if new is None else int(new.shape[1])), 0)
+    return k_cache[:, :rows], v_cache[:, :rows]
 
 
 def _refuse(rotary_cos: object, rotary_sin: object) -> None:
@@ -95,6 +117,8 @@ def _require_shapes(q: Array, k_cache: Array, v_cache: Array) -> None:
                 f"{name} has shape {tuple(getattr(array, 'shape', ()))}; it must have four "
                 f"dimensions: (batch or pages, rows, heads, d_head)."
             )
+    if k_cache.shape[:3] == v_cache.shape[:3]:
+        require_one_width(int(k_cache.shape[3]), int(v_cache.shape[3]))
     if k_cache.shape != v_cache.shape:
         raise ArgumentError(
             f"k_cache has shape {tuple(k_cache.shape)} and v_cache {tuple(v_cache.shape)}; they "

@@ -21,6 +21,7 @@ from flashsmith.compile.compiler import compile_kernel
 from flashsmith.kernels.arguments import TensorArg
 from flashsmith.kernels.kernel import KernelConfig
 from flashsmith.kernels.launch import Call
+from flashsmith.kernels.plans import cut
 from flashsmith.measure.cuda_graph import median_us
 from flashsmith.problem.attention import AttentionProblem
 from flashsmith.problem.signature import BIAS, signature_of
@@ -109,11 +110,9 @@ def _prepare(
                 device, choice.config, problem, compile_with=compile_with, substitute=substitute
             )
             _require_readable(prepared, call)
-            return (
-                _substituted(choice, prepared)
-                if prepared.is_substituted
-                else Launch(choice, prepared)
-            )
+            made = replace(choice, cut=cut(tuple(step.launch for step in prepared.steps)))
+            is_other = prepared.is_substituted
+            return _substituted(made, prepared) if is_other else Launch(made, prepared)
         except (Unsupported, OutOfResources) as error:  # strides, spills or registers
             if given is not None:
                 raise

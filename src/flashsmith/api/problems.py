@@ -9,8 +9,8 @@ from flashsmith.api.array_view import ALIGNED_BYTES, ArrayView
 from flashsmith.api.options import CallOptions
 from flashsmith.api.tables import TableViews, pages_of_a_sequence, sequences_in, with_tables
 from flashsmith.base.dtypes import DType
-from flashsmith.base.errors import ArgumentError, ArgumentTypeError, Unsupported
-from flashsmith.kernels.width import D_HEAD_STEP, MAX_D_HEAD, require_width
+from flashsmith.base.errors import ArgumentError, ArgumentTypeError
+from flashsmith.kernels.width import D_HEAD_STEP, MAX_D_HEAD, require_one_width, require_width
 from flashsmith.problem.attention import LAYOUTS, AttentionProblem
 
 # float32 is what models have that were loaded without a word about it.
@@ -182,14 +182,9 @@ def _require_matching_shapes(q: ArrayView, k: ArrayView, v: ArrayView, *, in_pag
             f"q has d_head {q.shape[3]} and k has {k.shape[3]}; they must be equal."
         )
     of_q, of_v = q.shape[3], v.shape[3]
-    is_read = 0 < of_v <= of_q and of_v % D_HEAD_STEP == 0 and not (in_pages and of_v != of_q)
-    if of_q != of_v and max(of_q, of_v) <= MAX_D_HEAD and not is_read:
-        raise Unsupported(
-            f"q has d_head {of_q} and v has {of_v}; the kernels take rows of v that are narrower, "
-            f"by a multiple of {D_HEAD_STEP} and not in pages; call flash_attention, which pads "
-            f"others."
-        )
-    _require_heads_and_width(q.shape[2], k.shape[2], max(q.shape[3], v.shape[3]))
+    if not (0 < of_v < of_q <= MAX_D_HEAD and of_v % D_HEAD_STEP == 0 and not in_pages):
+        require_one_width(of_q, of_v)
+    _require_heads_and_width(q.shape[2], k.shape[2], of_q)
 
 
 def _require_heads_and_width(heads: int, kv_heads: int, d_head: int) -> None:

@@ -196,6 +196,7 @@ def problems_of(
     both_masks: bool = False,
     dtype: str,
     facts: Facts,
+    operations: Sequence[str] = ("forward",),
 ) -> list[AttentionProblem]:
     """The grid of self-attention problems that the shared options describe."""
     refuse_together({"--causal": facts.get("causal"), "--both-masks": both_masks})
@@ -209,8 +210,9 @@ def problems_of(
             k_len=None,
             d_head=d_head,
             dtype=dtype_of(dtype),
-            facts={**facts, **mask},
+            facts={**facts, **mask, "operation": operation},
         )
+        for operation in operations
         for d_head in numbers_of("--d-heads", d_heads)
         for length in numbers_of("--seq-lens", seq_lens)
         for mask in masks

@@ -45,6 +45,8 @@ class Launch:
     sum_order: str = ""
     # Whether tiles are split so that no block waits for the others' last wave.
     ends_together: bool = False
+    # How every tile is cut along the keys and what that follows from, in words, where it is.
+    cut: str = ""
 
     @abstractmethod
     def arguments(self, call: Call) -> Arguments:

@@ -43,6 +43,11 @@ def sum_order(launches: Plan) -> str:
     return " ".join(launch.sum_order for launch in launches if launch.sum_order)
 
 
+def cut(launches: Plan) -> str:
+    """How every tile of a plan is cut along the keys, in words, where it is."""
+    return next((launch.cut for launch in launches if launch.cut), "")
+
+
 def ends_together(launches: Plan) -> bool:
     """Whether tiles are split so that no CTA waits for the others' last wave."""
     return all(launch.ends_together for launch in launches)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from flashsmith.arch import get
 from flashsmith.base.errors import Unsupported
 from flashsmith.kernels.catalogue import CATALOGUE
 
@@ -31,3 +32,22 @@ def require_width(d_head: int, advice: str) -> None:
             f"d_head is {d_head}; the kernels take multiples of {D_HEAD_STEP} up to {MAX_D_HEAD}; "
             f"{too_wide(d_head)}{advice}."
         )
+
+
+def require_one_width(d_qk: int, d_v: int) -> None:
+    """Raises unless queries and values are equally wide, where no kernel takes a narrower v."""
+    if d_qk == d_v:
+        return
+    found = f"q has d_head {d_qk} and v has {d_v}; the kernels need one d_head"
+    if max(d_qk, d_v) <= MAX_D_HEAD:
+        raise Unsupported(f"{found}; pad the smaller one with zeros.")
+    # A tile of Q, and of K and V a block in use and one under way; 64 rows and 16 bits each.
+    n_bytes = 64 * 2 * (d_qk + 2 * (d_qk + d_v))
+    if n_bytes <= get("sm_90a").max_smem_per_block:  # registers end before
+        require_width(max(d_qk, d_v), "use another implementation")
+    raise Unsupported(
+        f"{found} up to {MAX_D_HEAD}. Tiles of 64 rows as wide as those of latent attention (MLA) "
+        f"would take {n_bytes:,} bytes of shared memory, and a block has at most "
+        f"{get('sm_90a').max_smem_per_block:,}; expand the latents to heads of up to {MAX_D_HEAD}, "
+        f"or use another implementation."
+    )

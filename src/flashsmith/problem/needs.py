@@ -14,6 +14,8 @@ OF_TILES = {
     "ragged_k": "the key length is not a multiple of the key tile",
     "narrow_d": "the problem's d_head is below the kernel's",
 }
+# Of how a plan lays a problem out; a kernel made for it computes nothing else.
+OF_LAUNCHES = {"sliced": "q tiles may be cut along the keys, each by its own span"}
 # A fact that is a text is another need for each of its values, with the name of both.
 _VALUES = {
     f"{name}_{value}": (name, value)
@@ -29,9 +31,9 @@ OF_FACTS = {
     need: FACTS[name].doc if value is None else f"{name} {FACTS[name].choices[value]}"
     for need, (name, value) in _OF.items()
 }
-NEEDS = {**OF_FACTS, **OF_TILES}
+NEEDS = {**OF_FACTS, **OF_TILES, **OF_LAUNCHES}
 _SCORES = [need for need, (name, _) in _OF.items() if FACTS[name].changes_scores]
-_EXACT = [need for need, (name, _) in _OF.items() if FACTS[name].exact]
+_EXACT = [*(need for need, (name, _) in _OF.items() if FACTS[name].exact), *OF_LAUNCHES]
 
 
 @dataclass(frozen=True, slots=True, order=True)

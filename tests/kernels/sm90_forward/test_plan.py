@@ -62,7 +62,7 @@ OFFSETS = {
     "position": 628,
     "sinks": 632,
     "alibi_slopes": 640,
-    "tile_list": 648,
+    "scratch": 648,
 }
 
 
@@ -99,7 +99,7 @@ def test_the_struct_in_cpp_has_the_offsets_that_are_packed():
         f'static_assert(__builtin_offsetof(flashsmith::Sm90ForwardArgs, {name}) == {at}, "");'
         for name, at in OFFSETS.items()
     )
-    exchange = f"flashsmith::sm90::SliceExchange<{CONFIG.d_head}, {CONFIG.n_warpgroups}, 1>"
+    exchange = f"flashsmith::sm90::SliceExchange<{CONFIG.d_head}, {CONFIG.n_warpgroups}, 1, false>"
     parts = f"{exchange}::kPartBytes"
     asserts += f"\nstatic_assert({CONFIG.n_warpgroups} * {parts} == {part_bytes(CONFIG)});"
     asserts += f"\nstatic_assert(flashsmith::kCounterBytes == {COUNTER_BYTES});"

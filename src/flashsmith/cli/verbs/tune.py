@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, TypedDict
 
@@ -119,12 +118,13 @@ def command(
 
     Examples: flashsmith tune all+smoke --seq-lens 1024,4096 --both-masks --budget 2m;
     flashsmith tune --same-bits-as "(BF16, 128, 64, 64, 4): async+eager+swizzled+load_0_2_2_tiles";
-    flashsmith tune --op backward --seq-lens 4096 --both-masks;
-    flashsmith tune --search optuna --trials 200; flashsmith tune --executor ray --address auto
+    flashsmith tune --op backward --both-masks; flashsmith tune --search optuna --trials 200;
+    flashsmith tune --executor ray --address auto
     """
     began = time.time()
     wanted = key or settings.kernels_key() or None
-    forward = options.problems_of(
+    problems = options.problems_of(
+        operations=options.operations_of(op, wanted),
         seq_lens=seq_lens,
         d_heads=d_heads,
         batch=batch,
@@ -134,25 +134,27 @@ def command(
         facts=facts,
         dtype=dtype,
     )
-    problems = [
-        replace(problem, operation=name)
-        for name in options.operations_of(op, wanted)
-        for problem in forward
-    ]
-    seconds = seconds_of(budget, "--budget") if budget else None
     searched = _trials(search, trials)
     machines = Machines(device, arch, executor, address, workers, gpu_type)
     _require_times(machines, {"--export": export, "--bundle": bundle, "--search": searched})
     path = store or settings.results_path()
-    limits: Limits = {"budget": seconds, "same_bits_as": same_bits_as, "trials": searched}
+    limits = Limits(budget=_seconds(budget), same_bits_as=same_bits_as, trials=searched)
     with progress_steps() as steps:
         found = tune(problems, wanted, machines=machines, store=path, on_progress=steps, **limits)
     show(rows_of(found), json=json, csv=csv, every=every, title=title_of(found))
-    if export or bundle:
-        with ResultStore(path) as opened:
-            write_table(opened, found.target.gpu, export, bundle)
+    _write_table(path, found.target.gpu, export, bundle)
     say_end(found, path, began, page=write_charts(found, output))
     raise typer.Exit(1 if found.is_all_wrong else 0)
+
+
+def _seconds(budget: str | None) -> float | None:
+    return seconds_of(budget, "--budget") if budget else None
+
+
+def _write_table(path: Path, gpu: str, export: Path | None, bundle: Path | None) -> None:
+    if export or bundle:
+        with ResultStore(path) as opened:
+            write_table(opened, gpu, export, bundle)
 
 
 def _trials(search: str, trials: int | None) -> int | None:

@@ -47,13 +47,13 @@ class ForwardArguments(Arguments):
     short_tiles: int = argument("i32", "of each head, left to the end to even out when CTAs finish")
     early_heads: int = argument("i32", "the first ones, whose short tiles are not left to the end")
     whole_tiles: int = argument("i32", "the first ones; the others may be split along the keys")
-    split_ranges: int = argument("i32", "into so many ranges")
-    split_blocks: int = argument("i32", "that have so many kv blocks together")
+    split_ranges: int = argument("i32", "into so many ranges; or slices of all tiles, at most")
+    split_blocks: int = argument("i32", "kv blocks of all ranges together; or of one slice")
     left_diagonal: int = argument("i32", "with a left edge, row i sees key j when j >= i + this")
     position: int = argument("i32", "the key that row 0 stands at, from which distances count")
     sinks: int = argument("float*", "(heads,), or null")
     alibi_slopes: int = argument("float*", "(batch, heads), or null")
-    tile_list: int = argument("u64", "of sequences with lengths of their own; or 0")
+    scratch: int = argument("u64", "the list of tiles, or slices that are given away; or 0")
     bias: ScoresArg = argument("ScoresArg", "(batch, heads, q_len, k_len)", is_last=True)
     v_width: int = argument(
         "i32", "columns of V and O; d_head where they are as many", is_last=True

@@ -135,7 +135,7 @@ class Sm90ForwardConfig(KernelConfig):
         "early_q", "with early_tiles, the next tile's Q is loaded too as far as slots are free"
     )
     split_last: bool = flag(
-        "split", "full mask: tiles that would not fill the last wave are cut along the keys"
+        "split", "tiles that would not fill the last wave, or of few rows, are cut along the keys"
     )
     l2_sections: bool = flag(
         "sections", "causal: the longest tiles of as many heads as L2 holds come first"

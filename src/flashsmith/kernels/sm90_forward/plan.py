@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
+from typing import cast
 
 from flashsmith.kernels.arguments import TensorArg, TensorMapSpec
 from flashsmith.kernels.block_list.plan import BlockLists
@@ -31,6 +33,13 @@ from flashsmith.kernels.sm90_forward.config import (
     Scheduler,
     Sm90ForwardConfig,
 )
+from flashsmith.kernels.sm90_forward.slices import (
+    filling_slices,
+    invariant_slices,
+    is_sliced,
+    most_given,
+    q_tiles,
+)
 from flashsmith.kernels.sm90_forward.tile_order import UNORDERED, TileOrder, tile_order
 from flashsmith.kernels.tile_list.plan import edges_of, list_bytes, list_launch, most_tiles
 from flashsmith.problem.attention import AttentionProblem
@@ -46,11 +55,20 @@ MAX_STRIDE_BYTES = 1 << 40  # of a tensor map: cuTensorMapEncodeTiled
 
 @dataclass(frozen=True, slots=True)
 class SplitTiles:
-    """Which tiles of a launch are cut along the keys; see SplitRange in sm90/slices.cuh."""
+    """Which tiles of a launch are cut along the keys; see SplitRange in sm90/tile_order.cuh.
+
+    Or all of them are, each into slices of its own: then a range is a slice.
+    """
 
     whole_tiles: int  # that come first
     ranges: int = 0  # of equal length, that the others are cut into
-    blocks: int = 0  # of keys, of all tiles that are cut
+    blocks: int = 0  # of keys, of all tiles that are cut; or of one slice
+    slices: int = 0  # of the longest tile, where every tile has its own
+
+    @property
+    def given(self) -> int:
+        """Parts of tiles that have a place of their own, at most."""
+        return self.ranges // self.slices * (self.slices - 1) if self.slices else self.ranges
 
     @property
     def drawn(self) -> int:
@@ -64,6 +82,7 @@ class ForwardLaunch(Launch):
 
     order: TileOrder = UNORDERED
     split: SplitTiles = SplitTiles(0)
+    first_batch: int = 0  # of the call, that this launch begins with
 
     @property
     def block_lists(self) -> BlockLists:
@@ -73,10 +92,11 @@ class ForwardLaunch(Launch):
     @property
     def q_tiles(self) -> int:
         """Tiles of one head, counted in whole clusters."""
-        return _q_tiles(_own(self.config), self.problem)
+        return q_tiles(_own(self.config), self.problem)
 
     def arguments(self, call: Call) -> ForwardArguments:
         """The kernel's one parameter."""
+        call = self._from_first(call)
         problem, config, maps = self.problem, _own(self.config), self._maps(call)
         batch_heads = problem.batch * problem.heads
         edges = edges_of(problem, is_listed=problem.is_listed)
@@ -96,8 +116,8 @@ class ForwardLaunch(Launch):
             diagonal=edges.right,
             scale_log2=problem.softmax_scale * LOG2_E,
             batch_heads=batch_heads,
-            q_tiles=_q_tiles(config, problem),
-            tiles=_q_tiles(config, problem) * batch_heads,
+            q_tiles=q_tiles(config, problem),
+            tiles=q_tiles(config, problem) * batch_heads,
             section_heads=self.order.section_heads,
             short_tiles=self.order.short_tiles,
             early_heads=self.order.early_heads,
@@ -108,7 +128,7 @@ class ForwardLaunch(Launch):
             position=edges.position,
             sinks=call["sinks"].address if "sinks" in call else 0,
             alibi_slopes=call["alibi_slopes"].address if "alibi_slopes" in call else 0,
-            tile_list=call[SCRATCH].address if problem.is_listed else 0,
+            scratch=call[SCRATCH].address if self.scratch_bytes else 0,
             bias=scores_arg(self, call),
             v_width=problem.v_width,
             blocks=self.block_lists.arg(call),
@@ -124,6 +144,21 @@ class ForwardLaunch(Launch):
                     f"from 16 to 2^40; copy it or use a kernel without TMA"
                 )
         return ""
+
+    def _from_first(self, call: Call) -> Call:
+        """Where the tensors of this launch begin: those that have a part for every sequence."""
+        if self.first_batch == 0:
+            return call
+        moved = dict(call)
+        for role in FORWARD.of(self.problem):
+            at, elements = call[role.name], 0
+            if role.is_rows or role.is_scores:
+                elements = at.batch_stride
+            elif role.is_statistics or role.of[0] == "batch":
+                elements = math.prod(role.shape(self.problem)[1:])
+            n_bytes = self.first_batch * elements * role.element_bytes(self.problem)
+            moved[role.name] = replace(at, address=at.address + n_bytes)
+        return moved
 
     def _maps(self, call: Call) -> dict[str, TensorMapSpec]:
         config = _own(self.config)
@@ -174,10 +209,18 @@ def plan_forward(
     sm_count: int,
     order: TileOrder | None = None,
 ) -> Plan:
-    """The launch of `config` on `problem`; `order` replaces the tile order that is the rule."""
+    """The launches of `config` on `problem`; `order` replaces the tile order that is the rule.
+
+    There is one, after a list of packed sequences, unless the slices of a batch have too few flags.
+    """
     own = _own(config)
     rows = own.tile_q * own.cluster
     needs = needs_of(problem, tile_q=rows, tile_k=own.B_c, d_head=own.d_head)
+    if is_sliced(own, problem, needs):
+        needs = Needs((*needs, "sliced"))
+        at_once = _batch_at_once(own, problem)
+        if at_once < problem.batch:
+            return _launches_of_batch(own, problem, sm_count, order, at_once)
     clusters = max(sm_count // own.cluster, 1)
     split = split_tiles(own, problem, needs, clusters)
     drawn_at_once = split.drawn
@@ -197,10 +240,11 @@ def plan_forward(
         needs,
         geometry,
         workspace_bytes=_workspace_bytes(own, split),
-        scratch_bytes=list_bytes(problem, rows) if problem.is_listed else blocks.n_bytes,
+        scratch_bytes=_scratch_bytes(own, problem, split) or blocks.n_bytes,
         sum_order=_sum_order(own, needs, split, drawn_at_once),
         ends_together=split.ranges > 0,
-        order=order or tile_order(own, problem, _q_tiles(own, problem), sm_count),
+        cut=_cut(own, problem, split),
+        order=order or tile_order(own, problem, q_tiles(own, problem), sm_count),
         split=split,
     )
     if blocks.exist:
@@ -210,15 +254,52 @@ def plan_forward(
     return list_launch(problem, needs, tile_q=rows, tile_k=own.B_c), launch
 
 
+def _batch_at_once(config: Sm90ForwardConfig, problem: AttentionProblem) -> int:
+    """Sequences of a launch where the cut must be the same in every batch: of others, all."""
+    if not problem.is_batch_invariant:
+        return problem.batch
+    tiles = q_tiles(config, problem) * problem.heads
+    given = tiles * (invariant_slices(config, problem).count - 1)
+    return max(most_given(config) // max(given, 1), 1)
+
+
+def _launches_of_batch(
+    config: Sm90ForwardConfig,
+    problem: AttentionProblem,
+    sm_count: int,
+    order: TileOrder | None,
+    at_once: int,
+) -> Plan:
+    launches = [
+        replace(cast(ForwardLaunch, launch), first_batch=first)
+        for first in range(0, problem.batch, at_once)
+        for part in (replace(problem, batch=min(at_once, problem.batch - first)),)
+        for launch in plan_forward(config, part, sm_count, order)
+    ]
+    scratch = max(launch.scratch_bytes for launch in launches)
+    return tuple(replace(launch, scratch_bytes=scratch) for launch in launches)
+
+
 def _workspace_bytes(config: Sm90ForwardConfig, split: SplitTiles) -> int:
     """The counter of what is drawn, left zero as it was found, and parts of tiles."""
     if config.scheduler is not Scheduler.DYNAMIC and not split.ranges:
         return 0
+    if split.slices:
+        return COUNTER_BYTES
     return COUNTER_BYTES + split.ranges * config.cluster * part_bytes(config)
+
+
+def _scratch_bytes(config: Sm90ForwardConfig, problem: AttentionProblem, split: SplitTiles) -> int:
+    """The list of tiles, or slices that are given away."""
+    if problem.is_listed:
+        return list_bytes(problem, config.tile_q * config.cluster)
+    return split.given * config.cluster * part_bytes(config) if split.slices else 0
 
 
 def _sum_order(config: Sm90ForwardConfig, needs: Needs, split: SplitTiles, at_once: int) -> str:
     """Split tiles are added up part by part, and only the first tiles of CTAs may ascend."""
+    if split.slices:
+        return f"slices of {split.blocks} kv blocks"
     if split.ranges:
         return f"{split.ranges} parts"
     some_ascend = "causal" in needs and "window_left" not in needs and "bias_bool" not in needs
@@ -226,8 +307,13 @@ def _sum_order(config: Sm90ForwardConfig, needs: Needs, split: SplitTiles, at_on
     return f"the first {at_once} ascend" if some_ascend and at_once < split.drawn else ""
 
 
-def _q_tiles(config: Sm90ForwardConfig, problem: AttentionProblem) -> int:
-    return -(-problem.q_len // (config.tile_q * config.cluster))
+def _cut(config: Sm90ForwardConfig, problem: AttentionProblem, split: SplitTiles) -> str:
+    if not split.slices:
+        return ""
+    cut = f"{split.slices} slices of {split.blocks * config.B_c:,} keys for a q tile"
+    if problem.is_batch_invariant:
+        return f"{cut}, by its own sequence and the kernel alone"
+    return f"{cut}; other batches, heads or SMs, other slices and bits"
 
 
 def split_tiles(
@@ -240,12 +326,14 @@ def split_tiles(
 
     Under a mask the short tiles even that out already; kernels for narrower heads cannot.
     """
-    tiles = _q_tiles(config, problem) * problem.batch * problem.heads
+    tiles = q_tiles(config, problem) * problem.batch * problem.heads
     if problem.is_listed:  # how many there are is in memory
         return SplitTiles(most_tiles(problem, config.tile_q * config.cluster) * problem.heads)
     whole = SplitTiles(tiles)
     if problem.bias == "bool":  # how many kv blocks a tile sees is in memory
         return whole
+    if "sliced" in needs:
+        return _sliced_tiles(config, problem, tiles, clusters)
     if problem.is_batch_invariant:  # which tiles are cut, and where, follows from the batch
         return whole
     if not config.split_last or "causal" in needs or "window_left" in needs or "narrow_d" in needs:
@@ -258,6 +346,18 @@ def split_tiles(
     if 4 * flags > COUNTER_BYTES or rest * tile_blocks * ranges >= 1 << 31:
         return whole
     return SplitTiles(tiles - rest, ranges, rest * tile_blocks)
+
+
+def _sliced_tiles(
+    config: Sm90ForwardConfig, problem: AttentionProblem, tiles: int, clusters: int
+) -> SplitTiles:
+    if problem.is_batch_invariant:
+        cut = invariant_slices(config, problem)
+    else:
+        cut = filling_slices(config, problem, clusters)
+    if cut.count == 1:
+        return SplitTiles(tiles)
+    return SplitTiles(0, tiles * cut.count, cut.blocks, cut.count)
 
 
 def part_bytes(config: Sm90ForwardConfig) -> int:

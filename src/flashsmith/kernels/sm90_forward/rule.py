@@ -9,10 +9,13 @@ from flashsmith.arch import Arch
 from flashsmith.base.dtypes import DType
 from flashsmith.kernels.short_form import parse_short_form
 from flashsmith.kernels.sm90_forward.config import Sm90ForwardConfig
+from flashsmith.kernels.sm90_forward.slices import is_chunk, q_tiles
 from flashsmith.problem.attention import AttentionProblem
 
 WIDTHS = (64, 96, 128, 192, 256)  # the d_head that kernels are built for
 SHORT_QUERIES = 64  # rows of one warpgroup: more of them would have none
+MOST_SHORT_CUT = 128  # width of kernels of one warpgroup that have registers for slices
+FEW_TILES = 264  # two waves on the 132 SMs of an H200: more fill them without slices
 
 _LOOP = "overlap+early_rescale+tiles_DYNAMIC+late_draw+sections"
 _SUM = f"{_LOOP}+stats_SUM+lazy_8"
@@ -56,24 +59,62 @@ _TALL_BIASED = {
 }
 
 
+# Of chunks, few rows on many keys: tiles that are cut along the keys, and no taller than most
+# chunks are.
+_CHUNK = {
+    64: (2, 128, f"kv_3+q_4+{_SUM}+halves+pingpong+split+o_smem+{_TWO}"),
+    96: (2, 128, f"kv_2+q_4+{_SUM}+halves+pingpong+early_tests+split+o_smem+late_store+{_TWO}"),
+    128: _TALL[128][0],
+    192: (2, 96, f"kv_2+q_3+{_SUM}+early_tests+split+late_store+hints+{_TWO}"),
+    # With early_tests and late_store ptxas spills where there is a log-sum-exp or a sink too.
+    256: (2, 64, f"kv_2+q_3+{_SUM}+split+hints+{_TWO}"),
+}
+
+
 def candidates(problem: AttentionProblem, arch: Arch) -> Sequence[Sm90ForwardConfig]:
     """Configurations that compute `problem`, best first; not all of them need fit `arch`."""
     width = next((w for w in WIDTHS if w >= problem.d_head), None)
     if width is None:
         return ()
     ranked = _ranked(problem.dtype, width, bool(problem.bias))
-    if problem.q_len <= SHORT_QUERIES:
-        return (ranked[-1], *ranked[:-1])
+    is_short = problem.q_len <= SHORT_QUERIES
+    if is_short:
+        ranked = (ranked[-1], *ranked[:-1])
+    cut = _cut(problem.dtype, width, is_short)
+    if _is_cut(cut, problem):
+        return (cut, *(config for config in ranked if config != cut))
     return ranked
+
+
+def _is_cut(config: Sm90ForwardConfig, problem: AttentionProblem) -> bool:
+    """Whether slices of tiles are likely to pay: few tiles, each of many keys.
+
+    Where bits must not depend on the batch, the sequence alone says so.
+    """
+    in_memory = problem.is_listed or problem.bias == "bool"
+    if in_memory or not is_chunk(config, problem):
+        return False
+    tiles = q_tiles(config, problem) * problem.batch * problem.heads
+    return problem.is_batch_invariant or tiles <= FEW_TILES
+
+
+def _read(dtype: DType, width: int, parts: tuple[int, int, str]) -> Sm90ForwardConfig:
+    warpgroups, b_c, words = parts
+    return parse_short_form(
+        f"{Sm90ForwardConfig.PREFIX}({dtype.name}, {width}, {warpgroups}, {b_c}): {words}",
+        Sm90ForwardConfig,
+    )
+
+
+@cache
+def _cut(dtype: DType, width: int, is_short: bool) -> Sm90ForwardConfig:
+    """The configuration that cuts tiles along the keys; wide short ones would spill."""
+    if is_short and width <= MOST_SHORT_CUT:
+        return _read(dtype, width, _SHORT[width]).replace(split_last=True)
+    return _read(dtype, width, _CHUNK[width])
 
 
 @cache
 def _ranked(dtype: DType, width: int, has_bias: bool) -> tuple[Sm90ForwardConfig, ...]:
     tall = _TALL_BIASED if has_bias else _TALL
-    return tuple(
-        parse_short_form(
-            f"{Sm90ForwardConfig.PREFIX}({dtype.name}, {width}, {warpgroups}, {b_c}): {words}",
-            Sm90ForwardConfig,
-        )
-        for warpgroups, b_c, words in (*tall[width], _SHORT[width])
-    )
+    return tuple(_read(dtype, width, parts) for parts in (*tall[width], _SHORT[width]))

@@ -54,6 +54,7 @@ class Choice:
     reason: str
     rejected: tuple[Rejected, ...] = ()
     time_us: float | None = None  # of the run that is explained, where it was on a GPU
+    cut: str = ""  # how the device's launches cut tiles along the keys, where they do
 
     def __str__(self) -> str:
         name = self.config.short_form() if self.config is not None else "no kernel of flashsmith"
@@ -64,6 +65,8 @@ class Choice:
                 f"  batch-invariant: bits follow from a row's own sequence and "
                 f"{self.config.numeric_class}"
             )
+        if self.cut:
+            lines.append(f"  {self.cut}")
         lines += [f"  not {item.what}: {item.reason}" for item in self.rejected]
         return "\n".join(lines)
 

@@ -120,7 +120,8 @@ struct Consumer {
         if constexpr (kNeeds.causal) {
             const i32 row_end = row + kWarpgroupRows;
             const i32 seen = Mask::template blocks_seen<kConfig.B_c>(sequence(), row_end);
-            work.own = min(work.own, Mask::kHasLeft ? max(seen - work.first, 1) : seen);
+            constexpr bool kFromFirst = Mask::kHasLeft || Kernel::kSliced;
+            work.own = min(work.own, kFromFirst ? max(seen - work.first, 1) : seen);
         }
         if (kNeeds.ragged_q && row >= sequence().q_len) work.own = 0;
         return work;
@@ -422,7 +423,8 @@ struct Consumer {
     FS_DEVICE void store(i32 slot) {
         const QTile tile = QTile::get(smem.tile(slot));
         if constexpr (Kernel::kSplits) {
-            const typename Kernel::Exchange exchange{args.counter, warpgroup, thread};
+            const typename Kernel::Exchange exchange{args.counter, args.scratch, args.tiles,
+                                                     warpgroup, thread};
             const Slice slice = Slice::get(smem.tile(slot));
             const i32 givers = ptx::broadcast(slice.givers);
             if (givers < 0) {

@@ -43,15 +43,19 @@ struct ForwardKernel {
     static constexpr int kHalf = kHalves ? kConfig.B_c / 2 : kConfig.B_c;
     // A left edge leaves the second half; the ones behind V have no rows to pass by.
     static constexpr bool kUpperHalves = kHalves && Mask::kHasLeft && !kMmaSums;
+    // Every tile is cut along its own span, under any mask, where the launch asks for it.
+    static constexpr bool kSliced = kConfig.split_last && kNeeds.sliced && !kListed && !kSkips;
     // A causal mask makes tiles unequal, which evens out when CTAs end; for heads narrower than the
     // kernel ptxas has no registers left. Where tiles are not split, all of them are whole,
     // whatever the launch asks for.
-    static constexpr bool kSplits = kConfig.split_last && !Mask::kHasLeft && !kNeeds.causal &&
-                                    !kNeeds.narrow_d && !kListed && !kSkips;
+    static constexpr bool kSplits =
+        kSliced || (kConfig.split_last && !Mask::kHasLeft && !kNeeds.causal && !kNeeds.narrow_d &&
+                    !kListed && !kSkips);
     // Under a mask, tiles of a head that begin at the same time read the same K and V where blocks
     // come from the first on; from the diagonal on each would begin with its own.
-    static constexpr Ascending kAscends =
-        kNeeds.causal && !Mask::kHasLeft && !kSkips ? kConfig.ascending : Ascending::kNONE;
+    static constexpr Ascending kAscends = kNeeds.causal && !Mask::kHasLeft && !kSliced && !kSkips
+                                              ? kConfig.ascending
+                                              : Ascending::kNONE;
 
     using KRing = OperandRing<kConfig.kv_stages, kConfig.kv_bytes(), kConfig.early_tests>;
     using VRing = OperandRing<kConfig.kv_stages, kConfig.kv_bytes(), kConfig.early_tests, kMmaSums>;
@@ -62,7 +66,7 @@ struct ForwardKernel {
     using Output = RowsOutput<kConfig.dtype, kConfig.d_head, kConfig.o_panels(),
                               kConfig.l2_hints ? ptx::kEvictFirst : ptx::kEvictNormal,
                               kNeeds.ragged_q, kNeeds.narrow_d || kNeeds.d_v>;
-    using Exchange = SliceExchange<kConfig.d_head, kConfig.n_warpgroups, kConfig.cluster>;
+    using Exchange = SliceExchange<kConfig.d_head, kConfig.n_warpgroups, kConfig.cluster, kSliced>;
 };
 
 // With a left edge: the first kv block of the q tile that begins at `row`. CTAs of a cluster share

@@ -124,7 +124,7 @@ struct Producer {
 
     // Tiles, or whole ones and ranges, that blocks draw.
     FS_DEVICE i32 numbers() const {
-        if constexpr (Kernel::kListed) return TileList(args.tile_list).entries * args.heads;
+        if constexpr (Kernel::kListed) return TileList(args.scratch).entries * args.heads;
         return Kernel::kSplits ? args.whole_tiles + args.split_ranges : args.tiles;
     }
 
@@ -177,7 +177,18 @@ struct Producer {
 
     FS_DEVICE i32 first_number() {
         const i32 own = static_cast<i32>(blockIdx.x) / kCluster;
-        return counts_from_start() ? number_after(own, ask_counter(own)) : own;
+        return existing(counts_from_start() ? number_after(own, ask_counter(own)) : own);
+    }
+
+    // From number `index` on, the first that stands for something: tiles may have fewer slices than
+    // the longest one has.
+    FS_DEVICE i32 existing(i32 index) {
+        if constexpr (Kernel::kSliced) {
+            while (index < numbers() && segment_or_none({index, 0}).tile.n_blocks == 0) {
+                index = number_after(index, ask_counter(index));
+            }
+        }
+        return index;
     }
 
     FS_DEVICE u32 ask_counter(i32 index) const {
@@ -194,7 +205,7 @@ struct Producer {
     }
 
     FS_DEVICE Drawn after(i32 index, bool goes_on, u32 count) {
-        return goes_on ? Drawn{index, 1} : Drawn{number_after(index, count), 0};
+        return goes_on ? Drawn{index, 1} : Drawn{existing(number_after(index, count)), 0};
     }
 
     // The cluster's first block drew for all: it hands the number on, one at a time.

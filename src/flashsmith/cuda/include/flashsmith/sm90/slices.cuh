@@ -12,7 +12,9 @@ namespace flashsmith::sm90 {
 
 // Each range gives at most one slice away, so its number is the slice's place. Threads of the same
 // number hold the same elements, and the four words of one lie beside those of the next.
-template <int kD, int kWarpgroups, int kCluster>
+// kSliced: a range is one slice, and the next one of the same tile comes `tiles` ranges later; what
+// is given lies in memory of the call.
+template <int kD, int kWarpgroups, int kCluster, bool kSliced>
 struct SliceExchange {
     static constexpr int kCount = kD / 2;  // of O, a thread
     static constexpr int kStride = kWarpgroupThreads * 16;
@@ -20,6 +22,8 @@ struct SliceExchange {
     static constexpr u32 kWarps = 4;
 
     u32* const& counter;  // of the kernel's arguments; flags and slices lie behind it
+    const u64& scratch;
+    const i32& tiles;
     int warpgroup, thread;
 
     FS_DEVICE void give(i32 range, const float (&o)[kCount], const float (&sums)[2],
@@ -38,7 +42,9 @@ struct SliceExchange {
     // Adds those of the `givers` ranges before, the nearest first: always in the same order.
     FS_DEVICE void take(i32 range, i32 givers, float (&o)[kCount], float (&sums)[2],
                         float (&maxima)[2]) const {
-        _Pragma("unroll 1") for (i32 giver = range - 1; giver >= range - givers; --giver) {
+        const i32 step = kSliced ? tiles : 1;
+        _Pragma("unroll 1") for (i32 giver = range - step; giver >= range - givers * step;
+                                 giver -= step) {
             ptx::wait_acquire_gpu(flag(giver), kWarps);
             u64 src = part(giver);
             const Chunk statistics = ptx::ld_global_16b(src + kPartBytes - kStride);
@@ -74,8 +80,8 @@ struct SliceExchange {
     }
     FS_DEVICE u32* flag(i32 range) const { return counter + kFirstFlag + place(range); }
     FS_DEVICE u64 part(i32 range) const {
-        return reinterpret_cast<u64>(counter) + kCounterBytes +
-               static_cast<u64>(place(range)) * kPartBytes + thread * 16;
+        const u64 first = kSliced ? scratch : reinterpret_cast<u64>(counter) + kCounterBytes;
+        return first + static_cast<u64>(place(range)) * kPartBytes + thread * 16;
     }
 
     static FS_DEVICE float number(const Chunk& from, int i) {

@@ -72,7 +72,7 @@ FS_DEVICE Segment listed_segment(const typename Kernel::Args& args, i32 index, u
     constexpr i32 kRows = Kernel::kConfig.tile_q(), kAllRows = Kernel::kConfig.cluster * kRows;
     i32 head;
     const ListedTile found =
-        TileList(args.tile_list).template at<kAlike>(index, args.heads, kAllRows, head);
+        TileList(args.scratch).template at<kAlike>(index, args.heads, kAllRows, head);
     const ListedSequence of = listed_sequence(args, found);
     const i32 kv_head = Division(head, args.kv_group).quotient;
     const i32 row = found.row + static_cast<i32>(rank) * kRows;
@@ -127,27 +127,56 @@ struct SplitRange {
     }
 };
 
+template <class Kernel>
+FS_DEVICE Segment whole_segment(const typename Kernel::Args& args, i32 index, u32 rank) {
+    Segment whole{decode_tile<Kernel>(args, index, rank), {0, 0, Slice::kWhole}, false};
+    if constexpr (Kernel::Mask::kHasLeft) {
+        whole.slice.first = first_block_of<Kernel>(args, whole.tile.row, rank);
+        whole.tile.n_blocks -= whole.slice.first;
+    }
+    if constexpr (Kernel::kSkips) {
+        const QTile& tile = whole.tile;
+        whole.tile.n_blocks = line_of_tile<Kernel>(args, tile.batch, tile.head, tile.row).count();
+    }
+    return whole;
+}
+
+// Every tile is cut into slices of `split_blocks` kv blocks, counted from its first one; what is
+// left at its end is a slice if it has a quarter of that, or else belongs to the one before.
+// Numbers are drawn slice by slice, of all tiles the first, then of all the second: who has a
+// tile's last slice ends it, and waits only for numbers before its own.
+//
+//   tile 0   | 0 | 2 | 4 |        tile 1   | 1 | 3 |      number 5 stands for nothing
+template <class Kernel>
+FS_DEVICE Segment sliced_segment(const typename Kernel::Args& args, i32 index, u32 rank) {
+    const Division number(index, args.tiles);  // the slice, and the tile
+    Segment segment = whole_segment<Kernel>(args, number.rest, rank);
+    const i32 length = args.split_blocks, least = (length + 3) / 4;
+    const i32 before = number.quotient * length;
+    const i32 left = segment.tile.n_blocks - before;
+    const bool is_last = left - length < least;
+    segment.tile.n_blocks = is_last ? left : length;
+    if (number.quotient > 0 && left < least) segment.tile.n_blocks = 0;
+    segment.slice = {segment.slice.first + before, index,
+                     is_last ? number.quotient : Slice::kIsGiven};
+    return segment;
+}
+
 // What a CTA does next: number `index`, of a range that has two segments first 0, then 1.
 template <class Kernel>
 FS_DEVICE Segment decode_segment(const typename Kernel::Args& args, i32 index, i32 second,
                                  u32 rank) {
     if (!Kernel::kSplits || index < args.whole_tiles) {
-        Segment whole{decode_tile<Kernel>(args, index, rank), {0, 0, Slice::kWhole}, false};
-        if constexpr (Kernel::Mask::kHasLeft) {
-            whole.slice.first = first_block_of<Kernel>(args, whole.tile.row, rank);
-            whole.tile.n_blocks -= whole.slice.first;
-        }
-        if constexpr (Kernel::kSkips) {
-            const QTile& tile = whole.tile;
-            whole.tile.n_blocks =
-                line_of_tile<Kernel>(args, tile.batch, tile.head, tile.row).count();
-        }
-        return whole;
+        return whole_segment<Kernel>(args, index, rank);
     }
-    const SplitRange split(
-        args, index, Kernel::Mask::template blocks_seen<Kernel::kConfig.B_c>(args, args.q_len));
-    const i32 at = split.tile - second;
-    return split.blocks_of(at, decode_tile<Kernel>(args, args.whole_tiles + at, rank));
+    if constexpr (Kernel::kSliced) {
+        return sliced_segment<Kernel>(args, index, rank);
+    } else {
+        const SplitRange split(
+            args, index, Kernel::Mask::template blocks_seen<Kernel::kConfig.B_c>(args, args.q_len));
+        const i32 at = split.tile - second;
+        return split.blocks_of(at, decode_tile<Kernel>(args, args.whole_tiles + at, rank));
+    }
 }
 
 }  // namespace flashsmith::sm90
