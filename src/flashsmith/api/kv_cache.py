@@ -52,8 +52,7 @@ def flash_attn_with_kvcache(
     place first, and count. `cache_leftpad`: rows at a sequence's beginning that are padding (not in
     pages). `cache_batch_idx` says which sequence of the cache each of q is. Masks are aligned
     bottom-right with a sequence's own length. Nothing waits for the GPU. `num_splits` changes
-    nothing: a request's bits depend on nothing else in the batch. Chunks of a prompt are fast on a
-    contiguous cache. Lengths and entries are clamped. `out`, `workspace`: `flash_attention`'s.
+    nothing: bits follow from the request alone. Lengths and entries are clamped into the cache.
     """
     _refuse(rotary_cos, rotary_sin)
     causal = checked_flag("causal", causal)
@@ -77,8 +76,9 @@ def flash_attn_with_kvcache(
         lengths = _append(ops, (k_cache, v_cache), (k, v), lengths, table)
     if is_known:
         k_cache, v_cache, lengths = *_rows(k_cache, v_cache, cache_seqlens, k), None
-    read = {"k_lengths": lengths, "k_starts": ops.lengths(cache_leftpad), "block_table": table}
-    tables = _given(alibi_slopes=alibi_slopes, **read)
+    starts = ops.lengths(cache_leftpad, "cache_leftpad")
+    read = {"k_lengths": lengths, "k_starts": starts, "alibi_slopes": alibi_slopes}
+    tables = _given(block_table=table, **read)
     return attend(q, k_cache, v_cache, options, out=out, tables=tables, workspace=workspace)
 
 
@@ -145,13 +145,13 @@ class _Operations:
                 f"NumPy arrays; call flash_attention(..., k_lengths=, block_table=)."
             )
 
-    def lengths(self, given: Array) -> Array:
+    def lengths(self, given: Array, name: str = "cache_seqlens") -> Array:
         """A number for each sequence, from one for all of them; None stays None."""
         if given is None:
             return None
         if isinstance(given, int) and not isinstance(given, bool):
             return self._module.full((self.batch,), given, dtype=self.int32, **self._where)
-        return self.indices("cache_seqlens", given)
+        return self.indices(name, given)
 
     def indices(self, name: str, given: Array) -> Array:
         """An index for each sequence of q."""
