@@ -5,8 +5,8 @@ import pytest
 from flashsmith.base.errors import CompileError, Unsupported
 from flashsmith.compile.compiler import CompileJob, compile_kernel, compile_many
 from flashsmith.compile.unit import unit_source
-from flashsmith.kernels import parse_config
-from flashsmith.problem.needs import NEEDS, Needs
+from flashsmith.kernels import get_kernel_configs, parse_config
+from flashsmith.problem.needs import NEEDS, OF_LAUNCHES, Needs
 
 PLAIN = Needs()
 BESIDE = {"bias_apart": "bias_same"}  # what a need says something of
@@ -29,10 +29,16 @@ def test_the_unit_states_its_short_form_and_every_field_by_name(small):
 def test_every_need_changes_the_machine_code(cache, small, need):
     if need in small.REFUSED_FACTS:
         pytest.skip("these kernels do not compute it")
+    config, arch = (small, "sm_80") if need not in OF_LAUNCHES else (splitting(), "sm_90a")
     beside = (BESIDE[need],) if need in BESIDE else ()
-    plain = compile_kernel(small, Needs(beside), "sm_80", cache=cache)
-    other = compile_kernel(small, Needs((need, *beside)), "sm_80", cache=cache)
+    plain = compile_kernel(config, Needs(beside), arch, cache=cache)
+    other = compile_kernel(config, Needs((need, *beside)), arch, cache=cache)
     assert plain.code != other.code
+
+
+def splitting():
+    """The first configuration whose plans cut tiles."""
+    return next(config for config in get_kernel_configs("hopper") if config.split_last)
 
 
 @pytest.mark.parametrize(

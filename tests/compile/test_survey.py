@@ -45,7 +45,7 @@ def test_spill_bytes_are_stores_and_loads_wherever_they_are_shown():
     assert row.as_flat()["spill_bytes"] == spilled
     assert facts_of(spilling, "sm_80").spill_bytes == spilled
     problem = small_problem(spilling)
-    assert artefact_facts(Candidate(spilling, problem, row.kernel))["spill_bytes"] == spilled
+    assert artefact_facts(Candidate(spilling, problem, (row.kernel,)))["spill_bytes"] == spilled
 
 
 def test_a_configuration_that_no_compiler_could_build_says_so_without_a_compile(cache, small):

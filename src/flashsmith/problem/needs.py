@@ -23,8 +23,11 @@ _VALUES = {
     for value in what.choices
     if what.compiled and value != what.absent
 }
+_READ_BEFORE = ("q_lengths", "k_starts")  # by the launch that lists tiles; no other knows of them
 _COMPILED = {
-    name: (name, None) for name, what in FACTS.items() if what.compiled and not what.choices
+    name: (name, None)
+    for name, what in FACTS.items()
+    if what.compiled and not what.choices and name not in _READ_BEFORE
 }
 _OF = {**_COMPILED, **_VALUES}
 OF_FACTS = {
@@ -129,7 +132,7 @@ def needs_of(problem: AttentionProblem, *, tile_q: int, tile_k: int, d_head: int
         holds[need] = given != FACTS[name].absent if value is None else given == value
     holds["bias_apart"] = bool(problem.bias) and (problem.bias_apart or problem.k_len % 2 != 0)
     if problem.is_listed:  # what of the tables it is made of, a list does not say
-        holds |= {"k_lengths": not problem.sequences, "q_lengths": False, "k_starts": False}
+        holds["k_lengths"] = not problem.sequences
     # A mask that hides nothing needs no code; where lengths are in memory, that is not known.
     mask, unknown = problem.mask, problem.has_own_lengths
     holds["causal"] = mask.right is not None if unknown else mask.hides_right

@@ -4,33 +4,38 @@ import pytest
 from wgmma_loop import wgmma_faults, wgmma_loop
 
 from flashsmith.base.errors import Unsupported
+from flashsmith.check.cases import quick_cases
 from flashsmith.compile.compiler import compile_kernel
 from flashsmith.compile.machine.sass import disassemble
 from flashsmith.kernels import get_kernel_configs, parse_config
+from flashsmith.kernels.plans import needs_of
 from flashsmith.problem.needs import Needs
 
 pytest.importorskip("nvidia", reason="the compiler has no wheel here")
 
-CAUSAL = Needs(("causal", "ragged_q", "ragged_k", "lse"))
-FULL = Needs(("ragged_q", "lse"))
 # 64 x 96 at d_head 128 with three warpgroups: more live registers than the formula lets pass.
 CROWDED = (
     "hopper(BF16, 128, 3, 96): kv_2+q_3+overlap+early_rescale+stats_VOTE+lazy_8+o_smem+regs_160_32"
 )
 
 
-def main_configurations():
-    return [c for c in get_kernel_configs("hopper") if c.dtype.name == "BF16"]
+def main_kernels():
+    """In turn full and causal: those that the tests of results compile too."""
+    found = enumerate(get_kernel_configs("hopper"))
+    return [
+        (config, needs_of(config, quick_cases(config)[n % 2].problem))
+        for n, config in found
+        if config.dtype.name == "BF16"
+    ]
 
 
 def narrow_backward_configurations():
     return [c for c in get_kernel_configs("hopper-bwd") if c.d_head <= 128]
 
 
-@pytest.mark.parametrize("traits", [FULL, CAUSAL], ids=lambda t: t.identifier())
-@pytest.mark.parametrize("config", main_configurations(), ids=str)
-def test_the_loop_keeps_descriptors_in_uniform_registers(config, traits):
-    kernel = compile_kernel(config, traits, "sm_90a")
+@pytest.mark.parametrize(("config", "needs"), main_kernels(), ids=str)
+def test_the_loop_keeps_descriptors_in_uniform_registers(config, needs):
+    kernel = compile_kernel(config, needs, "sm_90a")
     assert kernel.resources.spill_bytes == 0
     sass = disassemble(kernel.cubin)
     assert wgmma_faults(sass) == []
@@ -81,11 +86,11 @@ def test_a_build_with_serialised_products_is_refused_by_name():
     config = parse_config(CROWDED)
     assert config.refusal() is not None
     with pytest.raises(Unsupported, match=r"96.*C7512.*lower B_c"):
-        compile_kernel(config, CAUSAL, "sm_90a")
+        compile_kernel(config, Needs(("causal", "ragged_q", "ragged_k", "lse")), "sm_90a")
 
 
 def test_a_build_that_spills_is_refused():
-    config = main_configurations()[0]
+    config = main_kernels()[0][0]
     assert config.refused_build(0, ()) is None
     assert config.refused_build(4, ()).rule == "spills"
     assert config.refused_build(0, ("ptxas info : (C7515) …",)).rule == "wgmma_serialised"
