@@ -257,7 +257,7 @@ def show(table, said: list[str], names: dict[str, str]) -> None:
 
 def is_peer(name: str) -> bool:
     """Whether a contender is not ours."""
-    return not name.startswith("decode")
+    return not name.startswith(("decode", "hopper_decode"))
 
 
 def load_fa3(path: str | None):

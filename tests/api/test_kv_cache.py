@@ -171,7 +171,7 @@ def test_the_decode_kernel_is_chosen_and_explained(monkeypatch):
     monkeypatch.setenv("FLASHSMITH_DEVICE", "emulator")
     k, v = (in_pages(c) for c in CACHES)
     *_, choice = flash_attention(Q, k, v, block_table=TABLE, explain=True)
-    assert choice.config.NAME == "sm80_decode"
+    assert choice.config.NAME in ("sm80_decode", "sm90_decode")
 
 
 ONE = {"cache_seqlens": LENGTHS}

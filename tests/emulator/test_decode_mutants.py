@@ -118,55 +118,63 @@ def changed_source(
 
 # What is wrong, the header, its text and what stands there instead.
 SOURCES = {
-    "page off by one": ("decode_copies.cuh", "first + page_of(key)", "first + page_of(key) + 1"),
-    "row of a page off by one": ("decode_copies.cuh", "place = key -", "place = key + 1 -"),
+    "page off by one": (
+        "sm80/decode_copies.cuh",
+        "first + page_of(key)",
+        "first + page_of(key) + 1",
+    ),
+    "row of a page off by one": ("sm80/decode_copies.cuh", "place = key -", "place = key + 1 -"),
     "page of another sequence": (
-        "decode_copies.cuh",
+        "sm80/decode_copies.cuh",
         "static_cast<i64>(batch_) * args_.table_pages",
         "static_cast<i64>(0)",
     ),
-    "entries not clamped": ("decode_copies.cuh", "page = min(max(entry, 0),", "page = max(entry,"),
-    "pages of the block before": ("decode_team.cuh", "key_of(block + 1)", "key_of(block)"),
+    "entries not clamped": (
+        "sm80/decode_copies.cuh",
+        "page = min(max(entry, 0),",
+        "page = max(entry,",
+    ),
+    "pages of the block before": ("decode/team.cuh", "key_of(block + 1)", "key_of(block)"),
     "slice counted twice": (
-        "decode_output.cuh",
+        "decode/output.cuh",
         "if (slice + i < work_.slices) total",
         "if (slice + i <= work_.slices) total",
     ),
     "last slice left out": (
-        "decode_output.cuh",
+        "decode/output.cuh",
         "if (slice + i < work_.slices) total",
         "if (slice + i < work_.slices - 1) total",
     ),
     "added up before the last has come": (
-        "decode_output.cuh",
+        "decode/output.cuh",
         "static_cast<u32>(work_.slices - 1)",
         "static_cast<u32>(work_.slices - 2)",
     ),
-    "counter left behind": ("decode_output.cuh", "counter, 0);", "counter, 1);"),
+    "counter left behind": ("decode/output.cuh", "counter, 0);", "counter, 1);"),
     "length of the sequence before": (
-        "decode_queue.cuh",
+        "decode/queue.cuh",
         "work.k_len = length_of(sequence)",
         "work.k_len = length_of(sequence ? sequence - 1 : 0)",
     ),
     "CTAs behind the last slice stay": (
-        "decode_queue.cuh",
+        "decode/queue.cuh",
         "return work.slice < work.slices",
         "return work.slice <= work.slices",
     ),
-    "two slices are not one": ("decode_kernel.cuh", "return {2 * kKeys, 1}", "return {kKeys, 1}"),
+    "two slices are not one": ("decode/kernel.cuh", "return {2 * kKeys, 1}", "return {kKeys, 1}"),
     "in turn: length of the sequence before": (
-        "decode_queue.cuh",
+        "decode/queue.cuh",
         "ptx::shfl_idx(k_len_, lane)",
         "ptx::shfl_idx(k_len_, lane ? lane - 1 : 0)",
     ),
-    "length not clamped": ("decode_queue.cuh", "min(max(given, 0), args_.k_len)", "given"),
+    "length not clamped": ("decode/queue.cuh", "min(max(given, 0), args_.k_len)", "given"),
     "in turn: slices of the sequences before not counted": (
-        "decode_queue.cuh",
+        "decode/queue.cuh",
         "if (lane >= distance) end_ += other",
         "if (lane > distance) end_ += other",
     ),
-    "block taken by two teams": ("decode_team.cuh", "block * Kernel::kTeams + team_)", "block)"),
-    "mask not moved with the length": ("decode_kernel.cuh", "args.k_len - work.k_len", "0"),
+    "block taken by two teams": ("decode/team.cuh", "block * Kernel::kTeams + team_)", "block)"),
+    "mask not moved with the length": ("decode/kernel.cuh", "args.k_len - work.k_len", "0"),
 }
 
 
@@ -240,7 +248,7 @@ def test_no_schedule_and_no_number_of_sms_reaches_the_bits():
 
 def test_slices_added_up_in_the_order_in_which_they_came_are_noticed():
     ptx = changed_source(
-        "decode_output.cuh",
+        "decode/output.cuh",
         "const i32 number = min(slice + i, work_.slices - 1);",
         "const i32 number = (min(slice + i, work_.slices - 1) + work_.slice) % work_.slices;",
         LONG,

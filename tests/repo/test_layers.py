@@ -85,7 +85,7 @@ def test_few_places_name_a_kernel_or_an_architectures_family():
 
 
 # Headers, bottom to top; folders on one line do not know each other.
-HEADERS = (("base",), ("ptx",), ("tile",), ("attention",), ("sm80", "sm90"))
+HEADERS = (("base",), ("ptx",), ("tile",), ("attention",), ("decode",), ("sm80", "sm90"))
 HEIGHT = {name: height for height, layer in enumerate(HEADERS) for name in layer}
 
 

@@ -18,6 +18,7 @@ from flashsmith.kernels.sm90_backward.parts import (
     Sm90RowsConfig,
     Sm90TilesConfig,
 )
+from flashsmith.kernels.sm90_decode.config import Sm90DecodeConfig
 from flashsmith.kernels.sm90_forward.config import Sm90ForwardConfig
 from flashsmith.kernels.tile_list.config import TileListConfig
 
@@ -28,6 +29,7 @@ CATALOGUE: tuple[type[KernelConfig], ...] = (
     Sm80BackwardConfig,
     Sm90BackwardConfig,
     Sm80DecodeConfig,
+    Sm90DecodeConfig,
 )
 # Single launches of such plans: compiled and profiled under names of their own.
 PARTS: tuple[type[KernelConfig], ...] = (

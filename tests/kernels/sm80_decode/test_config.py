@@ -70,9 +70,11 @@ def test_what_python_refuses_the_compiler_refuses_with_a_sentence(text, rule, se
     with pytest.raises(Unsupported):
         config.require_buildable()
     source = (
-        f'{structs(Sm80DecodeConfig)}\n#include "flashsmith/sm80/decode_kernel.cuh"\n'
-        f"static_assert(flashsmith::sm80::DecodeKernel<{config.to_cpp_struct()},\n"
-        f'    flashsmith::Needs::none()>::valid());\nextern "C" __global__ void none() {{}}'
+        f'{structs(Sm80DecodeConfig)}\n#include "flashsmith/sm80/decode.cuh"\n'
+        f"using Kernel = flashsmith::decode::DecodeKernel<{config.to_cpp_struct()},\n"
+        f"    flashsmith::Needs::none(), flashsmith::DecodeArgs, flashsmith::sm80::ByCpAsync>;\n"
+        f"static_assert(Kernel::valid() && sizeof(flashsmith::sm80::KVCopies<Kernel>) > 0);\n"
+        f'extern "C" __global__ void none() {{}}'
     )
     with pytest.raises(CompileError, match=sentence):
         compile_text(source, "none", "sm_90a")
@@ -121,7 +123,8 @@ def test_something_is_chosen_that_fits_every_architecture(width, q_len):
     problem = replace(PROBLEM, d_head=width, q_len=q_len)
     for arch in ("sm_80", "sm_86", "sm_90a", "sm_120"):
         config = choose(problem, arch).config
-        assert config.NAME == "sm80_decode"
+        family = "sm90_decode" if arch == "sm_90a" else "sm80_decode"
+        assert family == config.NAME
         assert config.B_r >= 4 * q_len
         config.require_buildable(get_arch(arch))
 
@@ -165,7 +168,7 @@ def test_a_choice_names_what_bits_follow_from():
 
 def test_lengths_and_pages_are_computed_here_and_refused_by_forward_kernels():
     asked = replace(PROBLEM, k_lengths=True, page=16, pages=9, q_len=1)
-    assert choose(asked, "sm_90a").config.NAME == "sm80_decode"
+    assert choose(asked, "sm_89").config.NAME == "sm80_decode"
     forward = parse_config("(BF16, 128, 64, 64, 4): async+load_0_0_0_tiles")
     with pytest.raises(Unsupported, match="do not compute page"):
         choose(replace(asked, k_lengths=False), "sm_80", given=forward)

@@ -146,14 +146,20 @@ def _parts(config: Sm80DecodeConfig, problem: AttentionProblem) -> int:
     return problem.kv_heads * slices if problem.sequences else slices_at_most(config, problem)
 
 
-def plan_decode(config: Sm80DecodeConfig, problem: AttentionProblem, sm_count: int) -> Plan:
+def plan_decode(
+    config: Sm80DecodeConfig,
+    problem: AttentionProblem,
+    sm_count: int,
+    launch_type: type[DecodeLaunch] = DecodeLaunch,
+) -> Plan:
     """The launches of `config` on `problem`: mostly one, more where counters are too few.
 
     Packed sequences are routed by their own rows: those of one q tile of `config` are its work, and
     the rest that of the widest tile, so that neither looks at what else is packed.
     """
     if not problem.sequences:
-        return _launches(DecodeLaunch(config, problem, _needs(config, problem), _NO_CTAS), sm_count)
+        kind = launch_type(config, problem, _needs(config, problem), _NO_CTAS)
+        return _launches(kind, sm_count)
     wide = replace(wide_config(config), persistent=True)
     rows = problem.q_len * problem.group
     few = DecodeLaunch(

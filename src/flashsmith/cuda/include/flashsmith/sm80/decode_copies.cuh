@@ -1,31 +1,15 @@
-// How a decode kernel's operands come in: Q once, K and V by teams, each into a ring of its own.
+// How K and V come to a decode kernel's rings by cp.async: by teams, each into a ring of its own.
 #pragma once
 
+#include "flashsmith/decode/kernel.cuh"
 #include "flashsmith/ptx/cp_async.cuh"
 #include "flashsmith/ptx/memory.cuh"
 #include "flashsmith/ptx/warp.cuh"
-#include "flashsmith/sm80/decode_kernel.cuh"
 
 namespace flashsmith::sm80 {
 
-// Starts the copy of a q tile: rows gathered from the heads of a group; those that do not exist are
-// zeros.
-template <class Kernel>
-FS_DEVICE void copy_q(SmemAddr room, const DecodeArgs& args, const DecodeWork& work) {
-    using Tile = typename Kernel::QTile;
-    const i32 rows = q_len_of<Kernel>(args, work) * args.group;
-    _Pragma("unroll 1") for (u32 i = threadIdx.x; i < Tile::kRows * Tile::kChunks;
-                             i += Kernel::kThreads) {
-        const u32 row = i / Tile::kChunks;
-        const u32 chunk = i % Tile::kChunks;
-        const i32 packed = work.tile * Kernel::kBr + row;
-        const QueryRow at(args, work, packed);
-        const i64 element = element_of<Kernel>(args.q, work, at) + chunk * kChunkElements;
-        const bool exists = packed < rows && chunk * kChunkElements < args.d_head;
-        ptx::cp_async_16b_or_zero(room + Tile::offset(row, chunk),
-                                  args.q.address + element * kElementBytes, exists);
-    }
-}
+// Rings hold nothing from one work to the next.
+struct NoRing {};
 
 // One thread's part in copying kv blocks of one sequence and head.
 //
@@ -35,19 +19,23 @@ FS_DEVICE void copy_q(SmemAddr room, const DecodeArgs& args, const DecodeWork& w
 template <class Kernel>
 class KVCopies {
     using Tile = typename Kernel::KVTile;
+    using Args = typename Kernel::Args;
     static constexpr Needs kNeeds = Kernel::kNeeds;
     static constexpr int kRowStep = Kernel::kTeamThreads / Tile::kChunks;
     static constexpr int kPasses = Tile::kRows / kRowStep;
     static constexpr int kHeld = (Tile::kRows + kWarpLanes - 1) / kWarpLanes;
     static constexpr int kFirst = Kernel::kStages - 1;  // kv blocks that are copied at the start
 
+    static_assert(Tile::kRows % kRowStep == 0, "a kv block must be whole copies.");
     static_assert(Kernel::kTeamThreads % Tile::kChunks == 0, "a pass must copy whole rows.");
     static_assert((kRowStep & (kRowStep - 1)) == 0, "the swizzle of a pass must be a constant.");
     static_assert(kRowStep <= kWarpLanes, "the rows of a pass must be known to lanes of one turn.");
 
   public:
-    FS_DEVICE KVCopies(SmemAddr ring, const DecodeArgs& args, const DecodeWork& work)
+    FS_DEVICE KVCopies(SmemAddr smem, i32 team, const Args& args, const decode::DecodeWork& work,
+                       const NoRing&)
         : args_(args), batch_(work.batch), end_key_(work.k_len) {
+        const SmemAddr ring = smem + Kernel::kRings + team * Kernel::kTeamBytes;
         const u32 thread = threadIdx.x % Kernel::kTeamThreads;
         row_ = thread / Tile::kChunks;
         const u32 chunk = thread % Tile::kChunks;
@@ -56,6 +44,15 @@ class KVCopies {
         k_ = start(args.k, work, chunk);
         v_ = start(args.v, work, chunk);
     }
+
+    // Every work begins with the first stage.
+    FS_DEVICE static int first_stage() { return 0; }
+    FS_DEVICE static int stage_of(int block) { return block; }
+    FS_DEVICE static NoRing ring_behind(i32) { return {}; }
+
+    // A group of copies ends here; the oldest that is under way is waited for.
+    FS_DEVICE static void close() { ptx::cp_async_commit(); }
+    FS_DEVICE static void await(int, i32) { ptx::cp_async_wait<kFirst - 1>(); }
 
     // Looks up the pages of a kv block, a lane those of one row in 32: of number `set` of the first
     // ones, or, as number kFirst, of any that comes later.
@@ -94,7 +91,7 @@ class KVCopies {
     }
 
   private:
-    FS_DEVICE static u64 start(const TensorArg& tensor, const DecodeWork& work, u32 chunk) {
+    FS_DEVICE static u64 start(const TensorArg& tensor, const decode::DecodeWork& work, u32 chunk) {
         const i64 sequence = kNeeds.page ? 0 : work.batch * tensor.batch_stride;
         const i64 element = sequence + work.kv_head * tensor.head_stride + chunk * kChunkElements;
         return tensor.address + element * kElementBytes;
@@ -124,7 +121,7 @@ class KVCopies {
         return SmemAddr{room.value ^ turn} + pass * kRowStep * Tile::kRowBytes;
     }
 
-    const DecodeArgs& args_;
+    const Args& args_;
     SmemAddr ring_;  // this thread's place in stage 0 of K
     u64 k_, v_;      // its chunk of key 0, or of row 0 of page 0
     i32 row_;
@@ -132,6 +129,23 @@ class KVCopies {
     i32 end_key_;
     bool column_;
     i32 page_[kFirst + 1][kHeld];  // entries of the table, as they were read
+};
+
+// How K and V come to shared memory.
+struct ByCpAsync {
+    template <int kRows, int kCols>
+    using Tile = SmemTile<kRows, kCols, true>;
+    template <class Kernel>
+    using Copies = KVCopies<Kernel>;
+    using Ring = NoRing;
+
+    // The group of a work's first kv block has landed, and Q is in it.
+    template <int kAhead>
+    FS_DEVICE static void await_q() {
+        ptx::cp_async_wait<kAhead - 1>();
+    }
+    // Threads wrote to the rings' memory; what follows writes to it as they do.
+    FS_DEVICE static void end_work() {}
 };
 
 }  // namespace flashsmith::sm80

@@ -12,6 +12,7 @@ constexpr int rows_at_once() const { return team_warps() * 32 * 8 / d_head; }
 constexpr int ring_bytes(int element_bytes = 2) const {
     return teams() * stages * 2 * B_c * d_head * element_bytes;
 }
+constexpr int barrier_bytes() const { return 0; }
 // O with 8 floats of padding a row, and two statistics.
 constexpr int exchange_bytes() const { return teams() * B_r * 4 * (d_head + 8 + 2); }
 

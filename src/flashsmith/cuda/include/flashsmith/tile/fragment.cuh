@@ -72,12 +72,13 @@ class FragmentReader {
     }
 
     // A reader of the same tile that starts `rows` rows lower.
-    FS_DEVICE FragmentReader below(u32 rows) const {
+    FS_DEVICE FragmentReader below(u32 rows) const { return further(rows * Tile::kRowBytes); }
+
+    // A reader of a tile that lies `bytes` further.
+    FS_DEVICE FragmentReader further(u32 bytes) const {
         FragmentReader reader = *this;
         FS_UNROLL
-        for (int i = 0; i < kAddresses; ++i) {
-            reader.address_[i] = address_[i] + rows * Tile::kRowBytes;
-        }
+        for (int i = 0; i < kAddresses; ++i) reader.address_[i] = address_[i] + bytes;
         return reader;
     }
 
@@ -85,10 +86,13 @@ class FragmentReader {
     static constexpr int kSpanBytes = kMatrixSpan * kElementBytes;
     static constexpr int kAddresses =
         Tile::kSwizzled ? Tile::kSwizzleRows * kChunkBytes / kSpanBytes : 1;
+    // To the spans behind those: in the same row, or in the next panel.
+    static constexpr int kGroupBytes =
+        Tile::kPanelBytes ? Tile::kPanelBytes : kAddresses * kSpanBytes;
 
     FS_DEVICE SmemAddr at(int row_span, int col_span) const {
-        return address_[col_span % kAddresses] + (row_span * kMatrixSpan * Tile::kRowBytes +
-                                                  col_span / kAddresses * kAddresses * kSpanBytes);
+        return address_[col_span % kAddresses] +
+               (row_span * kMatrixSpan * Tile::kRowBytes + col_span / kAddresses * kGroupBytes);
     }
 
     SmemAddr address_[kAddresses];

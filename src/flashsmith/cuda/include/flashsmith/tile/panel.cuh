@@ -19,6 +19,27 @@ inline constexpr int kWarpgroupRows = 64;  // of the A operand of wgmma m64nNk16
 inline constexpr int kPanelColumns = 64;
 inline constexpr int kPanelRowBytes = 128;
 
+// A matrix of panels, as a lane reads it (tile/fragment.cuh): chunks of its first panel.
+template <int kRowsArg, int kColsArg>
+struct PanelTile {
+    static constexpr int kRows = kRowsArg;
+    static constexpr int kCols = kColsArg;
+    static constexpr bool kSwizzled = true;
+    static constexpr int kRowBytes = kPanelRowBytes;
+    static constexpr int kPanels = kCols / kPanelColumns;
+    static constexpr int kPanelBytes = kRows * kPanelRowBytes;
+    static constexpr int kBytes = kPanels * kPanelBytes;
+    static constexpr int kSwizzleRows = 8;
+
+    static_assert(kCols % kPanelColumns == 0, "a matrix must be whole panels.");
+    static_assert(kPanelBytes % 1024 == 0, "the swizzle is a function of the address.");
+
+    // Bytes from the matrix's start to chunk `chunk` of row `row`.
+    FS_DEVICE static u32 offset(u32 row, u32 chunk) {
+        return row * kPanelRowBytes + (chunk ^ (row % kSwizzleRows)) * kChunkBytes;
+    }
+};
+
 // Named barriers from here on are for the threads of one warpgroup each; those before, for turns.
 inline constexpr u32 kWarpgroupBarrier = 8;
 

@@ -19,6 +19,7 @@ struct SmemTile {
     static constexpr int kRowBytes = kCols * kElementBytes;
     static constexpr int kBytes = kRows * kRowBytes;
     static constexpr int kSwizzleRows = 8;  // rows after which the pattern repeats
+    static constexpr int kPanelBytes = 0;   // rows lie whole
 
     static_assert(kChunks >= kSwizzleRows, "a row must span all banks for the swizzle to help.");
 
