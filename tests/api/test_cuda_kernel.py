@@ -67,6 +67,33 @@ def test_a_warm_call_asks_the_driver_for_the_current_context_and_launches(gpu, c
     assert gpu.calls == ["cuCtxGetCurrent", "cuLaunchKernel"]
 
 
+@pytest.mark.parametrize("lse", [False, True])
+def test_so_does_one_on_a_cache_whose_tensors_lie_where_they_did(gpu, lse, monkeypatch):
+    q = torch.zeros(3, 1, 4, 64, dtype=torch.bfloat16)
+    pages = [torch.zeros(9, 16, 2, 64, dtype=torch.bfloat16) for _ in "kv"]
+    tables = {
+        "k_lengths": torch.tensor([5, 0, 48], dtype=torch.int32),
+        "block_table": torch.zeros(3, 3, dtype=torch.int32),
+    }
+    made: dict[int, torch.Tensor] = {}
+    real = torch.empty_like
+    monkeypatch.setattr(torch, "empty_like", lambda x: made.setdefault(x.dim(), real(x)))
+    asked = []
+    of = cuda_kernel.call_of
+    monkeypatch.setattr(cuda_kernel, "call_of", lambda *views: asked.append(1) or of(*views))
+    given = given_of(checked_options())
+    with gpu.current(0):
+        for _ in range(3):
+            gpu.calls.clear()
+            cuda_kernel.forward_with(q, *pages, in_order(tables), lse, *given)
+    assert gpu.calls == ["cuCtxGetCurrent", "cuLaunchKernel"]
+    assert len(asked) == 1
+    moved = {**tables, "k_lengths": tables["k_lengths"].clone()}
+    with gpu.current(0):
+        cuda_kernel.forward_with(q, *pages, in_order(moved), lse, *given)
+    assert len(asked) == 2  # other addresses are told to the kernel
+
+
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("layout", ["bshd", "bhsd"])
 @pytest.mark.parametrize("config", [None, MMA])

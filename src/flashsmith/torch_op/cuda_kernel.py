@@ -89,9 +89,8 @@ def forward_with(
     of_tables = _tables_of(tables, q, k, lse, given)
     launch = _launch_with(q, k, v, of_tables, lse, given)
     out = launch.empty_output(q)
-    of_rows = empty_lse(q, launch.prepared.problem.layout) if lse else no_lse(q)
-    stream = current_stream(launch.ordinal)
-    _start_on_copies(launch, (q, k, v), out, of_rows if lse else None, stream, of_tables)
+    of_rows = torch.empty_like(launch.lse_like) if lse else no_lse(q)
+    _start(launch, q, k, v, out, of_rows if lse else None, of_tables)
     return out, of_rows
 
 
@@ -217,23 +216,31 @@ def _lse_like(q: Tensor, layout: str) -> Tensor:
 
 
 def _start(
-    launch: _TorchLaunch, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor | None
+    launch: _TorchLaunch,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor | None,
+    tables: Mapping[str, Tensor] = _NO_TABLES,
 ) -> None:
     """Launches into an output that `empty_output` made: its strides follow from those of q."""
     stream = current_stream(launch.ordinal)
     at: tuple[int, ...] = (q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr())
     if lse is not None:
         at = (*at, lse.data_ptr())
-    scratch = _scratch(launch, q)
-    if scratch:
-        at = (*at, scratch[SCRATCH].data_ptr())
+    more = _scratch(launch, q)
+    if tables:
+        more = {**tables, **more}
+    for tensor in more.values():
+        at = (*at, tensor.data_ptr())
     if launch.is_direct and launch.prepared.start_again(at, stream):
         return
     if not launch.is_direct or (at[0] | at[1] | at[2]) & _UNALIGNED:
-        _start_on_copies(launch, (q, k, v), out, lse, stream)
+        _start_on_copies(launch, (q, k, v), out, lse, stream, tables)
     else:
         # Strides are those of the launch: addresses say the rest.
-        launch.prepared.start_first(at, _call(launch, (q, k, v), out, lse, scratch), stream)
+        launch.prepared.start_first(at, _call(launch, (q, k, v), out, lse, more), stream)
 
 
 def _scratch(launch: _TorchLaunch, q: Tensor) -> Mapping[str, Tensor]:
