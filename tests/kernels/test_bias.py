@@ -12,6 +12,7 @@ from flashsmith.base.errors import ArgumentError, Unsupported
 from flashsmith.check import verdict
 from flashsmith.check.cases import Case, bias_cases, inputs_of
 from flashsmith.check.verdict import check_case
+from flashsmith.emulator.options import EmulatorOptions
 from flashsmith.kernels.arguments import ScoresArg
 from flashsmith.kernels.launch import scores_arg
 from flashsmith.kernels.parse import parse_config
@@ -21,6 +22,7 @@ from flashsmith.kernels.sm90_forward import plan as sm90_plan
 from flashsmith.kernels.sm90_forward.rule import candidates
 from flashsmith.problem.attention import AttentionProblem
 from flashsmith.problem.reference import reference
+from flashsmith.runtime.emulated import EmulatedDevice
 from flashsmith.runtime.run import run_arrays
 
 LOOP = "overlap+early_rescale+tiles_DYNAMIC+sections"
@@ -78,7 +80,7 @@ def drawn_facts(seed):
     placement = draw.choice(["contiguous", "padded", "transposed", "packed"])
     return placement, {
         "bias": draw.choice(["bool", "same", "float32"]),
-        "bias_apart": placement != "contiguous" or draw.random() < 0.3,
+        "bias_keys": "apart" if placement != "contiguous" or draw.random() < 0.3 else "",
         "batch": draw.choice([1, 2]),
         "heads": heads,
         "kv_heads": group,
@@ -219,18 +221,32 @@ def test_the_rule_offers_kernels_with_registers_for_a_bias(d_head):
         config.require_buildable(arch)
 
 
-def test_pairs_are_read_only_where_every_pair_is_aligned():
-    assert ScoresArg(4, 8, 8, 8).in_pairs(2, 64)
-    assert not ScoresArg(2, 8, 8, 8).in_pairs(2, 64)
-    assert not ScoresArg(4, 8, 7, 8).in_pairs(2, 64)
-    assert not ScoresArg(4, 8, 8, 8).in_pairs(2, 63)
-    assert not ScoresArg(4, 8, 8, 8, 2).in_pairs(2, 64)
+@pytest.mark.parametrize("count", [2, 8])
+def test_keys_are_read_at_once_only_where_all_of_them_are_aligned(count):
+    first = 2 * count
+    assert ScoresArg(first, 8, 16, 0).lie_by(count, 2, 64)
+    assert not ScoresArg(first + 2, 8, 16, 0).lie_by(count, 2, 64)
+    assert not ScoresArg(first, 8, 15, 0).lie_by(count, 2, 64)
+    assert not ScoresArg(first, 8, 16, 0).lie_by(count, 2, 64 + count // 2)
+    assert not ScoresArg(first, 8, 16, 0, 2).lie_by(count, 2, 64)
+
+
+def test_a_bias_in_chunks_takes_a_quarter_of_the_requests_for_memory():
+    config = parse_config(WGMMA)
+    requests = {}
+    for keys in ("", "chunks"):
+        device = EmulatedDevice(sm_count=1, options=EmulatorOptions(counters=True))
+        problem = problem_of(config, bias="same", bias_keys=keys, batch=1, q_len=130, k_len=264)
+        check_case(device, config, Case("chunks", problem)).require_ok("chunks")
+        requests[keys] = sum(device.report().counters.requests.values())
+    lines = 12 * 3 * 3 * 2  # warps that have rows, heads, kv blocks, rows of a lane
+    assert requests[""] - requests["chunks"] == lines * (16 - 4)
 
 
 def test_what_does_not_lie_in_pairs_is_not_read_by_pairs(device):
     config = parse_config(MMA)
     case = Case("bias", problem_of(config, bias="same"), placement="transposed")
-    with pytest.raises(ArgumentError, match="lie side by side at even places; say bias_apart"):
+    with pytest.raises(ArgumentError, match="lie side by side at multiples of 2; say bias_keys"):
         check_case(device, config, case)
 
 

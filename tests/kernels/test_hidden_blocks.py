@@ -17,6 +17,7 @@ from flashsmith.check.placement import (
     scratch_location,
 )
 from flashsmith.check.verdict import check_case, run_case
+from flashsmith.emulator.options import EmulatorOptions
 from flashsmith.kernels.block_list.plan import BlockListLaunch, BlockLists
 from flashsmith.kernels.launch import SCRATCH
 from flashsmith.kernels.parse import parse_config
@@ -24,6 +25,7 @@ from flashsmith.kernels.plans import plan, scratch_bytes
 from flashsmith.kernels.sm80_forward import plan as sm80_plan
 from flashsmith.kernels.sm90_forward import plan as sm90_plan
 from flashsmith.problem.attention import AttentionProblem
+from flashsmith.runtime.emulated import EmulatedDevice
 from flashsmith.runtime.run import run_arrays
 
 LOOP = "overlap+early_rescale+tiles_DYNAMIC+sections"
@@ -57,7 +59,7 @@ def drawn_facts(seed):
     placement = draw.choice(list(SHARED))
     return placement, {
         "bias_shared": draw.choice(["", SHARED[placement]]),
-        "bias_apart": placement != "contiguous",
+        "bias_keys": "" if placement == "contiguous" else "apart",
         "batch": draw.choice([1, 2]),
         "heads": heads,
         "kv_heads": group,
@@ -139,6 +141,21 @@ def test_a_tile_that_sees_nothing_is_zero_and_its_log_sum_exp_minus_infinity(tex
     assert np.isfinite(np.delete(lse, np.r_[rows], axis=-1)).all()
 
 
+@BOTH
+def test_the_mask_of_a_block_that_all_rows_see_is_not_read(text):
+    config = parse_config(text)
+    problem = problem_of(config, heads=1, batch=1, q_len=config.tile_q, k_len=3 * config.tile_k)
+    made = dict(inputs_of(Case("whole", problem)))
+    read = []
+    for hidden in (0, 3):  # blocks that one element is hidden of
+        mask = np.ones((1, 1, problem.q_len, problem.k_len), np.uint8)
+        mask[..., 7, : hidden * config.tile_k : config.tile_k] = 0
+        device = EmulatedDevice(sm_count=1, options=EmulatorOptions(counters=True))
+        run_arrays(device, config, problem, {**made, "bias": mask})
+        read.append(device.report().counters.bytes["global load"])
+    assert read[1] - read[0] >= problem.q_len * problem.k_len
+
+
 # The list
 
 
@@ -154,29 +171,42 @@ def listed(device, config, problem, mask, placement="contiguous"):
     lists = BlockLists(problem, config.tile_q, config.tile_k)
     line = n_bytes // 4 // lists.lines
     rows = words[: n_bytes // 4].reshape(lists.lines, line)
-    return [row[1 : 1 + row[0]].tolist() for row in rows]
+    entries = [row[1 : 1 + row[0]] for row in rows]
+    return [
+        [word if word >= 0 else WHOLE + (word & 0x7FFFFFFF) for word in line.tolist()]
+        for line in entries
+    ]
+
+
+WHOLE = 1000  # added to a block that the mask hides nothing of
 
 
 @pytest.mark.parametrize(
-    ("placement", "keys"), [("contiguous", 264), ("padded", 259), ("transposed", 259)]
+    ("placement", "keys"),
+    [("contiguous", 272), ("contiguous", 264), ("padded", 259), ("transposed", 259)],
 )
 def test_the_list_is_that_of_the_mask(placement, keys, device):
-    """By words, by bytes and by strides; more than a round of blocks; one line where one mask."""
+    """By chunks, words, bytes and strides; one line where one mask; blocks without a 0 are told."""
     config = parse_config(MMA)
     shared = SHARED[placement]
     problem = problem_of(
-        config, q_len=150, k_len=keys, bias_shared=shared, bias_apart=keys % 2 == 1
+        config, q_len=150, k_len=keys, bias_shared=shared, bias_keys="apart" if keys % 2 else ""
     )
     draw = np.random.default_rng(5)
     blocks = np.repeat(draw.random((1, 3, 150, 5)) < 0.01, 64, axis=3)[..., :keys]
     mask = blocks.astype(np.uint8)
+    mask[:, :, 64:128, 128:192] = 1  # whole, and with one element less
+    mask[:, :, :64, 64:] = 1
+    mask[:, :, 63, 191] = 0
     if shared == "heads":
         mask = np.broadcast_to(mask[:, :1], mask.shape)
     wanted = []
     for head in range(1 if shared == "heads" else 3):
         for row in range(0, 150, 64):
-            seen = mask[0, head, row : row + 64].any(axis=0)
-            wanted.append([n for n in range(5) if seen[n * 64 : n * 64 + 64].any()] or [0])
+            blocks = np.split(mask[0, head, row : row + 64], range(64, keys, 64), axis=1)
+            seen = [n + WHOLE * bool(b.all()) for n, b in enumerate(blocks) if b.any()]
+            wanted.append(seen or [0])
+    assert any(n >= WHOLE for line in wanted for n in line)
     assert listed(device, config, problem, mask, placement) == wanted
 
 

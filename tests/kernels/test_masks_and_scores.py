@@ -11,10 +11,12 @@ from flashsmith.base.errors import Unsupported
 from flashsmith.check import verdict
 from flashsmith.check.cases import Case, inputs_of
 from flashsmith.check.verdict import check_case
+from flashsmith.emulator.options import EmulatorOptions
 from flashsmith.kernels.parse import parse_config
 from flashsmith.kernels.plans import needs_of, plan
 from flashsmith.problem.attention import AttentionProblem
 from flashsmith.problem.mask import Mask
+from flashsmith.runtime.emulated import EmulatedDevice
 from flashsmith.runtime.run import run_arrays
 
 LOOP = "overlap+early_rescale+tiles_DYNAMIC+sections"
@@ -183,6 +185,31 @@ def test_slopes_of_another_head_are_noticed(text, device, monkeypatch):
     with_inputs(monkeypatch, of_the_next_head)
     assert not is_right(device, text, alibi=True, k_len=40)
     assert not is_right(device, text, sinks=True, k_len=40)
+
+
+def test_with_slopes_a_tile_begins_with_the_keys_nearest_to_its_rows():
+    """From the last key on, every block would outgrow the one before and be exponentiated twice."""
+    config = parse_config(WGMMA)
+    device = EmulatedDevice(sm_count=1, options=EmulatorOptions(counters=True))
+    problem = problem_of(config, alibi=True, q_len=128, k_len=512, diagonal=0, lse=False)
+    bits = dict(inputs_of(Case("steep", problem)))
+    bits["alibi_slopes"] = np.full((1, 3), 0.5, np.float32).view(np.uint32)
+    run_arrays(device, config, problem, bits)
+    warps, lanes_share = 8, 64
+    blocks = problem.heads * problem.k_len // config.B_c * warps
+    exponentials = device.report().counters.instructions["special function"]
+    # The first block of a tile is tried and done again; beside them are a few for sums and factors.
+    assert blocks * lanes_share <= exponentials < 1.4 * blocks * lanes_share
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_tiles_that_begin_near_their_rows_are_right_wherever_those_stand(seed, device):
+    draw = random.Random(f"near {seed}")
+    config = parse_config([WGMMA, CONFIGS[5]][seed % 2])
+    q_len, k_len = draw.choice([64, 129, 300]), draw.choice([200, 384, 419])
+    diagonal = draw.choice([None, 0, 40, -300, 5000])
+    problem = problem_of(config, alibi=True, q_len=q_len, k_len=k_len, diagonal=diagonal)
+    check_case(device, config, Case("near", problem, gain=8.0)).require_ok(f"{problem}")
 
 
 def test_kv_blocks_outside_a_window_are_never_loaded(device):

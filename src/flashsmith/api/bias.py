@@ -9,6 +9,7 @@ from flashsmith.base.dtypes import DType
 from flashsmith.base.errors import ArgumentError, ArgumentTypeError
 from flashsmith.kernels.arguments import ScoresArg
 from flashsmith.problem.attention import AttentionProblem
+from flashsmith.problem.needs import BIAS_CHUNK
 
 Shape = tuple[int, ...]
 
@@ -65,12 +66,15 @@ def require_whole(view: ArrayView, problem: AttentionProblem) -> None:
         raise ArgumentError(f"bias has shape {view.shape}; expand it to {wanted}.")
 
 
-def is_apart(view: ArrayView, problem: AttentionProblem) -> bool:
-    """Whether keys have to be read one by one: pairs do not lie at even places."""
+def keys_of(view: ArrayView, problem: AttentionProblem) -> str:
+    """The value of the fact `bias_keys`: how many can be read at once."""
     if len(view.shape) != 4:  # refused by name
-        return False
+        return ""
     n_bytes = {"bool": 1, "bool8": 1, "float32": 4}.get(view.dtype, problem.dtype.bytes)
-    return not bias_arg(view).in_pairs(n_bytes, problem.k_len)
+    places = bias_arg(view)
+    if not places.lie_by(2, n_bytes, problem.k_len):
+        return "apart"
+    return "chunks" if places.lie_by(BIAS_CHUNK, n_bytes, problem.k_len) else ""
 
 
 def shared_by(view: ArrayView) -> str:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from flashsmith.api.array_view import ArrayView, compact
 from flashsmith.api.arrays.library import Array, ArrayOrTuple
-from flashsmith.api.bias import is_apart, kind_of, require_whole, shared_by
+from flashsmith.api.bias import keys_of, kind_of, require_whole, shared_by
 from flashsmith.api.options import CallOptions
 from flashsmith.base.errors import ArgumentError, ArgumentTypeError
 from flashsmith.problem.attention import AttentionProblem
@@ -69,7 +69,7 @@ def with_tables(
     if "block_table" in tables:
         asked |= {"pages": pool[0], "page": pool[1]}
     if BIAS in tables:
-        asked["bias_apart"] = is_apart(tables[BIAS], problem)
+        asked["bias_keys"] = keys_of(tables[BIAS], problem)
         asked["bias_shared"] = shared_by(tables[BIAS])
     problem = replace(problem, **asked)  # type: ignore[arg-type]  # the types of these facts
     for name, view in tables.items():

@@ -240,11 +240,12 @@ def bias_cases(config: KernelConfig) -> tuple[Case, ...]:
         Case("added by pairs", replace(full, bias="same"), gain=LARGE_LOGITS),
         Case("of all heads", replace(full, bias="same", k_len=3 * keys + 1), placement="padded"),
         Case(
-            "added by key", replace(full, bias="float32", bias_apart=True), placement="transposed"
+            "added by key", replace(full, bias="float32", bias_keys="apart"), placement="transposed"
         ),
         Case("under a diagonal", replace(causal, bias="same", sinks=True, softcap=30.0)),
         Case("beside slopes", replace(causal, bias="float32", alibi=True, window_left=keys + 5)),
         Case("whole blocks", replace(full, bias="same", q_len=rows, k_len=2 * keys, lse=False)),
+        Case("added by chunks", replace(full, bias="same", bias_keys="chunks", k_len=3 * keys + 8)),
     )
     return tuple(
         case for case in cases if not set(facts_that_hold(case.problem)) & set(config.REFUSED_FACTS)
@@ -275,7 +276,10 @@ def serving_cases(config: KernelConfig) -> tuple[Case, ...]:
         Case("narrow pages", replace(draft, d_head=d_head // 2 + 8, page=256, pages=40)),
     )
     return tuple(
-        case for case in cases if not set(facts_that_hold(case.problem)) & set(config.REFUSED_FACTS)
+        case
+        for case in cases
+        if not set(facts_that_hold(case.problem)) & set(config.REFUSED_FACTS)
+        and not config.refused_problem(case.problem)
     )
 
 

@@ -44,11 +44,12 @@ class ScoresArg(TensorArg):
 
     key_stride: int = 1
 
-    def in_pairs(self, element_bytes: int, k_len: int) -> bool:
-        """Whether an even key and the next can be read at once, in every row."""
+    def lie_by(self, count: int, element_bytes: int, k_len: int) -> bool:
+        """Whether every `count` keys, from the first on, can be read at once, in every row."""
         strides = (self.batch_stride, self.seq_stride, self.head_stride)
-        is_aligned = self.address % (2 * element_bytes) == 0 and not any(s % 2 for s in strides)
-        return is_aligned and self.key_stride == 1 and k_len % 2 == 0
+        is_aligned = self.address % (count * element_bytes) == 0
+        is_aligned = is_aligned and not any(stride % count for stride in strides)
+        return is_aligned and self.key_stride == 1 and k_len % count == 0
 
 
 NO_TENSOR = TensorArg(0)

@@ -10,7 +10,7 @@ from flashsmith.base.errors import ArgumentError
 from flashsmith.kernels.arguments import NO_SCORES, Arguments, ScoresArg, TensorArg
 from flashsmith.kernels.kernel import KernelConfig
 from flashsmith.problem.attention import AttentionProblem
-from flashsmith.problem.needs import Needs
+from flashsmith.problem.needs import BIAS_CHUNK, Needs
 from flashsmith.problem.signature import BIAS, TABLES
 
 WORKSPACE = "workspace"  # beside the tensors of the signature: memory that the device keeps
@@ -61,18 +61,19 @@ class Launch:
 def scores_arg(launch: Launch, call: Call) -> ScoresArg:
     """Where the bias of a call lies; nowhere where it brings none.
 
-    Raises where the kernel reads pairs and they do not lie at even places.
+    Raises where the kernel reads several keys at once and they do not lie at such places.
     """
     found, problem = call.get(BIAS, NO_SCORES), launch.problem
     assert isinstance(found, ScoresArg)
     n_bytes = TABLES[BIAS].element_bytes(problem)
+    count = BIAS_CHUNK if "bias_keys_chunks" in launch.needs else 2
     if problem.bias and not (
-        "bias_apart" in launch.needs or found.in_pairs(n_bytes, problem.k_len)
+        "bias_keys_apart" in launch.needs or found.lie_by(count, n_bytes, problem.k_len)
     ):
         raise ArgumentError(
             f"bias begins at {found.address:#x} with strides {found.batch_stride}, "
-            f"{found.head_stride}, {found.seq_stride} and {found.key_stride}; pairs of keys must "
-            f"lie side by side at even places; say bias_apart."
+            f"{found.head_stride}, {found.seq_stride} and {found.key_stride}; every {count} keys "
+            f"must lie side by side at multiples of {count}; say bias_keys 'apart'."
         )
     return found
 

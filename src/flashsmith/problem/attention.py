@@ -20,6 +20,11 @@ BIASES = {
     "same": "(added to scores, in the type of q)",
     "float32": "(added to scores)",
 }
+BIAS_KEYS = {
+    "": "(two at once)",
+    "apart": "(one by one: pairs do not lie side by side at even places)",
+    "chunks": "(16 bytes at once, in every row)",
+}
 BIAS_SHARED = {
     "": "(none)",
     "batch": "(one for all sequences)",
@@ -137,10 +142,11 @@ class AttentionProblem:
         option="--bias",
         changes_scores=True,
     )
-    bias_apart: bool = fact(
-        bool,
-        "keys of the bias are read one by one: they do not lie side by side at even places",
-        absent=False,
+    bias_keys: str = fact(
+        str,
+        "how keys of the bias are read: apart, one by one, or in chunks of 16 bytes",
+        choices=BIAS_KEYS,
+        absent="",
         compiled=True,
     )
     bias_shared: str = fact(

@@ -46,6 +46,13 @@ class Mask:
         """Whether some row does not see the last key, because of its right edge."""
         return self._end(0) < self.k_len
 
+    @property
+    def short_rows(self) -> int:
+        """The first rows, whose left edge lies before the first key: they see fewer than others."""
+        if self.left is None or self.right is None:
+            return 0
+        return max(0, min(self.left - self.alignment, self.q_len))
+
     def is_like(self, other: Mask) -> bool:
         """Whether both are bounded on the same sides and aligned alike, whatever the lengths."""
         mine, theirs = (

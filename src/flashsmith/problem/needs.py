@@ -23,6 +23,7 @@ _VALUES = {
     for value in what.choices
     if what.compiled and value != what.absent
 }
+BIAS_CHUNK = 8  # keys of a bias of 16 bits that lie in 16 bytes
 _READ_BEFORE = ("q_lengths", "k_starts")  # by the launch that lists tiles; no other knows of them
 _COMPILED = {
     name: (name, None)
@@ -130,7 +131,10 @@ def needs_of(problem: AttentionProblem, *, tile_q: int, tile_k: int, d_head: int
     for need, (name, value) in _OF.items():
         given = getattr(problem, name)
         holds[need] = given != FACTS[name].absent if value is None else given == value
-    holds["bias_apart"] = bool(problem.bias) and (problem.bias_apart or problem.k_len % 2 != 0)
+    is_apart = problem.bias_keys == "apart" or problem.k_len % 2 != 0
+    holds["bias_keys_apart"] = bool(problem.bias) and is_apart
+    # Elements of 16 bits: those of another size take as many registers, or fewer loads already.
+    holds["bias_keys_chunks"] &= problem.bias == "same" and problem.k_len % BIAS_CHUNK == 0
     if problem.is_listed:  # what of the tables it is made of, a list does not say
         holds["k_lengths"] = not problem.sequences
     # A mask that hides nothing needs no code; where lengths are in memory, that is not known.

@@ -11,12 +11,12 @@ CONFIG = parse_config(
 )
 
 
-def tiles(run_lines, heads, q_tiles, section_heads, short_tiles, early_heads):
+def tiles(run_lines, heads, q_tiles, section_heads, short_tiles, early_heads, needs=("causal",)):
     """Head and tile of each number that is drawn, under a causal mask."""
     count = heads * q_tiles
     body = f"""
     constexpr {CONFIG.CPP_TYPE} kConfig = {CONFIG.to_cpp_struct()};
-    constexpr Needs kNeeds = {Needs(("causal",)).to_cpp()};
+    constexpr Needs kNeeds = {Needs(needs).to_cpp()};
     using Kernel = sm90::ForwardKernel<kConfig, kNeeds>;
     Sm90ForwardArgs args{{}};
     args.heads = args.batch_heads = {heads};
@@ -58,3 +58,9 @@ def test_early_heads_have_their_short_tiles_in_their_sections_and_late_ones_at_t
     early = [(head, tile) for tile in (2, 1, 0) for head in (0, 1)]
     long = [(2, 2), (3, 2), (2, 1), (3, 1), (4, 2), (4, 1)]
     assert got == early + long + [(2, 0), (3, 0), (4, 0)]
+
+
+def test_in_a_window_the_tiles_of_the_first_rows_are_drawn_last(run_lines):
+    got = tiles(run_lines, 3, 4, 1, 2, 0, needs=("causal", "window_left"))
+    long = [(head, tile) for head in range(3) for tile in (3, 2)]
+    assert got == long + [(head, tile) for tile in (1, 0) for head in range(3)]

@@ -1,6 +1,7 @@
 """The order of tiles: numbers fitted to a GPU are data, with the record that they came from."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -74,3 +75,21 @@ def test_the_record_that_the_numbers_came_from_is_there_and_of_that_gpu():
     ordered = [line for line in map(json.loads, lines) if "sections of" in str(line["what"])]
     assert len(ordered) > 100
     assert {line["environment"]["device"] for line in ordered} == {data["gpu"]}
+
+
+@pytest.mark.parametrize(
+    ("facts", "short"),
+    [
+        ({"window_left": 1000}, 8),  # rows 0 to 999 see fewer keys than the others
+        ({"window_left": 1000, "q_len": 4000}, 0),  # and these stand behind them
+        ({"window_left": 1000, "causal": False}, 0),  # here the first rows see the most
+        ({"window_left": 8000, "q_len": 1024, "k_len": 1100}, 0),  # no window
+    ],
+)
+def test_in_a_window_the_tiles_of_the_first_rows_come_last(facts, short):
+    problem = replace(LONG, **facts)
+    (launch,) = plan(CONFIG, problem, sm_count=132)
+    if problem.mask.hides_left:
+        assert launch.order == tile_order.TileOrder(section_heads=1, short_tiles=short)
+    else:
+        assert launch.order == tile_order.tile_order(CONFIG, problem, launch.q_tiles, 132)

@@ -54,7 +54,7 @@ class BlockLists:
 
     def launch(self, needs: Needs) -> BlockListLaunch:
         """What writes it, for a kernel that is compiled with `needs`: its masks come first."""
-        config = BlockListConfig.of(n_threads=128)
+        config = BlockListConfig.of(n_threads=512)
         if self.lines > MAX_GRID:
             raise ArgumentError(
                 f"bias is a bool for {self.lines:,} tiles of {self.tile_q} query rows, one launch "

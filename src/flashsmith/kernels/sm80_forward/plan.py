@@ -19,7 +19,7 @@ from flashsmith.kernels.launch import (
 from flashsmith.kernels.sm80_forward.arguments import ForwardArguments
 from flashsmith.kernels.tile_list.plan import edges_of, list_bytes, list_launch, most_tiles
 from flashsmith.problem.attention import AttentionProblem
-from flashsmith.problem.needs import needs_of
+from flashsmith.problem.needs import Needs, needs_of
 
 MAX_GRID = 2**31 - 1  # CTAs along x, on every architecture
 LOG2_E = math.log2(math.e)
@@ -75,6 +75,8 @@ def plan_forward(config: KernelConfig, problem: AttentionProblem) -> Plan:
             f"rows, one launch takes {MAX_GRID:,}; split the batch."
         )
     needs = needs_of(problem, tile_q=config.tile_q, tile_k=config.tile_k, d_head=config.d_head)
+    # Registers are short here: what lies in chunks is read by pairs.
+    needs = Needs(tuple(name for name in needs if name != "bias_keys_chunks"))
     geometry = LaunchGeometry((ctas, 1, 1), config.threads, config.smem_bytes())
     blocks = BlockLists(problem, config.tile_q, config.tile_k)
     if blocks.exist:

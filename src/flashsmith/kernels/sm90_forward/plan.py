@@ -32,6 +32,7 @@ from flashsmith.kernels.sm90_forward.config import (
     Ascending,
     Scheduler,
     Sm90ForwardConfig,
+    Statistics,
 )
 from flashsmith.kernels.sm90_forward.slices import (
     filling_slices,
@@ -337,6 +338,8 @@ def split_tiles(
     if problem.is_batch_invariant:  # which tiles are cut, and where, follows from the batch
         return whole
     if not config.split_last or "causal" in needs or "window_left" in needs or "narrow_d" in needs:
+        return whole
+    if "alibi" in needs and config.statistics is Statistics.SUM:  # tiles begin near their rows
         return whole
     tile_blocks, rest = -(-problem.k_len // config.B_c), tiles % clusters
     ranges = min(clusters, rest * MOST_PARTS, rest * tile_blocks // LEAST_BLOCKS)

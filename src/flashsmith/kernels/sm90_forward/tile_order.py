@@ -70,6 +70,10 @@ def tile_order(
     config: Sm90ForwardConfig, problem: AttentionProblem, q_tiles: int, sm_count: int
 ) -> TileOrder:
     """The order for a problem whose heads have `q_tiles` tiles each."""
+    if problem.mask.hides_left:
+        # In a window all tiles are equally long, but for those of the first rows.
+        short = math.ceil(problem.mask.short_rows / (config.tile_q * config.cluster))
+        return TileOrder(section_heads=1, short_tiles=min(short, q_tiles - 1))
     batch_heads = problem.batch * problem.heads
     kv_bytes = 2 * problem.k_len * problem.d_head * problem.dtype.bytes
     head_bytes = max(kv_bytes * problem.kv_heads // problem.heads, 1)

@@ -8,6 +8,8 @@
 #include "flashsmith/base/dtype.cuh"
 #include "flashsmith/base/types.cuh"
 #include "flashsmith/ptx/convert.cuh"
+#include "flashsmith/ptx/memory.cuh"
+#include "flashsmith/ptx/warp.cuh"
 
 namespace flashsmith {
 
@@ -39,11 +41,11 @@ struct Bias {
         if constexpr (!kExists) return;
         const u64 line[2] = {line_of(args, row), line_of(args, row + 8)};
         // A few at a time where every element has an address of its own: registers are short.
-        constexpr int kPart = kNeeds.bias_apart && kCount % 16 == 0 ? 16 : kCount;
+        constexpr int kPart = kNeeds.bias_keys_apart && kCount % 16 == 0 ? 16 : kCount;
         FS_UNROLL
         for (int from = 0; from < kCount; from += kPart) {
             Pair pairs[kPart / 2];
-            if constexpr (kNeeds.bias_apart) {
+            if constexpr (kNeeds.bias_keys_apart) {
                 // Never so, but a branch: ptxas would read all parts at once, and spill.
                 u64 address = args.bias.address;
                 asm volatile("" : "+l"(address));
@@ -60,25 +62,51 @@ struct Bias {
 
     // The same in two steps, of which the first comes while the product runs. Elements of 32 bits
     // would take as many registers as the scores, and elements apart those of their addresses: they
-    // are read in the second.
-    static constexpr bool kIsEarly = kExists && !kIsWide && !kNeeds.bias_apart;
+    // are read in the second. So are bools: most blocks need none.
+    static constexpr bool kIsEarly = kExists && !kIsWide && !kIsBool && !kNeeds.bias_keys_apart;
     template <int kCount>
     struct Early {
         u32 pairs[kIsEarly ? kCount / 2 : 1];
     };
 
+    // A lane reads 8 keys of a row at once, a quad 32 side by side: a quarter of the requests that
+    // pairs would take. Quads then exchange them, so that every lane has its own pairs.
+    //
+    //   keys of a row   | 0 … 7 | 8 … 15 | 16 … 23 | 24 … 31 |
+    //   read by lane    |   0   |   1    |    2    |    3    |   of a quad
+    //   pairs of lane   |0 1 2 3|0 1 2 3 | 0 1 2 3 | 0 1 2 3 |
+    template <int kCount>
+    static constexpr bool kInChunks = kNeeds.bias_keys_chunks && kCount % 16 == 0;
+
     template <class Args, int kCount>
     FS_DEVICE void read_early(const Args& args, Early<kCount>& early, i32 row, i32 key) const {
         if constexpr (kIsEarly) {
             const u64 line[2] = {line_of(args, row), line_of(args, row + 8)};
-            read_pairs(args, early.pairs, line, key);
+            if constexpr (kInChunks<kCount>) {
+                read_chunks(args, early.pairs, line, key);
+            } else {
+                read_pairs(args, early.pairs, line, key);
+            }
         }
     }
 
     template <class Args, int kCount>
     FS_DEVICE void apply_early(const Args& args, float (&s)[kCount], const Early<kCount>& early,
                                i32 row, i32 key) const {
-        if constexpr (kIsEarly) {
+        if constexpr (kInChunks<kCount>) {
+            FS_UNROLL
+            for (int chunk = 0; chunk < kCount / 8; ++chunk) {
+                u32 pairs[4];
+                FS_UNROLL
+                for (int i = 0; i < 4; ++i) pairs[i] = early.pairs[4 * chunk + i];
+                ptx::transpose_quad(pairs, threadIdx.x % kWarpLanes);
+                FS_UNROLL
+                for (int i = 0; i < 4; ++i) {
+                    const int at = chunk / 2 * 16 + i * 4 + chunk % 2 * 2;
+                    apply_pair(s[at], s[at + 1], pairs[i]);
+                }
+            }
+        } else if constexpr (kIsEarly) {
             FS_UNROLL
             for (int i = 0; i < kCount; i += 2) apply_pair(s[i], s[i + 1], early.pairs[i / 2]);
         } else {
@@ -116,6 +144,23 @@ struct Bias {
             } else {
                 pairs[i] = read<Pair>(at);
             }
+        }
+    }
+
+    // Eight at once: chunk c is of row c % 2 and of the keys from 32 (c / 2) on. `key`: of the
+    // lane's first pair. Chunks that do not exist get what the last one has.
+    template <class Args, int kCount>
+    static FS_DEVICE void read_chunks(const Args& args, u32 (&words)[kCount], const u64 (&line)[2],
+                                      i32 key) {
+        const i32 own = key + threadIdx.x % 4 * (kChunkElements - 2);
+        FS_UNROLL
+        for (int chunk = 0; chunk < kCount / 4; ++chunk) {
+            i32 column = own + chunk / 2 * 32;
+            if constexpr (kNeeds.ragged_k) column = min(column, args.k_len - kChunkElements);
+            const Chunk found =
+                ptx::ld_global_16b(line[chunk % 2] + static_cast<i64>(column) * kElementBytes);
+            FS_UNROLL
+            for (int i = 0; i < 4; ++i) words[4 * chunk + i] = found.word[i];
         }
     }
 

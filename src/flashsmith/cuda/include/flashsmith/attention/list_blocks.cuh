@@ -1,12 +1,14 @@
 // Writes the list of kv blocks that q tiles see under a boolean mask (attention/block_list.cuh).
 //
 // One CTA a line. Its warps look at the kv blocks that the other masks leave the tile, each at one
-// at a time, and stop at the first element that is not 0: only what is hidden is read to its end.
+// at a time, until an element that is 0 and one that is not have been seen, or the block ends.
 // A row of the mask that all rows share is read once, and so is a key that all keys share.
 #pragma once
 
+#include "flashsmith/attention/block_list.cuh"
 #include "flashsmith/attention/mask.cuh"
 #include "flashsmith/ptx/barrier.cuh"
+#include "flashsmith/ptx/memory.cuh"
 #include "flashsmith/ptx/warp.cuh"
 
 namespace flashsmith {
@@ -54,13 +56,29 @@ class BlockLister {
         if (threadIdx.x != 0) return;
         // Rows that see no key are written too: one block passes, of which they see nothing.
         const i32 blocks = (args_.k_len + args_.tile_k - 1) / args_.tile_k;
-        if (count == 0) put(1, min(first, blocks - 1));
-        put(0, max(count, 1));
+        if (count == 0) put(1, BlockEntry::of(min(first, blocks - 1), false).word);
+        put(0, static_cast<u32>(max(count, 1)));
     }
 
   private:
-    FS_DEVICE void put(i32 word, i32 value) const {
-        *static_cast<i32*>(__cvta_global_to_generic(line_ + static_cast<i64>(word) * 4)) = value;
+    // What was found of a block, or of a part of it.
+    struct Found {
+        bool seen, hidden;  // some element is not 0, some is
+
+        FS_DEVICE void look(u32 element) {
+            seen |= element != 0;
+            hidden |= element == 0;
+        }
+        // A bool is a byte, 0 or 1.
+        FS_DEVICE void look_at_four(u32 word) {
+            seen |= word != 0;
+            hidden |= word != kFourSeen;
+        }
+    };
+    static constexpr u32 kFourSeen = 0x01010101;
+
+    FS_DEVICE void put(i32 word, u32 value) const {
+        *static_cast<u32*>(__cvta_global_to_generic(line_ + static_cast<i64>(word) * 4)) = value;
     }
 
     // Of blocks base .. end - 1 this warp takes every kWarps-th.
@@ -69,15 +87,15 @@ class BlockLister {
         ptx::bar_sync();  // nothing has been found
         for (i32 block = base + warp_; block < end; block += kWarps) {
             const i32 key = block * args_.tile_k;
-            const bool seen = is_seen(key, min(key + args_.tile_k, args_.k_len));
-            if (lane_ == 0) found_[block - base] = seen;
+            const Found found = look_at_block(key, min(key + args_.tile_k, args_.k_len));
+            if (lane_ == 0) found_[block - base] = found.seen ? (found.hidden ? 1 : 2) : 0;
         }
     }
 
     // Writes what was found behind `before` others; returns how many there are.
     FS_DEVICE i32 write(i32 base, i32 before) {
         const i32 own = found_[threadIdx.x];
-        i32 sum = own;
+        i32 sum = own != 0;
         FS_UNROLL
         for (int distance = 1; distance < kWarpLanes; distance *= 2) {
             const i32 other = ptx::shfl_up(sum, distance);
@@ -91,43 +109,79 @@ class BlockLister {
             if (warp < warp_) before += sums_[warp];
             all += sums_[warp];
         }
-        if (own != 0) put(before + sum, base + static_cast<i32>(threadIdx.x));
+        if (own != 0) {
+            const i32 block = base + static_cast<i32>(threadIdx.x);
+            put(before + sum, BlockEntry::of(block, own == 2).word);
+        }
         return all;
     }
 
-    // Whether some row sees one of the keys key .. key_end - 1; all lanes of a warp together.
-    FS_DEVICE bool is_seen(i32 key, i32 key_end) const {
+    // Keys key .. key_end - 1 of all rows of the tile; all lanes of a warp together.
+    FS_DEVICE Found look_at_block(i32 key, i32 key_end) const {
         const i32 rows_end = args_.bias.row_stride == 0 ? first_row_ + 1 : rows_end_;
         if (args_.bias.key_stride == 0) key_end = key + 1;
         const u64 places = matrix_ | args_.bias.row_stride | key;
+        const i32 keys = key_end - key;
+        const bool in_chunks = args_.bias.key_stride == 1 && (places | keys) % kChunkBytes == 0 &&
+                               keys <= kChunkBytes * kWarpLanes;
+        if (in_chunks) return look_at_chunks(rows_end, key, keys / kChunkBytes);
         const bool by_words = args_.bias.key_stride == 1 && places % 4 == 0;
+        Found all{false, false};
         for (i32 row = first_row_; row < rows_end; row += kRowsAtOnce) {
-            bool seen = false;
+            Found found{false, false};
             FS_UNROLL
             for (int i = 0; i < kRowsAtOnce; ++i) {
                 const i32 at = min(row + i, rows_end - 1);
                 const u64 line = matrix_ + at * args_.bias.row_stride;
-                seen |= by_words ? sees_words(line, key, key_end) : sees(line, key, key_end);
+                by_words ? look_at_words(found, line, key, key_end)
+                         : look_at_keys(found, line, key, key_end);
             }
-            if (ptx::vote_any(seen)) return true;
+            if (is_mixed(all, found)) return all;
         }
-        return false;
+        return all;
+    }
+
+    // 16 keys a lane, and as many rows at once as the warp has lanes for.
+    FS_DEVICE Found look_at_chunks(i32 rows_end, i32 key, i32 chunks) const {
+        const i32 rows = kWarpLanes / chunks;
+        const i32 own = min(lane_ / chunks, rows - 1);
+        const u64 first = matrix_ + key + (lane_ - own * chunks) % chunks * kChunkBytes;
+        Found all{false, false};
+        for (i32 row = first_row_; row < rows_end; row += rows * kRowsAtOnce) {
+            Chunk read[kRowsAtOnce];
+            FS_UNROLL
+            for (int i = 0; i < kRowsAtOnce; ++i) {
+                const i32 at = min(row + own + i * rows, rows_end - 1);
+                read[i] = ptx::ld_global_16b(first + at * args_.bias.row_stride);
+            }
+            Found found{false, false};
+            FS_UNROLL
+            for (int i = 0; i < kRowsAtOnce; ++i) {
+                FS_UNROLL
+                for (int word = 0; word < 4; ++word) found.look_at_four(read[i].word[word]);
+            }
+            if (is_mixed(all, found)) return all;
+        }
+        return all;
+    }
+
+    // Adds what lanes found to what is known; whether both kinds are now.
+    static FS_DEVICE bool is_mixed(Found& all, const Found& found) {
+        all.seen |= ptx::vote_any(found.seen);
+        all.hidden |= ptx::vote_any(found.hidden);
+        return all.seen && all.hidden;
     }
 
     // This lane's keys of one row, one at a time and four at a time.
-    FS_DEVICE bool sees(u64 line, i32 key, i32 key_end) const {
-        bool seen = false;
+    FS_DEVICE void look_at_keys(Found& found, u64 line, i32 key, i32 key_end) const {
         for (i32 at = key + lane_; at < key_end; at += kWarpLanes) {
-            seen |= read<unsigned char>(line + at * args_.bias.key_stride) != 0;
+            found.look(read<unsigned char>(line + at * args_.bias.key_stride));
         }
-        return seen;
     }
-    FS_DEVICE bool sees_words(u64 line, i32 key, i32 key_end) const {
-        bool seen = false;
+    FS_DEVICE void look_at_words(Found& found, u64 line, i32 key, i32 key_end) const {
         i32 at = key + 4 * lane_;
-        for (; at + 4 <= key_end; at += 4 * kWarpLanes) seen |= read<u32>(line + at) != 0;
-        for (; at < key_end; ++at) seen |= read<unsigned char>(line + at) != 0;
-        return seen;
+        for (; at + 4 <= key_end; at += 4 * kWarpLanes) found.look_at_four(read<u32>(line + at));
+        for (; at < key_end; ++at) found.look(read<unsigned char>(line + at));
     }
 
     template <class T>

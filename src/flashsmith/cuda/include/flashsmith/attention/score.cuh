@@ -10,10 +10,27 @@
 
 namespace flashsmith {
 
+// What the exponents of a block of scores gain beside their products: nothing, or numbers that lie
+// on a line along the keys of each of a thread's two rows. In units of log2.
+struct NoLine {};
+struct ScoreLine {
+    float first[2];  // at the thread's first key
+    float slope;     // a key further
+    float factor;    // that products are multiplied with
+
+    // Of element `i`, with `m` subtracted from all of its row.
+    static FS_DEVICE float at(float slope, float less, int i) {
+        return ptx::fma_rn(slope, static_cast<float>((i / 4) * 8 + (i & 1)), less);
+    }
+};
+
 template <Needs kNeeds>
 struct Score {
     static constexpr bool kChanges = kNeeds.changes_scores();
     static constexpr bool kHasDistances = kNeeds.alibi;
+    // Distances are all that changes scores: they can be left to the exponents.
+    static constexpr bool kHasLines = kNeeds.alibi && !kNeeds.softcap && !kNeeds.bias_bool &&
+                                      !kNeeds.bias_same && !kNeeds.bias_float32;
 
     float alibi_slope = 0.0F;  // of the head
     float rate = 0.0F;  // with a cap: what a product is multiplied with in the exponent of tanh
@@ -109,6 +126,28 @@ struct Score {
             FS_UNROLL
             for (int i = 0; i < kCount; ++i) s[i] = of(args, s[i]);
         }
+    }
+
+    // The same where distances are left to the exponents. Where some keys lie on each side of a row
+    // there is no line: scores are changed, to units of log2.
+    template <int kRows, class Args, int kCount>
+    FS_DEVICE ScoreLine line(const Args& args, i32 position, float (&s)[kCount], i32 row, i32 key,
+                             i32 first_row, i32 first_key) const {
+        static_assert(kHasLines, "other facts change scores one by one.");
+        const i32 nearest = first_row + position - (first_key + 2 * kCount - 1);
+        const i32 furthest = first_row + kRows - 1 + position - first_key;
+        const float distance = static_cast<float>(row + position - key);
+        const float slope = alibi_slope * kLog2E;
+        if (nearest >= 0 || furthest <= 0) {
+            const float along = nearest >= 0 ? slope : -slope;
+            const float first = -along * distance;
+            return {{first, ptx::fma_rn(along, -8.0F, first)}, along, args.scale_log2};
+        }
+        FS_UNROLL
+        for (int i = 0; i < kCount; ++i) {
+            s[i] = ptx::fma_rn(s[i], args.scale_log2, -slope * distance_at(distance, i));
+        }
+        return {{0.0F, 0.0F}, 0.0F, 1.0F};
     }
 
   private:

@@ -18,6 +18,14 @@ FS_DEVICE float shfl_bfly(float value, u32 mask) {
     return other;
 }
 
+FS_DEVICE u32 shfl_bfly_b32(u32 value, u32 mask) {
+    u32 other;
+    asm volatile("shfl.sync.bfly.b32 %0, %1, %2, 0x1f, 0xffffffff;"
+                 : "=r"(other)
+                 : "r"(value), "r"(mask));
+    return other;
+}
+
 // The value of the lane `distance` before; of the first lanes, their own.
 FS_DEVICE i32 shfl_up(i32 value, u32 distance) {
     i32 other;
@@ -67,6 +75,21 @@ FS_DEVICE bool any_of_quad(bool value) {
         : "=r"(lanes)
         : "r"(static_cast<u32>(value)));
     return (lanes >> (threadIdx.x & 28u) & 15u) != 0;
+}
+
+// Word j of lane i of a quad becomes word i of lane j.
+FS_DEVICE void transpose_quad(u32 (&word)[4], int lane) {
+    FS_UNROLL
+    for (int bit = 1; bit <= 2; bit *= 2) {
+        const bool upper = lane & bit;
+        FS_UNROLL
+        for (int pair = 0; pair < 2; ++pair) {
+            const int low = bit == 1 ? 2 * pair : pair, high = low + bit;
+            const u32 other = shfl_bfly_b32(upper ? word[low] : word[high], bit);
+            word[low] = upper ? other : word[low];
+            word[high] = upper ? word[high] : other;
+        }
+    }
 }
 
 }  // namespace flashsmith::ptx

@@ -56,14 +56,6 @@ FS_DEVICE i32 broadcast(i32 value) {
     return first;
 }
 
-FS_DEVICE u32 shfl_bfly_b32(u32 value, u32 mask) {
-    u32 other;
-    asm volatile("shfl.sync.bfly.b32 %0, %1, %2, 0x1f, 0xffffffff;"
-                 : "=r"(other)
-                 : "r"(value), "r"(mask));
-    return other;
-}
-
 template <u64 kPolicy>
 FS_DEVICE void st_global_16b_if(u64 dst, const Chunk& c, bool valid) {
     if constexpr (kPolicy == kEvictNormal) {

@@ -70,7 +70,9 @@ class ForwardTile {
         line_ = line;
         remaining_ = line.count();
         _Pragma("unroll 1") while (remaining_ > 0) {
-            const int block = line.block(--remaining_);
+            const BlockEntry entry = line.entry(--remaining_);
+            const int block = entry.block();
+            is_whole_ = entry.is_whole();
             if (Mask::kHides && (block >= span.whole || block < max(span.first, span.cut))) {
                 add_block<true>(block);
             } else {
@@ -174,6 +176,7 @@ class ForwardTile {
             score_.template apply<kMatrixSpan>(args_, sequence().position, s.row_tile(i),
                                                row + i * kMatrixSpan, first_key + lane % 4 * 2,
                                                first_row, first_key);
+            if (kHasBlockList<kNeeds> && is_whole_) continue;
             bias_.apply(args_, s.row_tile(i), row + i * kMatrixSpan, first_key + lane % 4 * 2);
         }
     }
@@ -275,8 +278,9 @@ class ForwardTile {
     Score score_;
     Bias bias_;
     int first_block_ = 0;
-    BlockLine line_{0};  // with kSkips, as what follows
-    int remaining_ = 0;  // blocks of the line after the present one
+    BlockLine line_{0};      // with kSkips, as what follows
+    int remaining_ = 0;      // blocks of the line after the present one
+    bool is_whole_ = false;  // whether the mask hides nothing of that
     int k_at_ = 0, v_at_ = 0;
 };
 

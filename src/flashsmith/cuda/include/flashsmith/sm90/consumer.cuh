@@ -9,34 +9,10 @@
 #include "flashsmith/ptx/warpgroup.cuh"
 #include "flashsmith/sm90/kernel.cuh"
 #include "flashsmith/sm90/output_bounds.cuh"
+#include "flashsmith/sm90/q_slots.cuh"
 #include "flashsmith/sm90/q_tile.cuh"
 
 namespace flashsmith::sm90 {
-
-// The ring of Q slots as one warpgroup walks it: every kWarpgroups-th slot is its own.
-template <int kSlots, int kSlotBytes, int kWarpgroups>
-struct QSlots {
-    ptx::MatrixDescriptor first, matrix;
-    int slot;
-    u32 parity;
-
-    FS_DEVICE QSlots(SmemAddr first_slot, int warpgroup)
-        : first(ptx::MatrixDescriptor::of(first_slot, kPanelRowBytes)),
-          matrix(first),
-          slot(warpgroup),
-          parity(0) {}
-
-    // Q of the present slot is the operand from here on.
-    FS_DEVICE void use() { matrix = first + slot * kSlotBytes; }
-
-    FS_DEVICE void advance() {
-        slot += kWarpgroups;
-        if (slot >= kSlots) {
-            slot -= kSlots;
-            parity ^= 1;
-        }
-    }
-};
 
 // What a warpgroup has to do in a q tile.
 struct Work {
@@ -73,13 +49,15 @@ struct Consumer {
     QSlots<kConfig.q_slots, kConfig.q_slot_bytes(), kConfig.n_warpgroups> q;
     u32 tiles_seen;
     i32 present;  // slot of the tile at hand, where sequences have lengths of their own
+    i32 blocks;   // of the tile at hand, where tiles begin near their rows
 
     typename Products::O o;
     typename Products::P p;
     typename Kernel::Softmax softmax;
     typename Kernel::Score score;
     typename Kernel::Bias bias;
-    BlockLine line;   // of the tile at hand, under a boolean mask
+    BlockLine line;   // of the tile at hand, under a boolean mask,
+    bool is_whole;    // and whether it hides nothing of the block at hand
     float sums[2];    // of the finished tile's rows
     float maxima[2];  // and what they are relative to, where another CTA may need it
 
@@ -90,7 +68,7 @@ struct Consumer {
           thread(threadIdx.x % kWarpgroupThreads),
           lane(threadIdx.x % kWarpLanes),
           is_first_lane(lane == 0),
-          factor(Kernel::Score::factor(args)),
+          factor(Kernel::kLines ? 1.0f : Kernel::Score::factor(args)),
           k(ptx::MatrixDescriptor::of(smem.k(0), kPanelRowBytes), smem.k_full(0)),
           v(ptx::MatrixDescriptor::of(smem.v(0), kVPanelBytes), smem.v_full(0)),
           q(smem.q(0), warpgroup),
@@ -114,6 +92,10 @@ struct Consumer {
         } else if constexpr (Mask::kHasLeft) {
             const u32 rank = kConfig.cluster > 1 ? ptx::cluster_ctarank() : 0;
             work.first = first_block_of<Kernel>(sequence(), work.row, rank);
+        }
+        if constexpr (Kernel::kBeginsNear) {
+            const u32 rank = kConfig.cluster > 1 ? ptx::cluster_ctarank() : 0;
+            work.first = begins_near<Kernel>(args, work.row, work.n_blocks, rank);
         }
         const i32 row = first_row(work.row);
         work.own = work.n_blocks;
@@ -335,18 +317,32 @@ struct Consumer {
     template <int kCount>
     FS_DEVICE void read_bias(EarlyBias<kCount>& early, i32 row, i32 n, bool upper) const {
         if constexpr (!Kernel::Score::kChanges) return;
+        if (Kernel::kSkips && is_whole) return;
         bias.read_early(args, early, row + row_in_tile(), first_key(n, upper) + lane % 4 * 2);
     }
 
+    // Returns what scores still gain in their exponents.
     template <int kCount>
-    FS_DEVICE void apply_score(float (&s)[kCount], const EarlyBias<kCount>& early, i32 row, i32 n,
+    FS_DEVICE auto apply_score(float (&s)[kCount], const EarlyBias<kCount>& early, i32 row, i32 n,
                                bool upper) const {
-        if constexpr (!Kernel::Score::kChanges) return;
-        const i32 key = first_key(n, upper);
-        const i32 position = kNeeds.alibi ? sequence().position : 0;
-        score.template apply<kWarpgroupRows>(args, position, s, row + row_in_tile(),
-                                             key + lane % 4 * 2, first_row(row), key);
-        bias.apply_early(args, s, early, row + row_in_tile(), key + lane % 4 * 2);
+        if constexpr (!Kernel::Score::kChanges) {
+            return NoLine{};
+        } else {
+            const i32 key = first_key(n, upper), column = key + lane % 4 * 2;
+            const i32 position = kNeeds.alibi ? sequence().position : 0;
+            const i32 own_row = row + row_in_tile();
+            if constexpr (Kernel::kLines) {
+                return score.template line<kWarpgroupRows>(args, position, s, own_row, column,
+                                                           first_row(row), key);
+            } else {
+                score.template apply<kWarpgroupRows>(args, position, s, own_row, column,
+                                                     first_row(row), key);
+                if (!Kernel::kSkips || !is_whole) {
+                    bias.apply_early(args, s, early, own_row, column);
+                }
+                return NoLine{};
+            }
+        }
     }
 
     // From S to P where no product is in flight.
@@ -354,10 +350,10 @@ struct Consumer {
     FS_DEVICE void softmax_alone(float (&s)[kCount], i32 row, i32 n, bool first) {
         EarlyBias<kCount> early;
         read_bias(early, row, n, false);
-        apply_score(s, early, row, n, false);
+        const auto line = apply_score(s, early, row, n, false);
         const bool masked = hide(s, row, n, false);
         if constexpr (kConfig.statistics == Statistics::kSUM) {
-            softmax.exponentials_checked(p, s, factor, first, masked);
+            softmax.exponentials_checked(p, s, line, factor, first, masked);
         } else {
             softmax.update_maximum(s, factor);
             softmax.exponentials(s, factor);

@@ -27,6 +27,8 @@ struct ForwardKernel {
     using Mask = flashsmith::Mask<kNeeds.causal, kNeeds.ragged_k, kNeeds.window_left>;
     using Score = flashsmith::Score<kNeeds>;
     using Bias = flashsmith::Bias<kNeeds, kConfig.dtype>;
+    // SUM needs no scores but in their exponents, so that distances can be added there.
+    static constexpr bool kLines = Score::kHasLines && kConfig.statistics == Statistics::kSUM;
 
     // Tiles come from a list: sequences have lengths of their own.
     static constexpr bool kListed = flashsmith::kListed<kNeeds>;
@@ -38,19 +40,24 @@ struct ForwardKernel {
     // Sums of rounded P are what O needs, and too coarse for a log-sum-exp; they are known when the
     // row maxima, which a sink is compared with, are already those of the next tile.
     static constexpr bool kMmaSums = kConfig.l_by_mma && !kNeeds.lse && !kNeeds.sinks;
-    // Only masks leave half a block unseen.
-    static constexpr bool kHalves = kConfig.half_blocks && Mask::kHides;
+    // Every tile is cut along its own span, under any mask, where the launch asks for it.
+    static constexpr bool kSliced = kConfig.split_last && kNeeds.sliced && !kListed && !kSkips;
+    // With distances on both sides of a row the nearest keys weigh most. A tile begins with the
+    // block that its rows stand in, so that maxima seldom grow: then down to the first key, and
+    // from the last one down to where it began.
+    static constexpr bool kBeginsNear =
+        kLines && kConfig.overlap && !kNeeds.causal && !Mask::kHasLeft && !kListed && !kSliced;
+    // Only masks leave half a block unseen; here at the end of a tile's first blocks.
+    static constexpr bool kHalves = kConfig.half_blocks && Mask::kHides && !kBeginsNear;
     static constexpr int kHalf = kHalves ? kConfig.B_c / 2 : kConfig.B_c;
     // A left edge leaves the second half; the ones behind V have no rows to pass by.
     static constexpr bool kUpperHalves = kHalves && Mask::kHasLeft && !kMmaSums;
-    // Every tile is cut along its own span, under any mask, where the launch asks for it.
-    static constexpr bool kSliced = kConfig.split_last && kNeeds.sliced && !kListed && !kSkips;
     // A causal mask makes tiles unequal, which evens out when CTAs end; for heads narrower than the
     // kernel ptxas has no registers left. Where tiles are not split, all of them are whole,
     // whatever the launch asks for.
     static constexpr bool kSplits =
         kSliced || (kConfig.split_last && !Mask::kHasLeft && !kNeeds.causal && !kNeeds.narrow_d &&
-                    !kListed && !kSkips);
+                    !kListed && !kSkips && !kBeginsNear);
     // Under a mask, tiles of a head that begin at the same time read the same K and V where blocks
     // come from the first on; from the diagonal on each would begin with its own.
     static constexpr Ascending kAscends = kNeeds.causal && !Mask::kHasLeft && !kSliced && !kSkips
@@ -79,6 +86,21 @@ FS_DEVICE i32 first_block_of(const Sequence& of, i32 row, u32 rank) {
     const i32 row_end = first_row + kConfig.cluster * kConfig.tile_q();
     return min(Mask::template first_block<kConfig.B_c>(of, first_row),
                Mask::template blocks_seen<kConfig.B_c>(of, row_end) - 1);
+}
+
+// Of the q tile that begins at `row`, where tiles begin near their rows: the number of the block
+// that it begins with, less that of its last one; CTAs of a cluster share the keys that they load.
+template <class Kernel>
+FS_DEVICE i32 begins_near(const typename Kernel::Args& args, i32 row, i32 n_blocks, u32 rank) {
+    constexpr Sm90ForwardConfig kConfig = Kernel::kConfig;
+    const i32 middle = row - static_cast<i32>(rank) * kConfig.tile_q() +
+                       kConfig.cluster * kConfig.tile_q() / 2 + args.position;
+    return min(max(middle, 0) / kConfig.B_c, n_blocks - 1) - (n_blocks - 1);
+}
+
+// The block that `n` others come before, of a tile of `n_blocks` that begins near its rows.
+FS_DEVICE i32 block_near(i32 begin, i32 n, i32 n_blocks) {
+    return begin + n < 0 ? begin + n + n_blocks : begin + n;
 }
 
 // Under a boolean mask: the line of the q tile that begins at `row`; one for all CTAs of a cluster.

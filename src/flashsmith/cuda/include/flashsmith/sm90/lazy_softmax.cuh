@@ -17,6 +17,7 @@
 // keeps it, with the factor 1. What a row adds up therefore depends on no other row.
 #pragma once
 
+#include "flashsmith/attention/score.cuh"
 #include "flashsmith/ptx/convert.cuh"
 #include "flashsmith/ptx/math.cuh"
 #include "flashsmith/ptx/warp.cuh"
@@ -103,15 +104,16 @@ struct LazySoftmax {
     }
 
     // The whole step with SUM: s stays as it is, because a block may have to be done again. A
-    // masked first block is not tried: lanes that see none of it have no sum.
-    template <int kCount>
-    FS_DEVICE void exponentials_checked(P& p, const float (&s)[kCount], float factor, bool first,
-                                        bool masked) {
+    // masked first block is not tried: lanes that see none of it have no sum. `line`: what scores
+    // still gain.
+    template <class Line, int kCount>
+    FS_DEVICE void exponentials_checked(P& p, const float (&s)[kCount], const Line& line,
+                                        float factor, bool first, bool masked) {
         float sum[2];
         bool outgrown[2] = {true, true};
         grown = first && masked;
         if (!grown) {
-            packed_exponentials(p, sum, s, factor);
+            packed_exponentials(p, sum, s, line, factor);
             if constexpr (kMmaSums) {
                 patterns_outgrew(outgrown, p, first);
             } else {
@@ -122,7 +124,7 @@ struct LazySoftmax {
         }
         if (grown) {
             float low, high;
-            over_thread(low, high, s);
+            over_thread(low, high, s, line);
             over_quad(low, high);
             FS_UNROLL
             for (int i = 0; i < 2; ++i) {
@@ -130,7 +132,7 @@ struct LazySoftmax {
                 if (first && outgrown[i]) m[i] = kNoMaximum;
             }
             take_maximum(outgrown, low, high, factor);
-            packed_exponentials(p, sum, s, factor);
+            packed_exponentials(p, sum, s, line, factor);
         }
         if constexpr (!kMmaSums) {
             l[0] += sum[0];
@@ -195,6 +197,27 @@ struct LazySoftmax {
         high = ptx::max(a[2], a[3]);
     }
 
+    template <int kCount>
+    static FS_DEVICE void over_thread(float& low, float& high, const float (&s)[kCount],
+                                      const NoLine&) {
+        over_thread(low, high, s);
+    }
+
+    // Of scores with what they gain, in units of log2.
+    template <int kCount>
+    static FS_DEVICE void over_thread(float& low, float& high, const float (&s)[kCount],
+                                      const ScoreLine& line) {
+        float most[2] = {kNegativeInfinity, kNegativeInfinity};
+        FS_UNROLL
+        for (int i = 0; i < kCount; ++i) {
+            const int row = (i & 2) / 2;
+            const float gain = ScoreLine::at(line.slope, line.first[row], i);
+            most[row] = ptx::max(most[row], ptx::fma_rn(s[i], line.factor, gain));
+        }
+        low = most[0];
+        high = most[1];
+    }
+
     // Whether any row outgrew m. Among negative numbers the patterns' order is reversed, so `most`
     // is too low where a row has no positive score; with m >= -threshold such a row has not grown.
     template <int kCount>
@@ -242,16 +265,25 @@ struct LazySoftmax {
         }
     }
 
-    template <int kCount>
+    // Of element `i`: 2 to the power of it is P.
+    FS_DEVICE float exponent(float s, const NoLine&, float factor, int i) const {
+        return ptx::fma_rn(s, factor, i & 2 ? -m[1] : -m[0]);
+    }
+    FS_DEVICE float exponent(float s, const ScoreLine& line, float, int i) const {
+        const float first = i & 2 ? line.first[1] - m[1] : line.first[0] - m[0];
+        return ptx::fma_rn(s, line.factor, ScoreLine::at(line.slope, first, i));
+    }
+
+    template <class Line, int kCount>
     FS_DEVICE void packed_exponentials(P& p, float (&sum)[2], const float (&s)[kCount],
-                                       float factor) const {
+                                       const Line& line, float factor) const {
         sum[0] = sum[1] = 0.f;
         FS_UNROLL
         for (int i = 0; i < kCount; i += 4) {
             float e[4];
             FS_UNROLL
             for (int j = 0; j < 4; ++j) {
-                e[j] = ptx::ex2(ptx::fma_rn(s[i + j], factor, j < 2 ? -m[0] : -m[1]));
+                e[j] = ptx::ex2(exponent(s[i + j], line, factor, i + j));
             }
             if constexpr (!kMmaSums) {
                 sum[0] += e[0] + e[1];

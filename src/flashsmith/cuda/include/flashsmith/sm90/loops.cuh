@@ -62,6 +62,7 @@ struct PlainLoop {
         ptx::fence_registers(s);
         consumer.release(consumer.k);
         if (n == 0) consumer.release_q();
+        if constexpr (Kernel::kSkips) consumer.is_whole = consumer.line.entry(n).is_whole();
         consumer.softmax_alone(s, work.row, consumer.block_at(work.first, n), first);
         if (!first) consumer.softmax.rescale(consumer.o);
         consumer.v.wait();
@@ -112,7 +113,7 @@ struct OverlappedLoop : UpperHalf<Kernel::kUpperHalves> {
     i32 v_skipped;  // blocks of V to pass by before that one
     bool unsaved;   // O of the finished tile in `finished_slot` is still in registers
     i32 finished_slot;
-    i32 listed;  // the present block, where a boolean mask leaves some out
+    BlockEntry listed, next;  // the present block and the one after it, under a boolean mask
 
     FS_DEVICE OverlappedLoop(const typename Kernel::Args& args, typename Kernel::Plan smem,
                              int warpgroup)
@@ -132,7 +133,11 @@ struct OverlappedLoop : UpperHalf<Kernel::kUpperHalves> {
                 // Row maxima are set, Q stays, no mask until the tile ends.
                 const i32 masked = Kernel::Mask::kHasLeft ? max(consumer.cut(row, last), 1) : 1;
                 if (!first && n > masked && !consumer.needs_mask(row, block(n - 1))) {
-                    const i32 rest = ascends ? max(last + 1 - consumer.unmasked(row), 1) : masked;
+                    i32 rest = ascends ? max(last + 1 - consumer.unmasked(row), 1) : masked;
+                    if constexpr (Kernel::kBeginsNear && Kernel::Mask::kHides) {
+                        const i32 cut = -1 - last;  // n of the block that the last key ends in
+                        if (n > cut) rest = max(cut + 1, 1);
+                    }
                     _Pragma("unroll 1") do { step<Step::kPlain>(work); }
                     while (n > rest);
                 }
@@ -154,16 +159,23 @@ struct OverlappedLoop : UpperHalf<Kernel::kUpperHalves> {
     // The block of keys that comes `n` before the last.
     FS_DEVICE i32 block(i32 n) const {
         if constexpr (Kernel::kSkips) return consumer.block_at(last, n);
+        if constexpr (Kernel::kBeginsNear) return block_near(last, n, consumer.blocks);
         return ascends ? last - n : last + n;
     }
 
     // The one whose Q Kᵀ is at hand: where blocks are listed it is read once.
     FS_DEVICE i32 present() const {
-        if constexpr (Kernel::kSkips) return listed;
+        if constexpr (Kernel::kSkips) return listed.block();
         return block(n);
     }
-    FS_DEVICE void find_present() {
-        if constexpr (Kernel::kSkips) listed = block(n);
+    // The next one's entry is asked for a step ahead.
+    FS_DEVICE void find_present(bool is_first) {
+        if constexpr (Kernel::kSkips) {
+            if (is_first) next = consumer.line.entry(n);
+            listed = {static_cast<u32>(ptx::broadcast(static_cast<i32>(next.word)))};
+            next = consumer.line.entry(max(n - 1, 0));
+            consumer.is_whole = listed.is_whole();
+        }
     }
 
     // Blocks of V that can be passed by behind the one in use: as many as the ring has stages, but
@@ -178,9 +190,10 @@ struct OverlappedLoop : UpperHalf<Kernel::kUpperHalves> {
         n = work.own - 1;
         ascends = kUp == Ascending::kALL || (kUp == Ascending::kFIRST && consumer.tiles_seen == 1);
         last = ascends ? n : work.first;
+        if constexpr (Kernel::kBeginsNear) consumer.blocks = work.n_blocks;
         behind = ascends ? work.n_blocks - work.own : 0;
         consumer.begin_scores(work.slot);
-        find_present();
+        find_present(true);
     }
 
     // The first block of a run of tiles: nothing to overlap it with.
@@ -228,7 +241,7 @@ struct OverlappedLoop : UpperHalf<Kernel::kUpperHalves> {
             begin(next);
         } else {
             --n;
-            find_present();
+            find_present(false);
         }
         if constexpr (kGeneral) consumer.q.use();
         const bool at_edge = ascends ? kGeneral && n == 0 : at.starts_tile;
@@ -306,13 +319,13 @@ struct OverlappedLoop : UpperHalf<Kernel::kUpperHalves> {
     FS_DEVICE void softmax_of(float (&s)[kCount],
                               const typename Kernel::Bias::template Early<kCount>& early,
                               bool starts_tile) {
-        consumer.apply_score(s, early, row, present(), kIsUpper);
+        const auto line = consumer.apply_score(s, early, row, present(), kIsUpper);
         if constexpr (kSum) {
             bool masked = false;
             if constexpr (kGeneral) masked = consumer.hide(s, row, present(), kIsUpper);
             end_pv();
             consumer.k.test();
-            consumer.softmax.exponentials_checked(consumer.p, s, consumer.factor, starts_tile,
+            consumer.softmax.exponentials_checked(consumer.p, s, line, consumer.factor, starts_tile,
                                                   masked);
         } else {
             if constexpr (kGeneral) consumer.hide(s, row, present(), kIsUpper);

@@ -4,6 +4,7 @@
 #include "flashsmith/ptx/convert.cuh"
 #include "flashsmith/ptx/stmatrix.cuh"
 #include "flashsmith/ptx/tma.cuh"
+#include "flashsmith/ptx/warp.cuh"
 #include "flashsmith/ptx/warpgroup.cuh"
 #include "flashsmith/sm90/q_tile.cuh"
 #include "flashsmith/tile/panel.cuh"
@@ -72,28 +73,12 @@ struct RowsOutput {
                     const int at = group * 16 + 4 * j + 2 * half;
                     word[j] = ptx::pack2<kDType>(o[at] * inverse[half], o[at + 1] * inverse[half]);
                 }
-                transpose_quad(word, lane);
+                ptx::transpose_quad(word, lane);
                 const bool kept = !kNarrow || group * 32 + column < bounds.columns();
                 ptx::st_global_16b_if<kPolicy>(
                     dst + group * 64, {{word[0], word[1], word[2], word[3]}}, inside && kept);
             }
             dst += 8 * out.seq_stride * kElementBytes;
-        }
-    }
-
-  private:
-    // Word j of lane i of a quad becomes word i of lane j.
-    static FS_DEVICE void transpose_quad(u32 (&word)[4], int lane) {
-        FS_UNROLL
-        for (int bit = 1; bit <= 2; bit *= 2) {
-            const bool upper = lane & bit;
-            FS_UNROLL
-            for (int pair = 0; pair < 2; ++pair) {
-                const int low = bit == 1 ? 2 * pair : pair, high = low + bit;
-                const u32 other = ptx::shfl_bfly_b32(upper ? word[low] : word[high], bit);
-                word[low] = upper ? other : word[low];
-                word[high] = upper ? word[high] : other;
-            }
         }
     }
 };

@@ -40,7 +40,8 @@ struct Producer {
 
     // The K and V that a tile needs, from block `first` on; n_blocks 0: no tile. They are counted
     // down as they are loaded: the last one comes first, or where they ascend block 0, which
-    // `first` says by lying behind them all.
+    // `first` says by lying behind them all. Of tiles that begin near their rows `first` is
+    // `begins_near`.
     // Where sequences have lengths of their own, `batch` is the slot that the tile's lies in.
     struct Source {
         i32 n_blocks, head, batch, first;
@@ -142,6 +143,10 @@ struct Producer {
 
     FS_DEVICE Source source_of(const Segment& at, bool is_first) const {
         constexpr Ascending kUp = Kernel::kAscends;
+        if constexpr (Kernel::kBeginsNear) {
+            return {at.tile.n_blocks, Division(at.tile.head, args.kv_group).quotient, at.tile.batch,
+                    begins_near<Kernel>(args, at.tile.row, at.tile.n_blocks, rank), line_of(at)};
+        }
         const bool ascends = kUp == Ascending::kALL || (kUp == Ascending::kFIRST && is_first);
         return {at.tile.n_blocks, Division(at.tile.head, args.kv_group).quotient, at.tile.batch,
                 ascends ? at.tile.n_blocks : at.slice.first, line_of(at)};
@@ -158,6 +163,7 @@ struct Producer {
 
     FS_DEVICE static i32 block_of(const Source& at, i32 n) {
         if constexpr (Kernel::kSkips) return at.line.block(n);
+        if constexpr (Kernel::kBeginsNear) return block_near(at.first, n, at.n_blocks);
         if constexpr (Kernel::kAscends == Ascending::kNONE) return at.first + n;
         return at.first == at.n_blocks ? at.n_blocks - 1 - n : at.first + n;
     }

@@ -18,13 +18,14 @@ struct Division {
 
 // Tile number `index` of the launch. Full mask: all tiles of a head, then the next head. Causal
 // with sections: for as many heads as L2 holds, the long tiles of all of them, longest first; after
-// the last section the short tiles, which even out when CTAs finish. Those of the first heads
-// come with their sections where reading K and V again would cost more.
+// the last section the short tiles, which even out when CTAs finish: in a window those of the first
+// rows. Those of the first heads come with their sections where reading K and V again would cost
+// more.
 template <class Kernel>
 FS_DEVICE QTile decode_tile(const typename Kernel::Args& args, i32 index, u32 rank) {
     constexpr Sm90ForwardConfig kConfig = Kernel::kConfig;
     i32 q_tile, batch_head;
-    if constexpr (Kernel::kNeeds.causal && !Kernel::Mask::kHasLeft && kConfig.l2_sections) {
+    if constexpr (Kernel::kNeeds.causal && kConfig.l2_sections) {
         const bool late = index >= args.early_heads * args.q_tiles;
         const i32 base = late ? args.early_heads : 0;
         const i32 heads = late ? args.batch_heads - base : args.early_heads;
