@@ -1,6 +1,6 @@
-"""Races kernels with windows, caps, slopes and sinks against the plain kernel of the same run.
+"""Races kernels with windows, caps, slopes, sinks and biases against the plain kernel of the run.
 
-    PYTHONPATH=src python tools/masks_h200.py -o FILE [--peer FILE.py:NAME] [--only window,scores]
+    PYTHONPATH=src python tools/masks_h200.py -o FILE [--peer FILE.py:NAME] [--only window,scores,…]
 
 Every run is interleaved: first the plain problem with the kernel that is chosen for it, then the
 problem with the fact on every configuration of `CONFIGS`, then the peer, a function
@@ -66,6 +66,15 @@ SCORES = [
         {"alibi": True, "causal": True},
         {"sinks": True},
         {"sinks": True, "causal": True},
+    )
+]
+_OF_ALL = {"bias_shared": "both"}  # one matrix for all heads and sequences
+BIASES = [
+    (128, 4096, facts)
+    for facts in (
+        {"bias": "same", "bias_keys": "chunks", **_OF_ALL},
+        {"bias": "bool", **_OF_ALL},
+        {"bias": "float32", **_OF_ALL},
     )
 ]
 
@@ -140,20 +149,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("-o", dest="output", type=Path, required=True)
     parser.add_argument("--peer")
-    parser.add_argument("--only", default="window,scores")
+    parser.add_argument("--only", default="window,scores,bias")
     parser.add_argument("--rounds", type=int, default=15)
     arguments = parser.parse_args()
     device = timed_device(default_device("cuda"))
     environment = asdict(environment_of(device, compiler=find_nvrtc().compiler))
     peer = peer_of(arguments.peer) if arguments.peer else None
     table = []
-    work = (WINDOWS if "window" in arguments.only else []) + (
-        SCORES if "scores" in arguments.only else []
-    )
+    parts = {"window": WINDOWS, "scores": SCORES, "bias": BIASES}
+    work = [one for part, of_part in parts.items() if part in arguments.only for one in of_part]
     for d_head, length, facts in work:
         plain, asked = problems_of(d_head, length, facts)
         configs = [parse_config(f"hopper{text}") for text in CONFIGS[d_head]]
-        small = replace(asked, heads=3, kv_heads=1, batch=1, q_len=1711, k_len=1711, lse=True)
+        small = replace(asked, heads=3, kv_heads=1, batch=1, q_len=1711, k_len=1712, lse=True)
         right = []
         for config in configs:
             try:
