@@ -6,6 +6,8 @@ import os
 # Set before NumPy is loaded; workers and commands that tests start inherit it.
 for _library in ("OPENBLAS", "OMP", "MKL"):
     os.environ.setdefault(f"{_library}_NUM_THREADS", "1")
+# JAX takes three quarters of a GPU's memory when it is first used, and workers share one GPU.
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 import numpy as np
 import pytest
