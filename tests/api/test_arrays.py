@@ -170,16 +170,14 @@ def test_jax_arrays_come_back_as_jax(dtype):
     assert np.array_equal(np.asarray(out).view(np.uint16), expected.view(np.uint16))
 
 
-def test_jax_on_the_cpu_is_computed_and_traced_values_are_refused():
+def test_jax_on_the_cpu_is_computed():
     jax = pytest.importorskip("jax")
     with jax.default_device(jax.devices("cpu")[0]):
         q = jax.numpy.zeros((1, 0, 3, 64), "bfloat16")
         out = flash_attention(q, q, q, backend="emulator")
         assert isinstance(out, jax.Array)
         assert out.dtype == q.dtype
-        with pytest.raises(ValueError, match="q is traced by JAX"):
-            jax.jit(flash_attention)(q, q, q)
-        with pytest.raises(ArgumentError, match="those are immutable"):
+        with pytest.raises(ArgumentError, match="cannot be written to"):
             flash_attention(q, q, q, out=q)
 
 

@@ -16,7 +16,7 @@ LAYERS = (
     ("cli",),
     ("report",),
     ("bench",),
-    ("api", "torch_op", "integrations"),
+    ("api", "torch_op", "jax_op", "integrations"),
     ("tuner",),
     ("measure",),
     ("check",),
@@ -27,8 +27,11 @@ LAYERS = (
     ("base",),
 )
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
-# torch_op and integrations are the public API for torch: they and api are one package in three.
-MAY_IMPORT_ITS_NEIGHBOUR = {("api", "torch_op"), ("torch_op", "api"), ("integrations", "api")}
+# torch_op, jax_op and integrations are the public API for a framework: one package with api.
+MAY_IMPORT_ITS_NEIGHBOUR = {
+    *(("api", "torch_op"), ("torch_op", "api"), ("integrations", "api")),
+    *(("api", "jax_op"), ("jax_op", "api")),
+}
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
 THIRD_PARTY = {"numpy", "typer", "rich"}  # what may be imported at the top of a module
@@ -113,6 +116,8 @@ def test_no_folder_holds_more_than_twenty_modules():
 def test_a_module_imports_at_its_top_only_what_is_always_installed(path):
     if package_of(path) in ("torch_op", "integrations"):
         allowed = {*THIRD_PARTY, "torch", "transformers"}
+    elif package_of(path) == "jax_op":
+        allowed = {*THIRD_PARTY, "jax"}
     else:
         allowed = THIRD_PARTY
     import sys

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 
 from flashsmith.api import gpu_call, host_call
-from flashsmith.api.arrays import library_of, origin
+from flashsmith.api.arrays import is_traced, library_of, origin
 from flashsmith.api.arrays.library import Array, ArrayOrTuple
 from flashsmith.api.options import (
     LSE,
@@ -120,7 +120,7 @@ def attend(
     workspace: Array = None,
 ) -> ArrayOrTuple:
     """The same with checked options."""
-    if settings.checks_calls():
+    if settings.checks_calls() and not is_traced(q, k, v, *tables.values()):
         require_small_scores(q, k, options)
         require_boundaries(tables, q, k, options)
         require_entries_inside(tables, q, k, str(options.fact("layout")))
@@ -147,6 +147,10 @@ def attend(
     if origin(q) == "torch":
         attend_torch = _torch_attend or _import_torch_attend()
         o, lse, choice = attend_torch(q, k, v, out, options, explain, tables, workspace)
+    elif is_traced(q, k, v, *tables.values()):
+        from flashsmith.jax_op.attention import attend as attend_traced
+
+        o, lse, choice = attend_traced(q, k, v, out, options, explain, tables, workspace)
     else:
         library = library_of(q, k, v, out)
         where = host_call if library.view("q", q).device == "cpu" else gpu_call

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from importlib import import_module
 
-from flashsmith.api.arrays import origin
+from flashsmith.api.arrays import JAX, is_traced, origin
 from flashsmith.api.arrays.library import Array
 from flashsmith.api.options import CallOptions
 from flashsmith.api.tables import ArrayTables
@@ -44,6 +44,8 @@ def common_width(q: Array, k: Array, v: Array, tables: ArrayTables) -> int:
 
 def _wants_gradient(q: Array, *others: Array) -> bool:
     """Whether autograd may ask for a gradient; what is transformed does not show it."""
+    if is_traced(q, *others):
+        return True  # what is traced may be differentiated later
     if origin(q) != "torch":
         return False
     torchs = import_module("flashsmith.torch_op.autograd")
@@ -86,7 +88,7 @@ def widened(array: Array, width: int) -> Array:
     library = origin(array)
     if library == "torch":
         return import_module("torch.nn.functional").pad(array, (0, columns))
-    name = "jax.numpy" if library == "jax" else library
+    name = "jax.numpy" if library in JAX else library
     return import_module(name).pad(array, [(0, 0), (0, 0), (0, 0), (0, columns)])
 
 

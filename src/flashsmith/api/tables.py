@@ -6,7 +6,7 @@ one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -17,14 +17,19 @@ from numpy.typing import NDArray
 from flashsmith.api.array_view import ArrayView, compact
 from flashsmith.api.arrays.library import Array, ArrayOrTuple
 from flashsmith.api.bias import keys_of, kind_of, require_whole, shared_by
-from flashsmith.api.options import CallOptions
+from flashsmith.api.options import CALL_FACTS, CallOptions
 from flashsmith.base.errors import ArgumentError, ArgumentTypeError
-from flashsmith.problem.attention import AttentionProblem
+from flashsmith.problem.attention import FACTS, AttentionProblem
 from flashsmith.problem.signature import BIAS, TABLES, TensorRole
 
 ArrayTables = Mapping[str, Array]  # of a call, by the names of `TABLES`
 TableViews = Mapping[str, ArrayView]
 NO_TABLES: ArrayTables = {}
+# Tables of calls that have a backward pass.
+KEPT_TABLES = ("sinks", "alibi_slopes", "cu_seqlens_q", "cu_seqlens_k")
+# Facts of callers that no backward kernel knows. Sinks it need not know: the log-sum-exp has all of
+# them that the gradients of q, k and v depend on.
+_WITHOUT_GRADIENT = [n for n in CALL_FACTS.values() if FACTS[n].exact and n != "softcap"]
 BOUNDARIES = ("cu_seqlens_q", "cu_seqlens_k")  # of packed sequences
 _UNBOUNDED = -1
 
@@ -189,6 +194,12 @@ def require_entries_inside(tables: ArrayTables, q: Array, k: Array, layout: str)
                     f"block_table[{sequence}, {entry}] is {page}; the pool has pages 0 to "
                     f"{k.shape[0] - 1}; correct the entry of sequence {sequence}."
                 )
+
+
+def without_gradient(options: CallOptions, tables: Iterable[str]) -> str:
+    """The first fact or table of a call that has no backward pass, or an empty text."""
+    given = [name for name in _WITHOUT_GRADIENT if options.fact(name) != FACTS[name].absent]
+    return next(iter([*given, *(name for name in tables if name not in KEPT_TABLES)]), "")
 
 
 def words_of(name: str, table: Array, batch: int) -> NDArray[Any]:

@@ -18,7 +18,7 @@ from flashsmith.api.launches import (
 )
 from flashsmith.api.options import LSE, CallOptions
 from flashsmith.api.problems import problem_of
-from flashsmith.api.tables import NO_TABLES, ArrayTables, in_order
+from flashsmith.api.tables import KEPT_TABLES, NO_TABLES, ArrayTables, in_order
 from flashsmith.base.errors import Unsupported
 from flashsmith.torch_op import operator
 from flashsmith.torch_op.arguments import given_of
@@ -34,7 +34,7 @@ from flashsmith.torch_op.cpu_kernel import TORCH_RUNS, is_emulated
 from flashsmith.torch_op.cuda_kernel import current_stream
 from flashsmith.torch_op.fake_kernel import empty_lse, empty_output
 from flashsmith.torch_op.jagged import taken_apart
-from flashsmith.torch_op.tables import KEPT_TABLES, as_tables, expanded
+from flashsmith.torch_op.tables import as_tables, expanded
 from flashsmith.torch_op.tensor_view import (
     are_jagged,
     autocast,

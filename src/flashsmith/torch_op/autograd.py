@@ -8,19 +8,14 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from flashsmith.api.options import CALL_FACTS, CallOptions
-from flashsmith.api.tables import in_order
+from flashsmith.api.options import CallOptions
+from flashsmith.api.tables import KEPT_TABLES, in_order, without_gradient
 from flashsmith.base import errors
 from flashsmith.base.errors import Unsupported
 from flashsmith.base.loose_types import Foreign
-from flashsmith.problem.attention import FACTS
 from flashsmith.torch_op.arguments import Argument, options_of, without_config
 from flashsmith.torch_op.batching import Info, folded, one_by_one
-from flashsmith.torch_op.tables import KEPT_TABLES
 
-# Facts of callers that no backward kernel knows. Sinks it need not know: the log-sum-exp has all of
-# them that the gradients of q, k and v depend on.
-_WITHOUT_GRADIENT = [n for n in CALL_FACTS.values() if FACTS[n].exact and n != "softcap"]
 _NO_TABLES: Mapping[str, Tensor] = {}
 _KEPT_TENSORS = 7  # dO, Q, K, V, O, LSE and dLSE
 _GIVEN = _KEPT_TENSORS + len(in_order(_NO_TABLES))
@@ -50,8 +45,8 @@ def refuse_unknown_gradients(
     options: CallOptions, tables: Mapping[str, Tensor] = _NO_TABLES
 ) -> None:
     """Raises for a call whose gradients no kernel computes, before it is computed in vain."""
-    given = [name for name in _WITHOUT_GRADIENT if options.fact(name) != FACTS[name].absent]
-    for name in (*given, *(name for name in tables if name not in KEPT_TABLES)):
+    name = without_gradient(options, tables)
+    if name:
         raise Unsupported(
             f"{name} is given and a gradient is wanted; flashsmith has no backward pass with "
             f"{name} yet; call under torch.no_grad(), or train with torch's own attention."

@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch
 from torch.compiler import is_compiling as is_compiling
 
+from flashsmith.api.tables import KEPT_TABLES
 from flashsmith.torch_op import (
     autograd,
     batching,
@@ -21,7 +22,6 @@ from flashsmith.torch_op import (
     fake_kernel,
 )
 from flashsmith.torch_op.arguments import schema
-from flashsmith.torch_op.tables import KEPT_TABLES
 
 _GIVEN = schema()
 _TENSORS = "Tensor q, Tensor k, Tensor v"

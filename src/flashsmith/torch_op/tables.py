@@ -9,13 +9,10 @@ from torch import Tensor
 
 from flashsmith.api.arrays.library import Array
 from flashsmith.api.bias import require_broadcastable, scores_shape
-from flashsmith.api.tables import ArrayTables, in_order
+from flashsmith.api.tables import KEPT_TABLES, ArrayTables, in_order
 from flashsmith.base.errors import ArgumentTypeError
 from flashsmith.problem.signature import BIAS, TABLES
 from flashsmith.torch_op.tensor_view import require_dense
-
-# Tables of calls that have a backward pass, in the order of the operator `forward_kept`.
-KEPT_TABLES = ("sinks", "alibi_slopes", "cu_seqlens_q", "cu_seqlens_k")
 
 
 def tables_kept(*tables: Tensor | None) -> list[Tensor | None]:

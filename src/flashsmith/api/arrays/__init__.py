@@ -16,6 +16,16 @@ _MODULES = {
 }
 _SPOKEN = {"numpy": "NumPy", "cupy": "CuPy", "jax": "JAX", "jaxlib": "JAX", "torch": "torch"}
 
+JAX = ("jax", "jaxlib")  # what `origin` calls its traced values, and its arrays
+
+
+def is_traced(*arrays: object) -> bool:
+    """Whether one of a call's arrays is a value that JAX traces: it has a shape and no memory."""
+    if not any(origin(array) == "jax" for array in arrays):
+        return False
+    tracer = import_module("jax").core.Tracer
+    return any(isinstance(array, tracer) for array in arrays)
+
 
 def origin(array: object) -> str:
     """The library that an argument comes from: `numpy`, `torch`, `cupy`, `jax`, or empty."""

@@ -17,13 +17,13 @@ class JaxArrays:
     orders_by_stream = False
 
     def require_usable(self, name: str, array: Array) -> None:
-        """Refuses traced values, arrays over several devices, and `out`."""
+        """Refuses traced values (`flash_attention` takes them), several devices, and `out`."""
         import jax
 
         if isinstance(array, jax.core.Tracer):
             raise Unsupported(
-                f"{name} is traced by JAX (inside jit, grad or vmap); flashsmith takes arrays that "
-                f"have values; call it outside."
+                f"{name} is traced by JAX (inside jit, grad or vmap); this call takes arrays that "
+                f"have values; call flash_attention, or this one outside."
             )
         if not isinstance(array, jax.Array):
             raise ArgumentTypeError(
