@@ -20,7 +20,9 @@ import torch
 
 from flashsmith.base.errors import FlashsmithError
 from flashsmith.check.cases import Case
+from flashsmith.check.survey import compile_jobs
 from flashsmith.check.verdict import check_case
+from flashsmith.compile.compiler import compile_many
 from flashsmith.compile.nvrtc.library import find_nvrtc
 from flashsmith.kernels.parse import parse_config
 from flashsmith.measure.environment import environment_of, timed_device
@@ -144,6 +146,23 @@ def race(device, plain, asked, configs, peer, rounds: int):
         return compare(device, contenders, rounds=rounds, attempts=2), problems
 
 
+def small_of(asked: AttentionProblem) -> AttentionProblem:
+    """What a configuration is checked on: odd lengths, three heads on one."""
+    return replace(asked, heads=3, kv_heads=1, batch=1, q_len=1711, k_len=1712, lse=True)
+
+
+def compile_all(device, work) -> None:
+    """Side by side, before anything is timed."""
+    jobs = []
+    for d_head, length, facts in work:
+        plain, asked = problems_of(d_head, length, facts)
+        jobs.append((choose(plain, device.arch, gpu=device.name).config, Case("race", plain)))
+        for text in CONFIGS[d_head]:
+            config = parse_config(f"hopper{text}")
+            jobs += [(config, Case("race", problem)) for problem in (asked, small_of(asked))]
+    compile_many(compile_jobs(device, jobs))
+
+
 def main() -> None:
     """Checks each configuration on a small problem, races, and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -151,6 +170,7 @@ def main() -> None:
     parser.add_argument("--peer")
     parser.add_argument("--only", default="window,scores,bias")
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--width", type=int, help="only this d_head")
     arguments = parser.parse_args()
     device = timed_device(default_device("cuda"))
     environment = asdict(environment_of(device, compiler=find_nvrtc().compiler))
@@ -158,10 +178,12 @@ def main() -> None:
     table = []
     parts = {"window": WINDOWS, "scores": SCORES, "bias": BIASES}
     work = [one for part, of_part in parts.items() if part in arguments.only for one in of_part]
+    work = [one for one in work if not arguments.width or one[0] == arguments.width]
+    compile_all(device, work)
     for d_head, length, facts in work:
         plain, asked = problems_of(d_head, length, facts)
         configs = [parse_config(f"hopper{text}") for text in CONFIGS[d_head]]
-        small = replace(asked, heads=3, kv_heads=1, batch=1, q_len=1711, k_len=1712, lse=True)
+        small = small_of(asked)
         right = []
         for config in configs:
             try:

@@ -21,19 +21,21 @@ import argparse
 import importlib.util
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import torch
 
 from flashsmith.base.errors import FlashsmithError
 from flashsmith.bench.peers import contenders_of, find_peers
-from flashsmith.check.cases import quick_cases, serving_cases
+from flashsmith.check.cases import Case, quick_cases, serving_cases
 from flashsmith.check.survey import check_one, compile_jobs
 from flashsmith.compile.compiler import compile_many
 from flashsmith.compile.nvrtc.library import find_nvrtc
 from flashsmith.kernels import get_kernel_configs, parse_config
 from flashsmith.kernels.arguments import TensorArg
+from flashsmith.kernels.sm80_decode.config import Sm80DecodeConfig
+from flashsmith.kernels.sm90_decode.config import Sm90DecodeConfig
 from flashsmith.measure.environment import environment_of, timed_device
 from flashsmith.measure.interleaved import Contender, compare
 from flashsmith.measure.plain_read import plain_read
@@ -271,9 +273,13 @@ def load_fa3(path: str | None):
 
 
 def chosen(problem: AttentionProblem, device, *, both: bool):
-    """What would run, and where both are wanted the same with and without persistent CTAs."""
+    """What would run, and beside it the same by the other kernel; or with persistent CTAs."""
     config = choose(replace(problem, k_lengths=both), device.arch, gpu=device.name).config
-    return [replace(config, persistent=on) for on in (False, True)] if both else [config]
+    if both:
+        return [replace(config, persistent=on) for on in (False, True)]
+    same = {field.name: getattr(config, field.name) for field in fields(config)}
+    other = Sm80DecodeConfig if isinstance(config, Sm90DecodeConfig) else Sm90DecodeConfig
+    return [config, other(**same)]
 
 
 def main() -> None:
@@ -302,6 +308,14 @@ def main() -> None:
         shapes += [(problem_of(8, 8192, 1, *heads), 0) for heads in GROUPS]
         shapes += [(problem_of(*shape), filled) for shape, filled in WIDE]
     environment = environment_of(device, compiler=find_nvrtc().compiler)
+    work = [
+        (config, Case("race", replace(problem, **facts)))
+        for problem, filled in shapes
+        for config in named or chosen(problem, device, both=filled > 0)
+        for facts in ({}, {"k_lengths": True}, {"k_lengths": True, "page": PAGE, "pages": PAGE})
+    ]
+    compile_many(compile_jobs(device, work))
+    print(f"[{time.monotonic() - begin:5.0f} s] compiled", flush=True)
     for problem, filled in shapes if "race" in arguments.only else []:
         configs = named or chosen(problem, device, both=filled > 0)
         for text in [c.short_form() for c in configs if c.short_form() not in names.values()]:

@@ -97,27 +97,28 @@ def serve_table(records: Sequence[Record]) -> str:
         if name == _READ:
             runs.append((record.problem, {}))
         runs[-1][1][name] = record.result["median_us"]
-    lines = [
-        "| batch | heads | rows x keys | plain read | contiguous | lengths in memory |"
-        " pages of 16 | best peer, contiguous | over it |",
-        "|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
-    ]
+    rows: dict[AttentionProblem, str] = {}  # of the newest run of each problem
     for problem, found in runs:
         read, ours, peers = found[_READ], dict[str, float](), []
         for name, us in found.items():
             if looks_like_config(name.partition(" page")[0].partition(" lengths")[0]):
-                ours[name.partition(": ")[2].partition(" ")[2]] = us
+                ours.setdefault(name.partition(": ")[2].partition(" ")[2], us)  # chosen: first
             elif name != _READ and "page" not in name:
                 peers.append(us)
         if "" not in ours:
             continue
         cells = [f"{ours[way]:.0f} ({read / ours[way]:.2f})" for way in ("", "lengths", "page 16")]
-        lines.append(
+        rows[problem] = (
             f"| {problem.batch} | {problem.heads}:{problem.kv_heads} | {problem.q_len} x "
             f"{problem.k_len:,} | {read:.0f} | {' | '.join(cells)} | {min(peers):.0f} | "
             f"{min(peers) / ours['']:.2f} |"
         )
-    return "\n".join(lines)
+    lines = [
+        "| batch | heads | rows x keys | plain read | contiguous | lengths in memory |"
+        " pages of 16 | best peer, contiguous | over it |",
+        "|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    return "\n".join([*lines, *rows.values()])
 
 
 def masks_table(records: Sequence[Record]) -> str:
@@ -126,11 +127,13 @@ def masks_table(records: Sequence[Record]) -> str:
     for record in records:
         p = record.problem
         if record.what["name"] != "plain":
-            facts = (p.window_left, p.causal, p.softcap, p.alibi, p.sinks)
+            facts = (p.window_left, p.causal, p.softcap, p.alibi, p.sinks, p.bias)
             runs.setdefault((p.d_head, p.q_len, facts), []).append(record)
     lines = ["| fact | d_head | length | time, µs | of the plain rate | over FlashAttention-3 |"]
     lines.append("|---|---:|---:|---:|---:|---:|")
-    for (d_head, length, _), found in runs.items():
+    for (d_head, length, _), of_all in runs.items():
+        newest = max(r.environment["date"] for r in of_all)
+        found = [r for r in of_all if r.environment["date"] == newest]
         ours = [r for r in found if looks_like_config(str(r.what["name"]))]
         peers = [r.result["median_us"] for r in found if r not in ours]
         best = min(ours, key=lambda r: r.result["median_us"])
@@ -149,6 +152,7 @@ def _facts_text(problem: AttentionProblem) -> str:
     if problem.softcap is not None:
         found.append(f"softcap {problem.softcap:g}")
     found += [name for name in ("alibi", "sinks") if getattr(problem, name)]
+    found += [f"bias of all heads, {problem.bias}"] if problem.bias else []
     return ", ".join(found)
 
 
