@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from flashsmith import flash_attention
+from flashsmith import flash_attention, flash_attention_backward
 from flashsmith.api.scores import MOST
 from flashsmith.base import settings
 from flashsmith.base.dtypes import DType, from_bits, to_bits
@@ -67,6 +67,32 @@ def test_a_call_that_is_checked_refuses_scores_beyond_the_limit(check):
         flash_attention(*arrays(), scale=1e8, backend="emulator")
     out = flash_attention(*arrays(), scale=1e5, backend="emulator")
     assert np.isfinite(out.astype(np.float32)).all()
+
+
+def test_what_is_added_to_scores_counts_and_what_hides_a_key_does_not(check):
+    check("1")
+    bias = np.zeros((9, 9), np.float32)
+    bias[:, ::2] = -1e12
+    out = flash_attention(*arrays(), bias=bias, backend="emulator")
+    assert np.isfinite(out.astype(np.float32)).all()
+    for row, says in ((-1e12, "1e[+]12"), (3e8, "3e[+]08")):
+        bias[4] = row  # all keys of a row: none of them is its far larger maximum
+        with pytest.raises(ArgumentError, match=f"bias puts a row of scores at {says}; .* 1e[+]08"):
+            flash_attention(*arrays(), bias=bias, backend="emulator")
+    bias[4] = np.finfo(np.float32).min
+    hidden = flash_attention(*arrays(), bias=bias, backend="emulator")
+    assert (hidden[0, 4] == 0).all()
+    with pytest.raises(ArgumentError, match=r"alibi_slopes puts a row of scores at 1e[+]09"):
+        flash_attention(*arrays(), alibi_slopes=np.array([1e9], np.float32), backend="emulator")
+
+
+def test_a_backward_call_is_held_to_the_limit_too(check):
+    check("1")
+    q, k, v = arrays()
+    with pytest.raises(ArgumentError, match="scores may reach"):
+        flash_attention_backward(
+            *(q, q, k, v, q, np.zeros((1, 1, 9), np.float32)), scale=1e8, backend="emulator"
+        )
 
 
 def test_torch_tensors_are_looked_into_too(check):

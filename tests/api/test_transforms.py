@@ -137,6 +137,45 @@ def test_slopes_are_refused_a_gradient_that_only_the_rule_sees():
         assert torch.equal(found[call], wanted)
 
 
+UNKNOWN = {
+    "bias": lambda x: {"bias": x.new_zeros(37, 37, dtype=torch.float32)},
+    "k_lengths": lambda x: {"k_lengths": x.new_full((2,), 20, dtype=torch.int32)},
+}
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_a_gradient_through_what_is_mapped_is_refused_and_never_0(name):
+    q, k, v = inputs()
+
+    def whole(q):
+        tables = UNKNOWN[name](q[0])
+        return torch.vmap(lambda *x: attend(*x, **tables))(q, k, v).float().square().sum()
+
+    with pytest.raises(Unsupported, match=f"{name} is given and a gradient is wanted"):
+        torch.func.grad(whole)(q)
+    with pytest.raises(Unsupported, match="q requires a gradient and this operator keeps"):
+        torch.func.grad(lambda q: torch.vmap(torch.ops.flashsmith.forward)(q, k, v).sum())(q)
+
+
+TANGENTS = {
+    "q": lambda q, k, v, x: attend(x, k, v),
+    "bias": lambda q, k, v, x: attend(q, k, v, bias=x),
+    "sinks": lambda q, k, v, x: attend(q, k, v, sinks=x),
+    "alibi_slopes": lambda q, k, v, x: attend(q, k, v, alibi_slopes=x),
+}
+
+
+@pytest.mark.parametrize("name", TANGENTS)
+def test_a_tangent_is_refused_wherever_it_comes_from(name):
+    q, k, v = (x[0] for x in inputs())
+    x = {"q": q, "bias": torch.zeros(37, 37)}.get(name, torch.zeros(3))
+    with pytest.raises(Unsupported, match=f"{name} carries a tangent"):
+        torch.func.jvp(lambda x: TANGENTS[name](q, k, v, x), (x,), (torch.ones_like(x),))
+    mapped = torch.vmap(lambda x: TANGENTS[name](q, k, v, x))
+    with pytest.raises(Unsupported, match=f"{name} carries a tangent"):
+        torch.func.jvp(mapped, (x[None],), (torch.ones_like(x[None]),))
+
+
 def test_keys_with_lengths_are_mapped_one_by_one():
     q, k, v = inputs()
     lengths = torch.tensor([[5, 37], [1, 20], [36, 2]], dtype=torch.int32)

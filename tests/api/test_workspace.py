@@ -51,6 +51,36 @@ def test_a_workspace_of_the_stated_size_will_do_and_a_smaller_one_is_refused(emu
         flash_attention(q, k, v, k_lengths=lengths, workspace=words)
 
 
+def overlapping_rows(make):
+    """Rows of 64 elements that begin 8 elements apart."""
+    memory = make(np.zeros(BATCH * HEADS * D_HEAD, np.float16))
+    if isinstance(memory, torch.Tensor):
+        return memory.as_strided((BATCH, 1, HEADS, D_HEAD), (HEADS * D_HEAD, D_HEAD, 8, 1))
+    strides = [2 * n for n in (HEADS * D_HEAD, D_HEAD, 8, 1)]
+    return np.lib.stride_tricks.as_strided(memory, (BATCH, 1, HEADS, D_HEAD), strides)
+
+
+@pytest.mark.parametrize("make", [np.array, torch.tensor], ids=["numpy", "torch"])
+def test_memory_that_the_call_also_reads_or_writes_is_refused(emulator, make):
+    q, k, v, lengths = map(make, (*arrays(), LENGTHS))
+    as_bytes = (lambda x: x.view(torch.uint8)) if make is torch.tensor else lambda x: x.view("u1")
+    room = make(np.zeros(NEEDED, np.uint8))
+    shared = room[: q.nbytes].view(q.dtype).reshape(q.shape)
+    given = {"k_lengths": lengths}
+    for name, workspace, out in (
+        ("k", as_bytes(k.reshape(-1)), None),
+        ("out", room, shared),
+    ):
+        with pytest.raises(ArgumentError, match=f"workspace overlaps {name} in memory"):
+            flash_attention(q, k, v, **given, workspace=workspace, out=out)
+    with pytest.raises(ArgumentError, match="at which its rows overlap; pass a contiguous one"):
+        flash_attention(q, k, v, **given, out=overlapping_rows(make))
+    bias = make(np.zeros((BATCH, 1, 1, KEYS), np.float16))
+    beside = bias.reshape(-1)[: BATCH * HEADS * D_HEAD].reshape(q.shape)
+    with pytest.raises(ArgumentError, match="out overlaps bias in memory"):
+        flash_attention(q, k, v, bias=bias, out=beside)
+
+
 def test_torch_on_the_cpu_needs_none_and_takes_any():
     q, k, v, lengths = map(torch.from_numpy, (*arrays(), LENGTHS))
     assert workspace_bytes(q, k, v, k_lengths=lengths) == 0
@@ -94,6 +124,10 @@ def test_a_call_on_a_gpu_allocates_nothing(monkeypatch):
         call for kept in launches.KEPT_LAUNCHES.values() for call, _ in kept.prepared._starts
     }
     assert TensorArg(room.data_ptr()) in started
+    with pytest.raises(ArgumentError, match=r"workspace overlaps v in memory"):
+        cuda_kernel.forward_into(
+            *(q, k, v, tables, out, None, v.reshape(-1).view(torch.uint8), *given)
+        )
     small = room[:16]
     with pytest.raises(ArgumentError, match=r"workspace has 16 bytes and this call needs"):
         cuda_kernel.forward_into(q, k, v, tables, out, None, small, *given)

@@ -6,6 +6,7 @@ import signal
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -113,6 +114,30 @@ def test_a_pool_forked_after_a_call_gives_right_answers():
         mine = [_answer(seed) for seed in range(6)]  # the parent goes on beside its children
         assert answers.get(timeout=SECONDS) == wanted * 2
     assert mine == wanted
+
+
+def _forward(seed):
+    q, k, v, do = (x[:, :150] for x in (*_inputs(seed), _inputs(seed + 50)[0]))
+    o, lse = flashsmith.flash_attention(q, k, v, return_lse=True, backend="emulator")
+    return do, q, k, v, o, lse
+
+
+def _gradients(arrays):
+    """A call of several launches, which hand results over in memory of the device's."""
+    found = flashsmith.flash_attention_backward(*arrays, backend="emulator")
+    return b"".join(gradient.tobytes() for gradient in found)
+
+
+def test_threads_get_the_gradients_that_each_asked_for():
+    calls = [_forward(seed) for seed in range(2)]
+    wanted = [_gradients(arrays) for arrays in calls]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-4)
+    try:
+        with ThreadPoolExecutor(2) as pool:
+            assert list(pool.map(_gradients, calls * 2)) == wanted * 2
+    finally:
+        sys.setswitchinterval(interval)
 
 
 def _exit_code(child):

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 ALIGNED_ELEMENTS = 8  # the kernels move 16 bytes at a time
 ALIGNED_BYTES = 16
+_ELEMENT_BYTES = {"bool": 1, "bool8": 1, "uint8": 1, "int32": 4, "float32": 4, "int64": 8}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,37 @@ class ArrayView:
     def readable(self) -> ArrayView:
         """The view itself, or that of the contiguous copy which its `obstacle` makes necessary."""
         return replace(self, address=0, strides=compact(self.shape)) if self.obstacle() else self
+
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of an element; those of rows have 2."""
+        return _ELEMENT_BYTES.get(self.dtype, 2)
+
+    def overlaps(self, other: ArrayView) -> bool:
+        """Whether the spans of two views share memory (their gaps count as theirs)."""
+        if self.is_empty or other.is_empty or self.device != other.device:
+            return False
+        begin, end = self._reach()
+        other_begin, other_end = other._reach()
+        return begin < other_end and other_begin < end
+
+    def overlaps_itself(self) -> bool:
+        """Whether two elements may lie in the same place; of odd strides, also where none do."""
+        span = 1
+        for stride, extent in sorted(zip(map(abs, self.strides), self.shape, strict=True)):
+            if extent > 1 and stride < span:
+                return True
+            span += stride * (extent - 1)
+        return False
+
+    def _reach(self) -> tuple[int, int]:
+        """The address of the first byte, and of the one behind the last."""
+        steps = [(n - 1) * s for n, s in zip(self.shape, self.strides, strict=True)]
+        before, behind = (sum(s for s in steps if s < 0), 1 + sum(s for s in steps if s > 0))
+        return (
+            self.address + before * self.element_bytes,
+            self.address + behind * self.element_bytes,
+        )
 
     @property
     def span(self) -> int:

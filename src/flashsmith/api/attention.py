@@ -8,6 +8,7 @@ from collections.abc import Callable
 from flashsmith.api import gpu_call, host_call
 from flashsmith.api.arrays import is_traced, library_of, origin
 from flashsmith.api.arrays.library import Array, ArrayOrTuple
+from flashsmith.api.contents import require_contents
 from flashsmith.api.options import (
     LSE,
     CallOptions,
@@ -26,13 +27,10 @@ from flashsmith.api.padding import (
     widened,
 )
 from flashsmith.api.refusals import said_when_it_runs
-from flashsmith.api.scores import require_small_scores
 from flashsmith.api.tables import (
     NO_TABLES,
     ArrayTables,
     is_packed,
-    require_boundaries,
-    require_entries_inside,
     take_tables,
     take_window,
     without_batch,
@@ -121,9 +119,7 @@ def attend(
 ) -> ArrayOrTuple:
     """The same with checked options."""
     if settings.checks_calls() and not is_traced(q, k, v, *tables.values()):
-        require_small_scores(q, k, options)
-        require_boundaries(tables, q, k, options)
-        require_entries_inside(tables, q, k, str(options.fact("layout")))
+        require_contents(q, k, options, tables)
     if tables and is_packed(tables) and len(getattr(q, "shape", ())) == 3:
         keys = (k, v) if "block_table" in tables else (k[None], v[None])
         found = attend(

@@ -43,7 +43,7 @@ def attend(
     if out is None:
         out = gpu.new(arrays[0], (*views[0].shape[:3], problem.v_width), views[0].dtype)
     else:
-        require_out_fits(gpu.view("out", out), views)
+        require_out_fits(gpu.view("out", out), views, table_views)
     device = gpu_device(views[0], options.backend)
     launch = launch_for(device, problem, options, views)
     # Copies must live until the launch is done; freeing them in stream order is the library's work.
@@ -55,7 +55,8 @@ def attend(
     placed += table_views.values()
     needed = launch.prepared.scratch_bytes
     if workspace is not None:
-        require_room(gpu.view("workspace", workspace), needed, views[0].device)
+        others = (*views, gpu.view("out", out), *table_views.values())
+        require_room(gpu.view("workspace", workspace), needed, views[0].device, others)
         placed.append(gpu.view(SCRATCH, workspace))
     elif needed:
         scratch = gpu.new(arrays[0], (needed // 4,), "float32")

@@ -5,8 +5,10 @@ from __future__ import annotations
 from flashsmith.api import gpu_call, host_call
 from flashsmith.api.arrays import library_of_all, origin
 from flashsmith.api.arrays.library import Array, ArrayOrTuple
+from flashsmith.api.contents import require_contents
 from flashsmith.api.options import checked_flag, checked_options
 from flashsmith.api.tables import is_packed, take_tables, take_window
+from flashsmith.base import settings
 from flashsmith.kernels.kernel import KernelConfig
 
 
@@ -42,6 +44,8 @@ def flash_attention_backward(
         causal=causal, scale=scale, layout=layout, config=config, backend=backend, **facts
     )
     checked_flag("explain", explain)
+    if settings.checks_calls():
+        require_contents(q, k, options, tables)
     arrays = {"q": q, "k": k, "v": v, "o": o, "lse": lse, "do": do}
     arrays |= {} if dlse is None else {"dlse": dlse}
     without_batch = is_packed(tables) and len(getattr(q, "shape", ())) == 3

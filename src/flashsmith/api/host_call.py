@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -59,21 +60,30 @@ def attend(
         wanted = scores_shape(views[0].shape, views[1].shape, str(options.fact("layout")))
         words[BIAS] = _bias(tables[BIAS], wanted)
     problem = problem_of(views, options, {n: view_of_words(n, w) for n, w in words.items()})
+    of_out = [] if out is None else [host.view("out", out)]
+    read = {name: _view_in_place(name, table) for name, table in tables.items()}
     if out is not None:
-        require_out_fits(host.view("out", out), views)
+        require_out_fits(of_out[0], views, read)
     device = host_device(options.backend)
     bits: dict[str, NDArray[Any]] = {
         name: host.bits(array) for name, array in zip("qkv", arrays, strict=True)
     }
     bits |= {name: _bits(table) for name, table in words.items()}
-    given = None if workspace is None else view_of_words("workspace", np.asarray(workspace))
-    found, choice = attend_bits(device, problem, bits, options, explain, given)
+    given = None if workspace is None else _view_in_place("workspace", workspace)
+    others = [*views, *of_out, *read.values()]
+    found, choice = attend_bits(device, problem, bits, options, explain, given, others)
     result = host.from_bits(found["o"], arrays[0])
     if out is not None:
         host.bits(out)[...] = found["o"]
         result = out
     lse = host.from_float32(found["lse"].view(np.float32)) if problem.lse else None
     return result, lse, choice
+
+
+def _view_in_place(name: str, array: Array) -> ArrayView:
+    """Where what is no array of rows lies."""
+    words = np.asarray(array)
+    return replace(view_of_words(name, words), address=words.ctypes.data)
 
 
 def _bias(table: Array, wanted: tuple[int, ...]) -> NDArray[Any]:
@@ -122,13 +132,14 @@ def attend_bits(
     options: CallOptions,
     explain: bool = False,
     workspace: ArrayView | None = None,
+    others: Sequence[ArrayView] = (),  # beside which the workspace lies
 ) -> tuple[dict[str, NDArray[Any]], Choice]:
     """The bits of every output, from bits of the inputs of any strides, in the problem's layout."""
     readable = {name: bits if name == BIAS else _compacted(bits) for name, bits in inputs.items()}
     views = [_view(name, bits) for name, bits in readable.items() if name != BIAS]
     launch = launch_for(device, problem, options, views)
     if workspace is not None:
-        require_room(workspace, launch.prepared.scratch_bytes, "cpu")
+        require_room(workspace, launch.prepared.scratch_bytes, "cpu", others)
     locations, buffers = _placed(problem, readable)
     with uploaded(device, buffers) as held:
         call = held.call(locations)

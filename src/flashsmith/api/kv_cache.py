@@ -10,12 +10,15 @@ import numpy as np
 from flashsmith.api.arrays import origin
 from flashsmith.api.arrays.library import Array, ArrayOrTuple
 from flashsmith.api.attention import attend
-from flashsmith.api.options import checked_fact, checked_flag, checked_options
+from flashsmith.api.contents import require_contents
+from flashsmith.api.options import CallOptions, checked_fact, checked_flag, checked_options
 from flashsmith.api.tables import window_sides
+from flashsmith.base import settings
 from flashsmith.base.errors import ArgumentError, ArgumentTypeError, Unsupported
 from flashsmith.kernels.width import require_one_width
 from flashsmith.problem.attention import FACTS
 
+_MOST_KEYS = 2**31 - 1  # that kernels count
 FEW_ROWS = 64  # of all heads of a group: what kernels for few rows divide into slices
 
 
@@ -54,9 +57,8 @@ def flash_attn_with_kvcache(
     bottom-right with a sequence's own length. Nothing waits for the GPU. `num_splits` changes
     nothing: bits follow from the request alone. Lengths and entries are clamped into the cache.
     """
-    _refuse(rotary_cos, rotary_sin)
+    _refuse(rotary_cos, rotary_sin, rotary_interleaved)
     causal = checked_flag("causal", causal)
-    checked_flag("rotary_interleaved", rotary_interleaved)
     _require_shapes(q, k_cache, v_cache)
     left, right = window_sides("window_size", window_size)
     is_known = _is_known(q, k_cache, cache_seqlens, cache_batch_idx, block_table, cache_leftpad)
@@ -70,15 +72,16 @@ def flash_attn_with_kvcache(
         batch_invariant=is_known,
     )
     ops = _Operations(q)
-    table = _table(ops, k_cache, cache_batch_idx, block_table)
-    lengths = ops.lengths(cache_seqlens)
+    table, lengths = _table(ops, cache_batch_idx, block_table), ops.lengths(cache_seqlens)
     if k is not None or v is not None:
-        lengths = _append(ops, (k_cache, v_cache), (k, v), lengths, table)
+        _require_new_rows(ops, (k_cache, v_cache), (k, v), lengths, table)
+        before, lengths = lengths, ops.longer(lengths, int(k.shape[1]))
+        _look_into(q, k_cache, options, table, (before, lengths))
+        _append(ops, (k_cache, v_cache), (k, v), before, table)
     if is_known:
         k_cache, v_cache, lengths = *_rows(k_cache, v_cache, cache_seqlens, k), None
-    starts = ops.lengths(cache_leftpad, "cache_leftpad")
-    read = {"k_lengths": lengths, "k_starts": starts, "alibi_slopes": alibi_slopes}
-    tables = _given(block_table=table, **read)
+    read = {"k_lengths": lengths, "k_starts": ops.lengths(cache_leftpad, "cache_leftpad")}
+    tables = _given(block_table=table, alibi_slopes=alibi_slopes, **read)
     return attend(q, k_cache, v_cache, options, out=out, tables=tables, workspace=workspace)
 
 
@@ -101,13 +104,14 @@ def _rows(k_cache: Array, v_cache: Array, length: int | None, new: Array) -> tup
     return k_cache[:, :rows], v_cache[:, :rows]
 
 
-def _refuse(rotary_cos: object, rotary_sin: object) -> None:
+def _refuse(rotary_cos: object, rotary_sin: object, rotary_interleaved: object) -> None:
     for name, value in (("rotary_cos", rotary_cos), ("rotary_sin", rotary_sin)):
         if value is not None:
             raise Unsupported(
                 f"{name} is given; flashsmith does not rotate queries and keys; rotate q and k "
                 f"before the call."
             )
+    checked_flag("rotary_interleaved", rotary_interleaved)
 
 
 def _require_shapes(q: Array, k_cache: Array, v_cache: Array) -> None:
@@ -150,21 +154,55 @@ class _Operations:
         if given is None:
             return None
         if isinstance(given, int) and not isinstance(given, bool):
-            return self._module.full((self.batch,), given, dtype=self.int32, **self._where)
-        return self.indices(name, given)
+            length = min(max(given, 0), _MOST_KEYS)
+            return self._module.full((self.batch,), length, dtype=self.int32, **self._where)
+        return self.indices(name, given, 1)
 
-    def indices(self, name: str, given: Array) -> Array:
-        """An index for each sequence of q."""
+    def indices(self, name: str, given: Array, dimensions: int) -> Array:
+        """An index for each sequence of q, or in two dimensions a row of them."""
         if origin(given) != self.library:
             raise ArgumentTypeError(
                 f"q is of {self.library} and {name} of type {type(given).__name__}; pass both of "
                 f"one library."
             )
-        if tuple(given.shape) != (self.batch,):
-            raise ArgumentError(
-                f"{name} has shape {tuple(given.shape)}; it must be ({self.batch},)."
-            )
+        if len(given.shape) != dimensions or given.shape[0] != self.batch:
+            wanted = f"({self.batch},)" if dimensions == 1 else f"({self.batch}, pages)"
+            raise ArgumentError(f"{name} has shape {tuple(given.shape)}; it must be {wanted}.")
+        kind = str(given.dtype).removeprefix("torch.")
+        if not kind.removeprefix("u").startswith("int"):
+            raise ArgumentTypeError(f"{name} is {kind}; it must be int32.")
         return given
+
+    def longer(self, lengths: Array, rows: int) -> Array:
+        """The lengths once so many rows are behind each; what kernels would clamp is clamped."""
+        wide = lengths if lengths.dtype == self.int32 else self._long(lengths)
+        return wide.clip(0, _MOST_KEYS - rows) + rows
+
+    def address(self, array: Array) -> int:
+        """Where an array begins."""
+        return int(array.data_ptr() if self.library == "torch" else array.ctypes.data)
+
+    def require_writable(self, name: str, new: Array, cache: Array) -> None:
+        """Raises unless rows of `new` can be written into the cache as they are."""
+        where = [getattr(array, "device", "cpu") for array in (new, cache)]
+        for what, own, other in (
+            ("type", new.dtype, cache.dtype),
+            ("device", *where),
+            ("library", origin(new), origin(cache)),
+        ):
+            if own != other:
+                raise ArgumentTypeError(
+                    f"{name} has {what} {own} and {name}_cache {other}; convert the new rows."
+                )
+        strides = cache.stride() if self.library == "torch" else cache.strides
+        is_shared = 0 not in cache.shape and any(
+            n > 1 and s == 0 for n, s in zip(cache.shape, strides, strict=True)
+        )
+        if is_shared or (self.library == "numpy" and not cache.flags.writeable):
+            raise ArgumentError(
+                f"{name}_cache is expanded or read-only and new rows are to be written into it; "
+                f"pass memory of its own."
+            )
 
     @property
     def int32(self) -> object:
@@ -174,7 +212,7 @@ class _Operations:
     def positions(self, lengths: Array, new: int, rows: int) -> Array:
         """Where new rows go: behind those of each sequence, inside its `rows`."""
         behind = self._module.arange(new, dtype=self.int32, **self._where)
-        return self._long(lengths[:, None] + behind[None]).clip(0, max(rows - 1, 0))
+        return (self._long(lengths)[:, None] + behind[None]).clip(0, max(rows - 1, 0))
 
     def sequences(self) -> Array:
         """The sequences in order, a row each."""
@@ -189,16 +227,65 @@ class _Operations:
         return indices.long() if self.library == "torch" else indices.astype(np.int64)
 
 
-def _table(ops: _Operations, k_cache: Array, batch_idx: Array, block_table: Array) -> Array:
+def _table(ops: _Operations, batch_idx: Array, block_table: Array) -> Array:
     """The table of pages; a sequence of the cache is one page where indices name it."""
     if batch_idx is None:
-        return block_table
+        return None if block_table is None else ops.indices("block_table", block_table, 2)
     if block_table is not None:
         raise ArgumentError(
             "cache_batch_idx and block_table are both given; a table says where each sequence "
             "lies; drop cache_batch_idx."
         )
-    return ops.indices("cache_batch_idx", batch_idx).reshape(-1, 1)
+    return ops.indices("cache_batch_idx", batch_idx, 1).reshape(-1, 1)
+
+
+def _require_new_rows(
+    ops: _Operations,
+    caches: tuple[Array, Array],
+    new: tuple[Array, Array],
+    lengths: Array,
+    table: Array,
+) -> None:
+    """Raises, before anything is written, unless new rows can be written behind the others."""
+    k_cache = caches[0]
+    rows = new[0].shape[1] if len(getattr(new[0], "shape", ())) == 4 else 0
+    wanted = (ops.batch, rows, *k_cache.shape[2:])
+    for name, array, cache in zip(("k", "v"), new, caches, strict=True):
+        if tuple(getattr(array, "shape", ())) != wanted:
+            shape = tuple(array.shape) if hasattr(array, "shape") else array
+            raise ArgumentError(
+                f"{name} has shape {shape}; new rows of k and v must both be "
+                f"(batch, new rows, kv heads, d_head), as the cache has them: {wanted}."
+            )
+        ops.require_writable(name, array, cache)
+    if lengths is None:
+        raise ArgumentError(
+            "k and v are given and cache_seqlens is not; say behind how many keys of each sequence "
+            "they belong."
+        )
+    if ops.address(caches[0]) == ops.address(caches[1]) and 0 not in k_cache.shape:
+        raise ArgumentError(
+            "k_cache and v_cache are the same memory and k and v are given, of which one would be "
+            "written over the other; pass two caches."
+        )
+    if table is None and k_cache.shape[0] != ops.batch:
+        raise ArgumentError(
+            f"q has batch {ops.batch} and the caches have {k_cache.shape[0]} sequences; they must "
+            f"be equal, or cache_batch_idx says which sequences are meant."
+        )
+    if rows and not (k_cache.shape[0] and k_cache.shape[1] and (table is None or table.shape[1])):
+        raise ArgumentError(
+            f"k has {rows} new rows and the caches, of shape {tuple(k_cache.shape)}, have no room; "
+            f"pass larger ones."
+        )
+
+
+def _look_into(
+    q: Array, k_cache: Array, options: CallOptions, table: Array, lengths: tuple[Array, Array]
+) -> None:
+    """Holds the call, if FLASHSMITH_CHECK asks for it, before new rows are written."""
+    for numbers in lengths if settings.checks_calls() else ():
+        require_contents(q, k_cache, options, _given(block_table=table, k_lengths=numbers))
 
 
 def _append(
@@ -207,27 +294,14 @@ def _append(
     new: tuple[Array, Array],
     lengths: Array,
     table: Array,
-) -> Array:
-    """Writes new rows behind those that each sequence has; the lengths after it."""
-    k_cache = caches[0]
-    rows = new[0].shape[1] if len(getattr(new[0], "shape", ())) == 4 else 0
-    wanted = (ops.batch, rows, *k_cache.shape[2:])
-    for name, array in zip(("k", "v"), new, strict=True):
-        if tuple(getattr(array, "shape", ())) != wanted:
-            shape = tuple(array.shape) if hasattr(array, "shape") else array
-            raise ArgumentError(
-                f"{name} has shape {shape}; new rows of k and v must both be "
-                f"(batch, new rows, kv heads, d_head), as the cache has them: {wanted}."
-            )
-    if lengths is None:
-        raise ArgumentError(
-            "k and v are given and cache_seqlens is not; say behind how many keys of each sequence "
-            "they belong."
-        )
+) -> None:
+    """Writes new rows behind those that each sequence has."""
+    k_cache, rows = caches[0], int(new[0].shape[1])
+    if not rows:
+        return
     page = k_cache.shape[1]
     capacity = page if table is None else page * table.shape[1]
     at = ops.positions(lengths, rows, capacity)
     first = ops.sequences() if table is None else ops.entries(table, at // page, k_cache.shape[0])
     for cache, array in zip(caches, new, strict=True):
         cache[first, at % page] = array
-    return lengths + rows

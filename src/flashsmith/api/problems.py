@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from flashsmith.api.array_view import ALIGNED_BYTES, ArrayView
@@ -85,7 +85,9 @@ def gradient_problem_of(
     return replace(forward, operation="backward", dlse="dlse" in views, **free)
 
 
-def require_out_fits(out: ArrayView, inputs: Sequence[ArrayView]) -> None:
+def require_out_fits(
+    out: ArrayView, inputs: Sequence[ArrayView], tables: TableViews = _NO_TABLES
+) -> None:
     """Raises unless the output can be written where the caller wants it."""
     q, v = inputs[0], inputs[2]
     wanted = (*q.shape[:3], v.shape[3])
@@ -101,16 +103,30 @@ def require_out_fits(out: ArrayView, inputs: Sequence[ArrayView]) -> None:
     obstacle = out.obstacle()
     if obstacle:
         raise ArgumentError(f"out cannot be written in place: {obstacle}; pass a contiguous one.")
-    for view in inputs:
-        if _overlap(out, view):
+    if out.overlaps_itself():
+        raise ArgumentError(
+            f"out has strides {out.strides}, at which its rows overlap; pass a contiguous one."
+        )
+    _require_apart(out, (*inputs, *tables.values()))
+
+
+def _require_apart(written: ArrayView, read: Iterable[ArrayView]) -> None:
+    for view in read:
+        if written.overlaps(view):
+            name = written.name
             raise ArgumentError(
-                f"out overlaps {view.name} in memory, which is still read while out is written; "
-                f"pass memory of its own."
+                f"{name} overlaps {view.name} in memory, which is still read while {name} is "
+                f"written; pass memory of its own."
             )
 
 
-def require_room(workspace: ArrayView, needed: int, device: str) -> None:
-    """Raises unless scratch memory of the caller's will do for a call that needs so many bytes."""
+def require_room(
+    workspace: ArrayView, needed: int, device: str, others: Iterable[ArrayView] = ()
+) -> None:
+    """Raises unless scratch memory of the caller's will do for a call that needs so many bytes.
+
+    `others` are what the call reads and writes beside it.
+    """
     if workspace.dtype != "uint8" or len(workspace.shape) != 1:
         raise ArgumentTypeError(
             f"workspace is {workspace.dtype} of shape {workspace.shape}; it must be bytes: uint8, "
@@ -130,6 +146,8 @@ def require_room(workspace: ArrayView, needed: int, device: str) -> None:
             "workspace does not begin at a multiple of 16 bytes, or has gaps; pass memory of an "
             "allocator as it is."
         )
+    if needed:
+        _require_apart(workspace, others)
 
 
 def _common_dtype(q: ArrayView, k: ArrayView, v: ArrayView) -> DType:
@@ -197,10 +215,3 @@ def _require_heads_and_width(heads: int, kv_heads: int, d_head: int) -> None:
     can_pad = d_head <= MAX_D_HEAD
     advice = "call flash_attention, which pads" if can_pad else "use another implementation"
     require_width(d_head, advice)
-
-
-def _overlap(a: ArrayView, b: ArrayView) -> bool:
-    """Whether the spans of two views share memory (their gaps count as theirs)."""
-    if a.is_empty or b.is_empty or a.device != b.device or any(s < 0 for s in b.strides):
-        return False
-    return a.address < b.address + 2 * b.span and b.address < a.address + 2 * a.span

@@ -167,17 +167,23 @@ def _require_fits(role: TensorRole, view: ArrayView, problem: AttentionProblem) 
 def require_entries_inside(tables: ArrayTables, q: Array, k: Array, layout: str) -> None:
     """Raises for lengths and pages that kernels would clamp; the tables are awaited."""
     axis = -3 if layout == "bshd" else -2
-    rows, pages = k.shape[axis], _on_host(tables.get("block_table"))
+    rows, pages = k.shape[axis], _on_host(tables, "block_table", 2)
     k_len = rows if pages is None else rows * pages.shape[1]
-    lengths = _on_host(tables.get("k_lengths"))
-    of_q, of_k = (_on_host(tables.get(name)) for name in BOUNDARIES)
+    lengths = _on_host(tables, "k_lengths")
+    of_q, of_k = (_on_host(tables, name) for name in BOUNDARIES)
+    counts = {len(x) + 1 for x in (pages, lengths) if x is not None}
+    counts |= {len(x) for x in (of_q, of_k) if x is not None}
+    if len(counts) > 1:
+        return  # tables that do not fit each other are refused by name
     for name, own, whole in (
         ("q_lengths", of_q, q.shape[axis]),
         ("k_lengths", of_k, k_len),
         ("k_starts", of_k, k_len),
     ):
-        found = _on_host(tables.get(name))
-        for sequence, length in enumerate([] if found is None else found):
+        found = _on_host(tables, name)
+        if found is None or not counts <= {len(found) + 1}:
+            continue
+        for sequence, length in enumerate(found):
             most = whole if own is None else own[sequence + 1] - own[sequence]
             if name == "k_starts" and lengths is not None:
                 most = min(most, lengths[sequence])
@@ -187,7 +193,7 @@ def require_entries_inside(tables: ArrayTables, q: Array, k: Array, layout: str)
                     f"{'rows' if name == 'q_lengths' else 'keys'}; correct the length."
                 )
     for sequence, table in enumerate([] if pages is None else pages):
-        used = len(table) if lengths is None else -(-int(lengths[sequence]) // rows)
+        used = len(table) if lengths is None else -(-int(lengths[sequence]) // max(rows, 1))
         for entry, page in enumerate(table[:used]):
             if not 0 <= page < k.shape[0]:
                 raise ArgumentError(
@@ -212,8 +218,10 @@ def words_of(name: str, table: Array, batch: int) -> NDArray[Any]:
         )
     if name == "alibi_slopes" and numbers.ndim == 1:
         numbers = np.broadcast_to(numbers, (batch, *numbers.shape))
-    kind = np.int32 if TABLES[name].is_integer else np.float32
-    return np.ascontiguousarray(numbers, kind)
+    if TABLES[name].is_integer:  # clamped, as kernels do with what lies outside a sequence
+        least, most = np.iinfo(np.int32).min, np.iinfo(np.int32).max
+        return np.ascontiguousarray(np.clip(numbers, least, most), np.int32)
+    return np.ascontiguousarray(numbers, np.float32)
 
 
 def view_of_words(name: str, words: NDArray[Any]) -> ArrayView:
@@ -228,10 +236,13 @@ def table_view(name: str, table: Array, batch: int) -> ArrayView:
     return view_of_words(name, words)
 
 
-def _on_host(table: Array) -> NDArray[Any] | None:
-    if table is None:
+def _on_host(tables: ArrayTables, name: str, dimensions: int = 1) -> NDArray[Any] | None:
+    """The integers of a table; None where there are none, or the call is refused by its shape."""
+    if name not in tables:
         return None
-    return np.asarray(table.cpu() if hasattr(table, "cpu") else table)
+    table = tables[name]
+    found = np.asarray(table.cpu() if hasattr(table, "cpu") else table)
+    return found if found.dtype.kind in "iu" and found.ndim == dimensions else None
 
 
 def in_order(tables: ArrayTables) -> list[Array]:
@@ -270,10 +281,11 @@ def require_boundaries(tables: ArrayTables, q: Array, k: Array, options: CallOpt
     Without it kernels clamp boundaries into the array.
     """
     for name, array in zip(BOUNDARIES, (q, k), strict=True):
-        if name not in tables:
+        found = _on_host(tables, name)
+        if found is None:
             continue
         rows = array.shape[-2 if options.fact("layout") == "bhsd" else -3]
-        numbers = [int(number) for number in tables[name].tolist()]
+        numbers = [int(number) for number in found]
         for index, number in enumerate(numbers):
             if not 0 <= number <= rows:
                 raise ArgumentError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import numpy as np
@@ -85,6 +86,12 @@ class Device(Protocol):
 
     def scratch(self, n_bytes: int, stream: int = 0) -> int:
         """Memory for the launches of one call on `stream`; it holds anything, before and after."""
+
+    def one_call(self) -> AbstractContextManager[object]:
+        """Held while the launches of a call are started: they share workspace and scratch.
+
+        Threads that use one device wait for each other here.
+        """
 
     def tensor_map(self, spec: TensorMapSpec) -> bytes:
         """The 128 bytes that a kernel takes as a tensor map on this device."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Hashable
+from contextlib import AbstractContextManager
 from functools import cache, partial
 from typing import Any
 
@@ -160,6 +161,10 @@ class EmulatedDevice:
                     self.memory.free(address)
                 self._scratch = (self.allocate(n_bytes), n_bytes)
             return self._scratch[0]
+
+    def one_call(self) -> AbstractContextManager[object]:
+        """Held while the launches of a call run; a fault of one forgets the workspace of all."""
+        return self._lock
 
     def tensor_map(self, spec: TensorMapSpec) -> bytes:
         """The 128 bytes that an emulated kernel takes as a tensor map."""

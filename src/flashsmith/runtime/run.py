@@ -65,12 +65,13 @@ class Prepared:
         if not self.steps:
             fill_empty(self.device, self.problem, call, stream)
             return
-        if self.scratch_bytes and SCRATCH not in call:
-            kept = TensorArg(self.device.scratch(self.scratch_bytes, stream))
-            call = {**call, SCRATCH: kept}
-        # Strides count: the same memory may be looked at in another way.
-        if not self.start_again(tuple(call.values()), stream):
-            self.start_first(tuple(call.values()), call, stream)
+        with self.device.one_call():
+            if self.scratch_bytes and SCRATCH not in call:
+                kept = TensorArg(self.device.scratch(self.scratch_bytes, stream))
+                call = {**call, SCRATCH: kept}
+            # Strides count: the same memory may be looked at in another way.
+            if not self.start_again(tuple(call.values()), stream):
+                self.start_first(tuple(call.values()), call, stream)
 
     def start_again(self, key: Hashable, stream: int) -> bool:
         """Starts what was started under `key` before; False if nothing was."""

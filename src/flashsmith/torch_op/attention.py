@@ -63,7 +63,7 @@ def attend(
     if are_jagged(q, k, v, out):
         return _attend_jagged(q, k, v, out, options, explain, tables, workspace)
     if forward_ad._current_level >= 0:
-        refuse_tangents(q, k, v)
+        refuse_tangents({"q": q, "k": k, "v": v, **tables})
     if is_autocast(q):
         q, k, v = autocast(q), autocast(k), autocast(v)
     given, wants_lse = given_of(options), options.facts[LSE]

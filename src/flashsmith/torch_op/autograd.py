@@ -9,12 +9,13 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from flashsmith.api.options import CallOptions
-from flashsmith.api.tables import KEPT_TABLES, in_order, without_gradient
+from flashsmith.api.tables import KEPT_TABLES, by_name, in_order, without_gradient
 from flashsmith.base import errors
 from flashsmith.base.errors import Unsupported
 from flashsmith.base.loose_types import Foreign
 from flashsmith.torch_op.arguments import Argument, options_of, without_config
-from flashsmith.torch_op.batching import Info, folded, one_by_one
+from flashsmith.torch_op.batching import Info, Rule, folded, one_by_one
+from flashsmith.torch_op.tensor_view import refuse_gradients
 
 _NO_TABLES: Mapping[str, Tensor] = {}
 _KEPT_TENSORS = 7  # dO, Q, K, V, O, LSE and dLSE
@@ -29,16 +30,22 @@ def wants_gradient(q: Tensor, k: Tensor, v: Tensor, *tables: Tensor) -> bool:
     return bool(wanted) or any(t.requires_grad for t in tables if torch.is_grad_enabled())
 
 
-def refuse_tangents(q: Tensor, k: Tensor, v: Tensor) -> None:
+def refuse_tangents(tensors: Mapping[str, object]) -> None:
     """Raises in forward-mode differentiation, whose tangents the operators would drop silently."""
     if torch.compiler.is_compiling():
         return
-    for name, tensor in (("q", q), ("k", k), ("v", v)):
-        if forward_ad.unpack_dual(tensor).tangent is not None:
+    for name, tensor in tensors.items():
+        if isinstance(tensor, Tensor) and _has_tangent(tensor):
             raise Unsupported(
                 f"{name} carries a tangent (torch.func.jvp, forward-mode differentiation); "
                 f"flashsmith has reverse-mode gradients only; use torch.func.vjp or backward()."
             )
+
+
+def _has_tangent(tensor: Tensor) -> bool:
+    while torch._C._functorch.is_batchedtensor(tensor):  # vmap hides what is inside
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    return tensor.is_floating_point() and forward_ad.unpack_dual(tensor).tangent is not None
 
 
 def refuse_unknown_gradients(
@@ -146,6 +153,21 @@ def refuse_second(ctx: Context, *gradients: Tensor | None) -> tuple[Tensor | Non
         "a gradient of a gradient was asked for; flashsmith differentiates once; use torch's "
         "scaled_dot_product_attention with its math backend for second derivatives."
     )
+
+
+def refusing_gradients(rule: Rule) -> Rule:
+    """The rule for torch.vmap of an operator without gradients: it alone sees one is wanted."""
+
+    def refuse(info: Info, in_dims: tuple[Input, ...], *args: Input) -> tuple[Input, Input]:
+        q, k, v, *rest = args
+        has_tables = bool(rest) and isinstance(rest[0], list | tuple)
+        tables, given = (by_name(list(rest[0])), rest[2:]) if has_tables else ({}, rest)
+        if wants_gradient(q, k, v, *tables.values()):
+            refuse_unknown_gradients(options_of(tuple(given), lse=True), tables)
+            refuse_gradients({"q": q, "k": k, "v": v, **tables})
+        return rule(info, in_dims, *args)
+
+    return refuse
 
 
 class Attention(torch.autograd.Function):  # type: ignore[misc]  # torch does not type it

@@ -78,10 +78,13 @@ def forward_into(
 ) -> None:
     """The same into `out` and `lse`; a workspace is held to what the call needs, and not used."""
     views = [tensor_view(name, tensor) for name, tensor in zip("qkv", (q, k, v), strict=True)]
-    require_out_fits(tensor_view("out", out), views)
+    of_tables, of_out = by_name(tables), tensor_view("out", out)
+    read = {name: tensor_view(name, table) for name, table in of_tables.items()}
+    require_out_fits(of_out, views, read)
     room = None if workspace is None else tensor_view("workspace", workspace)
     options = options_of(given, lse=lse is not None)
-    computed, of_rows = _attend(q, k, v, options, by_name(tables), room)
+    others = (*views, of_out, *read.values())
+    computed, of_rows = _attend(q, k, v, options, of_tables, room, others)
     out.copy_(computed)
     if lse is not None and of_rows is not None:
         lse.copy_(of_rows)
@@ -126,6 +129,7 @@ def _attend(
     options: CallOptions,
     tables: Mapping[str, Tensor] = _NO_TABLES,
     workspace: ArrayView | None = None,
+    others: tuple[ArrayView, ...] = (),  # beside which the workspace lies
 ) -> tuple[Tensor, Tensor | None]:
     if torch.is_grad_enabled():
         refuse_gradients({"q": q, "k": k, "v": v})
@@ -133,7 +137,7 @@ def _attend(
     views = [tensor_view(name, tensor) for name, tensor in zip("qkv", (q, k, v), strict=True)]
     problem = problem_of(views, options, {n: tensor_view(n, t) for n, t in tables.items()})
     if is_emulated(options):
-        return _emulate({"q": q, "k": k, "v": v, **tables}, problem, options, workspace)
+        return _emulate({"q": q, "k": k, "v": v, **tables}, problem, options, workspace, others)
     if workspace is not None:
         require_room(workspace, 0, "cpu")
     require_cpu_options(problem, options)
@@ -170,10 +174,13 @@ def _emulate(
     problem: AttentionProblem,
     options: CallOptions,
     workspace: ArrayView | None = None,
+    others: tuple[ArrayView, ...] = (),
 ) -> tuple[Tensor, Tensor | None]:
     q = tensors["q"]
     bits = {name: t.detach().view(_BITS[t.element_size()]).numpy() for name, t in tensors.items()}
-    found, _ = attend_bits(host_device("emulator"), problem, bits, options, workspace=workspace)
+    found, _ = attend_bits(
+        host_device("emulator"), problem, bits, options, workspace=workspace, others=others
+    )
     out = _like_real(torch.from_numpy(found["o"]).view(q.dtype), q)
     lse = torch.from_numpy(found["lse"].view(np.float32)) if problem.lse else None
     return out, lse

@@ -108,11 +108,13 @@ def forward_into(
     of_tables = _tables_of(tables, q, k, lse is not None, given)
     launch = _launch_with(q, k, v, of_tables, lse is not None, given)
     views = [tensor_view(name, tensor) for name, tensor in zip("qkv", (q, k, v), strict=True)]
-    require_out_fits(tensor_view("out", out), views)
+    read = {name: tensor_view(name, table) for name, table in of_tables.items()}
+    of_out = tensor_view("out", out)
+    require_out_fits(of_out, views, read)
     more: Mapping[str, Tensor] = of_tables
     if workspace is not None:
-        needed = launch.prepared.scratch_bytes
-        require_room(tensor_view("workspace", workspace), needed, views[0].device)
+        needed, others = launch.prepared.scratch_bytes, (*views, of_out, *read.values())
+        require_room(tensor_view("workspace", workspace), needed, views[0].device, others)
         more = {**of_tables, SCRATCH: workspace}
     _start_on_copies(launch, (q, k, v), out, lse, current_stream(launch.ordinal), more)
 

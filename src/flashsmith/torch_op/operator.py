@@ -68,9 +68,9 @@ for _name in _MODULES:
     )
 
 _RULES = {
-    "forward": batching.folded,
+    "forward": lambda call: autograd.refusing_gradients(batching.folded(call)),
     "forward_lse": batching.folded,
-    "forward_with": batching.one_by_one,
+    "forward_with": lambda call: autograd.refusing_gradients(batching.one_by_one(call)),
     "forward_kept": batching.one_by_one,
     "backward": batching.folded,
     "backward_with": batching.one_by_one,

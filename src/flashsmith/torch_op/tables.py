@@ -14,6 +14,9 @@ from flashsmith.base.errors import ArgumentTypeError
 from flashsmith.problem.signature import BIAS, TABLES
 from flashsmith.torch_op.tensor_view import require_dense
 
+_INTEGERS = (torch.int32, torch.int64, torch.int16, torch.int8, torch.uint8)
+_INT32 = torch.iinfo(torch.int32)
+
 
 def tables_kept(*tables: Tensor | None) -> list[Tensor | None]:
     """Those of `KEPT_TABLES` as the operators that take a list take them."""
@@ -46,11 +49,14 @@ def _as_table(name: str, table: Array, q: Tensor) -> Tensor:
             f"q is a torch tensor and {name} is of type {type(table).__name__}; pass torch tensors "
             f"for all."
         )
-    wanted = torch.int32 if TABLES[name].is_integer else torch.float32
-    if table.is_floating_point() == TABLES[name].is_integer:
+    is_integer = TABLES[name].is_integer
+    wanted = torch.int32 if is_integer else torch.float32
+    if not (table.dtype in _INTEGERS if is_integer else table.is_floating_point()):
         raise ArgumentTypeError(f"{name} is {table.dtype}; it must be {wanted}.")
     if name == "alibi_slopes" and table.dim() == 1:
         table = table.expand(q.shape[0], -1)
+    if table.dtype is torch.int64:  # what lies outside a sequence is clamped, also beyond 32 bits
+        table = table.clamp(_INT32.min, _INT32.max)
     return table.to(wanted).contiguous()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections.abc import Hashable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import numpy as np
@@ -53,6 +53,7 @@ class CudaDevice:
         self._arch = of_capability(major, minor).name
         self.context = self.driver.pointer("cuDevicePrimaryCtxRetain", handle)
         self._lock = threading.Lock()
+        self._call_lock = threading.RLock()
         self._functions: dict[tuple[str, str], int] = {}
         self._smem_raised: dict[int, int] = {}
         # Address and bytes of each stream's workspace and scratch; a stream is a handle and, for
@@ -183,6 +184,10 @@ class CudaDevice:
         as much again. Callers with an allocator of their own bring the memory themselves.
         """
         return self._kept("scratch", 1 << max(n_bytes - 1, 1).bit_length(), stream)
+
+    def one_call(self) -> AbstractContextManager[object]:
+        """Held while the launches of a call are queued: none of another thread comes between."""
+        return self._call_lock
 
     def _kept(self, what: str, n_bytes: int, stream: int) -> int:
         thread = threading.get_ident() if stream == _PER_THREAD else 0
