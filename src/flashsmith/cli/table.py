@@ -24,6 +24,7 @@ _NAMED = 4  # columns without room that are named; more are counted
 _SPARED = ("bits", "same_as", "protocol", "imported", "when", "compile_s", "seconds")
 _CONFIGS = ("config", "short_form", "contender", "before", "after", "same_as")
 _COUNTED = 10**9  # whole numbers from here on are estimates, or not read to the last digit
+_SMALL = 0.01  # three places behind the point say too little of what is below
 _AGAINST = "against_the_"  # first, or row above: the column of changes
 # What is copied whole: lines do not break at spaces in it.
 _SHORT_FORM = re.compile(r"(?<!\w)\w*\([^(),]*,[^()]*\)(?:: [\w+]+)?")
@@ -63,6 +64,8 @@ def cell_text(value: object) -> str:
         return "yes" if value else "no"
     if isinstance(value, int):
         return f"{value:,}" if abs(value) < _COUNTED else f"{value:.3g}"
+    if isinstance(value, float) and 0 < abs(value) < _SMALL:
+        return f"{value:.3g}"
     if isinstance(value, float):
         return f"{value:,.3f}" if abs(value) < 100 else f"{value:,.1f}"
     return plain(str(value))
