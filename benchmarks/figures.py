@@ -21,6 +21,7 @@ from pages.statements import (
 from pages.svg import Panel, panels_svg
 from pages.tables import (
     backward_table,
+    beside_fa3_table,
     between_marks,
     knob_table,
     ladder_table,
@@ -40,7 +41,7 @@ from flashsmith.report.winners import TUNED, winners, winners_on_grid
 ROOT = Path(__file__).parents[1]
 RECORDS = ROOT / "benchmarks" / "results" / "h200"
 PICTURE = Path("docs/figures/h200.svg")
-PEERS = ("cuDNN", "FlashAttention-2 (torch)")
+PEERS = ("cuDNN", "FlashAttention-2 (torch)", "FlashAttention-3")  # those that records hold
 BESIDE = "flashsmith, beside peers"
 LADDERS = {
     "prog": Path("docs/kernels/sm80_forward.md"),
@@ -153,6 +154,8 @@ def readme(data: ReportData) -> str:
             f"process, L2 cold.",
             "",
             peers_table(data.records, PEERS),
+            "",
+            beside_fa3_table(read_records(GRADIENTS), read_records(SERVED)),
             "",
             "The tuner's winners in the picture ran without peers; the Hopper kernels cell by "
             "cell: [docs/kernels/sm90_forward.md](docs/kernels/sm90_forward.md).",

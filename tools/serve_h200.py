@@ -228,7 +228,7 @@ def race(device, cache: Cache, configs, fa3, rounds: int, said: list[str]):
     if cache.is_full and (cache.problem.q_len == 1 or not cache.problem.causal):
         peers = find_peers(["cuDNN", "FlashAttention-2 (torch)"])
         tensors = {"q": cache.q, "k": cache.k, "v": cache.v}
-        contenders += contenders_of(device, peers, cache.problem, tensors)
+        contenders += contenders_of(device, peers, cache.problem, tensors)[0]
     if fa3 is not None:
         contenders += fa3_contenders(fa3, cache)
     with plain_read(device, cache.pool.data_ptr(), cache.n_bytes) as read:

@@ -40,15 +40,46 @@ def between_marks(text: str, name: str, content: str) -> str:
 
 
 _PEER = "FlashAttention-3, free sums"
+_ORDERED, _FREE = "wgmma, the same bits", "wgmma, free sums"
+BACKWARD_PAGE = "docs/kernels/sm90_backward.md"
 
 
-def backward_table(records: Sequence[Record]) -> str:
-    """The rate of each way to the gradients, and over that of the peer, which is the last."""
+def beside_fa3_table(gradients: Sequence[Record], served: Sequence[Record]) -> str:
+    """How many times as fast as FlashAttention-3 we are, where both ran side by side."""
+    ratios: dict[tuple[str, str], list[float]] = {}
+    for found in _gradients(gradients).values():
+        for name in (_ORDERED, _FREE):
+            if name in found and _PEER in found:
+                ratio = found[_PEER].result["median_us"] / found[name].result["median_us"]
+                kind = "the same bits every time" if name == _ORDERED else "sums in any order"
+                ratios.setdefault((f"gradients, {kind}", BACKWARD_PAGE), []).append(ratio)
+    for _, found in _served(served):
+        for way, what in (("", "contiguous caches"), ("page 16", "pages of 16 tokens")):
+            theirs = found.get(f"FA3 {way}".strip())
+            ours = [us for name, us in found.items() if _way_of(name) == way]
+            if theirs and ours:
+                key = f"decoding, {what}", "docs/serving.md"
+                ratios.setdefault(key, []).append(theirs / ours[0])  # the chosen one
+    lines = ["| beside FlashAttention-3 | shapes | times as fast | least | most |"]
+    lines.append("|---|---:|---:|---:|---:|")
+    for (what, page), found in ratios.items():
+        cells = " | ".join(f"{r:.2f}×" for r in (geometric_mean(found), min(found), max(found)))
+        lines.append(f"| [{what}]({page}) | {len(found)} | {cells} |")
+    return "\n".join(lines) if ratios else NOT_MEASURED
+
+
+def _gradients(records: Sequence[Record]) -> dict[AttentionProblem, dict[str, Record]]:
     problems: dict[AttentionProblem, dict[str, Record]] = {}
     for record in records:
         name = _backward_name(record)
         if name:
             problems.setdefault(record.problem, {})[name] = record
+    return problems
+
+
+def backward_table(records: Sequence[Record]) -> str:
+    """The rate of each way to the gradients, and over that of the peer, which is the last."""
+    problems = _gradients(records)
     ways = dict.fromkeys(name for found in problems.values() for name in found)
     names = sorted(ways, key=_PEER.__eq__)
     lines = ["| d_head | mask | length |" + "".join(f" {name} |" for name in names)]
@@ -82,8 +113,8 @@ def _backward_name(record: Record) -> str:
         return "mma.sync, the same bits"
     if not config.unordered:
         chosen = choose(record.problem, "sm_90a", measurements=()).config
-        return "wgmma, the same bits" if config == chosen else ""
-    return "wgmma, free sums, `red`" if config.dq_red else "wgmma, free sums"
+        return _ORDERED if config == chosen else ""
+    return f"{_FREE}, `red`" if config.dq_red else _FREE
 
 
 _READ = "plain read"  # the contender that a run of tools/serve_h200.py begins with
@@ -91,24 +122,19 @@ _READ = "plain read"  # the contender that a run of tools/serve_h200.py begins w
 
 def serve_table(records: Sequence[Record]) -> str:
     """What a few query rows on a cache take, and the share of the rate of a plain read."""
-    runs: list[tuple[AttentionProblem, dict[str, float]]] = []
-    for record in records:
-        name = str(record.what["name"])
-        if name == _READ:
-            runs.append((record.problem, {}))
-        runs[-1][1][name] = record.result["median_us"]
-    rows: dict[AttentionProblem, str] = {}  # of the newest run of each problem
-    for problem, found in runs:
+    rows = []
+    for problem, found in _served(records):
         read, ours, peers = found[_READ], dict[str, float](), []
         for name, us in found.items():
-            if looks_like_config(name.partition(" page")[0].partition(" lengths")[0]):
-                ours.setdefault(name.partition(": ")[2].partition(" ")[2], us)  # chosen: first
+            way = _way_of(name)
+            if way is not None:
+                ours.setdefault(way, us)  # what is chosen comes first
             elif name != _READ and "page" not in name:
                 peers.append(us)
         if "" not in ours:
             continue
         cells = [f"{ours[way]:.0f} ({read / ours[way]:.2f})" for way in ("", "lengths", "page 16")]
-        rows[problem] = (
+        rows.append(
             f"| {problem.batch} | {problem.heads}:{problem.kv_heads} | {problem.q_len} x "
             f"{problem.k_len:,} | {read:.0f} | {' | '.join(cells)} | {min(peers):.0f} | "
             f"{min(peers) / ours['']:.2f} |"
@@ -118,7 +144,28 @@ def serve_table(records: Sequence[Record]) -> str:
         " pages of 16 | best peer, contiguous | over it |",
         "|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
-    return "\n".join([*lines, *rows.values()])
+    return "\n".join([*lines, *rows])
+
+
+def _served(records: Sequence[Record]) -> list[tuple[AttentionProblem, dict[str, float]]]:
+    """Runs of tools/serve_h200.py, each a problem and the microseconds of all that ran.
+
+    The newest of every problem, and of every problem in a cache with room for more.
+    """
+    runs: list[tuple[AttentionProblem, dict[str, float]]] = []
+    for record in records:
+        name = str(record.what["name"])
+        if name == _READ:
+            runs.append((record.problem, {}))
+        runs[-1][1][name] = record.result["median_us"]
+    newest = {(problem, "" in map(_way_of, found)): (problem, found) for problem, found in runs}
+    return list(newest.values())
+
+
+def _way_of(name: str) -> str | None:
+    """Where a configuration of ours read its keys, as in `page 16`; None for all others."""
+    is_ours = looks_like_config(name.partition(" page")[0].partition(" lengths")[0])
+    return name.partition(": ")[2].partition(" ")[2] if is_ours else None
 
 
 def masks_table(records: Sequence[Record]) -> str:

@@ -140,6 +140,62 @@ def test_a_models_configuration_gives_prefill_decoding_and_gradients(tmp_path):
     assert model_problems(path) == model_problems(tmp_path)
 
 
+def kernels(problems, arch="sm_90a", gpu="NVIDIA H200"):
+    """All that calls with these problems would have compiled."""
+    found = {problem: choose(problem, arch, gpu=gpu).config for problem in problems}
+    return {kernel for problem, config in found.items() for kernel in kernels_of(config, problem)}
+
+
+@pytest.mark.parametrize(("arch", "gpu"), [("sm_90a", "NVIDIA H200"), ("sm_80", "")])
+@pytest.mark.parametrize(("heads", "d_head"), [(12, 64), (32, 128)])
+def test_no_length_between_those_that_are_warmed_up_waits(heads, d_head, arch, gpu):
+    """Its kernel is there, or another that gives the same bits serves while it is compiled."""
+    model = {"num_attention_heads": heads, "num_key_value_heads": 4, "head_dim": d_head}
+    warmed = model_problems(model)
+    prefill = next(p for p in warmed if p.q_len > 1)
+    decoding = next(p for p in warmed if p.q_len == 1)
+    lengths = [
+        *range(2, 600, 23),
+        *range(64, 4097, 448),
+        *range(384, 4097, 384),
+        *range(601, 4097, 350),
+    ]
+    calls = [replace(prefill, q_len=n, k_len=n, diagonal=0, layout="bhsd") for n in lengths]
+    calls += [replace(decoding, k_len=n, layout="bhsd") for n in lengths]
+    loaded = kernels(warmed, arch, gpu)
+    waiting = [
+        (config.short_form(), needs.names)
+        for config, needs in kernels(calls, arch, gpu) - loaded
+        if not any(config == other and more.gives_bits_of(needs) for other, more in loaded)
+    ]
+    assert waiting == []
+
+
+def test_windows_caps_and_sinks_are_the_models():
+    gemma = {**LLAMA, "sliding_window": 600, "attn_logit_softcapping": 50.0}
+    found = model_problems(gemma, (512, 1024), training=True)
+    assert {p.softcap for p in found} == {50.0}
+    seen = {(p.q_len, p.window_left) for p in found if p.operation == "backward"}
+    assert seen == {
+        *((n, None) for n in (512, 511, 1024, 1023)),
+        *((n, 599) for n in (1024, 1023)),
+    }
+    assert {p.window_left for p in found if p.q_len == 1} == {None}  # caches end at the window
+    for unused in ({"use_sliding_window": False}, {"layer_types": ["full_attention"]}):
+        assert {p.window_left for p in model_problems(gemma | unused)} == {None}
+    assert {p.sinks for p in model_problems(LLAMA)} == {False}
+    assert {p.sinks for p in model_problems({**LLAMA, "model_type": "gpt_oss"})} == {True}
+
+
+def test_names_of_older_configurations_and_widths_of_latent_heads_are_read():
+    older = {"n_head": 12, "n_embd": 768, "n_positions": 1024}
+    found = model_problems(older)
+    assert {(p.heads, p.d_head) for p in found} == {(12, 64)}
+    assert max(p.k_len for p in found) == 1024
+    latent = {**LLAMA, "head_dim": 64, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64}
+    assert {p.d_head for p in model_problems(latent)} == {192}
+
+
 def test_a_transformers_configuration_is_read():
     transformers = pytest.importorskip("transformers")
     config = transformers.LlamaConfig(

@@ -41,6 +41,8 @@ def test_no_rows_are_said_apart_from_data(capsys):
         (49152, "49,152"),
         (2_502_965_877_277, "2.5e+12"),
         (1.5, "1.500"),
+        (0.0, "0.000"),
+        (0.000412, "0.000412"),
         (512.25, "512.2"),
     ],
 )
@@ -201,3 +203,21 @@ def test_no_text_of_a_table_steers_the_terminal():
         lines = table_lines(rows, list(rows[0]), width=width, title="a\x1b[2J title\nof two lines")
         assert "\x1b" not in "\n".join(lines)
         assert lines[:2] == ["a\\x1b[2J title", "of two lines"]
+
+
+def test_problems_that_would_be_cut_are_told_by_what_tells_them_apart():
+    lengths = {1024: 16, 4096: 4}
+    rows = [
+        {"problem": f"batch {batch}, heads 16, length {n}, d 64, {mask}, BF16", "peer": "x" * 30}
+        for n, batch in lengths.items()
+        for mask in ("full", "causal")
+    ]
+    rows[0]["peer"] = "y"
+    lines = table_lines(rows, ["problem", "peer"], width=60)
+    assert lines[0] == "problem heads 16, d 64, BF16"
+    assert [line.partition("  ")[0] for line in lines[4:8]] == [
+        f"length {n}, {mask}" for n in lengths for mask in ("full", "causal")
+    ]
+    assert "Problems are told by what tells them apart; they are whole" in lines[8]
+    wide = table_lines(rows, ["problem", "peer"], width=120)
+    assert wide[2].startswith("batch 16, heads 16, length 1024, d 64, full, BF16  ")

@@ -8,13 +8,18 @@ import os
 
 import pytest
 import torch
-from model_families import FAMILIES, inputs_of, model_of, tokens_and_mask
+from model_families import FAMILIES, WORDS, inputs_of, model_of, tokens_and_mask
 
+from flashsmith.api import launches
+from flashsmith.api.ahead.model_shapes import model_problems
+from flashsmith.api.ahead.shape_log import read_shapes
 from flashsmith.api.notices import FlashsmithWarning, forget
 from flashsmith.base.errors import Unsupported
 from flashsmith.integrations import flash_attn
 from flashsmith.integrations import transformers as integration
 from flashsmith.integrations.torch import sdpa as routes_of_torch
+from flashsmith.kernels.plans import kernels_of
+from flashsmith.tuner.choose.choice import choose
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::flashsmith.FlashsmithWarning"),
@@ -286,3 +291,28 @@ def test_a_model_that_asks_for_flash_attn_gets_flashsmith(implementation, monkey
         assert theirs._flash_varlen_fn.__module__.startswith("flashsmith.")
     finally:
         flash_attn.uninstall()
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["Mistral", *(pytest.param(n, marks=is_left_out) for n in ("Llama", "Gemma2", "gpt-oss"))],
+)
+def test_what_a_configuration_says_to_warm_up_is_what_its_calls_have(name, monkeypatch, tmp_path):
+    pytest.importorskip("transformers", minversion="5")
+    integration.register()
+    log = tmp_path / "shapes.jsonl"
+    monkeypatch.setenv("FLASHSMITH_DEVICE", "emulator")
+    monkeypatch.setenv("FLASHSMITH_SHAPES", str(log))
+    monkeypatch.setattr(launches, "KEPT_LAUNCHES", {})
+    model = model_of(name, "flashsmith", torch.bfloat16)
+    tokens = torch.randint(3, WORDS, (1, 21), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        model.generate(tokens, max_new_tokens=4, do_sample=False)
+
+    def kernels(problems, arch="sm_90a"):
+        chosen = {problem: choose(problem, arch, gpu="NVIDIA H200").config for problem in problems}
+        return {kernel for problem in chosen for kernel in kernels_of(chosen[problem], problem)}
+
+    calls = [problem for problem, _ in read_shapes(log)]
+    assert {problem.q_len for problem in calls} == {1, 21}
+    assert kernels(calls) <= kernels(model_problems(model.config))

@@ -164,6 +164,17 @@ def test_what_only_flash_attention_3_does_is_refused_by_name(installed, options,
         flash_attn_func(q, q)
 
 
+@WARNS
+@pytest.mark.parametrize(
+    "name", ["flash_attn_qkvpacked_func", "flash_attn_combine", "get_scheduler_metadata"]
+)
+def test_a_function_that_is_lacking_can_be_imported_and_is_refused_by_name(installed, name):
+    import flash_attn_interface
+
+    with pytest.raises(Unsupported, match=f"{name} was called; flashsmith does not have it; "):
+        getattr(flash_attn_interface, name)(1, causal=True)
+
+
 def test_unpadding_keeps_tokens_in_order_and_padding_undoes_it():
     torch.manual_seed(0)
     x = torch.randn(3, 5, 2, 4, requires_grad=True)

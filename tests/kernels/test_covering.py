@@ -17,6 +17,11 @@ from flashsmith.runtime.tensors import contiguous_tensors, uploaded
 
 MMA = "(BF16, 64, 64, 32, 4): async+eager+swizzled+load_2_2_2_tiles+buffer+opt_softmax"
 HOPPER = "hopper(BF16, 64, 2, 64): kv_2+q_4+overlap+tiles_DYNAMIC+regs_232_40"
+DECODE = "decode(BF16, 64, 16, 32, 4): slice_512+most_32+stages_2+ctas_3"
+FACTS = {
+    "scores": {"causal": True, "window_left": 100, "softcap": 5.0, "sinks": True, "lse": True},
+    "packed": {"causal": True, "sequences": 3},
+}
 SHIPPED = (
     "hopper(BF16, 128, 2, 128): kv_2+q_4+overlap+pingpong+early_rescale+early_tests+stats_SUM"
     "+lazy_8+halves+up_ALL+tiles_DYNAMIC+late_draw+sections+o_smem+hints+regs_232_40"
@@ -47,6 +52,26 @@ def test_a_kernel_that_knows_more_of_tiles_gives_the_same_bits(text, causal):
     own = output(device, config, problem)
     for more in [*([name] for name in OF_TILES), list(OF_TILES)]:
         np.testing.assert_array_equal(output(device, config, problem, more), own, str(more))
+
+
+@pytest.mark.parametrize("facts", FACTS.values(), ids=FACTS)
+@pytest.mark.parametrize("text", [MMA, HOPPER], ids=["mma", "hopper"])
+def test_so_it_does_beside_other_facts(text, facts):
+    device = EmulatedDevice(options=EmulatorOptions(mma_in_order=True))
+    problem = AttentionProblem(1, 3, 1, 128, 256, 64, DType.BF16, **facts)
+    config = parse_config(text)
+    own = output(device, config, problem)
+    np.testing.assert_array_equal(output(device, config, problem, list(OF_TILES)), own)
+
+
+@pytest.mark.parametrize("facts", [{}, {"k_lengths": True}], ids=["plain", "lengths"])
+@pytest.mark.parametrize("text", [DECODE, f"hopper_{DECODE}"], ids=["decode", "hopper_decode"])
+def test_so_does_a_kernel_of_few_rows(text, facts):
+    device = EmulatedDevice(options=EmulatorOptions(mma_in_order=True))
+    problem = AttentionProblem(1, 3, 1, 1, 768, 64, DType.BF16, **facts)
+    config = parse_config(text)
+    own = output(device, config, problem)
+    np.testing.assert_array_equal(output(device, config, problem, list(OF_TILES)), own)
 
 
 @pytest.mark.gpu

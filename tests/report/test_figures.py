@@ -2,6 +2,7 @@
 
 import re
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from pages.svg import Panel, panels_svg
 from pages.tables import (
     NOT_MEASURED,
     backward_table,
+    beside_fa3_table,
     between_marks,
     knob_table,
     ladder_table,
@@ -116,6 +118,30 @@ def test_a_way_to_the_gradients_that_was_not_raced_has_no_number():
     free = [r for r in records if str(r.what["name"]).endswith("late_fences+unordered")]
     assert "–" not in backward_table(records)
     assert backward_table([r for r in records if r is not free[0]]).count("| – |") == 1
+
+
+def test_flash_attention_3_is_shown_wherever_records_hold_it():
+    gradients, served = read_records(figures.GRADIENTS), read_records(figures.SERVED)
+    rows = beside_fa3_table(gradients, served).splitlines()[2:]
+    means = {line.split("|")[1].split("]")[0].strip(" ["): line.split("|")[3] for line in rows}
+    assert list(means) == [
+        *("gradients, the same bits every time", "gradients, sums in any order"),
+        *("decoding, contiguous caches", "decoding, pages of 16 tokens"),
+    ]
+    slower = [
+        replace(r, result={**r.result, "median_us": 2 * r.result["median_us"]})
+        if str(r.what["name"]).startswith("FA3")
+        else r
+        for r in served
+    ]
+    twice = beside_fa3_table(gradients, slower).splitlines()[-1].split("|")[3]
+    assert float(twice.strip(" ×")) == pytest.approx(
+        2 * float(means["decoding, pages of 16 tokens"].strip(" ×")), abs=0.02
+    )
+    assert beside_fa3_table([], []) == NOT_MEASURED
+    ours = CONFIGS[0].short_form()
+    forward = [record("a", ours, 1024, 100.0), record("a", "flash-attn 3", 1024, 110.0)]
+    assert "| FlashAttention-3 |" in peers_table(forward, figures.PEERS)
 
 
 def test_marks_that_are_not_there_are_said():

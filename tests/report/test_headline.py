@@ -6,6 +6,7 @@ from report_records import CONFIGS, profiled, record
 
 from flashsmith.report.contenders import product_tflops, tflops_of
 from flashsmith.report.headline import headline, shapes_text
+from flashsmith.report.rows import all_rows
 from flashsmith.report.sources import ReportData
 from flashsmith.tuner.store.outcome import Timed, Wrong
 
@@ -67,6 +68,9 @@ def test_without_a_gpu_it_says_so_and_what_is_predicted(gpuless_data):
     assert top.facts[0].what == "predicted fastest on 512, d 128, full, not measured"
     assert "nothing was timed" in words(gpuless_data)
     assert "3 classes of equal bits" in words(gpuless_data)
+    one = ReportData((), gpuless_data.measurements[:1], "x")
+    assert "1 class of equal bits" in words(one)
+    assert "How it was timed" not in all_rows(gpuless_data).reads
 
 
 def test_ladders_counters_and_failures_alone_have_a_title_too(gpu_data):

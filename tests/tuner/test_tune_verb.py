@@ -18,6 +18,7 @@ from flashsmith.compile.ahead_of_time.bundle import open_bundle
 from flashsmith.compile.compiler import compile_kernel
 from flashsmith.compile.nvrtc.library import find_nvrtc
 from flashsmith.kernels.plans import needs_of
+from flashsmith.kernels.varying import changed
 from flashsmith.tuner.run import candidates
 from flashsmith.tuner.run.machines import local_pool
 from flashsmith.tuner.run.target import target_here
@@ -144,6 +145,10 @@ def test_the_last_lines_name_the_first_three_and_the_file(tuned, tmp_path, capsy
     assert first.endswith(f" µs  {results[0].candidate.config.short_form()}")
     assert second.startswith("  2. +")
     assert third.startswith("  3. +")
+    configs = [result.candidate.config for result in results[:3]]
+    assert changed(configs[0], configs[1])
+    assert second.endswith(f"the first with {changed(configs[0], configs[1])}")
+    assert third.endswith(f"the first with {changed(configs[0], configs[2])}")
     assert again.startswith("Again: flashsmith ")
     assert last == f"Kept in {tmp_path}; open x.html."
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +10,7 @@ import numpy as np
 from flashsmith.base.dtypes import to_bits
 from flashsmith.base.errors import Unsupported
 from flashsmith.base.loose_types import TorchTensor
-from flashsmith.bench.peers import Peer
+from flashsmith.bench.peers import NOT_COMPUTED, Peer, reason_of
 from flashsmith.kernels.kernel import KernelConfig
 from flashsmith.problem.attention import AttentionProblem
 from flashsmith.problem.needs import exact_facts
@@ -20,7 +19,6 @@ from flashsmith.runtime.device import Device
 from flashsmith.runtime.run import run_arrays
 
 _ROWS = 1024  # of the scores that are held in float64 at a time
-_log = logging.getLogger("flashsmith.bench")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +38,7 @@ class Numbers:
     problem: AttentionProblem
     ours: tuple[Nearness, ...]
     peers: tuple[Nearness, ...]
+    left_out: Mapping[str, str]  # peers that did not run it, and why
 
 
 def compare_numbers(
@@ -67,19 +66,20 @@ def compare_numbers(
         output = torch.from_numpy(bits).view(kind).to(where)
         ours.append(_nearness(config.short_form(), output, truth))
     theirs = []
+    left_out: dict[str, str] = {}
     for peer in peers:
         if not peer.computes(problem):
-            _log.info("%s does not compute %s", peer.name, problem)
+            left_out[peer.name] = NOT_COMPUTED
             continue
         try:
             with torch.no_grad():
                 output = peer.make(problem, q, k, v)()
         # What a foreign library raises for a shape it does not take is not known beforehand.
         except Exception as error:  # noqa: BLE001
-            _log.info("%s does not run %s: %s", peer.name, problem, str(error).splitlines()[:1])
+            left_out[peer.name] = reason_of(error)
             continue
         theirs.append(_nearness(peer.name, _rows_first(output, truth), truth))
-    return Numbers(problem, tuple(ours), tuple(theirs))
+    return Numbers(problem, tuple(ours), tuple(theirs), left_out)
 
 
 def exact(problem: AttentionProblem, q: TorchTensor, k: TorchTensor, v: TorchTensor) -> TorchTensor:

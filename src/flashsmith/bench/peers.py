@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import importlib
 import importlib.util
-import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -25,7 +24,7 @@ from flashsmith.problem.needs import facts_that_hold
 from flashsmith.problem.signature import FORWARD, TABLES, signature_of
 from flashsmith.runtime.cuda.device import CudaDevice
 
-_log = logging.getLogger("flashsmith.bench")
+NOT_COMPUTED = "it does not compute this problem"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +36,11 @@ class Peer:
     about: Mapping[str, str] = field(default_factory=dict)
     computes: Callable[[AttentionProblem], bool] = lambda _: True  # that problem, and no other
     gradients: MakeGradients | None = None
+    short: str = ""  # what people also call it
+
+    def is_called(self, name: str) -> bool:
+        """Whether its name contains this one, or this is its short one."""
+        return name.lower() in self.name.lower() or name.lower() == self.short
 
     def call(self, problem: AttentionProblem, tensors: Mapping[str, TorchTensor]) -> Call | None:
         """The call on tensors of a problem, by their names; None where it has none of this kind."""
@@ -136,12 +140,13 @@ PEERS = (
         _sdpa("FLASH_ATTENTION"),
         computes=_is_plain,
         gradients=gradient_peers.flash,
+        short="fa2",
     ),
     Peer("efficient (torch)", _sdpa("EFFICIENT_ATTENTION"), computes=_is_plain),
     Peer("FlexAttention", _flex, computes=_is_plain),
-    Peer("flash-attn 2", _module("flash_attn"), computes=_is_flash_attns),
-    Peer("flash-attn 3", _module("flash_attn_interface"), computes=_is_flash_attns),
-    Peer("flash-attn 4", _module("flash_attn.cute"), computes=_is_flash_attns),
+    Peer("flash-attn 2", _module("flash_attn"), computes=_is_flash_attns, short="fa2"),
+    Peer("flash-attn 3", _module("flash_attn_interface"), computes=_is_flash_attns, short="fa3"),
+    Peer("flash-attn 4", _module("flash_attn.cute"), computes=_is_flash_attns, short="fa4"),
 )
 
 
@@ -176,12 +181,8 @@ def peer_of_file(text: str) -> Peer:
 
 
 def find_peers(names: list[str]) -> list[Peer]:
-    """The peers whose name contains one of `names`; all where none is given."""
-    return [
-        peer
-        for peer in PEERS
-        if not names or any(name.lower() in peer.name.lower() for name in names)
-    ]
+    """The peers that are called one of `names`; all where none is given."""
+    return [peer for peer in PEERS if not names or any(map(peer.is_called, names))]
 
 
 def contenders_of(
@@ -189,16 +190,18 @@ def contenders_of(
     peers: list[Peer],
     problem: AttentionProblem,
     tensors: Mapping[str, TorchTensor],
-) -> Iterator[Contender]:
-    """Peers that run this problem inside a CUDA graph; the others are said and left out."""
+) -> tuple[list[Contender], dict[str, str]]:
+    """Peers that run this problem inside a CUDA graph; the names of the others, and why not."""
+    found: list[Contender] = []
+    left_out: dict[str, str] = {}
     for peer in peers:
         if not peer.computes(problem):
-            _log.info("%s does not compute %s", peer.name, problem)
+            left_out[peer.name] = NOT_COMPUTED
             continue
         try:
             call = peer.call(problem, tensors)
             if call is None:
-                _log.info("%s is not timed on a %s pass", peer.name, problem.operation)
+                left_out[peer.name] = f"it is not timed on a {problem.operation} pass"
                 continue
             launch = _on_stream(call)
             with Timer(device) as timer:
@@ -208,9 +211,15 @@ def contenders_of(
                 timer.capture(launch)
         # What a foreign library raises for a shape it does not take is not known beforehand.
         except Exception as error:  # noqa: BLE001
-            _log.info("%s does not run %s: %s", peer.name, problem, str(error).splitlines()[:1])
+            left_out[peer.name] = reason_of(error)
             continue
-        yield Contender(peer.name, launch)
+        found.append(Contender(peer.name, launch))
+    return found, left_out
+
+
+def reason_of(error: Exception) -> str:
+    """What a foreign library said, in one line."""
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def _on_stream(call: Call) -> Callable[[int], None]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from flashsmith.base.loose_types import TorchTensor
 from flashsmith.bench.calls import Call
@@ -39,6 +39,7 @@ class Versus:
     choice: Choice
     comparison: Comparison
     n_ours: int = 1  # more where a set is timed: then the choice is its first
+    left_out: Mapping[str, str] = field(default_factory=dict)  # peers that did not run, and why
 
     @property
     def ours(self) -> Timed:
@@ -99,7 +100,7 @@ def versus(
         if problem.operation != FORWARD.operation:
             _run_forward(device, problem, call)
         ours = [contender_of(device, c, problem, call) for c in configs or (choice.config,)]
-        others = contenders_of(device, peers, problem, tensors)
+        others, left_out = contenders_of(device, peers, problem, tensors)
         with _yardstick(device, problem, tensors) as yardstick:
             contenders = [
                 *(ours if configs else [Contender(OURS, ours[0].launch)]),
@@ -107,7 +108,7 @@ def versus(
                 *yardstick,
             ]
             compared = compare(device, contenders, rounds=rounds, regime=regime)
-        return Versus(shape, choice, compared, len(ours))
+        return Versus(shape, choice, compared, len(ours), left_out)
 
 
 def _run_forward(device: CudaDevice, problem: AttentionProblem, call: Arguments) -> None:
@@ -126,13 +127,13 @@ def _yardstick(
 ) -> Iterator[list[Contender]]:
     """What bounds a problem, in the same rounds: a matrix product, or a plain read of a cache."""
     if not problem.k_lengths:
-        yield list(_gemm(device, problem))
+        yield _gemm(device, problem)
         return
     with plain_read(device, tensors["k"].data_ptr(), cache_bytes(problem)) as read:
         yield [read]
 
 
-def _gemm(device: CudaDevice, problem: AttentionProblem) -> Iterator[Contender]:
+def _gemm(device: CudaDevice, problem: AttentionProblem) -> list[Contender]:
     import torch
 
     dtype = {"FP16": torch.float16, "BF16": torch.bfloat16}[problem.dtype.name]
@@ -143,7 +144,7 @@ def _gemm(device: CudaDevice, problem: AttentionProblem) -> Iterator[Contender]:
         return lambda: torch.mm(a, b, out=c)
 
     product = Peer(GEMM, product_of, gradients=product_of)
-    return contenders_of(device, [product], problem, {})
+    return contenders_of(device, [product], problem, {})[0]
 
 
 def _arg(tensor: TorchTensor) -> TensorArg:

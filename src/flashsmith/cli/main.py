@@ -6,6 +6,7 @@ import difflib
 import importlib
 import inspect
 import os
+import re
 import sys
 import threading
 from typing import NoReturn
@@ -85,9 +86,8 @@ class _Verbs(TyperGroup):
         file, name = DOORS.get(verb, (verb, "command"))
         module = importlib.import_module(f"flashsmith.cli.verbs.{file}")
         function = getattr(module, name)
-        # \b: examples stand on lines of their own, as they were written.
-        text = inspect.cleandoc(function.__doc__ or "").replace("\n\n", "\n\n\b\n")
-        single.command(cmd_name, help=text, no_args_is_help=False)(function)
+        text = inspect.cleandoc(function.__doc__ or "")
+        single.command(cmd_name, help=_one_a_line(text), no_args_is_help=False)(function)
         command = typer.main.get_command(single)
         _state_default_key(command, getattr(module, "DEFAULT_KEY", ""))
         return command
@@ -115,6 +115,22 @@ class _Verbs(TyperGroup):
     def format_commands(self, ctx: TyperObject, formatter: TyperObject) -> None:
         with formatter.section("Verbs"):
             formatter.write_dl(list(VERBS.items()))
+
+
+def examples_of(text: str) -> list[str]:
+    """The commands that a verb's docstring ends with: `Examples: one; another  # what for`."""
+    _, *found = re.split(r"^Examples?: ", text, flags=re.M)
+    return [" ".join(one.split()) for some in found for one in re.split(r";\s", some)]
+
+
+def _one_a_line(text: str) -> str:
+    """The docstring with its prose to be wrapped and its examples on lines of their own."""
+    prose = re.split(r"^Examples?: ", text, flags=re.M)[0].rstrip()
+    examples = examples_of(text)
+    if not examples:
+        return prose
+    head = "Example:" if len(examples) == 1 else "Examples:"
+    return "\n".join([prose, "", "\b", head, *(f"  {example}" for example in examples)])
 
 
 def _state_default_key(command: TyperObject, default: str) -> None:

@@ -22,8 +22,10 @@ _LEAST_CHANGE = 24  # and that a configuration keeps which is told by its change
 _NAMED = 4  # columns without room that are named; more are counted
 # Columns that go first where there is little room.
 _SPARED = ("bits", "same_as", "protocol", "imported", "when", "compile_s", "seconds")
+_PROBLEM = "problem"  # its text is a list of dimensions
 _CONFIGS = ("config", "short_form", "contender", "before", "after", "same_as")
 _COUNTED = 10**9  # whole numbers from here on are estimates, or not read to the last digit
+_SMALL = 0.01  # three places behind the point say too little of what is below
 _AGAINST = "against_the_"  # first, or row above: the column of changes
 # What is copied whole: lines do not break at spaces in it.
 _SHORT_FORM = re.compile(r"(?<!\w)\w*\([^(),]*,[^()]*\)(?:: [\w+]+)?")
@@ -47,6 +49,7 @@ class _Layout:
     facts: tuple[str, ...]
     columns: tuple[_Column, ...]
     is_relative: bool = False  # configurations are told by what they change in another
+    is_short: bool = False  # problems are told by some of their dimensions
     left_out: tuple[str, ...] = ()
 
     @property
@@ -63,6 +66,8 @@ def cell_text(value: object) -> str:
         return "yes" if value else "no"
     if isinstance(value, int):
         return f"{value:,}" if abs(value) < _COUNTED else f"{value:.3g}"
+    if isinstance(value, float) and 0 < abs(value) < _SMALL:
+        return f"{value:.3g}"
     if isinstance(value, float):
         return f"{value:,.3f}" if abs(value) < 100 else f"{value:,.1f}"
     return plain(str(value))
@@ -82,7 +87,8 @@ def table_lines(
     What all rows share stands above the table. Unless `every` row is wanted, ten are shown.
     """
     shown = len(rows) if every else min(len(rows), MOST_ROWS)
-    layouts = [_cut_to(shown, layout) for layout in _layouts(rows, names, prose)]
+    whole = list(_layouts(rows, names, prose))
+    layouts = [_cut_to(shown, layout) for layout in (*whole, *map(_shortened, whole))]
     layout = _chosen(layouts, width)
     heads = (*map(plain, title.splitlines()), *layout.facts)
     head = [line for text in heads for line in _wrapped(text, width)]
@@ -110,6 +116,24 @@ def _chosen(layouts: Sequence[_Layout], width: int) -> _Layout:
         if _needed(layout.columns) <= width:
             return layout
     return min(layouts, key=lambda layout: (_smallest(layout.columns), layout.letters))
+
+
+def _shortened(layout: _Layout) -> _Layout:
+    """The layout with problems told by no more than tells them apart, and what they share above."""
+    column = next((column for column in layout.columns if column.name == _PROBLEM), None)
+    parts = [text.split(", ") for text in column.texts] if column else []
+    if column is None or len({len(part) for part in parts}) != 1:
+        return layout
+    different, kept = len(set(column.texts)), list(range(len(parts[0])))
+    for n in range(len(parts[0])):
+        fewer = [m for m in kept if m != n]
+        if len({tuple(part[m] for m in fewer) for part in parts}) == different:
+            kept = fewer
+    same = [part for n, part in enumerate(parts[0]) if all(other[n] == part for other in parts)]
+    texts = tuple(", ".join(part[m] for m in kept) for part in parts)
+    columns = tuple(replace(c, texts=texts) if c is column else c for c in layout.columns)
+    facts = (*layout.facts, f"{_PROBLEM} {', '.join(same)}") if same else layout.facts
+    return replace(layout, facts=facts, columns=columns, is_short=True)
 
 
 def _spared(layout: _Layout) -> _Layout:
@@ -243,6 +267,8 @@ def _remarks(layout: _Layout) -> list[str]:
     remarks = []
     if any(not c.folds and any(len(text) > c.width for text in c.texts) for c in layout.columns):
         remarks.append("Texts that end in … are whole in --csv.")
+    if layout.is_short:
+        remarks.append("Problems are told by what tells them apart; they are whole in --csv.")
     if layout.left_out:
         names = ", ".join(layout.left_out)
         few = len(layout.left_out) <= _NAMED

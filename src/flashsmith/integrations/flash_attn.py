@@ -38,7 +38,10 @@ _MODULES = {
     f"{PACKAGE}.bert_padding": ("flashsmith.integrations.bert_padding", _PADDING),
     "flash_attn_interface": (
         "flashsmith.integrations.flash_attn_3",
-        ("flash_attn_func", "flash_attn_varlen_func", "flash_attn_with_kvcache"),
+        (
+            *("flash_attn_func", "flash_attn_varlen_func", "flash_attn_with_kvcache"),
+            *("flash_attn_qkvpacked_func", "flash_attn_combine", "get_scheduler_metadata"),
+        ),
     ),
 }
 

@@ -71,6 +71,29 @@ def flash_attn_with_kvcache(*args: Foreign, **kwargs: Foreign) -> ArrayOrTuple:
     return cached(block_table=asked.pop("page_table"), **asked)
 
 
+# Functions of the module that flashsmith has no counterpart of, and what to call instead.
+_LACKING = {
+    "flash_attn_qkvpacked_func": "unbind qkv and call flash_attn_func",
+    "flash_attn_combine": "let flash_attn_with_kvcache combine its splits itself",
+    "get_scheduler_metadata": "leave scheduler_metadata out",
+}
+
+
+def _refusing(name: str, instead: str) -> Callable[..., ArrayOrTuple]:
+    """A function that can be imported, so that code which never calls it runs."""
+
+    def refuse(*args: Foreign, **kwargs: Foreign) -> ArrayOrTuple:
+        raise Unsupported(f"{name} was called; flashsmith does not have it; {instead}.")
+
+    refuse.__name__ = refuse.__qualname__ = name
+    return refuse
+
+
+flash_attn_qkvpacked_func, flash_attn_combine, get_scheduler_metadata = (
+    _refusing(name, instead) for name, instead in _LACKING.items()
+)
+
+
 def _asked(
     function: str,
     declared: _Declared,

@@ -199,7 +199,7 @@ def _checked(data: ReportData) -> tuple[str, list[Fact]]:
         ),
         Fact(
             f"{classes}",
-            "classes of equal bits",
+            f"{'class' if classes == 1 else 'classes'} of equal bits",
             "Configurations of one class give the same output, bit for bit.",
         ),
     ]

@@ -58,12 +58,13 @@ def all_rows(data: ReportData) -> Rows:
 
 
 def _of_measurements(data: ReportData) -> list[dict[str, object]]:
+    is_timed = any(isinstance(m.outcome, Timed) for m in data.measurements)
     return [
         {
             _WORDS: m.key.config,
             "problem": problem_text(m.key.problem),
             "outcome": type(m.outcome).__name__,
-            "how": m.key.protocol,
+            "how": m.key.protocol if is_timed else None,
             "time, µs": round(m.outcome.median_us, 2) if isinstance(m.outcome, Timed) else None,
             "predicted place": _place(data, m),
             "registers per thread": m.environment.get("registers"),

@@ -14,7 +14,14 @@ from flashsmith.base.whole_file import named_in_errors
 from flashsmith.problem.attention import AttentionProblem
 
 ModelConfig = Foreign  # a transformers configuration, or what its config.json holds
-LENGTHS = (512, 1024, 2048, 4096)
+LENGTHS = (32, 64, 128, 256, 512, 1024, 2048, 4096)
+# Older configurations have other names for the same.
+_ALSO = {
+    "num_attention_heads": "n_head",
+    "hidden_size": "n_embd",
+    "max_position_embeddings": "n_positions",
+}
+_WITH_SINKS = ("gpt_oss",)  # its configuration does not say it
 _DTYPES = {"float16": DType.FP16, "bfloat16": DType.BF16, "fp16": DType.FP16, "bf16": DType.BF16}
 
 
@@ -28,14 +35,15 @@ def model_problems(
 ) -> list[AttentionProblem]:
     """Prefill and decoding of a model at these lengths and at lengths between them.
 
-    A length one short of another stands for all that fill no whole tiles.
+    A length one short of another stands for all that fill no whole tiles. Layers with a window
+    have problems of their own at lengths beyond it; caps and sinks are the model's.
     """
     text = _read(Path(model)) if isinstance(model, str | Path) else model
     # A model of several modalities keeps that of its language model inside.
     text = _field(text, "text_config") or text
     heads = _number(text, "num_attention_heads")
     kv_heads = _number(text, "num_key_value_heads", heads)
-    d_head = _number(text, "head_dim", _number(text, "hidden_size", 0) // heads)
+    d_head = _width(text, heads)
     limit = _number(text, "max_position_embeddings", max(lengths, default=1))
     kept = [length for length in lengths if 1 < length <= limit]
     if not kept:
@@ -43,14 +51,39 @@ def model_problems(
             f"lengths is {tuple(lengths)}; the model has {limit:,} positions; give lengths from 2 "
             f"to that."
         )
-    shape = AttentionProblem(batch, heads, kv_heads, 1, 1, d_head, _dtype(text, dtype))
+    shape = AttentionProblem(
+        *(batch, heads, kv_heads, 1, 1, d_head, _dtype(text, dtype)),
+        softcap=_field(text, "attn_logit_softcapping"),
+        sinks=_field(text, "model_type") in _WITH_SINKS,
+    )
+    window = _window(text)
     found = []
     for length in (n for whole in kept for n in (whole, whole - 1)):
-        prefill = replace(shape, q_len=length, k_len=length, causal=True)
-        found += [prefill, replace(shape, k_len=length)]
+        prefills = [replace(shape, q_len=length, k_len=length, causal=True)]
+        if window is not None and length > window:  # a token's own key is one of the window
+            prefills.append(replace(prefills[0], window_left=window - 1))
+        found += [*prefills, replace(shape, k_len=length)]
         if training:
-            found += [replace(prefill, lse=True), replace(prefill, operation="backward")]
+            found += [replace(prefill, lse=True) for prefill in prefills]
+            found += [replace(prefill, operation="backward") for prefill in prefills]
     return found
+
+
+def _width(model: ModelConfig, heads: int) -> int:
+    """Elements of a head of q; latent attention has two parts, and its head_dim is one of them."""
+    parts = [_field(model, f"qk_{part}_head_dim") for part in ("nope", "rope")]
+    if None not in parts:
+        return sum(_number(model, f"qk_{part}_head_dim") for part in ("nope", "rope"))
+    return _number(model, "head_dim", _number(model, "hidden_size", 0) // heads)
+
+
+def _window(model: ModelConfig) -> int | None:
+    """Keys that a token of some layer sees, with its own; None where all layers see all."""
+    layers = _field(model, "layer_types")
+    is_used = layers is None or any("sliding" in str(layer) for layer in layers)
+    if _field(model, "use_sliding_window") is False or not is_used:
+        return None
+    return _number(model, "sliding_window", 0) or None
 
 
 def _read(path: Path) -> Json:
@@ -67,7 +100,9 @@ def _read(path: Path) -> Json:
 
 
 def _field(model: ModelConfig, name: str) -> Json:
-    return model.get(name) if isinstance(model, Mapping) else getattr(model, name, None)
+    if not isinstance(model, Mapping):
+        return getattr(model, name, None)
+    return model.get(name, model.get(_ALSO.get(name, "")))
 
 
 def _number(model: ModelConfig, name: str, default: int | None = None) -> int:
@@ -84,7 +119,10 @@ def _number(model: ModelConfig, name: str, default: int | None = None) -> int:
 
 def _dtype(model: ModelConfig, given: str | None) -> DType:
     """The element type that is given, else the model's, else BF16."""
-    named = given or _field(model, "dtype") or _field(model, "torch_dtype") or "bfloat16"
+    named = given or _field(model, "dtype")
+    if named is None and not hasattr(model, "dtype"):  # where both are, the old name warns
+        named = _field(model, "torch_dtype")
+    named = named or "bfloat16"
     text = str(named).removeprefix("torch.").lower()
     if text not in _DTYPES:
         raise ArgumentError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -42,7 +42,8 @@ SuiteOption = Annotated[
     ),
 ]
 PeersOption = Annotated[
-    str, typer.Option("--peers", help="Only peers whose name contains one of these, as in cudnn.")
+    str,
+    typer.Option("--peers", help="Only peers whose name contains one of these, as in cudnn,fa3."),
 ]
 PeerOption = Annotated[
     list[str] | None,
@@ -149,11 +150,25 @@ class Wanted:
         from flashsmith.bench.peers import find_peers, peer_of_file
 
         given = [name.strip() for name in self.names.split(",") if name.strip()]
+        for name in given:
+            if not find_peers([name]):
+                listed = ", ".join(peer.name for peer in find_peers([]))
+                raise ArgumentError(f"--peers is {name!r}; peers are {listed}; name one of them.")
         known = find_peers(given) if given or not self.files else []
-        if given and not known:
-            listed = ", ".join(peer.name for peer in find_peers([]))
-            raise ArgumentError(f"--peers is {self.names!r}; peers are {listed}; name one of them.")
         return [*map(peer_of_file, self.files), *known]
+
+    def say_left_out(self, reasons: Mapping[str, str], rows: Sequence[Row]) -> None:
+        """Names the peers that no row has: with the reason where they were asked for."""
+        missing = {name: why for name, why in reasons.items() if _has_none(rows, name)}
+        if self.names or self.files:
+            for name, why in missing.items():
+                note(f"{name} did not run: {why}")
+        elif missing:
+            note(f"did not run: {', '.join(missing)}; --peers NAME says why")
+
+
+def _has_none(rows: Sequence[Row], peer: str) -> bool:
+    return all(row.get("peer") != peer for row in rows)
 
 
 def of_configs(suite: Suite, configs: Sequence[KernelConfig], key: str) -> Suite:
@@ -186,6 +201,7 @@ def _run(suite: Suite, wanted: Wanted, configs: Sequence[KernelConfig]) -> list[
     environment = environment_of(device, compiler=find_nvrtc().compiler)
     regime: Regime = "sustained" if wanted.sustained else "burst"
     rows: list[Row] = []
+    left_out: dict[str, str] = {}
     with progress_bar(f"benchmark {suite.name}") as progress:
         for number, shape in enumerate(suite.shapes, start=1):
             found = versus(
@@ -197,9 +213,11 @@ def _run(suite: Suite, wanted: Wanted, configs: Sequence[KernelConfig]) -> list[
                 configs=computing(configs, shape.problem),
             )
             rows += _rows(found)
+            left_out |= found.left_out
             if wanted.output is not None:
                 append_records(wanted.output, records(found, environment, suite.name, peers))
             progress(number, len(suite.shapes))
+    wanted.say_left_out(left_out, rows)
     _say(rows, wanted.output, with_means=not configs)
     return rows
 
@@ -212,13 +230,16 @@ def _numbers(suite: Suite, wanted: Wanted, configs: Sequence[KernelConfig]) -> l
 
     device, peers = default_device(), wanted.peers()
     rows: list[Row] = []
+    left_out: dict[str, str] = {}
     with progress_bar(f"numbers of {suite.name}") as progress:
         for number, shape in enumerate(suite.shapes, start=1):
             chosen = choose(shape.problem, device.arch, gpu=device.name).config
             ours = computing(configs, shape.problem) or ([chosen] if chosen else [])
             found = compare_numbers(device, shape.problem, ours, peers)
             rows += [{"shape": shape.name, **row} for row in number_rows(found)]
+            left_out |= found.left_out
             progress(number, len(suite.shapes))
+    wanted.say_left_out(left_out, rows)
     return rows
 
 

@@ -77,7 +77,7 @@ def command(
 ) -> None:
     """Read duration, cycles, registers, L2 hit rate and more of each kernel with Nsight Compute.
 
-    Example: KERNELS=tune flashsmith bench profile --seq-lens 1024,4096 --d-heads 128 --runs 1 --csv
+    Example: KERNELS=tune flashsmith bench profile --seq-lens 1024,4096 --runs 1 --csv
     """
     configs = options.configs_of(key, DEFAULT_KEY)
     problems = _problems(configs, seq_lens, d_heads, batch, heads, kv_heads, facts)

@@ -48,12 +48,12 @@ def command(
 
     Examples: flashsmith results list;
     flashsmith results show "(BF16, 128, 64, 64, 4): async+load_0_0_0_tiles";
-    flashsmith results diff before.jsonl after.jsonl (of `bench -o`: do the ratios agree?);
-    flashsmith results picks first.sqlite second.sqlite (do two tuning runs choose the same?);
+    flashsmith results diff before.jsonl after.jsonl  # do ratios agree?;
+    flashsmith results picks first.sqlite second.sqlite  # is the same chosen?;
     flashsmith results merge other.sqlite;
     flashsmith results export -o mine.jsonl;
     flashsmith results import colleague.jsonl;
-    flashsmith results prune (forgets what this version's kernels no longer are).
+    flashsmith results prune  # forgets what kernels no longer are
     """
     path = store or settings.results_path()
     names = files or []

@@ -98,7 +98,7 @@ def command(
 ) -> None:
     """Run configurations: check each, and time those that are right on a GPU, side by side.
 
-    Examples: flashsmith run smoke --device emulator --heads 3 --q-len 200 --k-len 333 --causal;
+    Examples: flashsmith run smoke --device emulator --q-len 200 --k-len 333 --causal;
     flashsmith run prog --seq-lens 1024,4096
     """
     configs = options.configs_of(key, DEFAULT_KEY)

@@ -117,7 +117,7 @@ def command(
     """Find the best configuration for each problem; interrupted runs go on where they stopped.
 
     Examples: flashsmith tune all+smoke --seq-lens 1024,4096 --both-masks --budget 2m;
-    flashsmith tune --same-bits-as "(BF16, 128, 64, 64, 4): async+eager+swizzled+load_0_2_2_tiles";
+    flashsmith tune --same-bits-as "(BF16, 128, 64, 64, 4): load_0_0_0_tiles";
     flashsmith tune --op backward --both-masks; flashsmith tune --search optuna --trials 200;
     flashsmith tune --executor ray --address auto
     """

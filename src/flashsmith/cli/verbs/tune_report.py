@@ -11,6 +11,8 @@ from pathlib import Path
 from flashsmith.base.errors import Unsupported
 from flashsmith.cli.output import Row, note
 from flashsmith.cli.table import MOST_ROWS
+from flashsmith.kernels import KernelConfig
+from flashsmith.kernels.varying import changed
 from flashsmith.problem.attention import AttentionProblem
 from flashsmith.problem.cost import cost_of
 from flashsmith.problem.text import problem_text
@@ -95,10 +97,19 @@ def _first_of(
     first = (timed or _in_order(group, places))[:most]
     lines = [f"{problem_text(problem)}{'' if timed else ', as predicted, not timed'}:"]
     for number, result in enumerate(first, start=1):
-        how = f"{_time_text(result, first[0])}{result.candidate.config.short_form()}"
+        name = _name_beside(result.candidate.config, first[0].candidate.config)
+        how = f"{_time_text(result, first[0])}{name}"
         is_unraced = result.is_winner and result.measurement.key.protocol != LAST
         lines.append(f"  {number}. {how}{UNRACED if is_unraced else ''}")
     return lines
+
+
+def _name_beside(config: KernelConfig, first: KernelConfig) -> str:
+    """The short form of the first; of the others what they change in it, where that is less."""
+    whole = config.short_form()
+    change = f"the first with {changed(first, config)}"
+    is_less = config != first and type(config) is type(first) and len(change) < len(whole)
+    return change if is_less else whole
 
 
 def _time_text(result: Result, first: Result) -> str:
