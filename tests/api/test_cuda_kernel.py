@@ -1,20 +1,26 @@
 """The operator's side on a GPU, with a driver that computes nothing: what it makes and asks for."""
 
+import sys
+from functools import partial
+
 import pytest
 import torch
 from placed_arrays import Placement, placed_inputs
 from standin_gpus import MILLISECONDS, plug_in
 
 from flashsmith.api import launches
+from flashsmith.api.attention import flash_attention
+from flashsmith.api.kv_cache import flash_attn_with_kvcache
 from flashsmith.api.options import checked_options
 from flashsmith.api.problems import problem_of
 from flashsmith.api.tables import in_order
 from flashsmith.base.dtypes import DType
 from flashsmith.check.cases import Case
 from flashsmith.kernels.arguments import ScoresArg
+from flashsmith.kernels.launch import SCRATCH
 from flashsmith.problem.attention import AttentionProblem
 from flashsmith.runtime.devices import default_device
-from flashsmith.torch_op import cuda_kernel, fake_kernel
+from flashsmith.torch_op import cuda_kernel, fake_kernel, operator
 from flashsmith.torch_op.arguments import DEFAULTS, given_of, options_of
 from flashsmith.torch_op.tensor_view import tensor_view
 
@@ -92,6 +98,50 @@ def test_so_does_one_on_a_cache_whose_tensors_lie_where_they_did(gpu, lse, monke
     with gpu.current(0):
         cuda_kernel.forward_with(q, *pages, in_order(moved), lse, *given)
     assert len(asked) == 2  # other addresses are told to the kernel
+
+
+# Functions of flashsmith that run in a warm call, at most: each is a hundred nanoseconds of the
+# host's time (tools/race_host.py measures it).
+MOST_FUNCTIONS = {"plain": 18, "lse": 18, "config": 19, "lengths": 35, "cache": 40}
+
+
+def functions_of(call):
+    """How many functions of the package a call runs."""
+    names = []
+
+    def note(frame, event, _):
+        if event == "call" and frame.f_globals.get("__name__", "").startswith("flashsmith."):
+            names.append(frame.f_code.co_name)
+
+    sys.setprofile(note)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return names
+
+
+@pytest.mark.parametrize("case", MOST_FUNCTIONS)
+def test_a_warm_call_runs_few_functions(gpu, case, monkeypatch):
+    for name in ("forward", "forward_lse", "forward_with"):  # tensors lie on the CPU here
+        monkeypatch.setattr(operator, name, getattr(cuda_kernel, name))
+    q, k, v = tensors()
+    lengths = torch.tensor([5, 203], dtype=torch.int32)
+    calls = {
+        "plain": partial(flash_attention, q, k, v, causal=True),
+        "lse": partial(flash_attention, q, k, v, return_lse=True),
+        "config": partial(flash_attention, q, k, v, config=MMA),
+        "lengths": partial(flash_attention, q, k, v, k_lengths=lengths),
+        "cache": partial(flash_attn_with_kvcache, q[:, :1], k, v, cache_seqlens=lengths),
+    }
+    out = {x.shape: torch.empty_like(x) for x in (q, q[:, :1], torch.empty(2, 6, 70))}
+    scratch = torch.empty(1 << 20, dtype=torch.uint8)
+    monkeypatch.setattr(cuda_kernel, "_scratch", lambda launch, q: {SCRATCH: scratch})
+    monkeypatch.setattr(torch, "empty_like", lambda x: out[x.shape])  # torch's memory comes back
+    with gpu.current(0), torch.inference_mode():
+        calls[case]()
+        ran = functions_of(calls[case])
+    assert len(ran) <= MOST_FUNCTIONS[case], ran
 
 
 @pytest.mark.parametrize("causal", [False, True])

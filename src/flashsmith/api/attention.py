@@ -26,7 +26,7 @@ from flashsmith.api.padding import (
     scaled_by,
     widened,
 )
-from flashsmith.api.refusals import said_when_it_runs
+from flashsmith.api.refusals import refused
 from flashsmith.api.tables import (
     NO_TABLES,
     ArrayTables,
@@ -36,6 +36,7 @@ from flashsmith.api.tables import (
     without_batch,
 )
 from flashsmith.base import settings
+from flashsmith.base.errors import FlashsmithError
 from flashsmith.kernels.kernel import KernelConfig
 
 TorchAttend = Callable[
@@ -43,7 +44,6 @@ TorchAttend = Callable[
 ]
 
 
-@said_when_it_runs
 def flash_attention(
     q: Array,
     k: Array,
@@ -84,26 +84,31 @@ def flash_attention(
     Returns out; (out, lse) with `return_lse`, lse being float32 (batch, heads, queries); and a
     `Choice` as the last item with `explain`.
     """
-    options, tables = None, NO_TABLES
-    if facts:
-        take_window(facts)
-        tables = take_tables(facts)
-    if scale is None and backend is None and not facts:
-        options = common_options(causal, None, layout, return_lse)
-        if options is not None and config is not None:
-            options = CallOptions(options.facts, checked_config(config))
-    if options is None:
-        options = checked_options(
-            causal=causal,
-            scale=scale,
-            layout=layout,
-            return_lse=return_lse,
-            config=config,
-            backend=backend,
-            **facts,
+    try:
+        options, tables = None, NO_TABLES
+        if facts:
+            take_window(facts)
+            tables = take_tables(facts)
+        if scale is None and backend is None and not facts:
+            options = common_options(causal, None, layout, return_lse)
+            if options is not None and config is not None:
+                options = CallOptions(options.facts, checked_config(config))
+        if options is None:
+            options = checked_options(
+                causal=causal,
+                scale=scale,
+                layout=layout,
+                return_lse=return_lse,
+                config=config,
+                backend=backend,
+                **facts,
+            )
+        explain = explain is not False and checked_flag("explain", explain)
+        return attend(
+            q, k, v, options, out=out, explain=explain, tables=tables, workspace=workspace
         )
-    explain = explain is not False and checked_flag("explain", explain)
-    return attend(q, k, v, options, out=out, explain=explain, tables=tables, workspace=workspace)
+    except FlashsmithError as error:
+        return refused(error, q, 1 + (return_lse is True) + (explain is True))
 
 
 def attend(

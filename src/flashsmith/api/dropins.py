@@ -13,9 +13,9 @@ from flashsmith.api.options import (
     checked_options,
     common_options,
 )
-from flashsmith.api.refusals import said_when_it_runs
+from flashsmith.api.refusals import refused
 from flashsmith.api.tables import NO_TABLES, window_sides
-from flashsmith.base.errors import ArgumentError, Unsupported
+from flashsmith.base.errors import ArgumentError, FlashsmithError, Unsupported
 from flashsmith.base.loose_types import Foreign
 from flashsmith.problem.attention import FACTS
 from flashsmith.problem.signature import BIAS
@@ -24,7 +24,6 @@ _WHOLE_WINDOW = -1
 
 
 # Arguments of type object are only accepted when neutral.
-@said_when_it_runs
 def flash_attn_func(
     q: Array,
     k: Array,
@@ -44,15 +43,17 @@ def flash_attn_func(
     Both passes give the same bits every time, so `deterministic` changes nothing. Slopes of ALiBi
     are float32, (heads,) or (batch, heads); a score loses slope · |distance|, causal or not.
     """
-    tables = NO_TABLES if alibi_slopes is None else {"alibi_slopes": alibi_slopes}
-    options = _flash_attn_options(
-        dropout_p, softmax_scale, causal, window_size, softcap, deterministic, return_attn_probs
-    )
-    result = attend(q, k, v, options, tables=tables)
-    return (*result, None) if return_attn_probs else result
+    try:
+        tables = NO_TABLES if alibi_slopes is None else {"alibi_slopes": alibi_slopes}
+        options = _flash_attn_options(
+            dropout_p, softmax_scale, causal, window_size, softcap, deterministic, return_attn_probs
+        )
+        result = attend(q, k, v, options, tables=tables)
+        return (*result, None) if return_attn_probs else result
+    except FlashsmithError as error:
+        return refused(error, q, 3 if return_attn_probs else 1)
 
 
-@said_when_it_runs
 def flash_attn_varlen_func(
     q: Array,
     k: Array,
@@ -89,16 +90,19 @@ def flash_attn_varlen_func(
     `cu_seqlens_k` say how many keys each sequence has. A request's bits then depend on its own
     sequence, whatever is packed beside it.
     """
-    del max_seqlen_q, max_seqlen_k
-    used = {"q_lengths": seqused_q, "k_lengths": seqused_k, "k_starts": leftpad_k}
-    tables = _packed_tables(cu_seqlens_q, cu_seqlens_k, block_table, used)
-    if alibi_slopes is not None:
-        tables["alibi_slopes"] = alibi_slopes
-    options = _flash_attn_options(
-        dropout_p, softmax_scale, causal, window_size, softcap, deterministic, return_attn_probs
-    )
-    result = attend(q, k, v, options, out=out, tables=tables, workspace=workspace)
-    return (*result, None) if return_attn_probs else result
+    try:
+        del max_seqlen_q, max_seqlen_k
+        used = {"q_lengths": seqused_q, "k_lengths": seqused_k, "k_starts": leftpad_k}
+        tables = _packed_tables(cu_seqlens_q, cu_seqlens_k, block_table, used)
+        if alibi_slopes is not None:
+            tables["alibi_slopes"] = alibi_slopes
+        options = _flash_attn_options(
+            dropout_p, softmax_scale, causal, window_size, softcap, deterministic, return_attn_probs
+        )
+        result = attend(q, k, v, options, out=out, tables=tables, workspace=workspace)
+        return (*result, None) if return_attn_probs else result
+    except FlashsmithError as error:
+        return refused(error, q, 3 if return_attn_probs else 1)
 
 
 def _packed_tables(
@@ -145,7 +149,6 @@ def _flash_attn_options(
     return options
 
 
-@said_when_it_runs
 def scaled_dot_product_attention(
     query: Array,
     key: Array,
@@ -162,27 +165,32 @@ def scaled_dot_product_attention(
     key) or added to the scores; it is read where it lies. A row that sees no key gives 0. Three
     dimensions, (heads, sequence, d_head), are a batch of one, as in torch.
     """
-    is_causal = checked_flag("is_causal", is_causal)
-    diagonal, tables = 0 if is_causal else None, NO_TABLES
-    if attn_mask is not None and is_causal:
-        raise ArgumentError("attn_mask and is_causal are both given; drop one of them.")
-    if _is_causal_bias(attn_mask):
-        is_causal, diagonal = True, _diagonal_of(attn_mask, query, key)
-    elif attn_mask is not None:
-        tables = {BIAS: attn_mask}
-    if dropout_p != 0:
-        raise _unsupported(f"dropout_p is {dropout_p}", "dropout", "pass 0.0")
-    options = common_options(is_causal, diagonal, "bhsd", False) if scale is None else None
-    if options is None:
-        options = checked_options(causal=is_causal, diagonal=diagonal, scale=scale, layout="bhsd")
-    q_shape: tuple[int, ...] = getattr(query, "shape", ())
-    k_shape: tuple[int, ...] = getattr(key, "shape", ())
-    v_shape: tuple[int, ...] = getattr(value, "shape", ())
-    if not checked_flag("enable_gqa", enable_gqa):
-        _require_equal_heads(q_shape, k_shape, v_shape)
-    if len(q_shape) == len(k_shape) == len(v_shape) == 3:
-        return attend(query[None], key[None], value[None], options, tables=tables)[0]
-    return attend(query, key, value, options, tables=tables)
+    try:
+        is_causal = checked_flag("is_causal", is_causal)
+        diagonal, tables = 0 if is_causal else None, NO_TABLES
+        if attn_mask is not None and is_causal:
+            raise ArgumentError("attn_mask and is_causal are both given; drop one of them.")
+        if _is_causal_bias(attn_mask):
+            is_causal, diagonal = True, _diagonal_of(attn_mask, query, key)
+        elif attn_mask is not None:
+            tables = {BIAS: attn_mask}
+        if dropout_p != 0:
+            raise _unsupported(f"dropout_p is {dropout_p}", "dropout", "pass 0.0")
+        options = common_options(is_causal, diagonal, "bhsd", False) if scale is None else None
+        if options is None:
+            options = checked_options(
+                causal=is_causal, diagonal=diagonal, scale=scale, layout="bhsd"
+            )
+        q_shape: tuple[int, ...] = getattr(query, "shape", ())
+        k_shape: tuple[int, ...] = getattr(key, "shape", ())
+        v_shape: tuple[int, ...] = getattr(value, "shape", ())
+        if not checked_flag("enable_gqa", enable_gqa):
+            _require_equal_heads(q_shape, k_shape, v_shape)
+        if len(q_shape) == len(k_shape) == len(v_shape) == 3:
+            return attend(query[None], key[None], value[None], options, tables=tables)[0]
+        return attend(query, key, value, options, tables=tables)
+    except FlashsmithError as error:
+        return refused(error, query)
 
 
 def _is_causal_bias(attn_mask: object) -> bool:

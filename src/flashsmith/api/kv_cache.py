@@ -11,7 +11,13 @@ from flashsmith.api.arrays import origin
 from flashsmith.api.arrays.library import Array, ArrayOrTuple
 from flashsmith.api.attention import attend
 from flashsmith.api.contents import require_contents
-from flashsmith.api.options import CallOptions, checked_fact, checked_flag, checked_options
+from flashsmith.api.options import (
+    CallOptions,
+    checked_fact,
+    checked_flag,
+    checked_options,
+    common_options,
+)
 from flashsmith.api.tables import window_sides
 from flashsmith.base import settings
 from flashsmith.base.errors import ArgumentError, ArgumentTypeError, Unsupported
@@ -19,6 +25,8 @@ from flashsmith.kernels.width import require_one_width
 from flashsmith.problem.attention import FACTS
 
 _MOST_KEYS = 2**31 - 1  # that kernels count
+_WHOLE_WINDOW = (-1, -1)
+_Shapes = tuple[tuple[int, ...], tuple[int, ...]]  # of q, and of either cache
 FEW_ROWS = 64  # of all heads of a group: what kernels for few rows divide into slices
 
 
@@ -37,7 +45,7 @@ def flash_attn_with_kvcache(
     block_table: Array = None,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: Sequence[int] = (-1, -1),
+    window_size: Sequence[int] = _WHOLE_WINDOW,
     softcap: float = 0.0,
     rotary_interleaved: bool = True,
     alibi_slopes: Array = None,
@@ -57,12 +65,54 @@ def flash_attn_with_kvcache(
     bottom-right with a sequence's own length. Nothing waits for the GPU. `num_splits` changes
     nothing: bits follow from the request alone. Lengths and entries are clamped into the cache.
     """
-    _refuse(rotary_cos, rotary_sin, rotary_interleaved)
+    if rotary_cos is not None or rotary_sin is not None:
+        _refuse_rotation("rotary_sin" if rotary_cos is None else "rotary_cos")
+    checked_flag("rotary_interleaved", rotary_interleaved)
+    shapes = _shapes_of(q, k_cache, v_cache)
+    is_known = (
+        cache_batch_idx is None
+        and block_table is None
+        and cache_leftpad is None
+        and _is_known(cache_seqlens, shapes)
+    )
+    options = _options_of(causal, softmax_scale, window_size, softcap, return_softmax_lse, is_known)
+    ops = _Operations(q, shapes[0][0])
+    table = _table(ops, cache_batch_idx, block_table)
+    lengths = ops.lengths("cache_seqlens", cache_seqlens)
+    if k is not None or v is not None:
+        _require_new_rows(ops, (k_cache, v_cache), (k, v), lengths, table)
+        before, lengths = lengths, ops.longer(lengths, int(k.shape[1]))
+        _look_into(q, k_cache, options, table, (before, lengths))
+        _append(ops, (k_cache, v_cache), (k, v), before, table)
+    if is_known:
+        k_cache, v_cache, lengths = *_rows(k_cache, v_cache, cache_seqlens, k), None
+    tables = {
+        "block_table": table,
+        "k_lengths": lengths,
+        "k_starts": ops.lengths("cache_leftpad", cache_leftpad),
+        "alibi_slopes": alibi_slopes,
+    }
+    given = {name: array for name, array in tables.items() if array is not None}
+    return attend(q, k_cache, v_cache, options, out=out, tables=given, workspace=workspace)
+
+
+def _options_of(
+    causal: object,
+    softmax_scale: object,
+    window_size: object,
+    softcap: object,
+    return_softmax_lse: object,
+    is_known: bool,
+) -> CallOptions:
+    """The options, under flashsmith's names."""
+    is_plain = softmax_scale is None and softcap == 0 and window_size == _WHOLE_WINDOW
+    if is_plain and not is_known:
+        options = common_options(causal, None, "bshd", return_softmax_lse)
+        if options is not None:
+            return options
     causal = checked_flag("causal", causal)
-    _require_shapes(q, k_cache, v_cache)
     left, right = window_sides("window_size", window_size)
-    is_known = _is_known(q, k_cache, cache_seqlens, cache_batch_idx, block_table, cache_leftpad)
-    options = checked_options(
+    return checked_options(
         causal=causal,
         scale=checked_fact("softmax_scale", FACTS["scale"], softmax_scale),
         return_lse=checked_flag("return_softmax_lse", return_softmax_lse),
@@ -71,29 +121,13 @@ def flash_attn_with_kvcache(
         softcap=None if softcap == 0 else softcap,
         batch_invariant=is_known,
     )
-    ops = _Operations(q)
-    table, lengths = _table(ops, cache_batch_idx, block_table), ops.lengths(cache_seqlens)
-    if k is not None or v is not None:
-        _require_new_rows(ops, (k_cache, v_cache), (k, v), lengths, table)
-        before, lengths = lengths, ops.longer(lengths, int(k.shape[1]))
-        _look_into(q, k_cache, options, table, (before, lengths))
-        _append(ops, (k_cache, v_cache), (k, v), before, table)
-    if is_known:
-        k_cache, v_cache, lengths = *_rows(k_cache, v_cache, cache_seqlens, k), None
-    read = {"k_lengths": lengths, "k_starts": ops.lengths(cache_leftpad, "cache_leftpad")}
-    tables = _given(block_table=table, alibi_slopes=alibi_slopes, **read)
-    return attend(q, k_cache, v_cache, options, out=out, tables=tables, workspace=workspace)
 
 
-def _is_known(q: Array, k_cache: Array, cache_seqlens: Array, *tables: Array) -> bool:
-    """Whether nothing has to be read from memory; of few rows lengths are, in any case."""
-    is_chunk = q.shape[1] * q.shape[2] > FEW_ROWS * k_cache.shape[2]
-    is_known = cache_seqlens is None or (is_chunk and type(cache_seqlens) is int)
-    return is_known and all(table is None for table in tables)
-
-
-def _given(**tables: Array) -> dict[str, Array]:
-    return {name: array for name, array in tables.items() if array is not None}
+def _is_known(cache_seqlens: Array, shapes: _Shapes) -> bool:
+    """Whether no length has to be read from memory; of few rows they are, in any case."""
+    of_q, of_cache = shapes
+    is_chunk = of_q[1] * of_q[2] > FEW_ROWS * of_cache[2]
+    return cache_seqlens is None or (is_chunk and type(cache_seqlens) is int)
 
 
 def _rows(k_cache: Array, v_cache: Array, length: int | None, new: Array) -> tuple[Array, Array]:
@@ -104,52 +138,57 @@ def _rows(k_cache: Array, v_cache: Array, length: int | None, new: Array) -> tup
     return k_cache[:, :rows], v_cache[:, :rows]
 
 
-def _refuse(rotary_cos: object, rotary_sin: object, rotary_interleaved: object) -> None:
-    for name, value in (("rotary_cos", rotary_cos), ("rotary_sin", rotary_sin)):
-        if value is not None:
-            raise Unsupported(
-                f"{name} is given; flashsmith does not rotate queries and keys; rotate q and k "
-                f"before the call."
-            )
-    checked_flag("rotary_interleaved", rotary_interleaved)
+def _refuse_rotation(name: str) -> None:
+    raise Unsupported(
+        f"{name} is given; flashsmith does not rotate queries and keys; rotate q and k before the "
+        f"call."
+    )
 
 
-def _require_shapes(q: Array, k_cache: Array, v_cache: Array) -> None:
-    for name, array in (("q", q), ("k_cache", k_cache), ("v_cache", v_cache)):
-        if len(getattr(array, "shape", ())) != 4:
+def _shapes_of(q: Array, k_cache: Array, v_cache: Array) -> _Shapes:
+    """The shapes of q and of both caches; raises unless they have four dimensions each."""
+    of_q: tuple[int, ...] = getattr(q, "shape", ())
+    of_k: tuple[int, ...] = getattr(k_cache, "shape", ())
+    of_v: tuple[int, ...] = getattr(v_cache, "shape", ())
+    if len(of_q) == len(of_k) == 4 and of_k == of_v:
+        return of_q, of_k
+    for name, shape in (("q", of_q), ("k_cache", of_k), ("v_cache", of_v)):
+        if len(shape) != 4:
             raise ArgumentError(
-                f"{name} has shape {tuple(getattr(array, 'shape', ()))}; it must have four "
-                f"dimensions: (batch or pages, rows, heads, d_head)."
+                f"{name} has shape {tuple(shape)}; it must have four dimensions: (batch or pages, "
+                f"rows, heads, d_head)."
             )
-    if k_cache.shape[:3] == v_cache.shape[:3]:
-        require_one_width(int(k_cache.shape[3]), int(v_cache.shape[3]))
-    if k_cache.shape != v_cache.shape:
-        raise ArgumentError(
-            f"k_cache has shape {tuple(k_cache.shape)} and v_cache {tuple(v_cache.shape)}; they "
-            f"must be equal."
-        )
+    if of_k[:3] == of_v[:3]:
+        require_one_width(int(of_k[3]), int(of_v[3]))
+    raise ArgumentError(
+        f"k_cache has shape {tuple(of_k)} and v_cache {tuple(of_v)}; they must be equal."
+    )
 
 
 class _Operations:
     """What is done with indices, in the library of q and where q lies."""
 
-    def __init__(self, q: Array) -> None:
-        self.library = origin(q)
-        self.batch = int(q.shape[0])
-        if self.library == "torch":
-            import torch
-
-            self._module: Any = torch  # Any: two libraries with the same names for these
-            self._where = {"device": q.device}
-        elif self.library == "numpy":
-            self._module, self._where = np, {}
-        else:
+    def __init__(self, q: Array, batch: int) -> None:
+        self.library, self.batch, self._q = origin(q), batch, q
+        if self.library not in ("torch", "numpy"):
             raise Unsupported(
                 f"q is an array of {self.library}; flash_attn_with_kvcache takes torch tensors and "
                 f"NumPy arrays; call flash_attention(..., k_lengths=, block_table=)."
             )
 
-    def lengths(self, given: Array, name: str = "cache_seqlens") -> Array:
+    @property
+    def _module(self) -> Any:  # Any: two libraries with the same names for these
+        if self.library == "torch":
+            import torch
+
+            return torch
+        return np
+
+    @property
+    def _where(self) -> dict[str, object]:
+        return {"device": self._q.device} if self.library == "torch" else {}
+
+    def lengths(self, name: str, given: Array) -> Array:
         """A number for each sequence, from one for all of them; None stays None."""
         if given is None:
             return None
@@ -168,9 +207,10 @@ class _Operations:
         if len(given.shape) != dimensions or given.shape[0] != self.batch:
             wanted = f"({self.batch},)" if dimensions == 1 else f"({self.batch}, pages)"
             raise ArgumentError(f"{name} has shape {tuple(given.shape)}; it must be {wanted}.")
-        kind = str(given.dtype).removeprefix("torch.")
-        if not kind.removeprefix("u").startswith("int"):
-            raise ArgumentTypeError(f"{name} is {kind}; it must be int32.")
+        if given.dtype != self.int32:
+            kind = str(given.dtype).removeprefix("torch.")
+            if not kind.removeprefix("u").startswith("int"):
+                raise ArgumentTypeError(f"{name} is {kind}; it must be int32.")
         return given
 
     def longer(self, lengths: Array, rows: int) -> Array:
@@ -285,7 +325,8 @@ def _look_into(
 ) -> None:
     """Holds the call, if FLASHSMITH_CHECK asks for it, before new rows are written."""
     for numbers in lengths if settings.checks_calls() else ():
-        require_contents(q, k_cache, options, _given(block_table=table, k_lengths=numbers))
+        read = {"k_lengths": numbers} | ({} if table is None else {"block_table": table})
+        require_contents(q, k_cache, options, read)
 
 
 def _append(

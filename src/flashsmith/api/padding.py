@@ -19,7 +19,9 @@ def needs_columns(q: Array, v: Array) -> bool:
     shape: tuple[int, ...] = getattr(q, "shape", ())
     if len(shape) != 4:
         return False
-    return shape[3] % D_HEAD_STEP != 0 or getattr(v, "shape", shape)[-1:] != shape[3:]
+    of_v: tuple[int, ...] = getattr(v, "shape", shape)
+    # Every call passes here: a slice of torch's shapes takes longer than all the rest.
+    return shape[3] % D_HEAD_STEP != 0 or len(of_v) == 0 or of_v[-1] != shape[3]
 
 
 def common_width(q: Array, k: Array, v: Array, tables: ArrayTables) -> int:

@@ -30,6 +30,9 @@ KEPT_TABLES = ("sinks", "alibi_slopes", "cu_seqlens_q", "cu_seqlens_k")
 # Facts of callers that no backward kernel knows. Sinks it need not know: the log-sum-exp has all of
 # them that the gradients of q, k and v depend on.
 _WITHOUT_GRADIENT = [n for n in CALL_FACTS.values() if FACTS[n].exact and n != "softcap"]
+_FIRST = ("k_lengths", "block_table")  # of servers, whose small calls wait for the host
+TABLE_ORDER = (*_FIRST, *(name for name in TABLES if name not in _FIRST))  # of the operators
+_PLACES = {name: place for place, name in enumerate(TABLE_ORDER)}
 BOUNDARIES = ("cu_seqlens_q", "cu_seqlens_k")  # of packed sequences
 _UNBOUNDED = -1
 
@@ -54,8 +57,8 @@ def window_sides(name: str, window: object) -> tuple[object, object]:
             f"{name} is {window!r}; it must be a pair, keys to the left and keys to the right; -1 "
             f"or None for all."
         )
-    left, right = (None if side == _UNBOUNDED else side for side in window)
-    return left, right
+    left, right = window
+    return None if left == _UNBOUNDED else left, None if right == _UNBOUNDED else right
 
 
 def with_tables(
@@ -246,19 +249,30 @@ def _on_host(tables: ArrayTables, name: str, dimensions: int = 1) -> NDArray[Any
 
 
 def in_order(tables: ArrayTables) -> list[Array]:
-    """One entry for each of `TABLES`; None where a call brings none."""
-    return [tables.get(name) for name in TABLES]
+    """One entry for each of `TABLE_ORDER`; None where a call brings none."""
+    return [tables.get(name) for name in TABLE_ORDER]
+
+
+def listed(tables: ArrayTables) -> list[Array]:
+    """The same without a None at the end: an operator's call takes longer for each entry."""
+    found: list[Array] = []
+    for name, array in tables.items():
+        place = _PLACES[name]
+        while len(found) <= place:
+            found.append(None)
+        found[place] = array
+    return found
 
 
 def by_name(arrays: list[Array]) -> ArrayTables:
-    """The reverse of `in_order`."""
-    named = zip(TABLES, arrays, strict=True)
+    """The reverse of both."""
+    named = zip(TABLE_ORDER[: len(arrays)], arrays, strict=True)
     return {name: array for name, array in named if array is not None}
 
 
 def is_packed(tables: ArrayTables) -> bool:
     """Whether a call is of packed sequences."""
-    return any(name in tables for name in BOUNDARIES)
+    return "cu_seqlens_q" in tables or "cu_seqlens_k" in tables  # `BOUNDARIES`
 
 
 def without_batch(found: ArrayOrTuple, *, has_lse: bool) -> ArrayOrTuple:

@@ -38,11 +38,13 @@ def given_of(options: CallOptions) -> Given:
     facts, config, backend = options
     if config is None and backend is None:
         found = _SHORT.get(facts)
-        if found is not None:
-            return found
+        if found is None:
+            found = _shortened((*facts[:LSE], *facts[LSE + 1 :]))
+        return found
     config = config or ""
     text = config if isinstance(config, str) else config.short_form()
-    return _shortened((*facts[:LSE], *facts[LSE + 1 :], text, backend or ""))
+    given = (*facts[:LSE], *facts[LSE + 1 :], text)
+    return (*given, backend) if backend else given
 
 
 def _shortened(given: Given) -> Given:

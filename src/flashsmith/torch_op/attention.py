@@ -18,7 +18,7 @@ from flashsmith.api.launches import (
 )
 from flashsmith.api.options import LSE, CallOptions
 from flashsmith.api.problems import problem_of
-from flashsmith.api.tables import KEPT_TABLES, NO_TABLES, ArrayTables, in_order
+from flashsmith.api.tables import KEPT_TABLES, NO_TABLES, ArrayTables, listed
 from flashsmith.base.errors import Unsupported
 from flashsmith.torch_op import operator
 from flashsmith.torch_op.arguments import given_of
@@ -66,13 +66,13 @@ def attend(
         refuse_tangents({"q": q, "k": k, "v": v, **tables})
     if is_autocast(q):
         q, k, v = autocast(q), autocast(k), autocast(v)
-    given, wants_lse = given_of(options), options.facts[LSE]
-    lse = None
     if workspace is not None or (tables and out is not None):
         of_tables = as_tables(tables, q)
         return _attend_into(q, k, v, out, options, explain, of_tables, workspace)
     if tables:
         return _attend_with(q, k, v, options, explain, as_tables(tables, q))
+    given, wants_lse = given_of(options), options.facts[LSE]
+    lse = None
     if wants_gradient(q, k, v):  # which needs the log-sum-exp
         refuse_unknown_gradients(options)
         if out is not None:
@@ -129,7 +129,7 @@ def _attend_with(
         kept = AttentionWithTables.apply if is_mapped else operator.forward_kept
         found, lse = kept(q, k, v, *(tables.get(name) for name in KEPT_TABLES), *given)
     else:
-        found, lse = operator.forward_with(q, k, v, in_order(tables), wants_lse, *given)
+        found, lse = operator.forward_with(q, k, v, listed(tables), wants_lse, *given)
     lse = lse if wants_lse else None
     choice = _choice(_named(q, k, v, found, lse), options, tables) if explain else None
     return found, lse, choice
@@ -156,7 +156,7 @@ def _attend_into(
         )
     out = empty_output(q, v) if out is None else out
     lse = empty_lse(q, options.fact("layout")) if options.facts[LSE] else None
-    operator.forward_into(q, k, v, in_order(tables), out, lse, workspace, *given_of(options))
+    operator.forward_into(q, k, v, listed(tables), out, lse, workspace, *given_of(options))
     choice = _choice(_named(q, k, v, out, lse), options, tables) if explain else None
     return out, lse, choice
 

@@ -26,8 +26,11 @@ Input = Argument  # or a tensor: of an operator
 
 def wants_gradient(q: Tensor, k: Tensor, v: Tensor, *tables: Tensor) -> bool:
     """Whether autograd will ask for a gradient of this call."""
-    wanted = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
-    return bool(wanted) or any(t.requires_grad for t in tables if torch.is_grad_enabled())
+    if not torch.is_grad_enabled():
+        return False
+    if q.requires_grad or k.requires_grad or v.requires_grad:
+        return True
+    return any(table.requires_grad for table in tables) if tables else False
 
 
 def refuse_tangents(tensors: Mapping[str, object]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -89,7 +89,8 @@ def forward_with(
     of_tables = _tables_of(tables, q, k, lse, given)
     launch = _launch_with(q, k, v, of_tables, lse, given)
     out = launch.empty_output(q)
-    of_rows = torch.empty_like(launch.lse_like) if lse else no_lse(q)
+    # Without elements it is the same one every time: there is nothing in it to be shared.
+    of_rows = torch.empty_like(launch.lse_like) if lse else launch.lse_like
     _start(launch, q, k, v, out, of_rows if lse else None, of_tables)
     return out, of_rows
 
@@ -133,20 +134,20 @@ def _launch_with(
     q: Tensor, k: Tensor, v: Tensor, tables: Mapping[str, Tensor], lse: bool, given: Given
 ) -> _TorchLaunch:
     """The launch of a call with tables."""
-    refuse_gradients({"q": q, "k": k, "v": v} if torch.is_grad_enabled() else {})
+    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+        refuse_gradients({"q": q, "k": k, "v": v})
+    # How a bias begins decides whether its keys are read by pairs.
+    begins = tables[BIAS].data_ptr() & _UNALIGNED if BIAS in tables else 0
+    of_tables = [(n, t.shape, t.stride(), t.dtype, t.get_device()) for n, t in tables.items()]
+    # fmt: off
     key = (
-        *(q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride()),
-        *(q.dtype, k.dtype, v.dtype, q.get_device(), k.get_device(), v.get_device()),
-        # How a bias begins decides whether its keys are read by pairs.
-        *(
-            (n, t.shape, t.stride(), t.dtype, t.get_device(), t.data_ptr() & _UNALIGNED)
-            for n, t in tables.items()
-        ),
-        *(lse, given),
+        q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride(), q.dtype, k.dtype, v.dtype,
+        q.get_device(), k.get_device(), v.get_device(), lse, given, begins, *of_tables,
     )
+    # fmt: on
     found = KEPT_LAUNCHES.get(key)
     if found is None:
-        found = kept_launch(key, lambda: _make_launch(q, k, v, lse, given, tables))
+        found = _new_launch(key, q, k, v, lse, given, tables)
     return found  # type: ignore[return-value]  # under such a key there is no other kind
 
 
@@ -167,17 +168,31 @@ def forward_kept(
 
 def _launch_of(q: Tensor, k: Tensor, v: Tensor, lse: bool, given: Given) -> _TorchLaunch:
     """The launch for tensors of these shapes, strides, types and devices."""
-    key = (
-        *(q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride()),
-        *(q.dtype, k.dtype, v.dtype, q.get_device(), k.get_device(), v.get_device()),
-        *(lse, given),
-    )
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
         refuse_gradients({"q": q, "k": k, "v": v})
+    # fmt: off
+    key = (
+        q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride(), q.dtype, k.dtype, v.dtype,
+        q.get_device(), k.get_device(), v.get_device(), lse, given,
+    )
+    # fmt: on
     found = KEPT_LAUNCHES.get(key)
     if found is None:
-        found = kept_launch(key, lambda: _make_launch(q, k, v, lse, given))
+        found = _new_launch(key, q, k, v, lse, given, _NO_TABLES)
     return found  # type: ignore[return-value]  # under such a key there is no other kind
+
+
+def _new_launch(
+    key: Hashable,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    lse: bool,
+    given: Given,
+    tables: Mapping[str, Tensor],
+) -> Launch:
+    # Apart from its callers: variables that a lambda refers to are slower in every call.
+    return kept_launch(key, lambda: _make_launch(q, k, v, lse, given, tables))
 
 
 def _make_launch(
@@ -186,7 +201,7 @@ def _make_launch(
     v: Tensor,
     lse: bool,
     given: Given,
-    tables: Mapping[str, Tensor] = _NO_TABLES,
+    tables: Mapping[str, Tensor],
 ) -> _TorchLaunch:
     options = options_of(given, lse=lse)
     views = [tensor_view(name, tensor) for name, tensor in zip("qkv", (q, k, v), strict=True)]
@@ -199,7 +214,7 @@ def _make_launch(
         until=launch.until,
         ordinal=q.get_device(),
         empty_output=_maker_of_outputs(q, problem),
-        lse_like=_lse_like(q, problem.layout) if lse else None,
+        lse_like=_lse_like(q, problem.layout) if lse else no_lse(q),
         is_direct=bool(launch.prepared.steps) and not copies,
     )
 
@@ -231,11 +246,11 @@ def _start(
     at: tuple[int, ...] = (q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr())
     if lse is not None:
         at = (*at, lse.data_ptr())
-    more = _scratch(launch, q)
-    if tables:
-        more = {**tables, **more}
-    for tensor in more.values():
-        at = (*at, tensor.data_ptr())
+    more = tables
+    if launch.prepared.scratch_bytes:
+        more = {**tables, **_scratch(launch, q)}
+    if more:
+        at = (*at, *[tensor.data_ptr() for tensor in more.values()])
     if launch.is_direct and launch.prepared.start_again(at, stream):
         return
     if not launch.is_direct or (at[0] | at[1] | at[2]) & _UNALIGNED:

@@ -1,9 +1,9 @@
 """The operators torch knows: torch.ops.flashsmith.forward and its variants, and backward.
 
-`forward_with` takes the tables of a call in the order of problem/signature.py, None for those that
-it does not bring, and returns an LSE without elements where none is asked for. `forward_into` does
-the same in memory of the caller's. `forward_kept` takes by name those that have a backward pass,
-and has gradients: torch follows no list with gaps.
+`forward_with` takes the tables of a call in the order of `TABLE_ORDER` (api/tables.py), None for
+those that it does not bring (the last ones may be left away), and returns an LSE without elements
+where none is asked for. `forward_into` does the same in memory of the caller's. `forward_kept`
+takes by name those that have a backward pass, and has gradients: torch follows no list with gaps.
 """
 
 from __future__ import annotations

@@ -32,6 +32,7 @@ _CAPTURE_NONE = 0  # CUstreamCaptureStatus
 _CAPTURE_RELAXED = 2  # CUstreamCaptureMode
 _PER_THREAD = 2  # CU_STREAM_PER_THREAD: one handle that means another stream in every thread
 _NOTHING = (0, 0)  # a workspace of no bytes
+_ON_DEFAULT = ("workspace", 0, 0, 0)  # that of the default stream
 _NON_BLOCKING = 1  # CUstream_flags: not ordered against the default stream
 
 
@@ -175,6 +176,10 @@ class CudaDevice:
         one a capture, because the graph may run at the same time as anything else; it stays for as
         long as the process lives.
         """
+        if not stream:  # where most calls are, and nothing captures
+            address, size = self._workspaces.get(_ON_DEFAULT, _NOTHING)
+            if size >= n_bytes:
+                return address
         return self._kept("workspace", n_bytes, stream)
 
     def scratch(self, n_bytes: int, stream: int = 0) -> int:
@@ -191,7 +196,6 @@ class CudaDevice:
 
     def _kept(self, what: str, n_bytes: int, stream: int) -> int:
         thread = threading.get_ident() if stream == _PER_THREAD else 0
-        # Nothing captures the default stream, which is where most calls are.
         capture = self._capture_of(stream) if stream and self.is_capturing(stream) else 0
         key = what, stream, thread, capture
         address, size = self._workspaces.get(key, _NOTHING)
@@ -215,7 +219,7 @@ class CudaDevice:
 
     def is_capturing(self, stream: int) -> bool:
         """Whether work on `stream` goes into a graph instead of to the GPU."""
-        if stream == 0:
+        if stream == 0:  # nothing captures it
             return False
         with self.current():
             return self.driver.integer_from("cuStreamIsCapturing", stream) != _CAPTURE_NONE

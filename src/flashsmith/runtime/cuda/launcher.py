@@ -6,12 +6,14 @@ import ctypes
 from collections.abc import Callable
 from ctypes import c_char, c_char_p, c_int, c_uint, c_void_p
 
+from flashsmith.base.loose_types import CLibrary
 from flashsmith.kernels.launch import LaunchGeometry
 from flashsmith.runtime.cuda.driver import Driver
 from flashsmith.runtime.device import Launcher, Start
 
 _Pointers = ctypes.Array[c_char_p]
-_StartOn = Callable[[_Pointers], Start]
+_Arguments = tuple[object, ...]  # of a launch, as ctypes takes them
+_ArgumentsOf = Callable[[_Pointers, int], _Arguments]  # of parameters and a stream
 _CLUSTER_DIMENSION = 4  # CUlaunchAttributeID
 
 
@@ -49,70 +51,65 @@ def make_launcher(
     The driver copies the parameters during the call, so pointers into the caller's bytes suffice:
     an array of `char*` over them is the `void**` it asks for. Threads may share it: it is read.
     """
-    start_on = (_start_clustered if geometry.cluster > 1 else _start_plain)(
-        driver, function, geometry
-    )
-    get_current = driver.bare("cuCtxGetCurrent")
+    is_clustered = geometry.cluster > 1
+    name = "cuLaunchKernelEx" if is_clustered else "cuLaunchKernel"
+    arguments_of = (_clustered if is_clustered else _plain)(function, geometry)
+    launch_kernel, get_current = driver.bare(name), driver.bare("cuCtxGetCurrent")
     byref = ctypes.byref
 
     def bind(params: tuple[bytes, ...]) -> Start:
-        start_kernel = start_on((c_char_p * len(params))(*params))
+        pointers = (c_char_p * len(params))(*params)
+        on_default = arguments_of(pointers, 0)
 
         def start(stream: int) -> None:
             current = c_void_p()
             get_current(byref(current))
+            arguments = arguments_of(pointers, stream) if stream else on_default
             if current.value == context:
-                start_kernel(stream)
-                return
-            driver.call("cuCtxPushCurrent_v2", context)
-            try:
-                start_kernel(stream)
-            finally:
-                driver.pointer("cuCtxPopCurrent_v2")
+                code = launch_kernel(*arguments)
+            else:
+                code = _launched_in(driver, context, launch_kernel, arguments)
+            if code:
+                raise driver.error(name, code)
 
         return start
 
     return bind
 
 
-def _start_plain(driver: Driver, function: int, geometry: LaunchGeometry) -> _StartOn:
-    launch_kernel = driver.bare("cuLaunchKernel")
+def _launched_in(
+    driver: Driver, context: int, launch_kernel: CLibrary, arguments: _Arguments
+) -> int:
+    """The result of a launch while `context` is current in this thread."""
+    driver.call("cuCtxPushCurrent_v2", context)
+    try:
+        return int(launch_kernel(*arguments))
+    finally:
+        driver.pointer("cuCtxPopCurrent_v2")
+
+
+def _plain(function: int, geometry: LaunchGeometry) -> _ArgumentsOf:
     # Made once: converting eleven Python numbers takes as long as the call itself.
     shape = (*geometry.grid, geometry.threads, 1, 1, geometry.smem_bytes)
-    fixed = (c_void_p(function), *(c_uint(number) for number in shape))
+    fixed = (c_void_p(function), *(c_uint.from_param(number) for number in shape))
 
-    def on(pointers: _Pointers) -> Start:
-        on_default = (*fixed, None, pointers, None)
+    def arguments(pointers: _Pointers, stream: int) -> _Arguments:
+        at = ctypes.byref(pointers)
+        return (*fixed, c_void_p(stream) if stream else None, at, None)
 
-        def start(stream: int) -> None:
-            if stream:
-                code = launch_kernel(*fixed, c_void_p(stream), pointers, None)
-            else:
-                code = launch_kernel(*on_default)
-            if code:
-                raise driver.error("cuLaunchKernel", code)
-
-        return start
-
-    return on
+    return arguments
 
 
-def _start_clustered(driver: Driver, function: int, geometry: LaunchGeometry) -> _StartOn:
-    launch_kernel = driver.bare("cuLaunchKernelEx")
+def _clustered(function: int, geometry: LaunchGeometry) -> _ArgumentsOf:
     attribute = _ClusterAttribute(id=_CLUSTER_DIMENSION, x=geometry.cluster, y=1, z=1)
     grid = (c_uint * 3)(*geometry.grid)
     block = (c_uint * 3)(geometry.threads, 1, 1)
     attributes = ctypes.addressof(attribute)
     handle = c_void_p(function)
 
-    def on(pointers: _Pointers) -> Start:
-        def start(stream: int) -> None:
-            config = _LaunchConfig(grid, block, geometry.smem_bytes, stream, attributes, 1)
-            code = launch_kernel(ctypes.byref(config), handle, pointers, None)
-            if code:
-                raise driver.error("cuLaunchKernelEx", code)
+    def arguments(pointers: _Pointers, stream: int) -> _Arguments:
+        config = _LaunchConfig(grid, block, geometry.smem_bytes, stream, attributes, 1)
+        return ctypes.byref(config), handle, ctypes.byref(pointers), None
 
-        start.keeps = attribute  # type: ignore[attr-defined]  # the configuration points to it
-        return start
-
-    return on
+    arguments.keeps = attribute  # type: ignore[attr-defined]  # the configuration points to it
+    return arguments
