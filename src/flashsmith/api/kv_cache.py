@@ -207,10 +207,9 @@ class _Operations:
         if len(given.shape) != dimensions or given.shape[0] != self.batch:
             wanted = f"({self.batch},)" if dimensions == 1 else f"({self.batch}, pages)"
             raise ArgumentError(f"{name} has shape {tuple(given.shape)}; it must be {wanted}.")
-        if given.dtype != self.int32:
-            kind = str(given.dtype).removeprefix("torch.")
-            if not kind.removeprefix("u").startswith("int"):
-                raise ArgumentTypeError(f"{name} is {kind}; it must be int32.")
+        kind = str(given.dtype).removeprefix("torch.")
+        if not kind.removeprefix("u").startswith("int"):
+            raise ArgumentTypeError(f"{name} is {kind}; it must be int32.")
         return given
 
     def longer(self, lengths: Array, rows: int) -> Array:
