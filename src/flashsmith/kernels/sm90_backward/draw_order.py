@@ -62,11 +62,8 @@ def _even(heads: int, most: int) -> int:
 def hides_first_steps_only(config: Sm90TilesConfig, problem: AttentionProblem) -> bool:
     """Whether no key is hidden after a kv block's first step that a warpgroup multiplies.
 
-    The diagonal must pass through corners of q tiles, a block have one head of rows to walk, and
-    keys behind the last one be hidden by the diagonal.
+    A block must have one head of rows to walk: the next one of a group begins with hidden keys.
     """
-    mask = problem.mask
-    if not mask.hides_right or mask.hides_left or problem.group > 1 or problem.sequences:
+    if problem.group > 1 or problem.sequences:
         return False
-    ends = problem.k_len % config.tile_k == 0 or problem.q_len + mask.diagonal <= problem.k_len
-    return ends and mask.diagonal % config.tile_q == 0
+    return problem.mask.hides_at_corners_only(config.tile_q, config.tile_k)

@@ -21,8 +21,8 @@ constexpr bool stages_dq() const { return !dq_red; }
 constexpr bool has_adders() const { return !unordered && stages_dq(); }
 // Whether they are more than one for each warpgroup, poll early, or have heads that rise.
 constexpr bool has_many_adders() const { return adders > 2 || early_polls || rising; }
-// Barriers for staged pieces of a warpgroup, one after the other. An adder of three comes to pieces
-// that others add in between: whether four before its own were staged it knows, not of the last one.
+// Barriers for staged pieces of a warpgroup, one after the other. Of three adders one comes to its
+// piece when the one four before it is known to be staged, but not always the one right before.
 constexpr int dq_phases() const { return adders > 2 ? 4 : 1; }
 // Whether the order of kv blocks has an end of its own (backward_order.cuh).
 constexpr bool ends_short() const { return short_last || rising; }
