@@ -142,6 +142,20 @@ def test_a_loop_without_end_is_a_livelock_at_its_line(loop, seed, monkeypatch):
     assert caught.value.line == 1 + ptx[: ptx.index("L:")].count("\n")
 
 
+def test_of_blocks_that_all_poll_the_one_that_can_go_on_comes_up():
+    """Block 0 waits for block 1, which waits further down for block 2, which takes its time."""
+    body = """mov.u32 %r1, %ctaid.x; mov.u32 %r5, 0; mov.u32 %r6, 1; ld.param.u64 %rd1, [p0];
+        setp.eq.u32 %p1, %r1, 1; @%p1 bra B; setp.eq.u32 %p1, %r1, 2; @%p1 bra C;
+        A: ld.acquire.gpu.global.u32 %r2, [%rd1+4]; setp.eq.u32 %p2, %r2, 0; @%p2 bra A; bra end;
+        B: ld.acquire.gpu.global.u32 %r2, [%rd1]; setp.eq.u32 %p2, %r2, 0; @%p2 bra B;
+        st.release.gpu.global.u32 [%rd1+4], %r6; bra end;
+        C: add.u32 %r5, %r5, 1; setp.lt.u32 %p2, %r5, 50; @%p2 bra C;
+        st.release.gpu.global.u32 [%rd1], %r6; end:"""
+    for seed in (None, 0, 1, 2):
+        out, _ = launch(text(body, 1), [], 8, 3, 32, EmulatorOptions(seed=seed))
+        assert out.view(np.uint32).tolist() == [1, 1]
+
+
 def test_a_warp_that_polls_with_atomics_lets_the_others_go_on():
     """Warp 0 waits until warp 1, whose code lies behind, opens the lock."""
     body = """mov.u32 %r1, %tid.x; ld.param.u64 %rd1, [p0]; setp.ge.u32 %p1, %r1, 32; @%p1 bra open;

@@ -46,6 +46,17 @@ class Mask:
         """Whether some row does not see the last key, because of its right edge."""
         return self._end(0) < self.k_len
 
+    def hides_at_corners_only(self, rows: int, keys: int) -> bool:
+        """Whether in tiles of `rows` x `keys` no key is hidden but along one diagonal of tiles.
+
+        There is a right edge and no left one, it passes through corners of row tiles, and hides
+        what a last tile has behind the last key.
+        """
+        if not self.hides_right or self.hides_left:
+            return False
+        ends = self.k_len % keys == 0 or self.q_len + self.diagonal <= self.k_len
+        return ends and self.diagonal % rows == 0
+
     @property
     def short_rows(self) -> int:
         """The first rows, whose left edge lies before the first key: they see fewer than others."""

@@ -15,6 +15,7 @@ from flashsmith.compile.machine.cubin import machine_code
 from flashsmith.emulator.options import EmulatorOptions
 from flashsmith.kernels import parse_config, resolve_key
 from flashsmith.kernels.plans import plan
+from flashsmith.kernels.sm90_backward import draw_order
 from flashsmith.measure.timed_configs import random_inputs
 from flashsmith.problem.attention import AttentionProblem
 from flashsmith.problem.needs import Needs
@@ -204,6 +205,72 @@ def test_under_a_mask_the_bits_are_the_same_too(mask):
     assert all(len(bits) == 1 for bits in seen.values())
 
 
+# What orders sums otherwise: three threads that add, early looks at counters, heads that rise.
+ADDERS = replace(WIDE, adders=3, early_polls=True)
+RISING = replace(ADDERS, masks_first=True, rising=True, section_mb=10)
+SHORT_LAST = replace(SLIM, unordered=True, dq_red=True, masks_first=True, short_last=True)
+
+
+@pytest.mark.parametrize(
+    ("config", "length", "diagonal"),
+    [
+        (replace(WIDE, masks_first=True), 330, 0),  # three blocks; of the last one only 74 keys
+        (replace(WIDE, masks_first=True), 200, 64),  # the first block begins behind its diagonal
+        (replace(WIDE, masks_first=True, unordered=True), 190, 0),  # a block of one step
+        (replace(SLIM, masks_first=True), 300, 0),
+        (replace(BROAD, masks_first=True), 140, 0),
+    ],
+    ids=str,
+)
+def test_hiding_keys_in_first_steps_alone_is_right(device, config, length, diagonal):
+    heads = {"heads": 1, "kv_heads": 1}
+    given = problem(config, length, length + diagonal, causal=True, diagonal=diagonal, **heads)
+    assert plan(config, given, sm_count=4)[1].config.masks_first
+    require_right(device, config, "masks first", given)
+
+
+def test_heads_that_rise_give_the_same_bits_on_every_number_of_sms():
+    facts = {"heads": 4, "kv_heads": 4, "causal": True, "diagonal": 64 * 6}
+    seen = [bits_by_seed(RISING, sms, (sms,), **facts) for sms in (1, 7)]
+    for name in ("dq", "dk", "dv", "sums"):
+        assert len(set().union(*(bits[name] for bits in seen))) == 1
+
+
+def test_wide_heads_that_rise_are_right(device):
+    config = replace(BROAD, rising=True)
+    given = problem(config, 64, 200, heads=4, kv_heads=4, causal=True, diagonal=128)
+    assert plan(config, given, sm_count=4)[1].order.rising_heads == 1
+    require_right(device, config, "rising", given)
+
+
+def test_heads_that_rise_and_three_adders_are_right(device):
+    given = problem(RISING, 130, 260, heads=4, kv_heads=4, causal=True, diagonal=128)
+    order = plan(RISING, given, sm_count=4)[1].order
+    assert (order.rising_heads, order.section_heads) == (1, 3)
+    require_right(device, RISING, "rising", given)
+
+
+def test_three_adders_walk_groups_and_give_the_same_bits_as_two():
+    """Each takes every third piece of a walk that goes from head to head of a group."""
+    facts = {"q_len": 100, "k_len": 260, "heads": 2, "kv_heads": 1}
+    bits = [bits_by_seed(config, 3, (0,), **facts) for config in (WIDE, ADDERS)]
+    assert bits[0] == bits[1]
+
+
+def test_short_blocks_of_all_heads_may_come_last(device, monkeypatch):
+    monkeypatch.setattr(draw_order, "TOGETHER", 0)
+    given = problem(SHORT_LAST, 300, 300, heads=3, kv_heads=3, causal=True)
+    assert plan(SHORT_LAST, given, sm_count=4)[1].order.short_blocks == 2
+    require_right(device, SHORT_LAST, "short last", given)
+
+
+@pytest.mark.parametrize("placement", ["contiguous", "transposed"])
+def test_rows_may_be_taken_head_by_head(device, placement):
+    config = replace(WIDE, heads_inner=True)
+    given = replace(problem(config, 70, 140, heads=3, kv_heads=1), batch=2)
+    require_right(device, config, "heads inner", given, placement=placement)
+
+
 UNORDERED = [
     (replace(WIDE, unordered=True), {}),
     (replace(WIDE, unordered=True, dq_red=True), {}),
@@ -247,6 +314,13 @@ OTHERS = [
     (TILES, {"late_fences": True}),
     (TILES, {"unordered": True}),
     (replace(TILES, unordered=True), {"dq_red": True}),
+    (TILES, {"masks_first": True}),
+    (TILES, {"adders": 3}),
+    (TILES, {"early_polls": True}),
+    (TILES, {"rising": True}),
+    (replace(TILES, unordered=True), {"short_last": True}),
+    (PLAIN.rows, {"heads_inner": True}),
+    (PLAIN.convert, {"heads_inner": True}),
     (PLAIN.rows, {"dtype": DType.FP16}),
     (PLAIN.rows, {"d_head": 64}),
     (PLAIN.rows, {"fold": True}),
@@ -264,8 +338,9 @@ def test_every_field_of_every_kernel_is_tried():
 
 @pytest.mark.parametrize(("config", "other"), OTHERS, ids=str)
 def test_a_field_alone_changes_the_machine_code(config, other):
+    needs = Needs(("causal",) if "masks_first" in other else ())
     codes = {
-        machine_code(compile_kernel(one, Needs(), "sm_90a").cubin)
+        machine_code(compile_kernel(one, needs, "sm_90a").cubin)
         for one in (config, replace(config, **other))
     }
     assert len(codes) == 2

@@ -59,6 +59,10 @@ def test_a_prefix_that_ends_like_another_is_not_taken_for_it():
         ("hopper_bwd(BF16, 256): ds_2+turns+dq_red", "roles_have_one_order"),
         ("hopper_bwd(BF16, 256): ds_2+late_fences+dq_red", "roles_have_one_order"),
         ("hopper_bwd(BF16, 256): ds_3+dq_red", "fits_shared_memory"),
+        ("hopper_bwd(BF16, 256): ds_2+dq_red+adders_3", "adders_add_staged_sums"),
+        (f"hopper_bwd(BF16, 128): ds_3+{ALL}+unordered+early_polls", "adders_add_staged_sums"),
+        (f"hopper_bwd(BF16, 128): ds_3+{ALL}+short_last", "order_has_one_end"),
+        (f"hopper_bwd(BF16, 128): ds_3+{ALL}+unordered+rising", "order_has_one_end"),
     ],
 )
 def test_what_cannot_be_built_is_refused_by_a_rule(text, rule):
@@ -80,14 +84,18 @@ def test_spills_and_products_one_by_one_are_refused_after_the_build():
 
 
 def test_the_parts_have_the_fields_of_the_whole():
-    of_the_plan = {"sections"}
-    assert Sm90BackwardConfig.knobs().keys() == Sm90TilesConfig.knobs().keys() | of_the_plan
+    of_others = {"sections", "section_mb", "heads_inner"}
+    assert Sm90BackwardConfig.knobs().keys() == Sm90TilesConfig.knobs().keys() | of_others
     assert (BASE.rows.fold, BASE.rows.unordered) == (True, False)
+    inner = replace(BASE, heads_inner=True)
+    assert inner.rows.heads_inner
+    assert inner.convert.heads_inner
 
 
 def test_both_languages_agree_on_every_derived_number():
     own = sorted({config.tiles for config in resolve_key("hopper-bwd")})
     own.append(replace(BASE.tiles, fold=False, ds_stages=2))
+    own.append(replace(BASE.tiles, adders=3))
     asserts = "".join(
         f"static_assert({c.to_cpp_struct()}.smem_bytes() == {c.smem_bytes()}\n"
         f"    && {c.to_cpp_struct()}.threads() == {c.threads}\n"

@@ -96,20 +96,22 @@ def test_with_sections_the_same_block_of_several_heads_is_drawn_before_the_next(
     sections = replace(CONFIG, sections=True)
     long = replace(PROBLEM, q_len=8192, k_len=8192)
     for causal in (False, True):
-        assert plan(sections, replace(PROBLEM, causal=causal), sm_count=4)[1].section_heads == 6
+        assert (
+            plan(sections, replace(PROBLEM, causal=causal), sm_count=4)[1].order.section_heads == 6
+        )
         launches = plan(sections, replace(long, causal=causal), sm_count=4)
-        assert launches[1].section_heads == 2  # of 16 MB, within 40
+        assert launches[1].order.section_heads == 2  # of 16 MB, within 40
         assert launches[1].arguments(call()).section_heads == 2
 
 
 def test_without_sections_blocks_are_drawn_head_by_head():
     unordered = replace(CONFIG, unordered=True)
     for problem in (PROBLEM, replace(PROBLEM, causal=True)):
-        assert plan(CONFIG, problem, sm_count=4)[1].section_heads == 1
-    assert plan(unordered, PROBLEM, sm_count=4)[1].section_heads == 1
-    assert plan(unordered, replace(PROBLEM, causal=True), sm_count=4)[1].section_heads == 6
+        assert plan(CONFIG, problem, sm_count=4)[1].order.section_heads == 1
+    assert plan(unordered, PROBLEM, sm_count=4)[1].order.section_heads == 1
+    assert plan(unordered, replace(PROBLEM, causal=True), sm_count=4)[1].order.section_heads == 6
     long = replace(PROBLEM, causal=True, q_len=8192, k_len=8192)
-    assert plan(unordered, long, sm_count=4)[1].section_heads == 2  # of 16 MB, within 40
+    assert plan(unordered, long, sm_count=4)[1].order.section_heads == 2  # of 16 MB, within 40
 
 
 def test_what_it_cannot_compute_is_refused_by_name():
@@ -119,3 +121,74 @@ def test_what_it_cannot_compute_is_refused_by_name():
         plan(CONFIG, replace(PROBLEM, d_head=136), sm_count=1)
     with pytest.raises(Unsupported, match="multiples of 8 up to 256"):
         plan(BROAD, replace(PROBLEM, d_head=264), sm_count=1)
+
+
+# 4 MB of Q, dO and dQ a head, 16 of them of one sequence.
+LONG = AttentionProblem(1, 16, 16, 4096, 4096, 128, causal=True, operation="backward")
+
+
+def order_of(problem=LONG, sm_count=132, **knobs):
+    return plan(replace(CONFIG, **knobs), problem, sm_count=sm_count)[1].order
+
+
+@pytest.mark.parametrize(("megabytes", "heads"), [(10, 2), (20, 4), (40, 8), (80, 16), (160, 16)])
+def test_sections_of_a_given_size_leave_no_small_one_for_the_end(megabytes, heads):
+    assert order_of(section_mb=megabytes).section_heads == heads
+    assert order_of(section_mb=megabytes, unordered=True).section_heads == heads
+
+
+@pytest.mark.parametrize(("heads", "expected"), [(12, 6), (14, 7), (17, 9), (23, 8), (3, 3)])
+def test_sections_divide_the_heads_or_nearly_so(heads, expected):
+    problem = replace(LONG, heads=heads, kv_heads=heads)
+    assert order_of(problem, section_mb=40).section_heads == expected
+
+
+def test_short_blocks_come_last_only_where_they_are_long_enough_to_matter():
+    free = {"unordered": True, "short_last": True}
+    assert order_of(**free).short_blocks == 17  # of 32: the root of 132 SMs * 32 blocks / 16 heads
+    assert order_of(sm_count=1, **free).short_blocks == 2
+    for other in (
+        replace(LONG, causal=False),
+        replace(LONG, q_len=2048, k_len=2048),
+        replace(LONG, window_left=1000),
+    ):
+        assert order_of(other, **free).short_blocks == 0
+    few = replace(LONG, heads=1, kv_heads=1)
+    assert order_of(few, **free).short_blocks == 31
+    launch = plan(replace(CONFIG, **free), LONG, sm_count=132)[1]
+    assert launch.arguments(call()).short_blocks == 17
+
+
+def test_a_quarter_of_the_heads_rises_whatever_the_number_of_sms():
+    for sm_count in (1, 7, 132):
+        order = order_of(sm_count=sm_count, rising=True, section_mb=40)
+        assert (order.rising_heads, order.section_heads) == (4, 6)  # 12 fall: 6 and 6
+    assert order_of(replace(LONG, causal=False), rising=True).rising_heads == 0
+    assert order_of(replace(LONG, window_left=1000), rising=True).rising_heads == 0
+    assert order_of(replace(LONG, heads=3, kv_heads=3), rising=True).rising_heads == 0
+    launch = plan(replace(CONFIG, rising=True), LONG, sm_count=132)[1]
+    assert launch.arguments(call()).rising_heads == 4
+
+
+@pytest.mark.parametrize(
+    ("changes", "d_head", "expected"),
+    [
+        ({}, 128, True),
+        ({"causal": False}, 128, False),
+        ({"diagonal": 64}, 128, True),
+        ({"diagonal": 64}, 64, False),  # q tiles of 128 rows
+        ({"diagonal": 128}, 64, True),
+        ({"diagonal": 32}, 128, False),
+        ({"diagonal": -64}, 256, True),
+        ({"kv_heads": 4}, 128, False),  # the next head of a group begins with hidden keys again
+        ({"window_left": 300}, 128, False),
+        ({"q_len": 4001, "k_len": 4001}, 128, True),
+        ({"k_len": 4001, "diagonal": 0}, 128, False),  # keys behind the last, of a row that exists
+    ],
+)
+def test_masks_are_looked_at_once_only_where_that_is_enough(changes, d_head, expected):
+    base = {64: "ds_2+fold+masks_first", 128: "ds_3+masks_first", 256: "ds_2+dq_red+masks_first"}
+    config = parse_config(f"hopper_bwd(BF16, {d_head}): {base[d_head]}")
+    problem = replace(LONG, d_head=d_head, **changes)
+    tiles = plan(config, problem, sm_count=4)[1].config
+    assert tiles == replace(config.tiles, masks_first=expected)

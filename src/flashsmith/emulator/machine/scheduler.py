@@ -106,7 +106,10 @@ class Scheduler:
             return None
         eager = [u for u in ready if not u.yielded] or ready
         if self.random is not None:
-            warp = eager[int(self.random.integers(len(eager)))].warp[0]
+            chosen = eager[int(self.random.integers(len(eager)))]
+            if chosen.yielded:  # all only poll: the one that can go on may stand anywhere
+                return self._some_blocks(self._joined(chosen, ready))
+            warp = chosen.warp[0]
             # Parts of one warp come together again where they can: the one behind goes first.
             chosen = min((u for u in eager if u.warp[0] == warp), key=lambda u: u.pc)
             return self._some_blocks(self._joined(chosen, ready))

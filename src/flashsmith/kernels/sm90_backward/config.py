@@ -13,6 +13,12 @@ from flashsmith.kernels.kernel import KernelConfig
 from flashsmith.kernels.launch import Plan
 from flashsmith.kernels.rules import Rule
 from flashsmith.kernels.sm90_backward.parts import (
+    ADDERS,
+    EARLY_POLLS,
+    HEADS_INNER,
+    MASKS_FIRST,
+    RISING,
+    SHORT_LAST,
     TILE_RULES,
     WIDTHS,
     Sm90BackwardPart,
@@ -56,11 +62,24 @@ class Sm90BackwardConfig(Sm90BackwardPart):
         "the same kv block of as many heads as L2 holds is drawn before the next: blocks of one "
         "head, which add to the same dQ, begin one after the other",
     )
+    masks_first: bool = flag("masks_first", MASKS_FIRST)
+    adders: int = knob((2, 3), ADDERS, "adders_{}", absent=2)
+    early_polls: bool = flag("early_polls", EARLY_POLLS)
+    short_last: bool = flag("short_last", SHORT_LAST)
+    rising: bool = flag("rising", RISING)
+    section_mb: int = knob(
+        (0, 10, 20, 40, 80, 160),
+        "MB of Q, dO and dQ whose heads are drawn together, as many heads as divide all; without "
+        "it 40 and any number of heads, with `sections` or a mask and sums in any order",
+        "section_{}",
+        absent=0,
+    )
+    heads_inner: bool = flag("heads_inner", HEADS_INNER)
 
     @property
     def rows(self) -> Sm90RowsConfig:
         """The kernel that prepares query rows."""
-        return Sm90RowsConfig(self.dtype, self.d_head, self.fold, self.unordered)
+        return Sm90RowsConfig(self.dtype, self.d_head, self.fold, self.unordered, self.heads_inner)
 
     @property
     def tiles(self) -> Sm90TilesConfig:
@@ -70,7 +89,7 @@ class Sm90BackwardConfig(Sm90BackwardPart):
     @property
     def convert(self) -> Sm90ConvertConfig:
         """The kernel that rounds dQ."""
-        return Sm90ConvertConfig(self.dtype, self.d_head)
+        return Sm90ConvertConfig(self.dtype, self.d_head, self.heads_inner)
 
     def kernels(self) -> tuple[KernelConfig, ...]:
         """What is compiled, in the order of the launches."""

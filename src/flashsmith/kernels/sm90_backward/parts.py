@@ -28,6 +28,15 @@ _FOLD = (
     "LSE and delta enter S and dP as one more step of the products, not by a load for each element"
 )
 _UNORDERED = "sums into dQ are taken in any order: other bits in every run"
+MASKS_FIRST = (
+    "keys are hidden in a kv block's first step alone, and a warpgroup that sees none there leaves "
+    "it out, where the mask allows"
+)
+ADDERS = "threads that add dQ in order: one for each warpgroup, or three in turn"
+EARLY_POLLS = "a thread that adds looks for its turn before the piece of dQ is there"
+SHORT_LAST = "under a causal mask, short kv blocks of all heads are drawn last"
+RISING = "under a causal mask, the last quarter of the heads adds from the longest kv block on"
+HEADS_INNER = "blocks go from head to head, then down the rows, where heads lie side by side"
 
 
 class Sm90BackwardPart(BackwardPart):
@@ -81,6 +90,7 @@ class Sm90RowsConfig(Sm90BackwardPart):
     d_head: int = knob(WIDTHS, "head dimension the kernel is built for")
     fold: bool = flag("fold", _FOLD)
     unordered: bool = flag("unordered", _UNORDERED)
+    heads_inner: bool = flag("heads_inner", HEADS_INNER)
 
     @property
     def tile_q(self) -> int:
@@ -131,6 +141,11 @@ class Sm90TilesConfig(Sm90BackwardPart):
     )
     dq_red: bool = flag("dq_red", "dQ is added from registers, not through shared memory in bulk")
     unordered: bool = flag("unordered", _UNORDERED)
+    masks_first: bool = flag("masks_first", MASKS_FIRST)
+    adders: int = knob((2, 3), ADDERS, "adders_{}", absent=2)
+    early_polls: bool = flag("early_polls", EARLY_POLLS)
+    short_last: bool = flag("short_last", SHORT_LAST)
+    rising: bool = flag("rising", RISING)
 
     @property
     def tile_q(self) -> int:
@@ -155,8 +170,9 @@ class Sm90TilesConfig(Sm90BackwardPart):
     @property
     def barriers(self) -> int:
         """Full and empty of K, V, Q, dO, dS, the tile ring, and staged dQ or P."""
-        handed = 1 if has_roles(self.d_head) else 2
-        return 2 * (2 + 2 * ROW_STAGES + self.ds_stages + TILE_SLOTS + handed)
+        staged = 4 if self.adders > 2 else 1  # barriers of a warpgroup's staged pieces
+        handed = 2 if has_roles(self.d_head) else 2 * staged + 2
+        return 2 * (2 + 2 * ROW_STAGES + self.ds_stages + TILE_SLOTS) + handed
 
     @property
     def counters(self) -> int:
@@ -200,6 +216,7 @@ class Sm90ConvertConfig(Sm90BackwardPart):
 
     dtype: DType = knob((DType.FP16, DType.BF16), "element type of dQ")
     d_head: int = knob(WIDTHS, "head dimension the kernel is built for")
+    heads_inner: bool = flag("heads_inner", HEADS_INNER)
 
     @property
     def tile_q(self) -> int:
@@ -240,6 +257,19 @@ TILE_RULES = (
         lambda c: c.d_head == 64 and not c.fold,
         "S and dP of 128 rows leave no registers to load statistics into",
         "add fold",
+    ),
+    Rule(
+        "adders_add_staged_sums",
+        lambda c: (c.adders > 2 or c.early_polls) and (c.dq_red or c.unordered),
+        "no thread adds pieces in order: sums leave from registers, or in any order",
+        "drop adders_3 and early_polls",
+    ),
+    Rule(
+        "order_has_one_end",
+        lambda c: (c.short_last and not c.unordered) or (c.rising and c.unordered),
+        "blocks of a head are drawn in the order in which they add: short_last is for sums in any "
+        "order, rising for sums in order",
+        "add or drop unordered",
     ),
     Rule(
         "roles_have_one_order",

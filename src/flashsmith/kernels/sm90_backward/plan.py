@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from flashsmith.base.errors import ArgumentError, Unsupported
 from flashsmith.kernels.arguments import TensorArg, TensorMapSpec
@@ -11,6 +11,11 @@ from flashsmith.kernels.kernel import KernelConfig
 from flashsmith.kernels.launch import SCRATCH, Call, Launch, LaunchGeometry, Plan
 from flashsmith.kernels.sm90_backward.arguments import Sm90BackwardArguments
 from flashsmith.kernels.sm90_backward.config import Sm90BackwardConfig
+from flashsmith.kernels.sm90_backward.draw_order import (
+    DrawOrder,
+    draw_order,
+    hides_first_steps_only,
+)
 from flashsmith.kernels.sm90_backward.parts import PIECE, Sm90TilesConfig, pieces_of_tile
 from flashsmith.problem.attention import AttentionProblem
 from flashsmith.problem.needs import Needs, needs_of
@@ -19,7 +24,6 @@ from flashsmith.problem.signature import BACKWARD
 MAX_GRID = 2**31 - 1  # CTAs along x
 MAX_STRIDE_BYTES = 1 << 40  # of a tensor map: cuTensorMapEncodeTiled
 LOG2_E = math.log2(math.e)
-SECTION_BYTES = 40 << 20  # of Q, dO and dQ that stay in L2 together (H200, 2026-11)
 ALIGNMENT = 256
 MAPPED = {"q": "q_map", "k": "k_map", "v": "v_map", "do": "d_o_map"}
 
@@ -44,7 +48,7 @@ class Sm90BackwardLaunch(Launch):
 
     tiles_config: Sm90TilesConfig | None = None
     scratch: Scratch = Scratch(0, 0, 0)
-    section_heads: int = 1
+    order: DrawOrder = field(default_factory=DrawOrder)
 
     def arguments(self, call: Call) -> Sm90BackwardArguments:
         """The kernels' one parameter."""
@@ -75,13 +79,15 @@ class Sm90BackwardLaunch(Launch):
             q_tiles=_q_tiles(config, problem),
             k_tiles=k_tiles,
             tiles=k_tiles * problem.kv_heads * problem.batch,
-            section_heads=self.section_heads,
+            section_heads=self.order.section_heads,
             n_counters=self.scratch.n_counters,
             scale_log2=problem.softmax_scale * LOG2_E,
             minus_inverse_scale=-1.0 / problem.softmax_scale,
             left_diagonal=problem.mask.left_diagonal,
             position=problem.mask.alignment if problem.alibi else 0,
             alibi_slopes=call["alibi_slopes"].address if "alibi_slopes" in call else 0,
+            short_blocks=self.order.short_blocks,
+            rising_heads=self.order.rising_heads,
         )
 
     def obstacle(self, call: Call) -> str:
@@ -143,6 +149,8 @@ def plan_backward(config: Sm90BackwardConfig, problem: AttentionProblem, sm_coun
             f"tensor map takes none that is empty; use a configuration of `bwd`."
         )
     tiles = config.tiles
+    if not hides_first_steps_only(tiles, problem):
+        tiles = replace(tiles, masks_first=False)
     q_tiles, heads = _q_tiles(tiles, problem), problem.heads * problem.batch
     k_tiles = _k_tiles(tiles, problem) * problem.kv_heads * problem.batch
     scratch = _scratch(tiles, q_tiles * heads)
@@ -169,24 +177,10 @@ def plan_backward(config: Sm90BackwardConfig, problem: AttentionProblem, sm_coun
             scratch_bytes=scratch.bytes,
             tiles_config=tiles,
             scratch=scratch,
-            section_heads=section_heads(config, problem),
+            order=draw_order(config, problem, sm_count),
         )
         for part, ctas in grids.items()
     )
-
-
-def section_heads(config: Sm90BackwardConfig, problem: AttentionProblem) -> int:
-    """Heads of K and V whose kv blocks are drawn together, a block of each at a time.
-
-    Unordered and causal, the longest blocks come first, of as many heads as L2 holds. In order,
-    blocks of a head that start together wait for each other; with `sections` each starts when the
-    one before has gone on.
-    """
-    heads = problem.kv_heads * problem.batch
-    if not config.sections and not (config.unordered and problem.mask.hides):
-        return 1
-    head_bytes = 8 * problem.q_len * config.d_head * problem.group  # Q, dO: 2 bytes; dQ: 4
-    return max(min(SECTION_BYTES // max(head_bytes, 1), heads), 1)
 
 
 def _scratch(config: Sm90TilesConfig, q_tiles: int) -> Scratch:

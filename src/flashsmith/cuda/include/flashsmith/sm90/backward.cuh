@@ -6,6 +6,7 @@
 // each owns 64 keys (backward_consumer.cuh); above, they share 64 (backward_wide.cuh).
 #pragma once
 
+#include "flashsmith/sm90/backward_adders.cuh"
 #include "flashsmith/sm90/backward_consumer.cuh"
 #include "flashsmith/sm90/backward_producer.cuh"
 #include "flashsmith/sm90/backward_wide.cuh"
@@ -42,7 +43,11 @@ FS_DEVICE void backward(const Sm90BackwardArgs& args) {
         ptx::setmaxnreg_dec<kProducerRegisters>();
         const u32 warp = threadIdx.x / kWarpLanes;
         if (threadIdx.x == 0) BackwardProducer<Kernel>(args).run();
-        if constexpr (kConfig.has_adders()) {
+        if constexpr (kConfig.has_adders() && kConfig.has_many_adders()) {
+            if (threadIdx.x % kWarpLanes == 0 && warp > 0 && warp <= kConfig.adders) {
+                DqAdders<Kernel>(args, warp - 1).run();
+            }
+        } else if constexpr (kConfig.has_adders()) {
             if (threadIdx.x % kWarpLanes == 0 && (warp == 1 || warp == 2)) {
                 DqAdder<Kernel>(args, warp - 1).run();
             }

@@ -19,6 +19,7 @@
 #include "flashsmith/ptx/stmatrix.cuh"
 #include "flashsmith/ptx/tma.cuh"
 #include "flashsmith/sm90/backward_products.cuh"
+#include "flashsmith/sm90/backward_skip.cuh"
 #include "flashsmith/sm90/backward_tile.cuh"
 #include "flashsmith/sm90/output.cuh"
 #include "flashsmith/sm90/output_bounds.cuh"
@@ -84,7 +85,8 @@ struct BackwardConsumer {
             i32 left = ptx::broadcast(tile.steps);
             if (left == 0) break;
             first_key = ptx::broadcast(tile.first_key);
-            begin(ptx::broadcast(tile.batch * args.heads + tile.kv_head * args.kv_group));
+            left -=
+                begin(ptx::broadcast(tile.batch * args.heads + tile.kv_head * args.kv_group), left);
             _Pragma("unroll 1") while (--left > 0) step<false>();
             step<true>();
         }
@@ -93,6 +95,7 @@ struct BackwardConsumer {
     }
 
   private:
+    friend struct HiddenStep<BackwardConsumer>;
     FS_DEVICE int stage() const { return steps & 1; }
     FS_DEVICE u32 parity() const { return steps >> 1 & 1; }
     FS_DEVICE void arrive(SmemAddr barrier) const {
@@ -176,8 +179,10 @@ struct BackwardConsumer {
         return ptx::ld_shared_16b(Plan::statistics(stage()) + (offset + j * 64 + lane % 4 * 16));
     }
 
+    // kMayHide: with `masks_first`, of a block's first step.
+    template <bool kMayHide>
     FS_DEVICE void to_p() {
-        if constexpr (Mask::kHides) {
+        if constexpr (Mask::kHides && kMayHide) {
             if (hides()) hide();
         }
         [[maybe_unused]] const float nearest = static_cast<float>(distance());
@@ -214,11 +219,16 @@ struct BackwardConsumer {
         }
     }
 
-    // dS of one half of the rows, packed, and to shared memory as [128 keys][64 rows] panels.
-    FS_DEVICE void to_ds(Operand& ds, int half) const {
+    // Where this thread's part of 16 rows of dS goes, a row of a matrix.
+    FS_DEVICE SmemAddr ds_address(int j) const {
         const u32 row = warp * 16 + lane % 16;
         const u32 first = Plan::kDs + (warpgroup * kWarpgroupRows + row) * kPanelRowBytes +
                           ((lane / 16 ^ (row & 7)) << 4) + ds_stage * kConfig.ds_bytes();
+        return {(first ^ (j % 4 * 32)) + j / 4 * kKeys * kPanelRowBytes};
+    }
+
+    // dS of one half of the rows, packed, and to shared memory as [128 keys][64 rows] panels.
+    FS_DEVICE void to_ds(Operand& ds, int half) const {
         FS_UNROLL
         for (int j = 4 * half; j < 4 * (half + 1); ++j) {
             Chunk delta{};
@@ -239,7 +249,7 @@ struct BackwardConsumer {
                 chunk[i] = ptx::pack2<kConfig.dtype>(x[0], x[1]);
                 ds[4 * j + i] = chunk[i];
             }
-            ptx::stmatrix_x4({(first ^ (j % 4 * 32)) + j / 4 * kKeys * kPanelRowBytes}, chunk);
+            ptx::stmatrix_x4(ds_address(j), chunk);
         }
     }
 
@@ -292,7 +302,7 @@ struct BackwardConsumer {
                 ptx::bulk_add_f32_if(sends, dq_address(), Plan::dq(warpgroup) + warp * 4096, 4096);
                 ptx::bulk_commit_if(sends);
             } else {
-                ptx::mbarrier_arrive_if(is_first_lane && has_dq, Plan::dq_full(warpgroup));
+                ptx::mbarrier_arrive_if(is_first_lane && has_dq, Plan::dq_full(warpgroup, pieces));
                 pieces += has_dq;
             }
         }
@@ -328,8 +338,8 @@ struct BackwardConsumer {
 
     // Steps
 
-    // Up to S and dP, and P, of the block's first q tile.
-    FS_DEVICE void begin(i32 first_head) {
+    // Up to P and dP of the first q tile that is multiplied; returns how many were left out before.
+    FS_DEVICE i32 begin(i32 first_head, i32 left) {
         FS_UNROLL
         for (int i = 0; i < kConfig.d_head / 2; ++i) dk[i] = dv[i] = 0.0f;
         q_tile = dq_tile = Walk<Kernel>::first_tile(args, first_key);
@@ -337,6 +347,7 @@ struct BackwardConsumer {
         if constexpr (kNeeds.alibi) take_head(first_head);
         adds = Walk<Kernel>::is_seen(args, first_key);
         has_dq = false;
+        const i32 skipped = HiddenStep<BackwardConsumer>::skip(*this, left);
         // Fresh registers: what S and dP held before would stay alive through the products.
         typename Products::Scores first_s, first_dp;
         ptx::mbarrier_wait(Plan::k_full(), tiles & 1);  // K has landed
@@ -344,22 +355,17 @@ struct BackwardConsumer {
         ptx::mbarrier_wait(Plan::v_full(), tiles & 1);  // V has landed
         issue_dp(first_dp);
         ptx::wgmma_wait<1>();
-        take_s(first_s);
-        to_p();
+        take(s, first_s);
+        to_p<true>();
         ptx::wgmma_wait<0>();
-        take_dp(first_dp);
+        take(dp, first_dp);
+        return skipped;
     }
 
-    FS_DEVICE void take_s(typename Products::Scores& from) {
+    static FS_DEVICE void take(typename Products::Scores& to, typename Products::Scores& from) {
         ptx::fence_registers(from);
         FS_UNROLL
-        for (int i = 0; i < kRows / 2; ++i) s[i] = from[i];
-    }
-
-    FS_DEVICE void take_dp(typename Products::Scores& from) {
-        ptx::fence_registers(from);
-        FS_UNROLL
-        for (int i = 0; i < kRows / 2; ++i) dp[i] = from[i];
+        for (int i = 0; i < kRows / 2; ++i) to[i] = from[i];
     }
 
     // What P and dP of a q tile give, dQ of the one before, and P and dP of the next.
@@ -385,15 +391,19 @@ struct BackwardConsumer {
         ptx::fence_registers(dk);
         arrive(Plan::q_empty(stage()));
         arrive(Plan::d_o_empty(stage()));
-        ++steps;
-        if (++ds_stage == Plan::kDsStages) {
-            ds_stage = 0;
-            ds_parity ^= 1;
-        }
+        end_step();
         if constexpr (kLast) {
             end(dq, before, now, now_parity);
         } else {
             prepare_next(dq, before);
+        }
+    }
+
+    FS_DEVICE void end_step() {
+        ++steps;
+        if (++ds_stage == Plan::kDsStages) {
+            ds_stage = 0;
+            ds_parity ^= 1;
         }
     }
 
@@ -423,10 +433,9 @@ struct BackwardConsumer {
             for (int half = 0; half < kHalves; ++half) issue_dv(p, half);
         }
         ptx::wgmma_fence();
+        constexpr int kFirst = kConfig.early_dv ? kHalves - 1 : 0;
         FS_UNROLL
-        for (int half = kConfig.early_dv ? kHalves - 1 : 0; half < kHalves; ++half) {
-            issue_dk(ds, half);
-        }
+        for (int half = kFirst; half < kHalves; ++half) issue_dk(ds, half);
         ptx::wgmma_commit();
     }
 
@@ -442,11 +451,11 @@ struct BackwardConsumer {
         if constexpr (!kConfig.late_fences) send_dq();
         issue_dp(next_dp);
         ptx::wgmma_wait<1>();  // S is complete
-        take_s(next_s);
-        to_p();
+        take(s, next_s);
+        to_p<!kConfig.masks_first>();
         if constexpr (kConfig.late_fences) send_dq();
         ptx::wgmma_wait<0>();
-        take_dp(next_dp);
+        take(dp, next_dp);
     }
 
     // The block's last two dQ, and its dV and dK beside them.

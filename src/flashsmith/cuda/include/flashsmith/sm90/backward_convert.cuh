@@ -22,7 +22,12 @@ FS_DEVICE void backward_convert(const Sm90BackwardArgs& args) {
     constexpr i32 kKeys = kConfig.keys();
     constexpr u32 kPieces = kConfig.pieces();
     const u32 piece = ptx::ctaid_x() % kPieces;
-    const u32 tile = ptx::ctaid_x() / kPieces;  // of all heads
+    u32 tile = ptx::ctaid_x() / kPieces;  // of all heads
+    if (kConfig.heads_inner && args.dq.head_stride < args.dq.seq_stride) {
+        const u32 rest = tile / args.heads, batch = rest / args.q_tiles;
+        const u32 of_batch = batch * args.heads + tile - rest * args.heads;
+        tile = of_batch * args.q_tiles + rest - batch * args.q_tiles;
+    }
     const u32 batch_head = tile / args.q_tiles;
     const u32 batch = batch_head / args.heads;
     const int lane = threadIdx.x % kWarpLanes, warp = threadIdx.x / kWarpLanes;
@@ -31,8 +36,9 @@ FS_DEVICE void backward_convert(const Sm90BackwardArgs& args) {
     const i32 seen = Mask::seen_before(args, first_row + kConfig.q_tile_rows());
     float dq[32];
     if (seen > Mask::template blocks_before<kKeys>(args, first_row) * kKeys) {
-        const u64 sums = reinterpret_cast<u64>(args.dq_sums) +
-                         static_cast<u64>(ptx::ctaid_x()) * 16384 + warp * 4096 + lane * 16;
+        const u32 number = kConfig.heads_inner ? tile * kPieces + piece : ptx::ctaid_x();
+        const u64 sums = reinterpret_cast<u64>(args.dq_sums) + static_cast<u64>(number) * 16384 +
+                         warp * 4096 + lane * 16;
         FS_UNROLL
         for (int r = 0; r < 8; ++r) {
             const Chunk held = ptx::ld_global_16b(sums + r * 512);

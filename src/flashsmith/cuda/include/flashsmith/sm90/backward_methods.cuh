@@ -19,6 +19,13 @@ constexpr int ds_bytes() const { return keys() * q_tile_rows() * 2; }
 constexpr bool stages_dq() const { return !dq_red; }
 // Whether threads of the producer's warpgroup add what is staged, in order.
 constexpr bool has_adders() const { return !unordered && stages_dq(); }
+// Whether they are more than one for each warpgroup, poll early, or have heads that rise.
+constexpr bool has_many_adders() const { return adders > 2 || early_polls || rising; }
+// Barriers for staged pieces of a warpgroup, one after the other. Of three adders one comes to its
+// piece when the one four before it is known to be staged, but not always the one right before.
+constexpr int dq_phases() const { return adders > 2 ? 4 : 1; }
+// Whether the order of kv blocks has an end of its own (backward_order.cuh).
+constexpr bool ends_short() const { return short_last || rising; }
 // P in float32, on its way from one warpgroup to the other.
 constexpr int p_bytes() const { return has_roles() ? keys() * q_tile_rows() * 4 : 0; }
 // One piece of dQ, 64 x 64 float32 numbers.
@@ -27,7 +34,8 @@ constexpr int statistics_bytes() const { return 2 * q_tile_rows() * (fold ? 16 :
 constexpr int ones_bytes() const { return fold ? 2048 : 0; }
 // Full and empty of K, V, Q, dO, dS, the tile ring, and staged dQ or P.
 constexpr int barriers() const {
-    return 2 * (2 + 2 * row_stages() + ds_stages + tile_slots() + (has_roles() ? 1 : 2));
+    const int handed = has_roles() ? 2 : 2 * dq_phases() + 2;
+    return 2 * (2 + 2 * row_stages() + ds_stages + tile_slots()) + handed;
 }
 
 constexpr int smem_bytes() const {

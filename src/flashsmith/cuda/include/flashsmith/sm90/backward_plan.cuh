@@ -57,15 +57,20 @@ struct BackwardPlan {
     static FS_DEVICE SmemAddr ds_empty(int i) { return barrier(kAfterRows + kDsStages + i); }
     static FS_DEVICE SmemAddr tile_full(int i) { return barrier(kAfterDs + i); }
     static FS_DEVICE SmemAddr tile_empty(int i) { return barrier(kAfterDs + kTileSlots + i); }
-    static FS_DEVICE SmemAddr dq_full(int w) { return barrier(kAfterDs + 2 * kTileSlots + w); }
-    static FS_DEVICE SmemAddr dq_empty(int w) { return barrier(kAfterDs + 2 * kTileSlots + 2 + w); }
+    // Of a warpgroup's piece number `piece`.
+    static FS_DEVICE SmemAddr dq_full(int w, u32 piece) {
+        return barrier(kAfterDs + 2 * kTileSlots + w + 2 * (piece % kConfig.dq_phases()));
+    }
+    static FS_DEVICE SmemAddr dq_empty(int w) {
+        return barrier(kAfterDs + 2 * kTileSlots + 2 * kConfig.dq_phases() + w);
+    }
     static FS_DEVICE SmemAddr p_full() { return barrier(kAfterDs + 2 * kTileSlots); }
     static FS_DEVICE SmemAddr p_empty() { return barrier(kAfterDs + 2 * kTileSlots + 1); }
 
     // One thread; a barrier of the block must follow.
     static FS_DEVICE void init_barriers() {
         constexpr int kWarps = 4;  // of a warpgroup: one lane of each warp arrives
-        constexpr int kAdders = kConfig.has_adders() ? 2 : 0;
+        constexpr int kAdders = kConfig.has_adders() ? kConfig.adders : 0;
         constexpr int kDsWarps = kConfig.has_roles() ? kWarps : 2 * kWarps;
         ptx::mbarrier_init(k_full(), 1);
         ptx::mbarrier_init(k_empty(), 2 * kWarps);
@@ -90,7 +95,9 @@ struct BackwardPlan {
             ptx::mbarrier_init(p_empty(), kWarps);
         } else {
             for (int w = 0; w < 2; ++w) {
-                ptx::mbarrier_init(dq_full(w), kWarps);
+                for (int i = 0; i < kConfig.dq_phases(); ++i) {
+                    ptx::mbarrier_init(dq_full(w, i), kWarps);
+                }
                 ptx::mbarrier_init(dq_empty(w), 1);
             }
         }

@@ -148,7 +148,7 @@ struct DqAdder {
             reinterpret_cast<u64>(args.dq_sums) + static_cast<u64>(piece) * kConfig.piece_bytes();
         const u32 counter = 1 + piece;
 
-        ptx::mbarrier_wait(Plan::dq_full(warpgroup), parity);  // the piece is staged
+        ptx::mbarrier_wait(Plan::dq_full(warpgroup, 0), parity);  // the piece is staged
         parity ^= 1;
         if (before > 0) {
             // All sums before are complete.

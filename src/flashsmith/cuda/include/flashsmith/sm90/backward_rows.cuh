@@ -102,8 +102,14 @@ FS_DEVICE void backward_rows(const Sm90BackwardArgs& args) {
     static_assert(kConfig.q_tile_rows() % kRows == 0, "a cta must lie in one q tile.");
     const u32 chunk = threadIdx.x % kLanes;
     const u32 blocks = args.q_tiles * (kConfig.q_tile_rows() / kRows);
-    const u32 batch_head = ptx::ctaid_x() / blocks;
-    const i32 first = (ptx::ctaid_x() - batch_head * blocks) * kRows;
+    u32 batch_head = ptx::ctaid_x() / blocks;
+    u32 block = ptx::ctaid_x() - batch_head * blocks;
+    if (kConfig.heads_inner && args.o.head_stride < args.o.seq_stride) {
+        const u32 rest = ptx::ctaid_x() / args.heads, batch = rest / blocks;
+        batch_head = batch * args.heads + ptx::ctaid_x() - rest * args.heads;
+        block = rest - batch * blocks;
+    }
+    const i32 first = block * kRows;
     const QueryRow<kConfig, kNeeds> row{args, batch_head, batch_head / args.heads,
                                         first + static_cast<i32>(threadIdx.x / kLanes)};
 

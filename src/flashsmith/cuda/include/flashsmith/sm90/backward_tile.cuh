@@ -5,6 +5,7 @@
 #include "flashsmith/attention/score.cuh"
 #include "flashsmith/ptx/memory.cuh"
 #include "flashsmith/ptx/warpgroup.cuh"
+#include "flashsmith/sm90/backward_order.cuh"
 #include "flashsmith/sm90/backward_plan.cuh"
 
 namespace flashsmith::sm90 {
@@ -45,8 +46,8 @@ template <class Kernel>
 struct Walk {
     static constexpr i32 kRows = Kernel::kConfig.q_tile_rows();
     // Whether it matters which q tile a step is of: for masks and distances.
-    static constexpr bool kCounts =
-        Kernel::kNeeds.causal || Kernel::kNeeds.window_left || Kernel::kNeeds.alibi;
+    static constexpr bool kCounts = (Kernel::kNeeds.causal && !Kernel::kConfig.masks_first) ||
+                                    Kernel::kNeeds.window_left || Kernel::kNeeds.alibi;
 
     // Whether any row sees the block. If none does, one step is made all the same, with every key
     // hidden, for gradients that are zero; nothing is added to dQ.
@@ -108,6 +109,13 @@ struct Walk {
 template <class Kernel>
 FS_DEVICE KvTile decode_kv_tile(const typename Kernel::Args& args, u32 index) {
     if (index >= static_cast<u32>(args.tiles)) return {0, 0, 0, 0};
+    if constexpr (Kernel::kConfig.ends_short()) {
+        const DrawnBlock at = draw_short_last<Kernel>(args, index);
+        const i32 first_key = at.block * Kernel::kConfig.keys();
+        const u32 batch = at.head / args.kv_heads;
+        return {first_key, Walk<Kernel>::steps(args, first_key),
+                static_cast<i32>(at.head - batch * args.kv_heads), static_cast<i32>(batch)};
+    }
     const u32 in_section = args.section_heads * args.k_tiles;
     const u32 section = index / in_section;
     const u32 rest = index - section * in_section;

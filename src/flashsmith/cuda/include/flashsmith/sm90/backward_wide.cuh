@@ -67,6 +67,7 @@ struct WideConsumer {
     u32* counter = nullptr;  // in order: of the piece that leaves next, or has left last;
     bool uncounted = false;  // whether it has left and nobody was told
     u32 before = 0;          // kv blocks that add to it before this one
+    bool rising = false;     // whether those are the ones in front of it
     i32 batch_head = 0;      // with distances: the head of the step's scores,
     float slope = 0.0f;      // and what a key further takes off the exponent
 
@@ -171,9 +172,10 @@ struct WideConsumer {
     // Where this thread's part of P goes over.
     FS_DEVICE SmemAddr p_address() const { return {Plan::kP + warp * 4096 + lane * 16}; }
 
-    // P, to the other warpgroup and packed.
+    // P, to the other warpgroup and packed. kMayHide: with `masks_first`, of a block's first step.
+    template <bool kMayHide>
     FS_DEVICE void make_p(Scores& s) {
-        if constexpr (Mask::kHides) {
+        if constexpr (Mask::kHides && kMayHide) {
             if (hides()) hide(s);
         }
         const float factor = Kernel::Score::product_factor(args);
@@ -238,9 +240,10 @@ struct WideConsumer {
     }
 
     // P or dS of the step, from S or dP.
+    template <bool kMayHide>
     FS_DEVICE void make_operand(Scores& from) {
         if constexpr (kMakesP) {
-            make_p(from);
+            make_p<kMayHide>(from);
         } else {
             make_ds(from);
         }
@@ -269,6 +272,7 @@ struct WideConsumer {
             const i32 row_end = (dq_tile + 1) * kRows;
             const i32 blocks = (Mask::seen_before(args, row_end) + kBlock - 1) / kBlock;
             before = blocks - 1 - first_key / kBlock;
+            if (kConfig.rising && rising) before = first_key / kBlock;
             counter = args.counters + 1 + rows_index(part);
             if (has_dq && before > 0) {
                 ptx::wait_acquire_gpu(counter, before);
@@ -303,6 +307,7 @@ struct WideConsumer {
 
     FS_DEVICE void advance_dq() {
         ++dq_index;
+        if constexpr (!Walk::kCounts) ++dq_tile;
         if (Walk::kCounts && ++dq_tile == Walk::end_tile(args, first_key)) {
             const i32 behind = args.q_tiles - dq_tile;
             dq_tile = Walk::first_tile(args, first_key);
@@ -332,6 +337,7 @@ struct WideConsumer {
         q_tile = dq_tile = Walk::first_tile(args, first_key);
         dq_index = first_head * args.q_tiles + dq_tile;
         if constexpr (kNeeds.alibi && kMakesP) take_head(first_head);
+        if constexpr (kConfig.rising) rising = rises<Kernel>(args, first_head / args.kv_group);
         adds = Walk::is_seen(args, first_key);
         has_dq = false;
         Scores first;
@@ -339,7 +345,7 @@ struct WideConsumer {
         issue_scores(first);
         ptx::wgmma_wait<0>();
         ptx::fence_registers(first);
-        make_operand(first);
+        make_operand<true>(first);
         // K has landed: both multiply it to dQ.
         if constexpr (!kMakesP) ptx::mbarrier_wait(Plan::k_full(), tiles & 1);
     }
@@ -385,7 +391,7 @@ struct WideConsumer {
         ptx::fence_registers(next);
         arrive(Plan::q_empty(now));
         arrive(Plan::d_o_empty(now));
-        make_operand(next);
+        make_operand<!kConfig.masks_first>(next);
         ptx::wgmma_wait<0>();
         ptx::fence_registers(first);
         add_dq(first, 0);

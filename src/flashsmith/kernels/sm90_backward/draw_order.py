@@ -1,0 +1,69 @@
+"""In which order kv blocks of a backward pass on wgmma are drawn: a function of the problem."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from flashsmith.kernels.sm90_backward.config import Sm90BackwardConfig
+from flashsmith.kernels.sm90_backward.parts import Sm90TilesConfig
+from flashsmith.problem.attention import AttentionProblem
+
+SECTION_BYTES = 40 << 20  # of Q, dO and dQ that stay in L2 together (H200, 2026-11)
+RISING = 4  # one head in so many adds from its longest block on
+# Keys up to which short blocks stay with their head: read again, its Q and dO come from DRAM again.
+TOGETHER = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class DrawOrder:
+    """What the kernel's decoding of a number depends on."""
+
+    section_heads: int = 1  # whose blocks are drawn together, one of each at a time
+    short_blocks: int = 0  # the last ones of each head, drawn behind all others
+    rising_heads: int = 0  # the last ones, whose blocks are drawn, and add, from the first on
+
+
+def draw_order(config: Sm90BackwardConfig, problem: AttentionProblem, sm_count: int) -> DrawOrder:
+    """The order of `config` on `problem`. Where sums have an order, no SM count is part of it."""
+    heads = problem.kv_heads * problem.batch
+    ends_short = problem.mask.hides_right and not problem.mask.hides_left
+    rising = heads // RISING if config.rising and ends_short else 0
+    blocks = math.ceil(problem.k_len / config.tile_k)
+    short = 0
+    if config.short_last and ends_short and problem.k_len > TOGETHER:
+        # As much work as SMs that end at different times leave, half a block each.
+        short = min(math.ceil(math.sqrt(max(sm_count, 1) * blocks / heads)), blocks - 1)
+    return DrawOrder(section_heads(config, problem, heads - rising), short, rising)
+
+
+def section_heads(config: Sm90BackwardConfig, problem: AttentionProblem, heads: int) -> int:
+    """Of `heads` heads of K and V, how many are drawn together, a block of each at a time.
+
+    Unordered and causal, the longest blocks come first, of as many heads as L2 holds. In order,
+    blocks of a head that start together wait for each other; with `sections` each starts when the
+    one before has gone on.
+    """
+    head_bytes = max(8 * problem.q_len * config.d_head * problem.group, 1)  # Q, dO: 2; dQ: 4
+    if config.section_mb:
+        return _even(heads, (config.section_mb << 20) // head_bytes)
+    if not config.sections and not (config.unordered and problem.mask.hides):
+        return 1
+    return max(min(SECTION_BYTES // head_bytes, heads), 1)
+
+
+def _even(heads: int, most: int) -> int:
+    """At most `most`, and the last section is about as large as the others: it has all SMs."""
+    most = max(min(most, heads), 1)
+    divisor = max(n for n in range(1, most + 1) if heads % n == 0)
+    return divisor if 2 * divisor > most else math.ceil(heads / math.ceil(heads / most))
+
+
+def hides_first_steps_only(config: Sm90TilesConfig, problem: AttentionProblem) -> bool:
+    """Whether no key is hidden after a kv block's first step that a warpgroup multiplies.
+
+    A block must have one head of rows to walk: the next one of a group begins with hidden keys.
+    """
+    if problem.group > 1 or problem.sequences:
+        return False
+    return problem.mask.hides_at_corners_only(config.tile_q, config.tile_k)
