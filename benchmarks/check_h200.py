@@ -20,8 +20,9 @@ from functools import cache
 from multiprocessing import get_context
 from pathlib import Path
 
+from device_agreement import output_of, ulps_apart
+
 from flashsmith.base.errors import FlashsmithError
-from flashsmith.check.agreement import output_of, ulps_apart
 from flashsmith.check.cases import full_cases, quick_cases
 from flashsmith.check.survey import check_one, compile_jobs
 from flashsmith.check.tolerance import expectation_of

@@ -1,6 +1,8 @@
 """The checker on devices: the smoke set is right, and a broken kernel is not."""
 
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,7 +10,6 @@ import pytest
 from flashsmith.base.dtypes import DType
 from flashsmith.base.errors import EmulationError, LaunchError
 from flashsmith.check import verdict as verdict_module
-from flashsmith.check.agreement import output_of, ulps_apart
 from flashsmith.check.cases import Case, full_cases, quick_cases
 from flashsmith.check.survey import check_on_device, check_one, compile_jobs
 from flashsmith.check.verdict import check_case
@@ -16,6 +17,10 @@ from flashsmith.kernels import parse_config, resolve_key
 from flashsmith.problem.attention import AttentionProblem
 from flashsmith.runtime.devices import open_device
 from flashsmith.runtime.run import prepare
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+
+from device_agreement import output_of, ulps_apart
 
 SMALL = parse_config("(BF16, 64, 64, 32, 4): async+swizzled+load_2_2_2_tiles")
 UNBUILDABLE = parse_config("(FP16, 64, 64, 32, 8): load_0_0_0_tiles")

@@ -119,18 +119,18 @@ def changed_source(
 # What is wrong, the header, its text and what stands there instead.
 SOURCES = {
     "page off by one": (
-        "sm80/decode_copies.cuh",
+        "sm80/decode/copies.cuh",
         "first + page_of(key)",
         "first + page_of(key) + 1",
     ),
-    "row of a page off by one": ("sm80/decode_copies.cuh", "place = key -", "place = key + 1 -"),
+    "row of a page off by one": ("sm80/decode/copies.cuh", "place = key -", "place = key + 1 -"),
     "page of another sequence": (
-        "sm80/decode_copies.cuh",
+        "sm80/decode/copies.cuh",
         "static_cast<i64>(batch_) * args_.table_pages",
         "static_cast<i64>(0)",
     ),
     "entries not clamped": (
-        "sm80/decode_copies.cuh",
+        "sm80/decode/copies.cuh",
         "page = min(max(entry, 0),",
         "page = max(entry,",
     ),

@@ -22,7 +22,7 @@ CONFIG = replace(ONE, persistent=True)  # CTAs that take several slices each, th
 PROBLEM = AttentionProblem(
     *(3, 6, 2, 2, 300, 64, CONFIG.dtype), causal=True, lse=True, k_lengths=True, page=8, pages=90
 )
-COPIES = "sm90/decode_copies.cuh"
+COPIES = "sm90/decode/copies.cuh"
 # kind → what the emulator does not model, so that nothing of it shows
 NOT_MODELLED = {
     "proxy fence dropped": "copies by TMA are ordered behind plain stores to the same place",

@@ -8,19 +8,14 @@ from flashsmith.measure.gpu_state import GpuMonitor
 
 
 class FakeNvml:
-    """A driver that knows energy and what holds the clocks back."""
+    """A driver that knows the power limit alone."""
 
     nvmlInit_v2 = staticmethod(lambda: 0)  # noqa: N815
     nvmlDeviceGetHandleByPciBusId_v2 = staticmethod(lambda *_: 0)  # noqa: N815
 
     @staticmethod
-    def nvmlDeviceGetTotalEnergyConsumption(_handle, out):  # noqa: N802
-        ctypes.cast(out, ctypes.POINTER(ctypes.c_ulonglong))[0] = 5 << 40
-        return 0
-
-    @staticmethod
-    def nvmlDeviceGetCurrentClocksEventReasons(_handle, out):  # noqa: N802
-        ctypes.cast(out, ctypes.POINTER(ctypes.c_ulonglong))[0] = 0x25
+    def nvmlDeviceGetEnforcedPowerLimit(_handle, out):  # noqa: N802
+        ctypes.cast(out, ctypes.POINTER(ctypes.c_uint))[0] = 700_000
         return 0
 
 
@@ -31,16 +26,12 @@ def monitor(monkeypatch):
     return GpuMonitor("0000:00:00.0")
 
 
-def test_energy_is_joules_and_longer_than_32_bits(monitor):
-    assert monitor.energy_j() == (5 << 40) / 1000
-
-
-def test_what_holds_the_clocks_back_is_named(monitor):
-    assert monitor.held_back_by() == ("power cap", "temperature")
+def test_power_is_watts(monitor):
+    assert monitor.power_limit_w() == 700
 
 
 def test_what_a_driver_does_not_know_is_zero(monitor):
-    assert monitor.power_limit_w() == 0
+    assert monitor.max_sm_mhz() == 0
 
 
 def test_without_nvml_nothing_is_known(monkeypatch):
@@ -49,4 +40,4 @@ def test_without_nvml_nothing_is_known(monkeypatch):
 
     monkeypatch.setattr(ctypes, "CDLL", missing)
     monitor = GpuMonitor("0000:00:00.0")
-    assert (monitor.energy_j(), monitor.held_back_by(), monitor.read()) == (None, None, None)
+    assert (monitor.power_limit_w(), monitor.max_sm_mhz(), monitor.read()) == (None, None, None)

@@ -10,11 +10,17 @@ ROOT = Path(__file__).parents[2]
 MAX_FILE_LINES = 500
 MAX_FUNCTION_LINES = 60
 MAX_COLUMNS = 100
+MAX_MODULES = 20  # of one folder of sources: more are several things
 
 # Path and reason: a file here may be longer.
 LONG_FILES: dict[str, str] = {}
 # "path::function" and reason: a function here may be longer.
 LONG_FUNCTIONS: dict[str, str] = {}
+# Folder and reason: it may hold more modules.
+LARGE_FOLDERS = {
+    "src/flashsmith/cuda/include/flashsmith/sm90": "holds the backward pass still",
+    "src/flashsmith/cuda/include/flashsmith/ptx/wgmma": "written by a tool, one for each width",
+}
 
 SUFFIXES = {".py", ".cuh", ".cu", ".cpp", ".h"}
 
@@ -36,6 +42,15 @@ def test_no_file_is_longer_than_it_may_be():
     lengths = {name_of(p): len(p.read_text(encoding="utf-8").splitlines()) for p in FILES}
     long = {name: n for name, n in lengths.items() if n > MAX_FILE_LINES}
     assert set(long) <= set(LONG_FILES), long
+
+
+def test_no_folder_of_sources_holds_more_modules_than_it_may():
+    counts: dict[str, int] = {}
+    for path in FILES:
+        if path.is_relative_to(ROOT / "src") and path.name != "__init__.py":
+            counts[name_of(path.parent)] = counts.get(name_of(path.parent), 0) + 1
+    large = {name: n for name, n in counts.items() if n > MAX_MODULES}
+    assert set(large) <= set(LARGE_FOLDERS), large
 
 
 def test_no_function_is_longer_than_it_may_be():

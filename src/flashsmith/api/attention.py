@@ -94,15 +94,8 @@ def flash_attention(
             if options is not None and config is not None:
                 options = CallOptions(options.facts, checked_config(config))
         if options is None:
-            options = checked_options(
-                causal=causal,
-                scale=scale,
-                layout=layout,
-                return_lse=return_lse,
-                config=config,
-                backend=backend,
-                **facts,
-            )
+            given = {"causal": causal, "scale": scale, "layout": layout, "return_lse": return_lse}
+            options = checked_options(config=config, backend=backend, **given, **facts)
         explain = explain is not False and checked_flag("explain", explain)
         return attend(
             q, k, v, options, out=out, explain=explain, tables=tables, workspace=workspace

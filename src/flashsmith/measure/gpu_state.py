@@ -12,13 +12,6 @@ from flashsmith.base.loose_types import CLibrary
 CLOCKS_MOVED = 0.02  # a change of the SM clock by more than this flags a record
 _SM_CLOCK, _MEMORY_CLOCK = 1, 2  # nvmlClockType_t
 _GPU_SENSOR = 0  # nvmlTemperatureSensors_t
-_HOLDS_BACK = {  # nvmlClocksEventReasons: what keeps the clocks below the highest
-    0x04: "power cap",
-    0x08: "hardware slowdown",
-    0x20: "temperature",
-    0x40: "temperature, hardware",
-    0x80: "power brake",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,19 +64,6 @@ class GpuMonitor:
             return None
         return self._number("nvmlDeviceGetMaxClockInfo", _SM_CLOCK)
 
-    def energy_j(self) -> float | None:
-        """The energy the GPU has taken since its driver was loaded."""
-        if self._library is None:
-            return None
-        return self._number("nvmlDeviceGetTotalEnergyConsumption", out=ctypes.c_ulonglong()) / 1000
-
-    def held_back_by(self) -> tuple[str, ...] | None:
-        """What keeps the clocks low at this moment."""
-        if self._library is None:
-            return None
-        bits = self._number("nvmlDeviceGetCurrentClocksEventReasons", out=ctypes.c_ulonglong())
-        return tuple(name for bit, name in _HOLDS_BACK.items() if bits & bit)
-
     def driver_version(self) -> str:
         """`580.159.03`, or an empty text."""
         out = ctypes.create_string_buffer(96)
@@ -91,11 +71,9 @@ class GpuMonitor:
             return ""
         return out.value.decode()
 
-    def _number(
-        self, name: str, *arguments: int, out: ctypes.c_uint | ctypes.c_ulonglong | None = None
-    ) -> int:
+    def _number(self, name: str, *arguments: int) -> int:
         """What NVML's `name` returns through its last argument; 0 where the GPU does not say."""
-        found = ctypes.c_uint() if out is None else out  # one that holds 0 is false
+        found = ctypes.c_uint()
         function = getattr(self._library, name, None)  # an old driver lacks some
         if function is None or function(self._handle, *arguments, ctypes.byref(found)):
             return 0

@@ -13,6 +13,7 @@ _TYPES = {bool: "bool", int: "int", float: "float", str: "str"}
 Argument = FactValue  # or the text of the configuration or the backend
 # Values of the facts in `_NAMES`, then configuration and backend, without defaults at the end.
 Given = tuple[Argument, ...]
+_LAYOUT = _NAMES.index("layout")
 DEFAULTS = (*(FACTS[name].absent for name in _NAMES), "", "")
 
 
@@ -65,6 +66,11 @@ def without_config(given: Given) -> Given:
     """The same without the configuration: it names kernels of the other pass."""
     position = len(_NAMES)
     return (*given[:position], "", *given[position + 1 :]) if len(given) > position else given
+
+
+def layout_of(given: Given) -> str:
+    """The layout among an operator's arguments, without a look at the others."""
+    return str(given[_LAYOUT] if len(given) > _LAYOUT else DEFAULTS[_LAYOUT])
 
 
 def options_of(given: Given, *, lse: bool) -> CallOptions:

@@ -22,7 +22,7 @@ from flashsmith.api.tables import by_name
 from flashsmith.kernels.launch import SCRATCH, Call
 from flashsmith.problem.attention import AttentionProblem
 from flashsmith.problem.signature import BIAS
-from flashsmith.torch_op.arguments import Argument, Given, options_of
+from flashsmith.torch_op.arguments import Argument, Given, layout_of, options_of
 from flashsmith.torch_op.fake_kernel import empty_lse, empty_output, no_lse
 from flashsmith.torch_op.tables import expanded, tables_kept
 from flashsmith.torch_op.tensor_view import refuse_gradients, tensor_view
@@ -86,7 +86,7 @@ def forward_with(
     *given: Argument,
 ) -> tuple[Tensor, Tensor]:
     """The same of a call with tables; an LSE without elements where none is asked for."""
-    of_tables = _tables_of(tables, q, k, lse, given)
+    of_tables = _tables_of(tables, q, k, given)
     launch = _launch_with(q, k, v, of_tables, lse, given)
     out = launch.empty_output(q)
     # Without elements it is the same one every time: there is nothing in it to be shared.
@@ -106,7 +106,7 @@ def forward_into(
     *given: Argument,
 ) -> None:
     """The same into `out` and `lse`, with `workspace` as scratch: nothing is allocated."""
-    of_tables = _tables_of(tables, q, k, lse is not None, given)
+    of_tables = _tables_of(tables, q, k, given)
     launch = _launch_with(q, k, v, of_tables, lse is not None, given)
     views = [tensor_view(name, tensor) for name, tensor in zip("qkv", (q, k, v), strict=True)]
     read = {name: tensor_view(name, table) for name, table in of_tables.items()}
@@ -121,13 +121,11 @@ def forward_into(
 
 
 def _tables_of(
-    tables: list[Tensor | None], q: Tensor, k: Tensor, lse: bool, given: Given
+    tables: list[Tensor | None], q: Tensor, k: Tensor, given: Given
 ) -> Mapping[str, Tensor]:
     """The tables of a call by name; a bias has an element a score."""
     named = by_name(tables)
-    if BIAS not in named:
-        return named
-    return expanded(named, q, k, str(options_of(given, lse=lse).fact("layout")))
+    return expanded(named, q, k, layout_of(given)) if BIAS in named else named
 
 
 def _launch_with(

@@ -70,7 +70,7 @@ def test_what_python_refuses_the_compiler_refuses_with_a_sentence(text, rule, se
     with pytest.raises(Unsupported):
         config.require_buildable()
     source = (
-        f'{structs(Sm80DecodeConfig)}\n#include "flashsmith/sm80/decode.cuh"\n'
+        f'{structs(Sm80DecodeConfig)}\n#include "flashsmith/sm80/decode/decode.cuh"\n'
         f"using Kernel = flashsmith::decode::DecodeKernel<{config.to_cpp_struct()},\n"
         f"    flashsmith::Needs::none(), flashsmith::DecodeArgs, flashsmith::sm80::ByCpAsync>;\n"
         f"static_assert(Kernel::valid() && sizeof(flashsmith::sm80::KVCopies<Kernel>) > 0);\n"

@@ -35,13 +35,13 @@ class Sm80DecodeConfig(KernelConfig):
 
     NAME: ClassVar[str] = "sm80_decode"
     PREFIX: ClassVar[str] = "decode"
-    HEADER: ClassVar[str] = "flashsmith/sm80/decode.cuh"
+    HEADER: ClassVar[str] = "flashsmith/sm80/decode/decode.cuh"
     PRELUDE: ClassVar[tuple[str, ...]] = (
         "flashsmith/base/dtype.cuh",
         "flashsmith/base/tensor_arg.cuh",
     )
     CPP_TYPE: ClassVar[str] = "flashsmith::Sm80DecodeConfig"
-    CPP_METHODS: ClassVar[str] = "flashsmith/sm80/decode_methods.cuh"
+    CPP_METHODS: ClassVar[str] = "flashsmith/sm80/decode/methods.cuh"
     CPP_ENTRY: ClassVar[str] = "flashsmith::sm80::decode"
     ARGUMENTS: ClassVar[type[Arguments]] = DecodeArguments
     REFUSED_FACTS: ClassVar[tuple[str, ...]] = ("bias", "q_lengths", "k_starts", "d_v")

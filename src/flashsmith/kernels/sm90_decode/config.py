@@ -29,9 +29,9 @@ class Sm90DecodeConfig(Sm80DecodeConfig):
 
     NAME: ClassVar[str] = "sm90_decode"
     PREFIX: ClassVar[str] = "hopper_decode"
-    HEADER: ClassVar[str] = "flashsmith/sm90/decode.cuh"
+    HEADER: ClassVar[str] = "flashsmith/sm90/decode/decode.cuh"
     CPP_TYPE: ClassVar[str] = "flashsmith::Sm90DecodeConfig"
-    CPP_METHODS: ClassVar[str] = "flashsmith/sm90/decode_methods.cuh"
+    CPP_METHODS: ClassVar[str] = "flashsmith/sm90/decode/methods.cuh"
     CPP_ENTRY: ClassVar[str] = "flashsmith::sm90::decode"
     ARGUMENTS: ClassVar[type[Arguments]] = Sm90DecodeArguments
     REFUSED_FACTS: ClassVar[tuple[str, ...]] = (*Sm80DecodeConfig.REFUSED_FACTS, "sequences")

@@ -7,8 +7,6 @@
 
 namespace flashsmith::ptx {
 
-inline constexpr u32 kAllLanes = 0xffffffffu;
-
 // The value of the lane whose number differs in the bits of `mask`.
 FS_DEVICE float shfl_bfly(float value, u32 mask) {
     float other;

@@ -16,9 +16,6 @@ constexpr int num_ctas_per_sm(int max_smem_bytes) const { return max_smem_bytes 
 constexpr int O_registers() const { return rows_per_warp() * d_head / 32; }
 constexpr int Q_registers() const { return Q_mma_load_K_tiles ? 0 : rows_per_warp() * d_head / 64; }
 
-// Fragment sets that are in flight at once.
-constexpr int mma_load_stages() const { return mma_double_buffer_loads ? 2 : 1; }
-
 // Columns of S that a warp holds at a time: as many of B_c as fit the registers beside O, a
 // held Q, and one span of fragments; at least the 16 of one span.
 constexpr int step_cols() const {

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "flashsmith/decode/compute.cuh"
-#include "flashsmith/sm80/decode_copies.cuh"
+#include "flashsmith/sm80/decode/copies.cuh"
 
 namespace flashsmith::sm80 {
 

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "flashsmith/decode/compute.cuh"
-#include "flashsmith/sm90/decode_copies.cuh"
+#include "flashsmith/sm90/decode/copies.cuh"
 
 namespace flashsmith::sm90 {
 
