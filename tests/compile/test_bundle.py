@@ -273,6 +273,17 @@ def test_an_entry_that_is_said_to_reach_behind_the_end_is_refused(tmp_path):
         read_bundle(path)
 
 
+def test_an_entry_that_is_said_to_be_encrypted_is_refused(tmp_path):
+    path = tmp_path / "some.bundle"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("manifest.json", "{}")
+    whole = bytearray(path.read_bytes())
+    whole[whole.index(b"PK\x01\x02") + 8] |= 1  # the flags of its entry in the list at the end
+    path.write_bytes(whole)
+    with pytest.raises(DamagedFile, match="password required"):
+        read_bundle(path)
+
+
 def test_a_bundle_for_gpus_alone_is_smaller_and_has_no_ptx(built, small, tmp_path):
     cache = built[1]
     kernel = compile_kernel(small, PLAIN, "sm_86", cache=cache)

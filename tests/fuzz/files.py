@@ -111,9 +111,17 @@ def measured(number=0, **changes):
 
 def import_lines(draw, count, folder):
     """A line is a measurement or refused; what was taken can be kept, sent on and shown."""
-    line = measured().to_line()
+    facts = (
+        {},
+        {"scale": 0.5},
+        {"causal": True, "diagonal": -3},
+        {"window_left": 7},
+        {"softcap": 5.0},
+    )
+    lines = [measured(problem=replace(PROBLEM, **given)).to_line() for given in facts]
     taken = []
     for _ in range(count):
+        line = draw.choice(lines)
         if draw.random() < 0.2:
             text = damaged_bytes(draw, line.encode()).decode("utf-8", "replace")
         else:

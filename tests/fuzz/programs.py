@@ -44,14 +44,14 @@ class Hung(Exception):
     """A case that did not end."""
 
 
-def in_time(what, *arguments):
+def in_time(what, *arguments, seconds=HANG_SECONDS):
     """Runs a case; one that lasts too long is a fault of the package."""
 
     def ring(*_):
         raise Hung
 
     old = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, HANG_SECONDS)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         return what(*arguments)
     finally:

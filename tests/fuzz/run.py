@@ -12,6 +12,7 @@ import time
 import traceback
 from pathlib import Path
 
+import doors
 import files
 import programs
 
@@ -24,6 +25,9 @@ TARGETS = {
     "PTX texts": (programs.ptx_texts, 75, 10),
     "command lines": (programs.command_lines, 700, 25),
     "calls": (programs.calls, 200, 15),
+    "tables": (doors.bad_tables, 500, 20),
+    "calls with tables": (doors.tabled_calls, 150, 6),
+    "gradients": (doors.gradients, 80, 4),
     "kills": (programs.kills, 100, 5),
     "legal kernels": (programs.legal_kernels, 12, 1),
 }
@@ -35,6 +39,9 @@ GOOD = {
     "PTX texts": "ran",
     "command lines": "ended with exit code 0",
     "calls": "answered",
+    "tables": "refused in words",
+    "calls with tables": "tables that lie, all answers right",
+    "gradients": "of one number for all, all right",
     "kills": "rows acknowledged, none lost",
     "legal kernels": "right",
 }

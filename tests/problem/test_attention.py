@@ -1,5 +1,7 @@
 """A problem: defaults that follow from its shape, and values that cannot be."""
 
+import random
+
 import pytest
 
 from flashsmith.base.errors import ArgumentError
@@ -40,3 +42,12 @@ def test_the_diagonal_is_bottom_right_unless_given():
 def test_a_value_that_cannot_be_is_refused_by_name(changes, says):
     with pytest.raises(ArgumentError, match=says):
         AttentionProblem(**(SHAPE | changes))
+
+
+def test_problems_have_an_order_whatever_facts_they_lack():
+    facts = ({}, {"scale": 0.5}, {"scale": 2.0}, {"causal": True, "diagonal": 3}, {"softcap": 1.0})
+    problems = [AttentionProblem(**(SHAPE | given)) for given in facts]
+    mixed = random.Random(23).sample(problems, len(problems))
+    assert sorted(mixed) == sorted(problems)
+    assert sorted(mixed)[0] == problems[0]
+    assert not problems[0] < problems[0]

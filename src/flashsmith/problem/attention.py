@@ -37,7 +37,7 @@ LAYOUTS = {
 }
 
 
-@dataclass(frozen=True, slots=True, order=True)
+@dataclass(frozen=True, slots=True)
 class AttentionProblem:
     """Shapes, mask and scores of O = softmax(scale · Q Kᵀ + mask) V, or of its gradients.
 
@@ -300,6 +300,14 @@ class AttentionProblem:
                     f"bias and {other} are both given; no kernel computes them together yet; "
                     f"{others[other]}."
                 )
+
+    def __lt__(self, other: AttentionProblem) -> bool:
+        """Fact by fact, in the order of their declaration; one that is absent comes first."""
+        for name in FACTS:
+            own, others = getattr(self, name), getattr(other, name)
+            if own != others:
+                return own is None or (others is not None and own < others)
+        return False
 
     def __repr__(self) -> str:
         """Every fact by name; those that later versions added where they hold.

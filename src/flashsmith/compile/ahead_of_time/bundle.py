@@ -224,7 +224,7 @@ _DAMAGE = (
     TypeError,
     ValueError,
     AttributeError,
-    NotImplementedError,  # of zipfile: a compression or feature that no bundle has
+    RuntimeError,  # of zipfile: a compression, a password or a feature that no bundle has
     FlashsmithError,
 )
 

@@ -44,6 +44,7 @@ class Sm80DecodeConfig(KernelConfig):
     CPP_METHODS: ClassVar[str] = "flashsmith/sm80/decode/methods.cuh"
     CPP_ENTRY: ClassVar[str] = "flashsmith::sm80::decode"
     ARGUMENTS: ClassVar[type[Arguments]] = DecodeArguments
+    SLICES_KEYS: ClassVar[bool] = True
     REFUSED_FACTS: ClassVar[tuple[str, ...]] = ("bias", "q_lengths", "k_starts", "d_v")
     BUILD_RULES: ClassVar[tuple[Rule, ...]]
     AUTOTUNE_RULES: ClassVar[tuple[Rule, ...]] = ()
