@@ -59,7 +59,7 @@ class MmaKernel:
     @property
     def case(self) -> Case:
         case = quick_cases(self.config)[int(self.causal)]
-        problem = replace(case.problem, q_len=64 + 41, k_len=3 * 32 + 29)
+        problem = replace(case.problem, lse=True, q_len=64 + 41, k_len=3 * 32 + 29)
         return replace(case, problem=problem, placement="contiguous")
 
     @property

@@ -147,6 +147,16 @@ def off_by_one(bits):
 def test_wrong_lengths_are_noticed(text, name, change, device, monkeypatch):
     config = parse_config(text)
     case = Case("mutant", problem_of(config, heads=1, q_len=77, **ALL))
+    # The last row and the first and last key of each sequence count, whatever else is drawn.
+    tables = {"q_lengths": [40, 76, 77], "k_starts": [3, 70, 129], "k_lengths": [390, 258, 300]}
+    drawn = cases.drawn_table
+
+    def table(role, problem, draw):
+        if role.name in tables:
+            return np.array(tables[role.name], np.int32).view(np.uint32)
+        return drawn(role, problem, draw)
+
+    monkeypatch.setattr(cases, "drawn_table", table)
 
     def inputs(of):
         return {n: change(bits) if n == name else bits for n, bits in inputs_of(of).items()}

@@ -1,14 +1,18 @@
 """A tuning run: it ends whatever its kernels do, resumes, and stays in a numeric class."""
 
+from dataclasses import replace
+
 import pytest
 from beside import HERE
 from planted_faults import CONFIGS, FAULTS
 
 from flashsmith.base.dtypes import DType
+from flashsmith.kernels import resolve_key
+from flashsmith.kernels.plans import kernels_of
 from flashsmith.problem.attention import AttentionProblem
-from flashsmith.tuner.run.candidates import compiled_candidates, pairs_of
+from flashsmith.tuner.run.candidates import _checking_jobs, compiled_candidates, pairs_of
 from flashsmith.tuner.run.ranking import tune_problem
-from flashsmith.tuner.run.target import target_here
+from flashsmith.tuner.run.target import Target, target_here
 from flashsmith.tuner.run.tuner import Tuner
 from flashsmith.tuner.store.database import ResultStore
 from flashsmith.tuner.store.outcome import DidNotRun, Timed, TimedOut, Verified, Wrong
@@ -31,6 +35,17 @@ def run(target, path, configs, evaluator="planted:evaluate", model=None):
         tuner = Tuner(target, store, pool, job_seconds=HANG_SECONDS[target.device])
         screened = tuner.screen(candidates)
         return tuner, tune_problem(tuner, candidates, screened, model)
+
+
+@pytest.mark.parametrize("key", ["tune", "hopper"])
+def test_a_candidate_takes_three_kernels_in_all(key):
+    """Its own, and two to be checked by; one of these also tells its bits."""
+    config = next(c for c in resolve_key(key) if (c.dtype, c.d_head) == (DType.BF16, 128))
+    target = Target("emulator", "emulator", "sm_90a", "", "nvrtc", 4)
+    checked = {(job.config, job.needs) for job in _checking_jobs(config, PROBLEM, target)}
+    own = set(kernels_of(config, replace(PROBLEM, q_len=5760, k_len=5760)))
+    assert len(own) == 1
+    assert len(own | checked) == 3
 
 
 def test_five_planted_faults_are_labelled_and_all_others_measured(target, tmp_path):

@@ -2,6 +2,7 @@
 
 import re
 import threading
+import time
 
 import pytest
 from beside import HERE
@@ -95,3 +96,18 @@ def test_a_pool_replies_to_every_job_whatever_happens():
     kinds = [type(replies[number]) for number in range(7)]
     assert kinds == [Answer, Died, Answer, Died, Answer, Answer, Answer]
     assert late == [Late(0.5)] * 2
+
+
+def test_a_worker_has_no_other_job_before_its_reply_is_kept(tmp_path):
+    log = tmp_path / "log"
+    jobs = [{"kind": "screen", "config": str(number)} for number in range(8)]
+    begun = []
+
+    def keep(number, reply):
+        time.sleep(0.1)  # a slow store
+        begun.append(len(log.read_text().splitlines()) - len(begun))
+
+    with WorkerPool(2, "quick:evaluate", [{**HERE, "QUICK_LOG": str(log)}] * 2) as pool:
+        pool.run(jobs, PATIENCE, keep)
+    assert len(begun) == len(jobs)
+    assert max(begun) <= 2

@@ -149,25 +149,26 @@ class WorkerPool:
     ) -> None:
         """Evaluates jobs in order of the list; `on_reply` gets each job's number and its reply.
 
-        When it is left by an error or Ctrl-C, jobs that did not begin are dropped and the workers
-        are ended for good.
+        A worker is given its next job when `on_reply` has returned: what a killed process loses is
+        what its workers had in hand. When it is left by an error or Ctrl-C, jobs that did not begin
+        are dropped and the workers are ended for good.
         """
         try:
             with dropping_threads(len(self._workers)) as threads:
                 numbers = {threads.submit(self._one, job, seconds): n for n, job in enumerate(jobs)}
                 for done in as_completed(numbers):
-                    on_reply(numbers[done], done.result())
+                    worker, reply = done.result()
+                    on_reply(numbers[done], reply)
+                    self._free.put(worker)
         except BaseException:
             for worker in self._workers:
                 worker.close()
+                self._free.put(worker)  # threads that wait for one end
             raise
 
-    def _one(self, job: Job, seconds: float) -> Reply:
+    def _one(self, job: Job, seconds: float) -> tuple[Worker, Reply]:
         worker = self._free.get()
-        try:
-            return worker.ask(job, seconds)
-        finally:
-            self._free.put(worker)
+        return worker, worker.ask(job, seconds)
 
 
 def one_worker_a_gpu(gpu: str) -> list[dict[str, str]]:
