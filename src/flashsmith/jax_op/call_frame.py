@@ -22,7 +22,7 @@ _STRING = 4  # XLA_FFI_AttrType_STRING
 INVALID_ARGUMENT, INTERNAL = 3, 13
 # XLA_FFI_DataType, by the names of array libraries.
 _DTYPES = {1: "bool", 4: "int32", 10: "float16", 11: "float32", 16: "bfloat16"}
-_ALIGNMENT = 256
+_ALIGNMENT = 16
 
 Fields = Sequence[tuple[str, Any]]  # Any: a type of ctypes
 Handler = ctypes.CFUNCTYPE(c_void_p, c_void_p)
@@ -115,6 +115,10 @@ class _Metadata(Structure):
 
 class _ErrorArgs(_Begin):
     _fields_ = (("message", c_char_p), ("code", c_int))
+
+
+class _MessageArgs(_Begin):
+    _fields_ = (("error", c_void_p), ("message", c_char_p))
 
 
 class _StreamArgs(_Begin):
@@ -220,8 +224,14 @@ class CallFrame:
         return int(Handler(self._api.error_create)(ctypes.addressof(args)))
 
     def _call(self, function: int, args: Structure) -> None:
-        if Handler(function)(ctypes.addressof(args)):
-            raise LaunchError("a function of XLA's foreign function interface", "an error")
+        error = Handler(function)(ctypes.addressof(args))
+        if error:
+            told = _filled(_MessageArgs, error=error)
+            Handler(self._api.error_get_message)(ctypes.addressof(told))
+            message = (told.message or b"an error").decode()
+            gone = _filled(_MessageArgs, error=error)
+            Handler(self._api.error_destroy)(ctypes.addressof(gone))
+            raise LaunchError("XLA's foreign function interface", message)
 
 
 def _filled(kind: type[Structure], **fields: object) -> Structure:
