@@ -220,3 +220,16 @@ def test_every_mutant_of_packed_sequences_is_noticed(monkeypatch):
         m for m in packed_mutants(ptx) if not judge(m.ptx, run_packed, bool, range(2)).noticed
     ]
     assert not missed, "\n".join(map(str, missed))
+
+
+def test_slopes_of_capped_scores_that_are_left_out_are_noticed():
+    config = replace(CONFIG, fold=False)
+    case = Case("capped", replace(CASE.problem, softcap=1.5), gain=3.0)
+    ptx = original(config, case)
+    without = re.sub(r"max\.f32 (%f\d+), [^;]*;", r"mov.f32 \1, 0f00000000;", ptx)
+    assert without != ptx
+    found = [
+        is_right(Poisoned(f"flashsmith_{KERNEL}_", text, EmulatorOptions()), config, case)
+        for text in (ptx, without)
+    ]
+    assert found == [True, False]

@@ -81,7 +81,7 @@ def drawn_facts(seed, text):
         "dlse": draw.random() < 0.5,
         "alibi": draw.random() < 0.3,
     }
-    return {**found, "softcap": None} if "hopper" in text else found
+    return {**found, "softcap": None} if "fold" in text else found
 
 
 @pytest.mark.parametrize("seed", range(2))

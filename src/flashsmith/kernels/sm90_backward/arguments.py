@@ -54,3 +54,4 @@ class Sm90BackwardArguments(Arguments):
     q_list: int = argument("u64", "scratch: q tiles of packed sequences; or 0")
     k_list: int = argument("u64", "scratch: their kv blocks; or 0")
     section_rows: int = argument("i32", "of packed sequences: rows of heads drawn together")
+    softcap: float = argument("float", "what scores do not exceed, or 0")

@@ -104,6 +104,12 @@ class Sm90BackwardConfig(Sm90BackwardPart):
         """Sums in any order differ from run to run."""
         return "its sums are taken in any order" * self.unordered
 
+    def refused_problem(self, problem: AttentionProblem) -> str:
+        """A cap is put on products, and fold has LSE in them already."""
+        if problem.softcap is not None and self.fold:
+            return "it puts LSE into products (fold), on which a cap would have to be put first"
+        return ""
+
     def plan(self, problem: AttentionProblem, sm_count: int) -> Plan:
         """The launches of this configuration on a problem that it computes."""
         from flashsmith.kernels.sm90_backward.plan import plan_backward

@@ -107,6 +107,7 @@ class Sm90BackwardLaunch(Launch):
             q_list=q_list if problem.sequences else 0,
             k_list=k_list if problem.sequences else 0,
             section_rows=self.section_rows,
+            softcap=problem.softcap or 0.0,
         )
 
     def obstacle(self, call: Call) -> str:

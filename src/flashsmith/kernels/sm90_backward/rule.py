@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from flashsmith.arch import Arch
 from flashsmith.kernels.sm90_backward.config import Sm90BackwardConfig
 from flashsmith.kernels.sm90_backward.parts import WIDTHS
-from flashsmith.kernels.sm90_backward.sets import configs_for
+from flashsmith.kernels.sm90_backward.sets import capped_configs_for, configs_for
 from flashsmith.problem.attention import AttentionProblem
 
 NARROW = 64  # d_head up to which sections pay under a mask too
@@ -23,7 +23,8 @@ def candidates(problem: AttentionProblem, arch: Arch) -> Sequence[Sm90BackwardCo
     width = next((w for w in WIDTHS if w >= problem.d_head), None)
     if width is None or not min(problem.q_len, problem.k_len):
         return ()
-    configs = configs_for(problem.dtype, width)
+    of_scores = configs_for if problem.softcap is None else capped_configs_for
+    configs = of_scores(problem.dtype, width)
     one_by_one = width > NARROW and problem.mask.hides
     ordered = [config for config in configs if config.repeats_bits]
     ordered.sort(key=lambda config: config.sections == one_by_one)

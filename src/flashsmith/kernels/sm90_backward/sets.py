@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from flashsmith.base.dtypes import DType
 from flashsmith.kernels.kernel import KernelConfig
@@ -28,6 +29,12 @@ def configs_for(dtype: DType, width: int) -> list[Sm90BackwardConfig]:
         parse_short_form(f"hopper_bwd({dtype.name}, {width}): {words}", Sm90BackwardConfig)
         for words in BY_WIDTH[width]
     ]
+
+
+def capped_configs_for(dtype: DType, width: int) -> list[Sm90BackwardConfig]:
+    """Those for scores with a cap, which take no fold; none where they are refused without it."""
+    configs = (replace(config, fold=False) for config in configs_for(dtype, width))
+    return [config for config in configs if config.refusal() is None]
 
 
 def hopper_backward_configs() -> list[Sm90BackwardConfig]:

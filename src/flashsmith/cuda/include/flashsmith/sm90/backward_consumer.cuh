@@ -18,6 +18,7 @@
 #include "flashsmith/ptx/mbarrier.cuh"
 #include "flashsmith/ptx/stmatrix.cuh"
 #include "flashsmith/ptx/tma.cuh"
+#include "flashsmith/sm90/backward_cap.cuh"
 #include "flashsmith/sm90/backward_products.cuh"
 #include "flashsmith/sm90/backward_tile.cuh"
 #include "flashsmith/sm90/output.cuh"
@@ -66,6 +67,7 @@ struct BackwardConsumer {
 
     typename Products::Gradient dk, dv;
     typename Products::Scores s, dp;
+    Operand capped;  // with a cap: P of the step, packed
 
     FS_DEVICE BackwardConsumer(const Args& args, int warpgroup)
         : args(args),
@@ -182,10 +184,18 @@ struct BackwardConsumer {
 
     FS_DEVICE void to_p() {
         const auto& of = masked_sequence<Kernel>(args, tiles);
-        if constexpr (Mask::kHides) {
-            if (hides(of)) hide(of);
-        }
+        if constexpr (kNeeds.softcap) to_tanh(args, s);
+        if (Mask::kHides && hides(of)) hide(of);
         [[maybe_unused]] const float nearest = static_cast<float>(distance(of));
+        if constexpr (kNeeds.softcap) {
+            const auto lse = [&](int j) { return load_statistics(j, 0); };
+            to_capped_weights<Kernel>(args, s, capped, lse, nearest, slope);
+        } else {
+            to_weights(nearest);
+        }
+    }
+
+    FS_DEVICE void to_weights([[maybe_unused]] float nearest) {
         FS_UNROLL
         for (int j = 0; j < kRows / 16; ++j) {
             Chunk lse{};
@@ -197,10 +207,8 @@ struct BackwardConsumer {
                     // What a mask made -inf stays that.
                     x = ptx::fma_rn(x, factor,
                                     -slope * Kernel::Score::distance_at(nearest, 8 * j + i));
-                    if constexpr (!kConfig.fold) {
-                        const u32 shift = lse.word[i / 4 * 2 + i % 2];
-                        x -= __builtin_bit_cast(float, shift);
-                    }
+                    const u32 shift = lse.word[i / 4 * 2 + i % 2];
+                    if constexpr (!kConfig.fold) x -= __builtin_bit_cast(float, shift);
                     x = ptx::ex2(x);
                 } else if constexpr (kConfig.fold) {
                     x = ptx::ex2(x * factor);
@@ -215,7 +223,7 @@ struct BackwardConsumer {
     FS_DEVICE void pack_p(Operand& p, int half) const {
         FS_UNROLL
         for (int i = 16 * half; i < 16 * (half + 1); ++i) {
-            p[i] = ptx::pack2<kConfig.dtype>(s[2 * i], s[2 * i + 1]);
+            p[i] = kNeeds.softcap ? capped[i] : ptx::pack2<kConfig.dtype>(s[2 * i], s[2 * i + 1]);
         }
     }
 
@@ -349,22 +357,16 @@ struct BackwardConsumer {
         ptx::mbarrier_wait(Plan::v_full(), tiles & 1);  // V has landed
         issue_dp(first_dp);
         ptx::wgmma_wait<1>();
-        take_s(first_s);
+        take(s, first_s);
         to_p();
         ptx::wgmma_wait<0>();
-        take_dp(first_dp);
+        take(dp, first_dp);
     }
 
-    FS_DEVICE void take_s(typename Products::Scores& from) {
+    static FS_DEVICE void take(typename Products::Scores& to, typename Products::Scores& from) {
         ptx::fence_registers(from);
         FS_UNROLL
-        for (int i = 0; i < kRows / 2; ++i) s[i] = from[i];
-    }
-
-    FS_DEVICE void take_dp(typename Products::Scores& from) {
-        ptx::fence_registers(from);
-        FS_UNROLL
-        for (int i = 0; i < kRows / 2; ++i) dp[i] = from[i];
+        for (int i = 0; i < kRows / 2; ++i) to[i] = from[i];
     }
 
     // What P and dP of a q tile give, dQ of the one before, and P and dP of the next.
@@ -447,11 +449,11 @@ struct BackwardConsumer {
         if constexpr (!kConfig.late_fences) send_dq();
         issue_dp(next_dp);
         ptx::wgmma_wait<1>();  // S is complete
-        take_s(next_s);
+        take(s, next_s);
         to_p();
         if constexpr (kConfig.late_fences) send_dq();
         ptx::wgmma_wait<0>();
-        take_dp(next_dp);
+        take(dp, next_dp);
     }
 
     // The block's last two dQ, and its dV and dK beside them.

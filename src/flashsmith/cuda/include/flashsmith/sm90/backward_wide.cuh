@@ -24,6 +24,7 @@
 #include "flashsmith/ptx/tma.cuh"
 #include "flashsmith/ptx/warpgroup.cuh"
 #include "flashsmith/ptx/wgmma/m64n256.cuh"
+#include "flashsmith/sm90/backward_cap.cuh"
 #include "flashsmith/sm90/backward_products.cuh"
 #include "flashsmith/sm90/backward_tile.cuh"
 #include "flashsmith/sm90/output.cuh"
@@ -173,15 +174,8 @@ struct WideConsumer {
     // Where this thread's part of P goes over.
     FS_DEVICE SmemAddr p_address() const { return {Plan::kP + warp * 4096 + lane * 16}; }
 
-    // P, to the other warpgroup and packed.
-    FS_DEVICE void make_p(Scores& s) {
-        const auto& of = masked_sequence<Kernel>(args, tiles);
-        if constexpr (Mask::kHides) {
-            if (hides(of)) hide(s, of);
-        }
+    FS_DEVICE void to_weights(Scores& s, [[maybe_unused]] float nearest) const {
         const float factor = Kernel::Score::product_factor(args);
-        [[maybe_unused]] const float nearest =
-            static_cast<float>(key() - (q_tile * kRows + lane % 4 * 2 + of.position));
         FS_UNROLL
         for (int j = 0; j < kRows / 16; ++j) {
             const Chunk lse = load_statistics(j, 0);
@@ -196,6 +190,23 @@ struct WideConsumer {
                 x = ptx::ex2(ptx::fma_rn(x, factor, -shift));
             }
         }
+    }
+
+    // P, to the other warpgroup and packed; with a cap, to the other times the slopes of scores.
+    FS_DEVICE void make_p(Scores& s) {
+        const auto& of = masked_sequence<Kernel>(args, tiles);
+        if constexpr (kNeeds.softcap) to_tanh(args, s);
+        if constexpr (Mask::kHides) {
+            if (hides(of)) hide(s, of);
+        }
+        [[maybe_unused]] const float nearest =
+            static_cast<float>(key() - (q_tile * kRows + lane % 4 * 2 + of.position));
+        if constexpr (kNeeds.softcap) {
+            const auto lse = [&](int j) { return load_statistics(j, 0); };
+            to_capped_weights<Kernel>(args, s, operand, lse, nearest, slope);
+        } else {
+            to_weights(s, nearest);
+        }
         ptx::mbarrier_wait(Plan::p_empty(), ~steps & 1);  // P before has been read
         FS_UNROLL
         for (int r = 0; r < 8; ++r) {
@@ -205,7 +216,7 @@ struct WideConsumer {
         ptx::bar_warp_sync();  // all lanes have written theirs
         arrive(Plan::p_full());
         FS_UNROLL
-        for (int i = 0; i < kRows / 4; ++i) {
+        for (int i = 0; !kNeeds.softcap && i < kRows / 4; ++i) {
             operand[i] = ptx::pack2<kConfig.dtype>(s[2 * i], s[2 * i + 1]);
         }
     }
