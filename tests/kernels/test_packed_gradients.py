@@ -13,11 +13,13 @@ from packed_boundaries import PACKED, WILD, drawn_shape_and_mask, given_boundari
 from flashsmith.check import verdict
 from flashsmith.check.cases import Case, inputs_of
 from flashsmith.check.verdict import check_case
+from flashsmith.compile.compiler import compile_kernel
 from flashsmith.emulator.options import EmulatorOptions
 from flashsmith.kernels.parse import parse_config
 from flashsmith.kernels.plans import plan
 from flashsmith.kernels.sm90_backward import plan as sm90_plan
 from flashsmith.kernels.tile_list.plan import list_launch
+from flashsmith.problem.needs import Needs
 from flashsmith.runtime.emulated import EmulatedDevice
 from flashsmith.runtime.run import run_arrays
 from flashsmith.tuner.choose.choice import choose
@@ -224,6 +226,14 @@ def test_on_wgmma_scratch_has_q_tiles_for_every_sequence():
     ]
     assert launches[2].scratch.dq_sums == 4 * tiles * 64 * 128 * 4
     assert len({launch.scratch_bytes for launch in launches}) == 1
+
+
+@pytest.mark.parametrize("text", [WGMMA, HEADS_IN_TURN, WIDE])
+def test_the_producer_has_registers_for_sequences(text):
+    """24 of them. Of all subsets of the masks, a left edge alone leaves the fewest."""
+    needs = Needs(("window_left", "sequences", "ragged_k"))
+    kernel = compile_kernel(parse_config(text).tiles, needs, "sm_90a")
+    assert kernel.resources.spill_bytes == 0
 
 
 @pytest.mark.parametrize("d_head", [64, 128, 256])
