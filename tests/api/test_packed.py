@@ -161,7 +161,7 @@ def test_the_door_of_gradients_takes_packed_arrays_of_three_dimensions(arrays, l
     out, lse = flashsmith.flash_attention(*given[1:], return_lse=True, config=CONFIG, **tables)
     *found, choice = flashsmith.flash_attention_backward(*given, out, lse, explain=True, **tables)
     assert [x.shape for x in found] == [x.shape for x in arrays]
-    assert choice.config.NAME == "sm80_backward"
+    assert choice.config.NAME == "sm90_backward"
     expected = gradients_alone(arrays, torch.from_numpy(do))
     require_near([torch.as_tensor(x) for x in found], expected)
 

@@ -6,10 +6,12 @@ import re
 from dataclasses import replace
 from functools import cache
 
+import numpy as np
 import pytest
 from mutation import Mutant, dropped, judge, mutants, thinned
 from test_backward_mutants import OneChanged
 
+from flashsmith.check import cases
 from flashsmith.check.cases import Case, inputs_of
 from flashsmith.check.tolerance import distance, expectation_of
 from flashsmith.compile.compiler import compile_kernel
@@ -30,6 +32,11 @@ CASE = Case("mutants", AttentionProblem(1, 1, 1, 64 + 21, 3 * 128 + 29, 128, ope
 # The same in little for wide heads, whose warps add to dQ themselves.
 WIDE = parse_config("hopper_bwd(BF16, 256): ds_2+dq_red")
 WIDE_CASE = Case("wide", AttentionProblem(1, 1, 1, 64 + 1, 2 * 64 + 1, 256, operation="backward"))
+# Two packed sequences, whose last tiles of rows and keys end early; others lie around them.
+ROWS, KEYS = [5, 79, 90], [7, 144, 170]
+PACKED_CASE = Case(
+    "packed", AttentionProblem(1, 1, 1, 104, 188, 128, operation="backward", sequences=2)
+)
 
 
 class Poisoned(OneChanged):
@@ -147,6 +154,36 @@ def wide_mutants(ptx: str) -> list[Mutant]:
     ]  # fmt: skip
 
 
+def packed_mutants(ptx: str) -> list[Mutant]:
+    """Of the warp that clears what lies behind a sequence's end; its code stands last."""
+    at = ptx.rindex("fence.proxy.async.shared")
+    sweeper = [
+        dropped(ptx[at:], "fence of cleared rows dropped", r"fence\.proxy\.async\.shared")[0],
+        dropped(ptx[at:], "rows not cleared", r"st\.shared\.v4\.b32")[0],
+        dropped(ptx[at:], "cleared tile not handed on", r"@p mbarrier\.arrive")[0],
+    ]
+    return [
+        *[replace(mutant, ptx=ptx[:at] + mutant.ptx) for mutant in sweeper],
+        replace(_counts(ptx)[0], kind="tail awaited by too many"),
+    ]
+
+
+def run_packed(ptx: str, options: EmulatorOptions) -> bool:
+    """Whether all gradients are right where rows and keys of no sequence are no numbers."""
+    device = Poisoned(f"flashsmith_{KERNEL}_", ptx, replace(options, ordered_sums=True))
+    problem, inputs = PACKED_CASE.problem, inputs_of(PACKED_CASE)
+    for names, (first, *_, end) in ((("q", "do", "o"), ROWS), (("k", "v"), KEYS)):
+        for name in names:
+            inputs[name] = inputs[name].copy()
+            inputs[name][:, :first] = inputs[name][:, end:] = 0x7FC0
+    found = run_arrays(device, CONFIG, problem, inputs)
+    expected = expectation_of(PACKED_CASE)
+    return all(
+        distance(r.name, expected[r.name], numbers_of(r, found[r.name], problem)).ok
+        for r in signature_of(problem).outputs(problem)
+    )
+
+
 def is_noticed(ptx: str) -> bool:
     return judge(ptx, run, bool, range(2)).noticed
 
@@ -169,3 +206,30 @@ def test_every_mutant_of_wide_heads_is_noticed(kind):
     assert right_sums()
     mutant = of_kind[len(of_kind) // 2]
     assert judge(mutant.ptx, run_wide, lambda sums: sums == right_sums(), range(1)).noticed
+
+
+def test_every_mutant_of_packed_sequences_is_noticed(monkeypatch):
+    monkeypatch.setattr(
+        cases,
+        "drawn_boundaries",
+        lambda _, length, random: np.array(ROWS if length == 104 else KEYS, np.int32),
+    )
+    ptx = original(CONFIG, PACKED_CASE)
+    assert not judge(ptx, run_packed, bool, range(1)).noticed
+    missed = [
+        m for m in packed_mutants(ptx) if not judge(m.ptx, run_packed, bool, range(2)).noticed
+    ]
+    assert not missed, "\n".join(map(str, missed))
+
+
+def test_slopes_of_capped_scores_that_are_left_out_are_noticed():
+    config = replace(CONFIG, fold=False)
+    case = Case("capped", replace(CASE.problem, softcap=1.5), gain=3.0)
+    ptx = original(config, case)
+    without = re.sub(r"max\.f32 (%f\d+), [^;]*;", r"mov.f32 \1, 0f00000000;", ptx)
+    assert without != ptx
+    found = [
+        is_right(Poisoned(f"flashsmith_{KERNEL}_", text, EmulatorOptions()), config, case)
+        for text in (ptx, without)
+    ]
+    assert found == [True, False]

@@ -23,16 +23,16 @@ BROAD = parse_config("hopper_bwd(BF16, 256): ds_2+dq_red")
 PROBLEM = AttentionProblem(2, 6, 3, 300, 200, 128, operation="backward")
 
 
-def test_the_set_has_three_or_four_of_every_width_and_type_and_the_first_are_in_order():
+def test_the_set_has_what_the_rule_chooses_from_for_every_width_and_type():
     configs = resolve_key("hopper-bwd")
-    assert len(configs) == len(set(configs)) == 22
-    assert [config.refusal() for config in configs] == [None] * 22
-    of_width = {64: [False, False, True, True], 128: [False, False, True, True],
-                256: [False, False, True]}  # fmt: skip
+    assert len(configs) == len(set(configs)) == 38
+    assert [config.refusal() for config in configs] == [None] * 38
     for dtype in DType:
-        for width, unordered in of_width.items():
-            own = [c.unordered for c in configs if (c.dtype, c.d_head) == (dtype, width)]
-            assert own == unordered
+        for width, count in ((64, 6), (128, 7), (256, 6)):
+            own = [c for c in configs if (c.dtype, c.d_head) == (dtype, width)]
+            assert len(own) == count
+            assert sum(c.unordered for c in own) == 2
+            assert sum(c.has_own_order for c in own) == count - 2  # the others are for lists
 
 
 @pytest.mark.parametrize("config", [BASE, BROAD, *resolve_key("hopper-bwd")[1:4]], ids=str)
@@ -133,9 +133,23 @@ def test_on_hopper_it_is_chosen_in_order_where_it_computes_the_problem(changes, 
     chosen = choose(problem, "sm_90a").config
     assert f"{name}_backward" == chosen.NAME
     assert not getattr(chosen, "unordered", False)
-    one_by_one = problem.d_head > 64 and problem.causal
-    assert getattr(chosen, "sections", not one_by_one) == (not one_by_one)
+    assert chosen.masks_first == chosen.rising == problem.causal
+    packed = choose(replace(problem, batch=1, sequences=3), "sm_90a").config
+    assert packed.sections == (problem.d_head <= 64 or not problem.causal)
+    assert not packed.has_own_order
+    with pytest.raises(Unsupported, match="packed sequences are drawn by a list, in one order"):
+        plan(chosen, replace(problem, batch=1, sequences=3), sm_count=4)
     assert choose(problem, "sm_80").config.NAME == "sm80_backward"
+
+
+def test_times_of_a_gpu_decide_what_is_chosen_by_length_and_mask():
+    plain = replace(PROBLEM, q_len=8192, k_len=8192)
+    assert choose(plain, "sm_90a").config.sections
+    assert choose(replace(plain, k_len=2048), "sm_90a").config.section_mb == 20
+    free = replace(plain, deterministic=False)
+    assert choose(free, "sm_90a").config.unordered
+    assert not choose(replace(free, causal=True), "sm_90a").config.unordered  # order pays
+    assert choose(replace(free, causal=True, d_head=64), "sm_90a").config.short_last
 
 
 def test_an_empty_length_is_left_to_the_other_kernels():
@@ -155,9 +169,8 @@ class OneWinner(MeasuredTable):
 @pytest.mark.parametrize("d_head", [64, 128, 256])
 def test_any_order_is_chosen_only_where_it_is_allowed(d_head):
     problem = replace(PROBLEM, d_head=d_head)
-    winner = resolve_key("hopper-bwd")[{64: 2, 128: 6, 256: 10}[d_head]]
-    assert winner.unordered
-    assert winner.d_head == d_head
+    configs = resolve_key("hopper-bwd")
+    winner = next(c for c in configs if c.unordered and c.d_head == d_head)
     measured = MeasuredConfig(problem, winner.short_form(), 1.0)
     for tables in ([], [OneWinner("measured", lambda: [measured])]):
         chosen = choose(problem, "sm_90a", gpu="x", measurements=tables)

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 from flashsmith.kernels.arguments import Arguments, TensorArg, TensorMapSpec, argument
+
+# Shared memory of kernels whose kv blocks come from a list, as sm90/backward_listed.cuh has it: of
+# a tile slot rows and lengths, of a tail what is cleared and a barrier, and which comes next.
+LISTED_BYTES = 4 * 32 + 7 * (16 + 8) + 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,6 +18,7 @@ class Sm90BackwardArguments(Arguments):
     """Tensor maps, tensors by address and stride, scratch, then the numbers of the problem."""
 
     CPP_TYPE: ClassVar[str] = "flashsmith::Sm90BackwardArgs"
+    CONSTANTS: ClassVar[Mapping[str, int]] = {"kBackwardListedBytes": LISTED_BYTES}
 
     q_map: TensorMapSpec = argument("TensorMap", "dimensions d_head, rows, heads, batch")
     k_map: TensorMapSpec = argument("TensorMap", "as q_map")
@@ -35,7 +41,7 @@ class Sm90BackwardArguments(Arguments):
     k_len: int = argument("i32", "keys")
     d_head: int = argument("i32", "of the problem; at most the kernel's")
     diagonal: int = argument("i32", "with causal, row i sees key j when j <= i + diagonal")
-    q_tiles: int = argument("i32", "of one head")
+    q_tiles: int = argument("i32", "of one head; of packed sequences, in scratch memory")
     k_tiles: int = argument("i32", "of one head of K and V")
     tiles: int = argument("i32", "kv blocks of all heads and sequences")
     section_heads: int = argument("i32", "heads of K and V whose kv blocks are drawn together")
@@ -47,3 +53,7 @@ class Sm90BackwardArguments(Arguments):
     alibi_slopes: int = argument("float*", "(batch, heads); or null")
     short_blocks: int = argument("i32", "of a head, that are drawn behind all others")
     rising_heads: int = argument("i32", "the last of K and V, that add from the first block on")
+    q_list: int = argument("u64", "scratch: q tiles of packed sequences; or 0")
+    k_list: int = argument("u64", "scratch: their kv blocks; or 0")
+    section_rows: int = argument("i32", "of packed sequences: rows of heads drawn together")
+    softcap: float = argument("float", "what scores do not exceed, or 0")

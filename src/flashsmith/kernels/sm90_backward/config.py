@@ -123,6 +123,26 @@ class Sm90BackwardConfig(Sm90BackwardPart):
         """Sums in any order differ from run to run."""
         return "its sums are taken in any order" * self.unordered
 
+    def refused_problem(self, problem: AttentionProblem) -> str:
+        """A cap is put on products, and fold has LSE in them already; lists have one order."""
+        if problem.softcap is not None and self.fold:
+            return "it puts LSE into products (fold), on which a cap would have to be put first"
+        if problem.sequences and self.has_own_order:
+            return "packed sequences are drawn by a list, in one order, with two adders"
+        return ""
+
+    @property
+    def has_own_order(self) -> bool:
+        """Whether a knob says how numbers become kv blocks and heads, or who adds their sums."""
+        return bool(
+            self.short_last
+            or self.rising
+            or self.section_mb
+            or self.heads_inner
+            or self.early_polls
+            or self.adders > 2
+        )
+
     def plan(self, problem: AttentionProblem, sm_count: int) -> Plan:
         """The launches of this configuration on a problem that it computes."""
         from flashsmith.kernels.sm90_backward.plan import plan_backward

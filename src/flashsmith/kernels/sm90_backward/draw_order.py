@@ -20,6 +20,7 @@ class DrawOrder:
     """What the kernel's decoding of a number depends on."""
 
     section_heads: int = 1  # whose blocks are drawn together, one of each at a time
+    section_rows: int = 0  # the same of packed sequences: query rows of heads; 0: one head
     short_blocks: int = 0  # the last ones of each head, drawn behind all others
     rising_heads: int = 0  # the last ones, whose blocks are drawn, and add, from the first on
 
@@ -34,7 +35,9 @@ def draw_order(config: Sm90BackwardConfig, problem: AttentionProblem, sm_count: 
     if config.short_last and ends_short and problem.k_len > TOGETHER:
         # As much work as SMs that end at different times leave, half a block each.
         short = min(math.ceil(math.sqrt(max(sm_count, 1) * blocks / heads)), blocks - 1)
-    return DrawOrder(section_heads(config, problem, heads - rising), short, rising)
+    return DrawOrder(
+        section_heads(config, problem, heads - rising), section_rows(config, problem), short, rising
+    )
 
 
 def section_heads(config: Sm90BackwardConfig, problem: AttentionProblem, heads: int) -> int:
@@ -44,12 +47,19 @@ def section_heads(config: Sm90BackwardConfig, problem: AttentionProblem, heads: 
     blocks of a head that start together wait for each other; with `sections` each starts when the
     one before has gone on.
     """
-    head_bytes = max(8 * problem.q_len * config.d_head * problem.group, 1)  # Q, dO: 2; dQ: 4
+    rows = section_rows(config, problem) // max(problem.q_len, 1)
     if config.section_mb:
-        return _even(heads, (config.section_mb << 20) // head_bytes)
-    if not config.sections and not (config.unordered and problem.mask.hides):
-        return 1
-    return max(min(SECTION_BYTES // head_bytes, heads), 1)
+        return _even(heads, rows)
+    return max(min(rows, heads), 1)
+
+
+def section_rows(config: Sm90BackwardConfig, problem: AttentionProblem) -> int:
+    """Query rows of heads whose kv blocks are drawn together; 0: of one head at a time."""
+    is_divided = config.sections or (config.unordered and problem.mask.hides)
+    if not (config.section_mb or is_divided):
+        return 0
+    row_bytes = 8 * config.d_head * problem.group  # Q, dO: 2 bytes; dQ: 4
+    return ((config.section_mb << 20) or SECTION_BYTES) // row_bytes
 
 
 def _even(heads: int, most: int) -> int:

@@ -46,7 +46,7 @@ class Sm90BackwardPart(BackwardPart):
     SET: ClassVar[str] = "hopper-bwd"
     ARGUMENTS: ClassVar[type[Arguments]] = Sm90BackwardArguments
     REFUSED_FACTS: ClassVar[tuple[str, ...]] = tuple(
-        name for name in BackwardPart.REFUSED_FACTS if name != "alibi"
+        name for name in BackwardPart.REFUSED_FACTS if name not in ("softcap", "sequences", "alibi")
     )
 
     @classmethod

@@ -9,7 +9,7 @@ from flashsmith.base.errors import ArgumentError, Unsupported
 from flashsmith.kernels.arguments import TensorArg, TensorMapSpec
 from flashsmith.kernels.kernel import KernelConfig
 from flashsmith.kernels.launch import SCRATCH, Call, Launch, LaunchGeometry, Plan
-from flashsmith.kernels.sm90_backward.arguments import Sm90BackwardArguments
+from flashsmith.kernels.sm90_backward.arguments import LISTED_BYTES, Sm90BackwardArguments
 from flashsmith.kernels.sm90_backward.config import Sm90BackwardConfig
 from flashsmith.kernels.sm90_backward.draw_order import (
     DrawOrder,
@@ -17,6 +17,15 @@ from flashsmith.kernels.sm90_backward.draw_order import (
     hides_first_steps_only,
 )
 from flashsmith.kernels.sm90_backward.parts import PIECE, Sm90TilesConfig, pieces_of_tile
+from flashsmith.kernels.tile_list.plan import (
+    OUTER_ITEMS,
+    TileListLaunch,
+    edges_of,
+    list_bytes,
+    list_launch,
+    most_tiles,
+    turned,
+)
 from flashsmith.problem.attention import AttentionProblem
 from flashsmith.problem.needs import Needs, needs_of
 from flashsmith.problem.signature import BACKWARD
@@ -35,11 +44,21 @@ class Scratch:
     statistics: int  # bytes
     dq_sums: int
     n_counters: int
+    lists: tuple[int, int] = (0, 0)  # bytes of those of q tiles and kv blocks
 
     @property
     def bytes(self) -> int:
         """All of it."""
-        return self.statistics + self.dq_sums + 4 * self.n_counters
+        return self.list_places[1] + self.lists[1]
+
+    @property
+    def list_places(self) -> tuple[int, int]:
+        """Where the lists begin, behind everything else."""
+        first = self.statistics + self.dq_sums + 4 * self.n_counters
+        if not any(self.lists):
+            return first, first
+        first = _rounded(first, ALIGNMENT)
+        return first, first + _rounded(self.lists[0], ALIGNMENT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +76,8 @@ class Sm90BackwardLaunch(Launch):
         statistics = call[SCRATCH].address
         dq_sums = statistics + self.scratch.statistics
         k_tiles = _k_tiles(config, problem)
+        q_list, k_list = (statistics + place for place in self.scratch.list_places)
+        edges = edges_of(problem)
         return Sm90BackwardArguments(
             **self._maps(call),
             o=call["o"],
@@ -75,7 +96,7 @@ class Sm90BackwardLaunch(Launch):
             q_len=problem.q_len,
             k_len=problem.k_len,
             d_head=problem.d_head,
-            diagonal=problem.mask.diagonal,
+            diagonal=edges.right,
             q_tiles=_q_tiles(config, problem),
             k_tiles=k_tiles,
             tiles=k_tiles * problem.kv_heads * problem.batch,
@@ -83,11 +104,15 @@ class Sm90BackwardLaunch(Launch):
             n_counters=self.scratch.n_counters,
             scale_log2=problem.softmax_scale * LOG2_E,
             minus_inverse_scale=-1.0 / problem.softmax_scale,
-            left_diagonal=problem.mask.left_diagonal,
-            position=problem.mask.alignment if problem.alibi else 0,
+            left_diagonal=edges.left,
+            position=edges.position,
             alibi_slopes=call["alibi_slopes"].address if "alibi_slopes" in call else 0,
             short_blocks=self.order.short_blocks,
             rising_heads=self.order.rising_heads,
+            q_list=q_list if problem.sequences else 0,
+            k_list=k_list if problem.sequences else 0,
+            section_rows=self.order.section_rows,
+            softcap=problem.softcap or 0.0,
         )
 
     def obstacle(self, call: Call) -> str:
@@ -134,11 +159,20 @@ def _map(
 
 
 def _q_tiles(config: Sm90TilesConfig, problem: AttentionProblem) -> int:
+    """Of a head, in scratch memory: see sm90/scratch_tiles.cuh for packed sequences."""
+    if problem.sequences:
+        return problem.q_len // config.tile_q + problem.sequences + OUTER_ITEMS + 1
     return math.ceil(problem.q_len / config.tile_q)
 
 
 def _k_tiles(config: Sm90TilesConfig, problem: AttentionProblem) -> int:
+    if problem.sequences:
+        return most_tiles(turned(problem), config.tile_k)
     return math.ceil(problem.k_len / config.tile_k)
+
+
+def _rounded(n_bytes: int, to: int) -> int:
+    return math.ceil(n_bytes / to) * to
 
 
 def plan_backward(config: Sm90BackwardConfig, problem: AttentionProblem, sm_count: int) -> Plan:
@@ -154,6 +188,9 @@ def plan_backward(config: Sm90BackwardConfig, problem: AttentionProblem, sm_coun
     q_tiles, heads = _q_tiles(tiles, problem), problem.heads * problem.batch
     k_tiles = _k_tiles(tiles, problem) * problem.kv_heads * problem.batch
     scratch = _scratch(tiles, q_tiles * heads)
+    if problem.sequences:
+        of_keys = list_bytes(turned(problem), tiles.tile_k)
+        scratch = replace(scratch, lists=(list_bytes(problem, tiles.tile_q), of_keys))
     rows = config.rows
     pieces = pieces_of_tile(config.d_head) * q_tiles * heads
     grids: dict[KernelConfig, int] = {
@@ -164,16 +201,16 @@ def plan_backward(config: Sm90BackwardConfig, problem: AttentionProblem, sm_coun
     needs = needs_of(problem, tile_q=tiles.tile_q, tile_k=tiles.tile_k, d_head=config.d_head)
     # The tiles kernel needs no end of the rows: what TMA and statistics bring from there is zero.
     left_out: dict[KernelConfig, set[str]] = {
-        rows: set(needs) - {"narrow_d"},
+        rows: set(needs) - {"sequences", "narrow_d"},
         tiles: {"ragged_q"},
-        config.convert: set(needs) - {"causal", "window_left", "ragged_q", "narrow_d"},
+        config.convert: set(needs) - {"sequences", "causal", "window_left", "ragged_q", "narrow_d"},
     }
-    return tuple(
+    launches = tuple(
         Sm90BackwardLaunch(
             part,
             problem,
             Needs(tuple(name for name in needs if name not in left_out[part])),
-            _geometry(part, ctas),
+            _geometry(part, ctas, LISTED_BYTES if part is tiles and problem.sequences else 0),
             scratch_bytes=scratch.bytes,
             tiles_config=tiles,
             scratch=scratch,
@@ -181,6 +218,31 @@ def plan_backward(config: Sm90BackwardConfig, problem: AttentionProblem, sm_coun
         )
         for part, ctas in grids.items()
     )
+    return (*_lists(tiles, problem, scratch), *launches) if problem.sequences else launches
+
+
+def _lists(
+    tiles: Sm90TilesConfig, problem: AttentionProblem, scratch: Scratch
+) -> tuple[TileListLaunch, ...]:
+    """The launches that list q tiles and kv blocks; the longest sequences' come first.
+
+    Tiles of one sequence stand together in both: masks, which would part them, are left out.
+    """
+    of_rows, of_keys = scratch.list_places
+    q_tile, k_tile = tiles.tile_q, tiles.tile_k
+    listed = (
+        list_launch(problem, Needs(), tile_q=q_tile, tile_k=k_tile, place=of_rows, numbered=True),
+        list_launch(
+            turned(problem),
+            Needs(),
+            tile_q=k_tile,
+            tile_k=q_tile,
+            place=of_keys,
+            of_keys=True,
+            numbered=True,
+        ),
+    )
+    return tuple(replace(launch, scratch_bytes=scratch.bytes) for launch in listed)
 
 
 def _scratch(config: Sm90TilesConfig, q_tiles: int) -> Scratch:
@@ -192,10 +254,10 @@ def _scratch(config: Sm90TilesConfig, q_tiles: int) -> Scratch:
     )
 
 
-def _geometry(part: KernelConfig, ctas: int) -> LaunchGeometry:
+def _geometry(part: KernelConfig, ctas: int, more_bytes: int = 0) -> LaunchGeometry:
     if ctas > MAX_GRID:
         raise ArgumentError(
             f"{part.short_form()}: the problem has {ctas:,} tiles, one launch takes {MAX_GRID:,}; "
             f"split the batch."
         )
-    return LaunchGeometry((ctas, 1, 1), part.threads, part.smem_bytes())
+    return LaunchGeometry((ctas, 1, 1), part.threads, part.smem_bytes() + more_bytes)

@@ -7,30 +7,47 @@ from collections.abc import Sequence
 from flashsmith.arch import Arch
 from flashsmith.kernels.sm90_backward.config import Sm90BackwardConfig
 from flashsmith.kernels.sm90_backward.parts import WIDTHS
-from flashsmith.kernels.sm90_backward.sets import configs_for
+from flashsmith.kernels.sm90_backward.sets import (
+    FREE_FULL,
+    FREE_HIDING,
+    FULL,
+    HIDING,
+    LONG,
+    ONE_BY_ONE,
+    SECTIONS,
+    capped_configs_for,
+    configs_for,
+)
 from flashsmith.problem.attention import AttentionProblem
 
 NARROW = 64  # d_head up to which sections pay under a mask too
+SHORT = 2048  # keys up to which small sections are faster at d_head 128
+# Under a mask the ordered kernel ends in short blocks and has no sums to clear before: at this
+# width it is faster than those in any order.
+ORDER_PAYS = 128
 
 
 def candidates(problem: AttentionProblem, arch: Arch) -> Sequence[Sm90BackwardConfig]:
     """The configurations that compute `problem`, or none; those in any order only where it is free.
 
-    Sections pay (H200, 2026-11: 24 problems) but for wide heads under a mask, whose kv blocks have
-    different lengths: there one head after the other is 4 to 7 % faster. The widest heads, which
-    nobody has measured, follow those of 128.
+    Times of 18 problems decide (H200, 2026-11). Packed sequences have lists, whose order is one of
+    two: sections pay but for wide heads under a mask, whose kv blocks have different lengths.
     """
     width = next((w for w in WIDTHS if w >= problem.d_head), None)
     if width is None or not min(problem.q_len, problem.k_len):
         return ()
-    configs = configs_for(problem.dtype, width)
-    one_by_one = width > NARROW and problem.mask.hides
-    ordered = [config for config in configs if config.repeats_bits]
-    ordered.sort(key=lambda config: config.sections == one_by_one)
-    if problem.deterministic:
-        return ordered
-    # Sums from registers are faster for narrow heads, 3,120 cycles a step against 3,151, and slower
-    # for wide ones, 3,090 against 2,867 (H200, 2026-11).
-    free = [config for config in configs if not config.repeats_bits]
-    free.sort(key=lambda config: config.dq_red != (width <= NARROW))
-    return [*free, *ordered]
+    of_scores = configs_for if problem.softcap is None else capped_configs_for
+    configs = of_scores(problem.dtype, width)
+    hides = problem.mask.hides
+    simple = [SECTIONS, ONE_BY_ONE]
+    if width > NARROW and hides:
+        simple.reverse()
+    if hides:
+        own, free = [HIDING], FREE_HIDING
+    else:
+        own, free = [LONG, FULL] if problem.k_len > SHORT else [FULL, LONG], FREE_FULL
+    ordered = simple if problem.sequences else [*own, *simple]
+    uses = ordered
+    if not problem.deterministic and not problem.sequences:
+        uses = [*ordered, free] if hides and width == ORDER_PAYS else [free, *ordered]
+    return [configs[use] for use in uses if use in configs]

@@ -1,8 +1,9 @@
-"""The named set of the backward kernels on wgmma: every idea on, then each taken out alone."""
+"""The named set of the backward kernels on wgmma: what the rule chooses from."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from flashsmith.base.dtypes import DType
 from flashsmith.kernels.kernel import KernelConfig
@@ -12,28 +13,58 @@ from flashsmith.kernels.sm90_backward.config import Sm90BackwardConfig
 _ALL = "turns+fold+early_dv+late_fences"
 # Of dS as many tiles as shared memory holds.
 _BEGINS = {64: f"ds_2+{_ALL}", 128: f"ds_3+{_ALL}", 256: "ds_2+dq_red"}
-# The first two are the rule's choices.
-_ENDS = ("sections", "", "unordered", "dq_red+unordered")
-BY_WIDTH = {
-    width: tuple(
-        f"{begin}+{end}".rstrip("+") for end in _ENDS if not ("dq_red" in begin and "dq_red" in end)
-    )
-    for width, begin in _BEGINS.items()
+FULL, HIDING, LONG = "full", "hiding", "long"  # no mask; one; no mask, many keys
+FREE_FULL, FREE_HIDING = "free full", "free hiding"  # sums in any order
+SECTIONS, ONE_BY_ONE = "sections", "one by one"  # also for lists of packed sequences
+# The fastest of benchmarks/results/h200_backward/candidates.jsonl (H200, 2026-11, BF16).
+_ENDS = {
+    64: {
+        FULL: "adders_3+early_polls+section_20+heads_inner",
+        HIDING: "masks_first+adders_3+early_polls+rising+section_20+heads_inner",
+        FREE_FULL: "unordered+heads_inner",
+        FREE_HIDING: "unordered+masks_first+short_last+section_10",
+        SECTIONS: "sections",
+        ONE_BY_ONE: "",
+    },
+    128: {
+        FULL: "adders_3+early_polls+section_20+heads_inner",
+        LONG: "sections+adders_3",
+        HIDING: "masks_first+adders_3+early_polls+rising+section_10",
+        FREE_FULL: "unordered+heads_inner",
+        FREE_HIDING: "unordered+masks_first+short_last+section_40+heads_inner",
+        SECTIONS: "sections",
+        ONE_BY_ONE: "",
+    },
+    256: {
+        FULL: "section_20+heads_inner",
+        HIDING: "masks_first+rising+section_10",
+        FREE_FULL: "unordered+heads_inner",
+        FREE_HIDING: "unordered+masks_first+short_last+section_40+heads_inner",
+        SECTIONS: "sections",
+        ONE_BY_ONE: "",
+    },
 }
 
 
-def configs_for(dtype: DType, width: int) -> list[Sm90BackwardConfig]:
-    """The configurations of one element type and width, the deterministic ones first."""
-    return [
-        parse_short_form(f"hopper_bwd({dtype.name}, {width}): {words}", Sm90BackwardConfig)
-        for words in BY_WIDTH[width]
-    ]
+def configs_for(dtype: DType, width: int) -> dict[str, Sm90BackwardConfig]:
+    """The configurations of one element type and width, by what they are for."""
+    begin = f"hopper_bwd({dtype.name}, {width}): {_BEGINS[width]}"
+    return {
+        use: parse_short_form(f"{begin}+{end}".rstrip("+"), Sm90BackwardConfig)
+        for use, end in _ENDS[width].items()
+    }
+
+
+def capped_configs_for(dtype: DType, width: int) -> dict[str, Sm90BackwardConfig]:
+    """Those for scores with a cap, which take no fold; none where they are refused without it."""
+    configs = {use: replace(c, fold=False) for use, c in configs_for(dtype, width).items()}
+    return {use: config for use, config in configs.items() if config.refusal() is None}
 
 
 def hopper_backward_configs() -> list[Sm90BackwardConfig]:
     """All of them."""
     dtypes = (DType.BF16, DType.FP16)
-    return [c for dtype in dtypes for width in BY_WIDTH for c in configs_for(dtype, width)]
+    return [c for dtype in dtypes for width in _ENDS for c in configs_for(dtype, width).values()]
 
 
 NAMED_SETS: dict[str, Callable[[], Sequence[KernelConfig]]] = {

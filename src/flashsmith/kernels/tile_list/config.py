@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from flashsmith.base.fields import knob
+from flashsmith.base.fields import flag, knob
 from flashsmith.kernels.arguments import Arguments
 from flashsmith.kernels.listing import ListingConfig
 from flashsmith.kernels.tile_list.arguments import TileListArguments
@@ -27,6 +27,7 @@ class TileListConfig(ListingConfig):
     OF: ClassVar[str] = "over packed sequences"
 
     n_threads: int = knob((128,), "threads of its one block")
+    numbered: bool = flag("numbered", "entries say which sequence they are of, not which batch")
 
     def smem_bytes(self, elem_size: int = 2) -> int:
         """A count for each step of length and thread, and a word a thread to scan in."""

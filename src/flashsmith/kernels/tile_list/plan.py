@@ -95,12 +95,14 @@ def list_launch(
     tile_k: int,
     place: int = 0,
     of_keys: bool = False,
+    numbered: bool = False,
 ) -> TileListLaunch:
     """The launch for a kernel that is compiled with `needs`: its masks decide what is long.
 
-    With `of_keys` the problem is a turned one, and the list is one of kv blocks.
+    With `of_keys` the problem is a turned one, and the list is one of kv blocks. With `numbered`
+    entries hold the number of their sequence: 0 is what lies before the first.
     """
-    config = TileListConfig.of(n_threads=128)
+    config = TileListConfig.of(n_threads=128, numbered=numbered)
     masks = tuple(name for name in needs if name in ("causal", "window_left"))
     has_lengths = problem.k_lengths or problem.q_lengths or problem.k_starts
     return TileListLaunch(

@@ -64,7 +64,7 @@ class TileLister {
     // Where an item lies, and the number of its first tile.
     struct Item {
         i32 q_begin, k_begin, q_len, k_len;
-        i32 batch;
+        i32 batch;  // or its number
     };
 
     static FS_DEVICE i32 share(i32 count) { return (count + kThreads - 1) / kThreads; }
@@ -108,7 +108,9 @@ class TileLister {
         const Chunk words = ptx::ld_global_16b(item_at(index));
         return {static_cast<i32>(words.word[0]), static_cast<i32>(words.word[1]),
                 static_cast<i32>(words.word[2]), static_cast<i32>(words.word[3]),
-                kLengths ? batch_of(index) : 0};
+                kConfig.numbered ? index
+                : kLengths       ? batch_of(index)
+                                 : 0};
     }
     // The entry of the batch that an item lies in.
     FS_DEVICE i32 batch_of(i32 index) const {

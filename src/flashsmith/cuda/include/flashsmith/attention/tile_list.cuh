@@ -25,7 +25,7 @@ struct ListedTile {
     i32 row;        // its first one, counted from the sequence's
     i32 first;      // the entry of the sequence's first tile, where its tiles stand together
     i32 alignment;  // row i of the sequence stands at key i + this
-    i32 batch;
+    i32 batch;      // or, of a numbered list, the sequence: 0 is what lies before the first
 
     FS_DEVICE void put(u64 entry) const {
         ptx::st_global_16b(entry, {{static_cast<u32>(q_begin), static_cast<u32>(k_begin),
@@ -56,10 +56,11 @@ struct TileList {
         section_bits = static_cast<i32>(header.word[1]);
     }
 
-    FS_DEVICE ListedTile entry(i32 number) const {
+    FS_DEVICE u64 entry_at(i32 number) const {
         const i64 bytes = static_cast<i64>(number) * kListEntryBytes;
-        return ListedTile::get(address + kListHeaderBytes + bytes);
+        return address + kListHeaderBytes + bytes;
     }
+    FS_DEVICE ListedTile entry(i32 number) const { return ListedTile::get(entry_at(number)); }
 
     // Tile `number` of a launch over `heads` heads, and in `head` which of them.
     //

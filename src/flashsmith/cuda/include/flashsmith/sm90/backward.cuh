@@ -34,6 +34,7 @@ FS_DEVICE void backward(const Sm90BackwardArgs& args) {
     const int warpgroup = ptx::broadcast(threadIdx.x / kWarpgroupThreads);
     if (threadIdx.x == 0) {
         if (static_cast<u32>(__cvta_generic_to_shared(shared_memory)) != Plan::kBase) __trap();
+        if constexpr (Kernel::kListed) Kernel::ListedPlan::init_barriers();
         Plan::init_barriers();
     }
     if constexpr (kConfig.fold) write_ones<kConfig>();
@@ -51,6 +52,9 @@ FS_DEVICE void backward(const Sm90BackwardArgs& args) {
             if (threadIdx.x % kWarpLanes == 0 && (warp == 1 || warp == 2)) {
                 DqAdder<Kernel>(args, warp - 1).run();
             }
+        }
+        if constexpr (Kernel::kListed) {
+            if (warp == 3) Kernel::ListedPlan::sweep();
         }
     } else {
         ptx::setmaxnreg_inc<kConsumerRegisters>();

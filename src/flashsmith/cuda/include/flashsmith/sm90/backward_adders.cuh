@@ -24,6 +24,7 @@ struct DqAdders {
     using Plan = typename Kernel::Plan;
     using Args = typename Kernel::Args;
     static constexpr Sm90TilesConfig kConfig = Kernel::kConfig;
+    static_assert(!Kernel::kListed, "packed sequences have the two adders of the producer.");
 
     const Args& args;
     i32 piece;      // this adder's next, counted from the block's first
@@ -47,11 +48,11 @@ struct DqAdders {
 
   private:
     FS_DEVICE void add_all(const KvTile& tile) {
-        Walk<Kernel> walk(args, tile);
+        Walk<Kernel> walk(args, tile, 0);
         const bool rising = rises<Kernel>(args, tile.batch * args.kv_heads + tile.kv_head);
         i32 at = 0;  // step of the walk
         _Pragma("unroll 1") for (; piece < 2 * tile.steps; piece += kConfig.adders) {
-            _Pragma("unroll 1") for (; at < piece / 2; ++at) walk.advance(args);
+            _Pragma("unroll 1") for (; at < piece / 2; ++at) walk.advance(args, 0);
             add(walk, tile.first_key, rising);
         }
     }
@@ -68,7 +69,7 @@ struct DqAdders {
     FS_DEVICE void add(const Walk<Kernel>& walk, i32 first_key, bool rising) const {
         const u32 warpgroup = piece % 2;
         const u32 before = sums_before(walk.tile, first_key, rising);
-        const u32 number = walk.index(args) * 2 + warpgroup;  // a launch has fewer than 2^31
+        const u32 number = walk.index(args, 0) * 2 + warpgroup;  // a launch has fewer than 2^31
         const u64 dst =
             reinterpret_cast<u64>(args.dq_sums) + static_cast<u64>(number) * kConfig.piece_bytes();
         u32* const counter = args.counters + 1 + number;

@@ -18,6 +18,7 @@
 #include "flashsmith/ptx/mbarrier.cuh"
 #include "flashsmith/ptx/stmatrix.cuh"
 #include "flashsmith/ptx/tma.cuh"
+#include "flashsmith/sm90/backward_cap.cuh"
 #include "flashsmith/sm90/backward_products.cuh"
 #include "flashsmith/sm90/backward_skip.cuh"
 #include "flashsmith/sm90/backward_tile.cuh"
@@ -35,6 +36,7 @@ struct BackwardConsumer {
     static constexpr int kKeys = kConfig.keys();
     static constexpr u32 kPanelBytes = kKeys * kPanelRowBytes;  // of K, and of dS
     static constexpr int kHalves = kRows / 64;  // of a q tile: P and dS are packed by halves
+    static_assert(!Kernel::kListed || !kConfig.unordered, "packed sequences keep their bits.");
     using Plan = typename Kernel::Plan;
     using Args = typename Kernel::Args;
     using Mask = typename Kernel::Mask;
@@ -66,6 +68,7 @@ struct BackwardConsumer {
 
     typename Products::Gradient dk, dv;
     typename Products::Scores s, dp;
+    Operand capped;  // with a cap: P of the step, packed
 
     FS_DEVICE BackwardConsumer(const Args& args, int warpgroup)
         : args(args),
@@ -146,32 +149,35 @@ struct BackwardConsumer {
 
     // From products to P and dS
 
-    FS_DEVICE void hide() {
+    template <class Sequence>
+    FS_DEVICE void hide(const Sequence& of) {
         const i32 key = first_key + warpgroup * kWarpgroupRows + warp * 16 + lane / 4;
         FS_UNROLL
         for (int half = 0; half < 2; ++half) {
-            i32 first = Mask::first_row_of(args, key + 8 * half);
-            if (kNeeds.ragged_k && key + 8 * half >= args.k_len) first = 1 << 30;  // no row sees it
+            i32 first = Mask::first_row_of(of, key + 8 * half);
+            if (kNeeds.ragged_k && key + 8 * half >= of.k_len) first = 1 << 30;  // no row sees it
             hide_columns_before(s, half, first - q_tile * kRows - lane % 4 * 2);
             if constexpr (kNeeds.window_left) {
-                const i32 end = Mask::last_row_of(args, key + 8 * half) + 1;
+                const i32 end = Mask::last_row_of(of, key + 8 * half) + 1;
                 hide_columns_of_row<0, kRows / 2>(s, half, end - q_tile * kRows - lane % 4 * 2);
             }
         }
     }
 
     // Between this thread's first key and where its first row of the q tile stands.
-    FS_DEVICE i32 distance() const {
+    template <class Sequence>
+    FS_DEVICE i32 distance(const Sequence& of) const {
         const i32 key = first_key + warpgroup * kWarpgroupRows + warp * 16 + lane / 4;
-        return key - (q_tile * kRows + lane % 4 * 2 + args.position);
+        return key - (q_tile * kRows + lane % 4 * 2 + of.position);
     }
 
     // Whether some row of the q tile does not see some key of this warpgroup.
-    FS_DEVICE bool hides() const {
+    template <class Sequence>
+    FS_DEVICE bool hides(const Sequence& of) const {
         const i32 key_end = first_key + (warpgroup + 1) * kWarpgroupRows;
         const i32 row = q_tile * kRows;
-        return Mask::template hides_before<kRows>(args, key_end, row, 0) ||
-               Mask::template hides_after<kRows>(args, key_end - kWarpgroupRows, row, 0);
+        return Mask::template hides_before<kRows>(of, key_end, row, 0) ||
+               Mask::template hides_after<kRows>(of, key_end - kWarpgroupRows, row, 0);
     }
 
     // Two statistics of each of two column groups: of columns 16 j + 2 (lane % 4) + {0, 1, 8, 9}.
@@ -182,10 +188,21 @@ struct BackwardConsumer {
     // kMayHide: with `masks_first`, of a block's first step.
     template <bool kMayHide>
     FS_DEVICE void to_p() {
+        const auto& of = masked_sequence<Kernel>(args, tiles);
+        if constexpr (kNeeds.softcap) to_tanh(args, s);
         if constexpr (Mask::kHides && kMayHide) {
-            if (hides()) hide();
+            if (hides(of)) hide(of);
         }
-        [[maybe_unused]] const float nearest = static_cast<float>(distance());
+        [[maybe_unused]] const float nearest = static_cast<float>(distance(of));
+        if constexpr (kNeeds.softcap) {
+            const auto lse = [&](int j) { return load_statistics(j, 0); };
+            to_capped_weights<Kernel>(args, s, capped, lse, nearest, slope);
+        } else {
+            to_weights(nearest);
+        }
+    }
+
+    FS_DEVICE void to_weights([[maybe_unused]] float nearest) {
         FS_UNROLL
         for (int j = 0; j < kRows / 16; ++j) {
             Chunk lse{};
@@ -197,10 +214,8 @@ struct BackwardConsumer {
                     // What a mask made -inf stays that.
                     x = ptx::fma_rn(x, factor,
                                     -slope * Kernel::Score::distance_at(nearest, 8 * j + i));
-                    if constexpr (!kConfig.fold) {
-                        const u32 shift = lse.word[i / 4 * 2 + i % 2];
-                        x -= __builtin_bit_cast(float, shift);
-                    }
+                    const u32 shift = lse.word[i / 4 * 2 + i % 2];
+                    if constexpr (!kConfig.fold) x -= __builtin_bit_cast(float, shift);
                     x = ptx::ex2(x);
                 } else if constexpr (kConfig.fold) {
                     x = ptx::ex2(x * factor);
@@ -215,7 +230,7 @@ struct BackwardConsumer {
     FS_DEVICE void pack_p(Operand& p, int half) const {
         FS_UNROLL
         for (int i = 16 * half; i < 16 * (half + 1); ++i) {
-            p[i] = ptx::pack2<kConfig.dtype>(s[2 * i], s[2 * i + 1]);
+            p[i] = kNeeds.softcap ? capped[i] : ptx::pack2<kConfig.dtype>(s[2 * i], s[2 * i + 1]);
         }
     }
 
@@ -325,8 +340,8 @@ struct BackwardConsumer {
     FS_DEVICE void advance_q_tile() {
         using Walk = sm90::Walk<Kernel>;
         if constexpr (!Walk::kCounts) return;
-        if (++q_tile == Walk::end_tile(args, first_key)) {
-            q_tile = Walk::first_tile(args, first_key);
+        if (++q_tile == Walk::end_tile(args, first_key, tiles)) {
+            q_tile = Walk::first_tile(args, first_key, tiles);
             if constexpr (kNeeds.alibi) take_head(batch_head + 1);
         }
     }
@@ -342,10 +357,10 @@ struct BackwardConsumer {
     FS_DEVICE i32 begin(i32 first_head, i32 left) {
         FS_UNROLL
         for (int i = 0; i < kConfig.d_head / 2; ++i) dk[i] = dv[i] = 0.0f;
-        q_tile = dq_tile = Walk<Kernel>::first_tile(args, first_key);
+        q_tile = dq_tile = Walk<Kernel>::first_tile(args, first_key, tiles);
         dq_index = first_head * args.q_tiles + dq_tile;
         if constexpr (kNeeds.alibi) take_head(first_head);
-        adds = Walk<Kernel>::is_seen(args, first_key);
+        adds = Walk<Kernel>::is_seen(args, first_key, tiles);
         has_dq = false;
         const i32 skipped = HiddenStep<BackwardConsumer>::skip(*this, left);
         // Fresh registers: what S and dP held before would stay alive through the products.
@@ -487,8 +502,9 @@ struct BackwardConsumer {
         const KvTile tile = KvTile::get(Plan::tile(tiles % Plan::kTileSlots));
         const float factors[2] = {by, by};
         const QTile at{first_key + warpgroup * kWarpgroupRows, 0, tile.kv_head, tile.batch};
-        Output::store_direct(out, OutputBounds{args.k_len, args.d_head}, at, warp * 16 + lane / 4,
-                             lane, gradient, factors);
+        const auto& of = masked_sequence<Kernel>(args, tiles);
+        Output::store_direct(from_first_key(out, of), OutputBounds{of.k_len, args.d_head}, at,
+                             warp * 16 + lane / 4, lane, gradient, factors);
     }
 
     FS_DEVICE void release_tile() const {

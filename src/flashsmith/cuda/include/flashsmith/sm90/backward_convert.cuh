@@ -10,6 +10,7 @@
 #include "flashsmith/ptx/special_register.cuh"
 #include "flashsmith/sm90/output.cuh"
 #include "flashsmith/sm90/output_bounds.cuh"
+#include "flashsmith/sm90/scratch_tiles.cuh"
 
 namespace flashsmith::sm90 {
 
@@ -31,14 +32,26 @@ FS_DEVICE void backward_convert(const Sm90BackwardArgs& args) {
     const u32 batch_head = tile / args.q_tiles;
     const u32 batch = batch_head / args.heads;
     const int lane = threadIdx.x % kWarpLanes, warp = threadIdx.x / kWarpLanes;
-    const i32 first_row = (tile - batch_head * args.q_tiles) * kConfig.q_tile_rows();
+    constexpr i32 kRows = kConfig.q_tile_rows();
+    i32 first_row = (tile - batch_head * args.q_tiles) * kRows;
+    ScratchTile own{};
+    if constexpr (kListed<kNeeds>) {
+        own = ScratchTile::of_rows<kRows>(args, first_row / kRows);
+        if (own.q_len == 0) return;  // the list is shorter than the grid
+        first_row = own.row;
+    }
+    const auto& of = own.template sequence<kNeeds>(args);
 
-    const i32 seen = Mask::seen_before(args, first_row + kConfig.q_tile_rows());
+    const i32 seen = Mask::seen_before(of, first_row + kRows);
     float dq[32];
-    if (seen > Mask::template blocks_before<kKeys>(args, first_row) * kKeys) {
-        const u32 number = kConfig.heads_inner ? tile * kPieces + piece : ptx::ctaid_x();
-        const u64 sums = reinterpret_cast<u64>(args.dq_sums) + static_cast<u64>(number) * 16384 +
-                         warp * 4096 + lane * 16;
+    if (seen > Mask::template blocks_before<kKeys>(of, first_row) * kKeys) {
+        u64 held_at = kConfig.heads_inner ? tile * kPieces + piece : ptx::ctaid_x();
+        if constexpr (kListed<kNeeds>) {
+            const u32 of_head = own.tiles_before + own.row / kRows;
+            held_at = (batch_head * args.q_tiles + of_head) * kPieces + piece;
+        }
+        const u64 sums =
+            reinterpret_cast<u64>(args.dq_sums) + held_at * 16384 + warp * 4096 + lane * 16;
         FS_UNROLL
         for (int r = 0; r < 8; ++r) {
             const Chunk held = ptx::ld_global_16b(sums + r * 512);
@@ -52,11 +65,12 @@ FS_DEVICE void backward_convert(const Sm90BackwardArgs& args) {
     const i32 column = kByRows ? 0 : piece * kPanelColumns;
     TensorArg out = args.dq;
     out.address += column * kElementBytes;
+    if constexpr (kListed<kNeeds>) out.address += own.q_begin * out.seq_stride * kElementBytes;
     const QTile at{first_row + (kByRows ? static_cast<i32>(piece) * kWarpgroupRows : 0), 0,
                    static_cast<i32>(batch_head - batch * args.heads), static_cast<i32>(batch)};
     const float slope = Score<kNeeds>::slope(args);
     const float factors[2] = {slope, slope};
-    Output::store_direct(out, OutputBounds{args.q_len, args.d_head - column}, at,
+    Output::store_direct(out, OutputBounds{of.q_len, args.d_head - column}, at,
                          warp * 16 + lane / 4, lane, dq, factors);
 }
 

@@ -26,12 +26,16 @@ struct BackwardProducer {
     FS_DEVICE void run() {
         publish(draw(), 0);
         for (;; ++tiles) {
-            const KvTile tile = KvTile::get(Plan::tile(tiles % Plan::kTileSlots));
-            if (tile.steps == 0) return;
+            const SmemAddr slot = Plan::tile(tiles % Plan::kTileSlots);
+            const KvTile tile = Kernel::kListed ? KvTile::get_packed(slot) : KvTile::get(slot);
+            if (tile.steps == 0) {
+                if constexpr (Kernel::kListed) Kernel::ListedPlan::end_tails();
+                return;
+            }
             // Asked for here, needed when the rings are full. In order, others wait for the block
             // that a number stands for: it is drawn when this one's loads are out, not before.
             [[maybe_unused]] const u32 early = kConfig.unordered ? draw() : 0;
-            Walk<Kernel> walk(args, tile);
+            Walk<Kernel> walk(args, tile, tiles);
             // In the order of need. V is free before K: a tile's last dQ still reads that.
             load_q(walk, tile.batch);
             load_kv(args.v_map, Plan::kV, Plan::v_full(), Plan::v_empty(), tile);
@@ -39,7 +43,7 @@ struct BackwardProducer {
             load_kv(args.k_map, Plan::kK, Plan::k_full(), Plan::k_empty(), tile);
             ++steps;
             _Pragma("unroll 1") for (i32 left = tile.steps; --left > 0; ++steps) {
-                walk.advance(args);
+                walk.advance(args, tiles);
                 load_q(walk, tile.batch);
                 load_d_o(walk, tile.batch);
                 if (kConfig.unordered && left == tile.steps - 1) publish(early, tiles + 1);
@@ -59,10 +63,34 @@ struct BackwardProducer {
     // Tells the other warps of their tile `count`.
     FS_DEVICE void publish(u32 number, u32 count) const {
         const u32 slot = count % Plan::kTileSlots;
-        const KvTile tile = decode_kv_tile<Kernel>(args, number);
-        ptx::mbarrier_wait(Plan::tile_empty(slot), ~(count / Plan::kTileSlots) & 1);  // all left it
-        tile.put(Plan::tile(slot));
-        ptx::mbarrier_arrive(Plan::tile_full(slot));
+        if constexpr (Kernel::kListed) {
+            wait_for_slot(count);
+            ListedKvTile<Kernel>::put(args, number, count);
+            asm volatile("" : "+r"(count));  // the barrier is found anew: registers are few
+            ptx::mbarrier_arrive(Plan::tile_full(count % Plan::kTileSlots));
+        } else {
+            const KvTile tile = decode_kv_tile<Kernel>(args, number);
+            wait_for_slot(count);
+            tile.put(Plan::tile(slot));
+            ptx::mbarrier_arrive(Plan::tile_full(slot));
+        }
+    }
+
+    // All warps have left the slot of tile `count`.
+    FS_DEVICE void wait_for_slot(u32 count) const {
+        ptx::mbarrier_wait(Plan::tile_empty(count % Plan::kTileSlots),
+                           ~(count / Plan::kTileSlots) & 1);
+    }
+
+    // The barrier that copies into `tile` complete on, which is told of them: `full`, unless rows
+    // behind the end of a sequence are to be cleared first.
+    FS_DEVICE SmemAddr expect(SmemAddr full, u32 bytes, [[maybe_unused]] SmemAddr tile,
+                              [[maybe_unused]] i32 kept, [[maybe_unused]] int rows) const {
+        if constexpr (Kernel::kListed) {
+            if (kept < rows) return Kernel::ListedPlan::send_tail(tile, kept, rows, full, bytes);
+        }
+        ptx::mbarrier_arrive_expect_tx(full, bytes);
+        return full;
     }
 
     FS_DEVICE void load_panels(SmemAddr dst, const TensorMap& map, int rows, SmemAddr full, i32 row,
@@ -77,8 +105,14 @@ struct BackwardProducer {
     FS_DEVICE void load_kv(const TensorMap& map, u32 dst, SmemAddr full, SmemAddr empty,
                            const KvTile& tile) const {
         ptx::mbarrier_wait(empty, ~tiles & 1);  // the tile before has been read
-        ptx::mbarrier_arrive_expect_tx(full, kConfig.kv_bytes());
-        load_panels({dst}, map, kConfig.keys(), full, tile.first_key, tile.kv_head, tile.batch);
+        i32 row = tile.first_key, kept = 0;
+        if constexpr (Kernel::kListed) {
+            const WalkedSequence of = Kernel::ListedPlan::sequence(tiles);
+            kept = of.q_len > 0 ? of.k_len - row : 0;  // nobody looks at keys without rows
+        }
+        const SmemAddr lands = expect(full, kConfig.kv_bytes(), {dst}, kept, kConfig.keys());
+        if constexpr (Kernel::kListed) row += Kernel::ListedPlan::sequence(tiles).k_begin;
+        load_panels({dst}, map, kConfig.keys(), lands, row, tile.kv_head, tile.batch);
     }
 
     FS_DEVICE int stage() const { return steps & 1; }
@@ -87,20 +121,35 @@ struct BackwardProducer {
     FS_DEVICE void load_q(const Walk<Kernel>& walk, i32 batch) const {
         const SmemAddr full = Plan::q_full(stage());
         ptx::mbarrier_wait(Plan::q_empty(stage()), parity());  // the stage has been read
-        ptx::mbarrier_arrive_expect_tx(full, kConfig.q_bytes() + kConfig.statistics_bytes());
-        load_panels(Plan::q(stage()), args.q_map, kConfig.q_tile_rows(), full,
-                    walk.tile * kConfig.q_tile_rows(), walk.batch_head - batch * args.heads, batch);
-        const u64 statistics = reinterpret_cast<u64>(args.statistics) +
-                               static_cast<u64>(walk.index(args)) * kConfig.statistics_bytes();
-        ptx::bulk_load(Plan::statistics(stage()), statistics, kConfig.statistics_bytes(), full);
+        const SmemAddr lands =
+            load_rows(args.q_map, Plan::kQ, full, kConfig.q_bytes() + kConfig.statistics_bytes(),
+                      walk, batch);
+        const u64 statistics =
+            reinterpret_cast<u64>(args.statistics) +
+            static_cast<u64>(walk.index(args, tiles)) * kConfig.statistics_bytes();
+        ptx::bulk_load(Plan::statistics(stage()), statistics, kConfig.statistics_bytes(), lands);
     }
 
     FS_DEVICE void load_d_o(const Walk<Kernel>& walk, i32 batch) const {
         const SmemAddr full = Plan::d_o_full(stage());
         ptx::mbarrier_wait(Plan::d_o_empty(stage()), parity());  // the stage has been read
-        ptx::mbarrier_arrive_expect_tx(full, kConfig.q_bytes());
-        load_panels(Plan::d_o(stage()), args.d_o_map, kConfig.q_tile_rows(), full,
-                    walk.tile * kConfig.q_tile_rows(), walk.batch_head - batch * args.heads, batch);
+        load_rows(args.d_o_map, Plan::kDO, full, kConfig.q_bytes(), walk, batch);
+    }
+
+    FS_DEVICE SmemAddr staged(u32 stages) const { return {stages + stage() * kConfig.q_bytes()}; }
+
+    // Starts copies of the walk's q tile; returns the barrier that they complete on, which was told
+    // of `bytes`.
+    FS_DEVICE SmemAddr load_rows(const TensorMap& map, u32 stages, SmemAddr full, u32 bytes,
+                                 const Walk<Kernel>& walk, i32 batch) const {
+        constexpr i32 kRows = kConfig.q_tile_rows();
+        i32 row = walk.tile * kRows, kept = 0;
+        if constexpr (Kernel::kListed) kept = Kernel::ListedPlan::sequence(tiles).q_len - row;
+        const SmemAddr lands = expect(full, bytes, staged(stages), kept, kRows);
+        if constexpr (Kernel::kListed) row += Kernel::ListedPlan::sequence(tiles).q_begin;
+        load_panels(staged(stages), map, kRows, lands, row, walk.batch_head - batch * args.heads,
+                    batch);
+        return lands;
     }
 };
 
@@ -126,24 +175,30 @@ struct DqAdder {
             const u32 slot = seen % Plan::kTileSlots;
             ptx::mbarrier_wait(Plan::tile_full(slot), seen / Plan::kTileSlots % 2);
             const KvTile tile = KvTile::get(Plan::tile(slot));
-            ptx::mbarrier_arrive(Plan::tile_empty(slot));
+            if constexpr (!Kernel::kListed) ptx::mbarrier_arrive(Plan::tile_empty(slot));
             if (tile.steps == 0) return;
-            if (!Walk<Kernel>::is_seen(args, tile.first_key)) continue;
-            Walk<Kernel> walk(args, tile);
-            _Pragma("unroll 1") for (i32 step = 0; step < tile.steps; ++step) {
-                add(walk, tile.first_key);
-                walk.advance(args);
+            if (!Walk<Kernel>::is_seen(args, tile.first_key, seen)) {
+                if constexpr (Kernel::kListed) ptx::mbarrier_arrive(Plan::tile_empty(slot));
+                continue;
             }
+            Walk<Kernel> walk(args, tile, seen);
+            _Pragma("unroll 1") for (i32 step = 0; step < tile.steps; ++step) {
+                add(walk, tile.first_key, seen);
+                walk.advance(args, seen);
+            }
+            // What the slot says of the sequence is read with every sum.
+            if constexpr (Kernel::kListed) ptx::mbarrier_arrive(Plan::tile_empty(slot));
         }
     }
 
   private:
-    FS_DEVICE void add(const Walk<Kernel>& walk, i32 first_key) {
+    FS_DEVICE void add(const Walk<Kernel>& walk, i32 first_key, u32 tiles) {
         constexpr i32 kKeys = kConfig.keys();
         const i32 row_end = (walk.tile + 1) * kConfig.q_tile_rows();
-        const i32 blocks = (Kernel::Mask::seen_before(args, row_end) + kKeys - 1) / kKeys;
-        const u32 before = blocks - 1 - first_key / kKeys;   // blocks that add before this one
-        const u32 piece = walk.index(args) * 2 + warpgroup;  // a launch has fewer than 2^31
+        const auto& of = masked_sequence<Kernel>(args, tiles);
+        const i32 blocks = (Kernel::Mask::seen_before(of, row_end) + kKeys - 1) / kKeys;
+        const u32 before = blocks - 1 - first_key / kKeys;  // blocks that add before this one
+        const u32 piece = walk.index(args, tiles) * 2 + warpgroup;  // a launch has fewer than 2^31
         const u64 dst =
             reinterpret_cast<u64>(args.dq_sums) + static_cast<u64>(piece) * kConfig.piece_bytes();
         const u32 counter = 1 + piece;

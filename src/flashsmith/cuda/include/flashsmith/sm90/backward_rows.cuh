@@ -7,6 +7,7 @@
 //           hold columns 8 j + 2 lane + e of an accumulator, load four at a time
 //
 // delta = sum of dO ∘ O - dLSE. Rows that do not exist or see no key have a of ∓infinity: P = 0.
+// Where sequences are packed, each has q tiles of its own (sm90/scratch_tiles.cuh).
 // Counters are cleared too, and dQ's sums where nobody stores the first one.
 #pragma once
 
@@ -15,6 +16,7 @@
 #include "flashsmith/ptx/memory.cuh"
 #include "flashsmith/ptx/special_register.cuh"
 #include "flashsmith/ptx/warp.cuh"
+#include "flashsmith/sm90/scratch_tiles.cuh"
 
 namespace flashsmith::sm90 {
 
@@ -35,14 +37,18 @@ struct QueryRow {
 
     const Sm90BackwardArgs& args;
     u32 batch_head, batch;
-    i32 row;
+    i32 row;  // of its sequence
+    ScratchTile of;
 
-    FS_DEVICE bool exists() const { return row < args.q_len; }
+    FS_DEVICE bool exists() const {
+        if constexpr (kListed<kNeeds>) return row < of.q_len;
+        return row < args.q_len;
+    }
 
     FS_DEVICE u64 place(const TensorArg& tensor, u32 chunk) const {
-        const i64 element = batch * tensor.batch_stride +
-                            (batch_head - batch * args.heads) * tensor.head_stride +
-                            static_cast<i64>(row) * tensor.seq_stride + chunk * kChunkElements;
+        const i64 element =
+            batch * tensor.batch_stride + (batch_head - batch * args.heads) * tensor.head_stride +
+            static_cast<i64>(row + of.q_begin) * tensor.seq_stride + chunk * kChunkElements;
         return tensor.address + element * kElementBytes;
     }
 
@@ -66,14 +72,14 @@ struct QueryRow {
     FS_DEVICE void store(float delta) const {
         float lse = kNegativeInfinity;
         if (exists()) {
-            const i64 at = static_cast<i64>(batch_head) * args.q_len + row;
+            const i64 at = static_cast<i64>(batch_head) * args.q_len + row + of.q_begin;
             lse = ptx::ld_global_f32(args.lse + at);
             if (args.dlse != nullptr) {
                 delta = ptx::sub_rn(delta, ptx::ld_global_f32(args.dlse + at));
             }
         }
         const bool sees_none = lse == kNegativeInfinity;
-        const i32 tile = row / kTile, column = row % kTile;
+        const i32 tile = row / kTile + of.tiles_before, column = row % kTile;
         const u64 block = reinterpret_cast<u64>(args.statistics) +
                           (static_cast<u64>(batch_head) * args.q_tiles + tile) *
                               static_cast<u64>(kConfig.statistics_bytes());
@@ -109,16 +115,22 @@ FS_DEVICE void backward_rows(const Sm90BackwardArgs& args) {
         batch_head = batch * args.heads + ptx::ctaid_x() - rest * args.heads;
         block = rest - batch * blocks;
     }
-    const i32 first = block * kRows;
+    i32 first = block * kRows;
+    ScratchTile of{};
+    if constexpr (kListed<kNeeds>) {
+        constexpr i32 kTile = kConfig.q_tile_rows();
+        of = ScratchTile::of_rows<kTile>(args, first / kTile);
+        first = of.row + first % kTile;
+    }
     const QueryRow<kConfig, kNeeds> row{args, batch_head, batch_head / args.heads,
-                                        first + static_cast<i32>(threadIdx.x / kLanes)};
+                                        first + static_cast<i32>(threadIdx.x / kLanes), of};
 
     float delta = row.product(chunk);
     FS_UNROLL
     for (int distance = kLanes / 2; distance > 0; distance /= 2) {
         delta = ptx::add_rn(delta, ptx::shfl_bfly(delta, distance));
     }
-    if (chunk == 0) row.store(delta);
+    if (chunk == 0 && (!kListed<kNeeds> || of.is_read)) row.store(delta);
 
     const u64 thread = static_cast<u64>(ptx::ctaid_x()) * kConfig.threads() + threadIdx.x;
     if (thread < args.n_counters) args.counters[thread] = 0;

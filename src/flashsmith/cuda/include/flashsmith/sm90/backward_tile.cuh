@@ -5,6 +5,7 @@
 #include "flashsmith/attention/score.cuh"
 #include "flashsmith/ptx/memory.cuh"
 #include "flashsmith/ptx/warpgroup.cuh"
+#include "flashsmith/sm90/backward_listed.cuh"
 #include "flashsmith/sm90/backward_order.cuh"
 #include "flashsmith/sm90/backward_plan.cuh"
 
@@ -14,8 +15,10 @@ template <Sm90TilesConfig kConfigArg, Needs kNeedsArg>
 struct BackwardKernel {
     static constexpr Sm90TilesConfig kConfig = kConfigArg;
     static constexpr Needs kNeeds = kNeedsArg;
+    static constexpr bool kListed = flashsmith::kListed<kNeeds>;
     using Args = Sm90BackwardArgs;
     using Plan = BackwardPlan<kConfig>;
+    using ListedPlan = BackwardListedPlan<kConfig>;
     using Mask = flashsmith::Mask<kNeeds.causal, kNeeds.ragged_k, kNeeds.window_left>;
     using Score = flashsmith::Score<kNeeds>;
 };
@@ -38,6 +41,17 @@ struct KvTile {
         return {static_cast<i32>(words.word[0]), static_cast<i32>(words.word[1]),
                 static_cast<i32>(words.word[2]), static_cast<i32>(words.word[3])};
     }
+
+    static FS_DEVICE void put_steps(SmemAddr slot, i32 steps) {
+        ptx::st_shared_b32(slot + 4, static_cast<u32>(steps));
+    }
+
+    // Of packed sequences, which are a batch of one.
+    static FS_DEVICE KvTile get_packed(SmemAddr slot) {
+        KvTile tile = get(slot);
+        tile.batch = 0;
+        return tile;
+    }
 };
 
 // The q tiles that a kv block is walked with: head after head of its group, of each from the first
@@ -49,33 +63,72 @@ struct Walk {
     static constexpr bool kCounts = (Kernel::kNeeds.causal && !Kernel::kConfig.masks_first) ||
                                     Kernel::kNeeds.window_left || Kernel::kNeeds.alibi;
 
+    using Args = typename Kernel::Args;
+
+    // Of a sequence: where all are equal, the arguments.
+
     // Whether any row sees the block. If none does, one step is made all the same, with every key
     // hidden, for gradients that are zero; nothing is added to dQ.
-    static FS_DEVICE bool is_seen(const typename Kernel::Args& args, i32 first_key) {
-        if (Kernel::kNeeds.window_left && last_row(args, first_key) < 0) return false;
-        return Kernel::Mask::first_row_of(args, first_key) < args.q_tiles * kRows;
+    template <class Sequence>
+    static FS_DEVICE bool is_seen(const Sequence& of, i32 first_key) {
+        if (Kernel::kNeeds.window_left && last_row(of, first_key) < 0) return false;
+        return Kernel::Mask::first_row_of(of, first_key) < of.q_tiles * kRows;
     }
 
     // The last row that sees a key of the block, were there rows and keys enough.
-    static FS_DEVICE i32 last_row(const typename Kernel::Args& args, i32 first_key) {
-        return Kernel::Mask::last_row_of(args, first_key + Kernel::kConfig.keys() - 1);
+    template <class Sequence>
+    static FS_DEVICE i32 last_row(const Sequence& of, i32 first_key) {
+        return Kernel::Mask::last_row_of(of, first_key + Kernel::kConfig.keys() - 1);
     }
 
-    static FS_DEVICE i32 first_tile(const typename Kernel::Args& args, i32 first_key) {
+    template <class Sequence>
+    static FS_DEVICE i32 first_tile(const Sequence& of, i32 first_key) {
         if constexpr (!Kernel::kNeeds.causal) return 0;
-        const i32 row = max(Kernel::Mask::first_row_of(args, first_key), 0);
-        return min(row / kRows, args.q_tiles - 1);
+        const i32 row = max(Kernel::Mask::first_row_of(of, first_key), 0);
+        return min(row / kRows, of.q_tiles - 1);
     }
 
     // The q tile behind the last one.
-    static FS_DEVICE i32 end_tile(const typename Kernel::Args& args, i32 first_key) {
-        if constexpr (!Kernel::kNeeds.window_left) return args.q_tiles;
-        return min(max(last_row(args, first_key), 0) / kRows + 1, args.q_tiles);
+    template <class Sequence>
+    static FS_DEVICE i32 end_tile(const Sequence& of, i32 first_key) {
+        if constexpr (!Kernel::kNeeds.window_left) return of.q_tiles;
+        return min(max(last_row(of, first_key), 0) / kRows + 1, of.q_tiles);
     }
 
-    static FS_DEVICE i32 steps(const typename Kernel::Args& args, i32 first_key) {
+    static FS_DEVICE i32 steps(const Args& args, i32 first_key) {
         if (!is_seen(args, first_key)) return 1;
         return args.kv_group * (end_tile(args, first_key) - first_tile(args, first_key));
+    }
+
+    // Of the kv block that is number `tiles` of a CTA: from the arguments, or as the producer has
+    // told it.
+
+    static FS_DEVICE bool is_seen(const Args& args, i32 first_key, [[maybe_unused]] u32 tiles) {
+        if constexpr (Kernel::kListed) {
+            const WalkedRows told = Kernel::ListedPlan::rows(tiles);
+            return told.first < told.end;
+        } else {
+            return is_seen(args, first_key);
+        }
+    }
+    static FS_DEVICE i32 first_tile(const Args& args, i32 first_key, [[maybe_unused]] u32 tiles) {
+        if constexpr (Kernel::kListed)
+            return Kernel::ListedPlan::rows(tiles).first;
+        else
+            return first_tile(args, first_key);
+    }
+    static FS_DEVICE i32 end_tile(const Args& args, i32 first_key, [[maybe_unused]] u32 tiles) {
+        if constexpr (Kernel::kListed)
+            return Kernel::ListedPlan::rows(tiles).end;
+        else
+            return end_tile(args, first_key);
+    }
+    // q tiles of a head in scratch memory before those of the sequence.
+    static FS_DEVICE i32 tiles_before([[maybe_unused]] u32 tiles) {
+        if constexpr (Kernel::kListed)
+            return Kernel::ListedPlan::rows(tiles).tiles_before;
+        else
+            return 0;
     }
 
     i32 first;       // q tile of each head that sees a key
@@ -83,25 +136,51 @@ struct Walk {
     i32 tile;        // where the walk is
     i32 batch_head;  // of Q
 
-    FS_DEVICE Walk(const typename Kernel::Args& args, const KvTile& at)
-        : first(first_tile(args, at.first_key)),
-          end(end_tile(args, at.first_key)),
+    FS_DEVICE Walk(const Args& args, const KvTile& at, u32 tiles)
+        : first(first_tile(args, at.first_key, tiles)),
+          end(end_tile(args, at.first_key, tiles)),
           tile(first),
           batch_head(at.batch * args.heads + at.kv_head * args.kv_group) {}
 
-    FS_DEVICE void advance(const typename Kernel::Args& args) {
-        const i32 behind = Kernel::kNeeds.window_left ? end : args.q_tiles;
-        if (++tile == behind) {
-            tile = first;
-            ++batch_head;
+    FS_DEVICE void advance(const Args& args, [[maybe_unused]] u32 tiles) {
+        if constexpr (Kernel::kListed) {  // the slot is read again: registers are few
+            if (++tile == Kernel::ListedPlan::rows(tiles).end) {
+                tile = Kernel::ListedPlan::rows(tiles).first;
+                ++batch_head;
+            }
+        } else {
+            const i32 behind = Kernel::kNeeds.window_left ? end : args.q_tiles;
+            if (++tile == behind) {
+                tile = first;
+                ++batch_head;
+            }
         }
     }
 
-    // Of all q tiles of the launch.
-    FS_DEVICE u32 index(const typename Kernel::Args& args) const {
-        return static_cast<u32>(batch_head * args.q_tiles + tile);
+    // Of all q tiles in scratch memory.
+    FS_DEVICE u32 index(const Args& args, u32 tiles) const {
+        return static_cast<u32>(batch_head * args.q_tiles + tile + tiles_before(tiles));
     }
 };
+
+// The sequence of number `tiles` of a CTA, as masks ask for it.
+template <class Kernel>
+FS_DEVICE decltype(auto) masked_sequence(const typename Kernel::Args& args,
+                                         [[maybe_unused]] u32 tiles) {
+    if constexpr (Kernel::kListed) {
+        const WalkedSequence told = Kernel::ListedPlan::sequence(tiles);
+        const i32 alignment = Kernel::ListedPlan::rows(tiles).alignment;
+        return ListedSequence{told.q_begin,
+                              told.k_begin,
+                              told.q_len,
+                              told.k_len,
+                              alignment + args.diagonal,
+                              alignment + args.left_diagonal,
+                              alignment + args.position};
+    } else {
+        return (args);
+    }
+}
 
 // Number `index` of the launch: block after block of a section's heads, then the next section.
 // In order, blocks that add to a q tile first come first, so that who waits for a sum waits for a
@@ -130,5 +209,73 @@ FS_DEVICE KvTile decode_kv_tile(const typename Kernel::Args& args, u32 index) {
     return {first_key, Walk<Kernel>::steps(args, first_key),
             static_cast<i32>(batch_head - batch * args.kv_heads), static_cast<i32>(batch)};
 }
+
+// The same from a list of kv blocks, the longest sequences first: for the CTA's number `tiles`, into
+// its slot. The blocks of a sequence stand together in the list: an entry says which sequence a
+// number is of. What is known goes to the slot at once and is read again: registers are few.
+template <class Kernel>
+struct ListedKvTile {
+    using Args = typename Kernel::Args;
+    using Walk = sm90::Walk<Kernel>;
+    using Listed = typename Kernel::ListedPlan;
+    static constexpr i32 kKeys = Kernel::kConfig.keys();
+    struct Sequence : ListedSequence {
+        i32 q_tiles;
+    };
+
+    static FS_DEVICE void put(const Args& args, u32 index, u32 tiles) {
+        const TileList list(args.k_list);
+        if (index >= static_cast<u32>(list.entries) * args.kv_heads) {
+            return put_tile(tiles, {0, 0, 0, 0});
+        }
+        const i32 first = put_sequence(args, list.entry_at(index / args.kv_heads), tiles);
+        put_tile(tiles, block(args, index - static_cast<u32>(first * args.kv_heads), tiles));
+        asm volatile("" : "+r"(tiles));  // the slot is found anew: kept, it would take a register
+        put_walk(args, tiles);
+    }
+
+  private:
+    static FS_DEVICE void put_tile(u32 tiles, const KvTile& tile) {
+        tile.put(Kernel::Plan::tile(tiles % Kernel::Plan::kTileSlots));
+    }
+
+    // Returns the entry of the sequence's first block.
+    static FS_DEVICE i32 put_sequence(const Args& args, u64 entry, u32 tiles) {
+        Listed::put(tiles, __builtin_bit_cast(WalkedSequence, ptx::ld_global_16b(entry)));
+        const ListedTile of = transposed(ListedTile::get(entry));
+        // A sequence without rows is walked with the q tile that belongs to nobody.
+        const i32 before = of.q_len > 0 ? first_scratch_tile<Walk::kRows>(of) : args.q_tiles - 1;
+        Listed::put(tiles, WalkedRows{0, 0, before, of.alignment});
+        return of.first;
+    }
+
+    // Number `index` of a sequence's blocks, of all heads; steps are not known.
+    static FS_DEVICE KvTile block(const Args& args, u32 index, u32 tiles) {
+        const WalkedSequence of = Listed::sequence(tiles);
+        const u32 k_tiles = (of.k_len + kKeys - 1) / kKeys;
+        const u32 together = max(1, min(args.section_rows / max(of.q_len, 1), args.kv_heads));
+        const u32 section = index / (together * k_tiles);
+        const u32 rest = index - section * together * k_tiles;
+        const u32 heads = min(together, args.kv_heads - section * together);
+        const u32 turn = rest / heads;
+        const u32 head = section * together + rest - turn * heads;
+        return {static_cast<i32>(k_tiles - 1 - turn) * kKeys, 0, static_cast<i32>(head), 0};
+    }
+
+    // The q tiles that the block is walked with, and the steps.
+    static FS_DEVICE void put_walk(const Args& args, u32 tiles) {
+        const SmemAddr slot = Kernel::Plan::tile(tiles % Kernel::Plan::kTileSlots);
+        const i32 first_key = KvTile::get(slot).first_key;
+        const ListedSequence& of = masked_sequence<Kernel>(args, tiles);
+        const Sequence sequence{of, max((of.q_len + Walk::kRows - 1) / Walk::kRows, 1)};
+        const i32 first = Walk::first_tile(sequence, first_key);
+        i32 end = first;  // of a block that no row sees
+        if (of.q_len > 0 && Walk::is_seen(sequence, first_key)) {
+            end = Walk::end_tile(sequence, first_key);
+        }
+        Listed::put_walk(tiles, first, end);
+        KvTile::put_steps(slot, max(args.kv_group * (end - first), 1));
+    }
+};
 
 }  // namespace flashsmith::sm90

@@ -24,6 +24,7 @@
 #include "flashsmith/ptx/tma.cuh"
 #include "flashsmith/ptx/warpgroup.cuh"
 #include "flashsmith/ptx/wgmma/m64n256.cuh"
+#include "flashsmith/sm90/backward_cap.cuh"
 #include "flashsmith/sm90/backward_products.cuh"
 #include "flashsmith/sm90/backward_tile.cuh"
 #include "flashsmith/sm90/output.cuh"
@@ -139,26 +140,28 @@ struct WideConsumer {
 
     FS_DEVICE i32 key() const { return first_key + warp * 16 + lane / 4; }
 
-    FS_DEVICE void hide(Scores& s) const {
+    template <class Sequence>
+    FS_DEVICE void hide(Scores& s, const Sequence& of) const {
         const i32 column = q_tile * kRows + lane % 4 * 2;
         FS_UNROLL
         for (int half = 0; half < 2; ++half) {
             const i32 of_half = key() + 8 * half;
-            i32 first = Mask::first_row_of(args, of_half);
-            if (kNeeds.ragged_k && of_half >= args.k_len) first = 1 << 30;  // no row sees it
+            i32 first = Mask::first_row_of(of, of_half);
+            if (kNeeds.ragged_k && of_half >= of.k_len) first = 1 << 30;  // no row sees it
             hide_columns_before(s, half, first - column);
             if constexpr (kNeeds.window_left) {
                 hide_columns_of_row<0, kRows / 2>(s, half,
-                                                  Mask::last_row_of(args, of_half) + 1 - column);
+                                                  Mask::last_row_of(of, of_half) + 1 - column);
             }
         }
     }
 
     // Whether some row of the q tile does not see some key.
-    FS_DEVICE bool hides() const {
+    template <class Sequence>
+    FS_DEVICE bool hides(const Sequence& of) const {
         const i32 row = q_tile * kRows;
-        return Mask::template hides_before<kRows>(args, first_key + kKeys, row, 0) ||
-               Mask::template hides_after<kRows>(args, first_key, row, 0);
+        return Mask::template hides_before<kRows>(of, first_key + kKeys, row, 0) ||
+               Mask::template hides_after<kRows>(of, first_key, row, 0);
     }
 
     // Two statistics of each of two column groups: of columns 16 j + 2 (lane % 4) + {0, 1, 8, 9}.
@@ -172,15 +175,8 @@ struct WideConsumer {
     // Where this thread's part of P goes over.
     FS_DEVICE SmemAddr p_address() const { return {Plan::kP + warp * 4096 + lane * 16}; }
 
-    // P, to the other warpgroup and packed. kMayHide: with `masks_first`, of a block's first step.
-    template <bool kMayHide>
-    FS_DEVICE void make_p(Scores& s) {
-        if constexpr (Mask::kHides && kMayHide) {
-            if (hides()) hide(s);
-        }
+    FS_DEVICE void to_weights(Scores& s, [[maybe_unused]] float nearest) const {
         const float factor = Kernel::Score::product_factor(args);
-        [[maybe_unused]] const float nearest =
-            static_cast<float>(key() - (q_tile * kRows + lane % 4 * 2 + args.position));
         FS_UNROLL
         for (int j = 0; j < kRows / 16; ++j) {
             const Chunk lse = load_statistics(j, 0);
@@ -195,6 +191,25 @@ struct WideConsumer {
                 x = ptx::ex2(ptx::fma_rn(x, factor, -shift));
             }
         }
+    }
+
+    // P, to the other warpgroup and packed; with a cap, to the other times the slopes of scores.
+    // kMayHide: with `masks_first`, of a block's first step.
+    template <bool kMayHide>
+    FS_DEVICE void make_p(Scores& s) {
+        const auto& of = masked_sequence<Kernel>(args, tiles);
+        if constexpr (kNeeds.softcap) to_tanh(args, s);
+        if constexpr (Mask::kHides && kMayHide) {
+            if (hides(of)) hide(s, of);
+        }
+        [[maybe_unused]] const float nearest =
+            static_cast<float>(key() - (q_tile * kRows + lane % 4 * 2 + of.position));
+        if constexpr (kNeeds.softcap) {
+            const auto lse = [&](int j) { return load_statistics(j, 0); };
+            to_capped_weights<Kernel>(args, s, operand, lse, nearest, slope);
+        } else {
+            to_weights(s, nearest);
+        }
         ptx::mbarrier_wait(Plan::p_empty(), ~steps & 1);  // P before has been read
         FS_UNROLL
         for (int r = 0; r < 8; ++r) {
@@ -204,7 +219,7 @@ struct WideConsumer {
         ptx::bar_warp_sync();  // all lanes have written theirs
         arrive(Plan::p_full());
         FS_UNROLL
-        for (int i = 0; i < kRows / 4; ++i) {
+        for (int i = 0; !kNeeds.softcap && i < kRows / 4; ++i) {
             operand[i] = ptx::pack2<kConfig.dtype>(s[2 * i], s[2 * i + 1]);
         }
     }
@@ -270,7 +285,8 @@ struct WideConsumer {
             count_sum();
             constexpr i32 kBlock = kKeys;
             const i32 row_end = (dq_tile + 1) * kRows;
-            const i32 blocks = (Mask::seen_before(args, row_end) + kBlock - 1) / kBlock;
+            const auto& of = masked_sequence<Kernel>(args, tiles);
+            const i32 blocks = (Mask::seen_before(of, row_end) + kBlock - 1) / kBlock;
             before = blocks - 1 - first_key / kBlock;
             if (kConfig.rising && rising) before = first_key / kBlock;
             counter = args.counters + 1 + rows_index(part);
@@ -307,18 +323,19 @@ struct WideConsumer {
 
     FS_DEVICE void advance_dq() {
         ++dq_index;
-        if constexpr (!Walk::kCounts) ++dq_tile;
-        if (Walk::kCounts && ++dq_tile == Walk::end_tile(args, first_key)) {
+        if constexpr (!Walk::kCounts && !Kernel::kListed) ++dq_tile;
+        if ((Walk::kCounts || Kernel::kListed) &&
+            ++dq_tile == Walk::end_tile(args, first_key, tiles)) {
             const i32 behind = args.q_tiles - dq_tile;
-            dq_tile = Walk::first_tile(args, first_key);
+            dq_tile = Walk::first_tile(args, first_key, tiles);
             dq_index += behind + dq_tile;
         }
     }
 
     FS_DEVICE void advance_q_tile() {
         if constexpr (!Walk::kCounts || !kMakesP) return;
-        if (++q_tile == Walk::end_tile(args, first_key)) {
-            q_tile = Walk::first_tile(args, first_key);
+        if (++q_tile == Walk::end_tile(args, first_key, tiles)) {
+            q_tile = Walk::first_tile(args, first_key, tiles);
             if constexpr (kNeeds.alibi) take_head(batch_head + 1);
         }
     }
@@ -334,11 +351,11 @@ struct WideConsumer {
     FS_DEVICE void begin(i32 first_head) {
         FS_UNROLL
         for (int i = 0; i < kConfig.d_head / 2; ++i) gradient[i] = 0.0f;
-        q_tile = dq_tile = Walk::first_tile(args, first_key);
-        dq_index = first_head * args.q_tiles + dq_tile;
+        q_tile = dq_tile = Walk::first_tile(args, first_key, tiles);
+        dq_index = first_head * args.q_tiles + dq_tile + Walk::tiles_before(tiles);
         if constexpr (kNeeds.alibi && kMakesP) take_head(first_head);
         if constexpr (kConfig.rising) rising = rises<Kernel>(args, first_head / args.kv_group);
-        adds = Walk::is_seen(args, first_key);
+        adds = Walk::is_seen(args, first_key, tiles);
         has_dq = false;
         Scores first;
         ptx::mbarrier_wait(kMakesP ? Plan::k_full() : Plan::v_full(), tiles & 1);  // has landed
@@ -426,8 +443,10 @@ struct WideConsumer {
         const float by = kMakesP ? 1.0f : Kernel::Score::slope(args);
         const float factors[2] = {by, by};
         const QTile at{first_key, 0, tile.kv_head, tile.batch};
-        Output::store_direct(kMakesP ? args.dv : args.dk, OutputBounds{args.k_len, args.d_head}, at,
-                             warp * 16 + lane / 4, lane, gradient, factors);
+        const auto& of = masked_sequence<Kernel>(args, tiles);
+        Output::store_direct(from_first_key(kMakesP ? args.dv : args.dk, of),
+                             OutputBounds{of.k_len, args.d_head}, at, warp * 16 + lane / 4, lane,
+                             gradient, factors);
         ptx::bar_warp_sync();  // all lanes have read the slot
         arrive(Plan::tile_empty(tiles % Plan::kTileSlots));
     }
