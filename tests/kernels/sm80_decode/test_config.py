@@ -123,10 +123,19 @@ def test_something_is_chosen_that_fits_every_architecture(width, q_len):
     problem = replace(PROBLEM, d_head=width, q_len=q_len)
     for arch in ("sm_80", "sm_86", "sm_90a", "sm_120"):
         config = choose(problem, arch).config
-        family = "sm90_decode" if arch == "sm_90a" else "sm80_decode"
-        assert family == config.NAME
+        assert config.NAME == "sm80_decode"
         assert config.B_r >= 4 * q_len
         config.require_buildable(get_arch(arch))
+
+
+@pytest.mark.parametrize("q_len", [1, 2])
+def test_boxes_are_chosen_for_pages_of_more_than_a_few_rows(q_len):
+    paged = replace(PROBLEM, q_len=q_len, k_lengths=True, page=16, pages=600)
+    family = "sm90_decode" if q_len * paged.group > 4 else "sm80_decode"
+    assert choose(paged, "sm_90a").config.NAME == family
+    assert choose(paged, "sm_80").config.NAME == "sm80_decode"
+    odd = replace(paged, page=5)  # no boxes of whole kv blocks
+    assert choose(odd, "sm_90a").config.NAME == "sm80_decode"
 
 
 def test_many_rows_and_few_keys_are_left_to_forward_kernels():

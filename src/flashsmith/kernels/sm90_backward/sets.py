@@ -21,8 +21,8 @@ _ENDS = {
     64: {
         FULL: "adders_3+early_polls+section_20+heads_inner",
         HIDING: "masks_first+adders_3+early_polls+rising+section_20+heads_inner",
-        FREE_FULL: "unordered+heads_inner",
-        FREE_HIDING: "unordered+masks_first+short_last+section_10",
+        FREE_FULL: "dq_red+unordered+heads_inner",
+        FREE_HIDING: "dq_red+unordered+masks_first+short_last+section_10",
         SECTIONS: "sections",
         ONE_BY_ONE: "",
     },
