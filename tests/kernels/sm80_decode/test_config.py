@@ -132,7 +132,7 @@ def test_something_is_chosen_that_fits_every_architecture(width, q_len):
 def test_boxes_are_chosen_for_pages_of_more_than_a_few_rows(q_len):
     paged = replace(PROBLEM, q_len=q_len, k_lengths=True, page=16, pages=600)
     family = "sm90_decode" if q_len * paged.group > 4 else "sm80_decode"
-    assert choose(paged, "sm_90a").config.NAME == family
+    assert family == choose(paged, "sm_90a").config.NAME
     assert choose(paged, "sm_80").config.NAME == "sm80_decode"
     odd = replace(paged, page=5)  # no boxes of whole kv blocks
     assert choose(odd, "sm_90a").config.NAME == "sm80_decode"
