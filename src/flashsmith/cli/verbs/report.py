@@ -30,7 +30,7 @@ def command(
 ) -> None:
     """Write one self-contained HTML page: works offline, no server, light and dark.
 
-    Example: flashsmith report benchmarks/results/h200/hopper.jsonl -o report.html
+    Example: flashsmith report benchmarks/results/h200/tune.jsonl -o report.html
     """
     data = gather(records or [])
     if data.is_empty:
