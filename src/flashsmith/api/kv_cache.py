@@ -258,8 +258,8 @@ def _append(
             )
     if lengths is None:
         raise ArgumentError(
-            "k and v are given and cache_seqlens is not; say behind how many keys of each sequence "
-            "they belong."
+            "k and v are given and cache_seqlens is not; pass how many keys each sequence has "
+            "before them."
         )
     page = k_cache.shape[1]
     capacity = page if table is None else page * table.shape[1]
