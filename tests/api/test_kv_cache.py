@@ -190,7 +190,7 @@ BAD = {
     "no lengths": (
         {"k": NEW[0], "v": NEW[1]},
         ArgumentError,
-        "cache_seqlens is not; pass how many",
+        "cache_seqlens is not; pass how",
     ),
     "no v": ({"k": NEW[0], **ONE}, ArgumentError, "v has shape None; new rows of k and v must"),
     "wide": (
