@@ -150,6 +150,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--calls", type=int, default=200)
     parser.add_argument("--parts", nargs="+", default=["warm", "first"], choices=("warm", "first"))
+    parser.add_argument("--first", nargs="+", default=["torch tensors"], help="or mma.sync")
     parser.add_argument("-o", dest="output", type=Path)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -176,7 +177,7 @@ def measured(versions: dict[str, Version], arguments) -> list[tuple[str, dict]]:
     results = []
     if "first" in arguments.parts:
         two = {name: versions[name] for name in (OTHER, THIS)}
-        for case in ("torch tensors", "mma.sync"):
+        for case in arguments.first:
             results += [("first call", r) for r in first_results(case, first(two, case))]
     if "warm" in arguments.parts:
         times = warm(versions, arguments.rounds, arguments.calls)

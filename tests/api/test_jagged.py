@@ -102,7 +102,7 @@ def _gaps(x):
         (lambda q, k, v: ((_gaps(q), k, v), {}), r"pass q\.contiguous\(\)"),
         (lambda q, k, v: ((q, k, jagged(list(v.unbind()))), {}), "k and v have offsets of"),
         (lambda q, k, v: ((q.transpose(1, 2), k, v), {}), "number 1 must be the ragged one"),
-        (lambda q, k, v: ((jagged(drawn((3,), 3)), k, v), {}), "q has 1 sequences and k 4"),
+        (lambda q, k, v: ((jagged(drawn((3,), 3)), k, v), {}), "q has 1 sequences and k has 4"),
         (lambda q, k, v: ((q, k, v), {"out": q.values()}), "out is given and q is a nested"),
         (
             lambda q, k, v: ((q, k, v), {"k_lengths": torch.ones(4, dtype=torch.int32)}),

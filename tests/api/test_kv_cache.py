@@ -180,14 +180,18 @@ BAD = {
     "leftpad": (
         {"cache_leftpad": 1, "block_table": TABLE, **ONE},
         Unsupported,
-        "let rows and keys of a sequence begin with its first",
+        "every sequence must begin with its first key",
     ),
     "both": (
         {"cache_batch_idx": LENGTHS, "block_table": TABLE},
         ArgumentError,
         "drop cache_batch_idx",
     ),
-    "no lengths": ({"k": NEW[0], "v": NEW[1]}, ArgumentError, "cache_seqlens is not; say behind"),
+    "no lengths": (
+        {"k": NEW[0], "v": NEW[1]},
+        ArgumentError,
+        "cache_seqlens is not; pass how",
+    ),
     "no v": ({"k": NEW[0], **ONE}, ArgumentError, "v has shape None; new rows of k and v must"),
     "wide": (
         {"k": NEW[0][..., :8], "v": NEW[1][..., :8], **ONE},

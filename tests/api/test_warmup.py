@@ -235,7 +235,7 @@ def test_shapes_seen_in_one_run_are_warmed_up_in_another(gpu, monkeypatch, tmp_p
 def test_a_log_that_is_none_is_refused_by_its_line(tmp_path):
     log = tmp_path / "shapes.jsonl"
     log.write_text('{"problem": {"batch": 1}}\n')
-    with pytest.raises(DamagedFile, match=r"line 1 of .* is not one of a log of shapes"):
+    with pytest.raises(DamagedFile, match=r"line 1 of .* does not belong to a log of shapes"):
         flashsmith.warmup(log=log)
 
 

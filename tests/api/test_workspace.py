@@ -43,7 +43,7 @@ def test_a_workspace_of_the_stated_size_will_do_and_a_smaller_one_is_refused(emu
     found = flash_attn_with_kvcache(q, k, v, cache_seqlens=lengths, out=out, workspace=room)
     assert found is out
     assert np.asarray(out).tobytes() == np.asarray(plain).tobytes()
-    says = rf"workspace has {NEEDED - 1:,} bytes and this call needs {NEEDED:,}; ask"
+    says = rf"workspace has {NEEDED - 1:,} bytes and this call needs {NEEDED:,}; pass at least"
     with pytest.raises(ArgumentError, match=says):
         flash_attention(q, k, v, k_lengths=lengths, workspace=room[1:])
     words = make(np.zeros(NEEDED, np.float32))

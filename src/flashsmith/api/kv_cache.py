@@ -299,8 +299,8 @@ def _require_new_rows(
         ops.require_writable(name, array, cache)
     if lengths is None:
         raise ArgumentError(
-            "k and v are given and cache_seqlens is not; say behind how many keys of each sequence "
-            "they belong."
+            "k and v are given and cache_seqlens is not; pass how many keys each sequence has "
+            "before them."
         )
     if ops.address(caches[0]) == ops.address(caches[1]) and 0 not in k_cache.shape:
         raise ArgumentError(

@@ -138,13 +138,13 @@ def require_room(
         )
     if workspace.shape[0] < needed:
         raise ArgumentError(
-            f"workspace has {workspace.shape[0]:,} bytes and this call needs {needed:,}; ask "
-            f"flashsmith.workspace_bytes, and pass so many."
+            f"workspace has {workspace.shape[0]:,} bytes and this call needs {needed:,}; pass at "
+            f"least as many as flashsmith.workspace_bytes says."
         )
     if needed and (workspace.address % ALIGNED_BYTES or workspace.strides[0] != 1):
         raise ArgumentError(
-            "workspace does not begin at a multiple of 16 bytes, or has gaps; pass memory of an "
-            "allocator as it is."
+            "workspace does not begin at a multiple of 16 bytes, or has gaps; pass memory as an "
+            "allocator gives it."
         )
     if needed:
         _require_apart(workspace, others)

@@ -130,8 +130,8 @@ def _require_pages_of_packed_rows(tables: TableViews) -> None:
         )
     if "cu_seqlens_k" in tables:
         raise ArgumentError(
-            "cu_seqlens_k and block_table are both given; keys in pages are not packed; pass their "
-            "numbers as k_lengths."
+            "cu_seqlens_k and block_table are both given; keys in pages are not packed; pass how "
+            "many each sequence has as k_lengths."
         )
 
 
@@ -304,11 +304,11 @@ def require_boundaries(tables: ArrayTables, q: Array, k: Array, options: CallOpt
             if not 0 <= number <= rows:
                 raise ArgumentError(
                     f"{name}[{index}] is {number} and {name[-1]} has {rows} rows; boundaries must "
-                    f"be from 0 to that."
+                    f"be from 0 to {rows}."
                 )
         for index, (before, number) in enumerate(pairwise(numbers), start=1):
             if number < before:
                 raise ArgumentError(
                     f"{name}[{index}] is {number} and {name}[{index - 1}] is {before}; boundaries "
-                    f"must not fall."
+                    f"must not decrease."
                 )

@@ -43,7 +43,7 @@ def check_model(model: Foreign) -> None:
         say_once(
             f"{name} position bias",
             f"{name} adds a learnt bias of positions to scores; flashsmith has no gradients of "
-            f"it, so that training steps will be refused: {instead(model)} to train. Inference is "
+            f"it, so training steps will be refused: {instead(model)} to train. Inference is "
             f"not affected.",
         )
     width = _width_of(config)
@@ -57,7 +57,7 @@ def check_model(model: Foreign) -> None:
             say_once(
                 f"{name} {dropout}",
                 f"{name} has {dropout}={getattr(config, dropout)} in its configuration; flashsmith "
-                f"has no dropout, so that training steps will be refused: set it to 0.0 to train. "
+                f"has no dropout, so training steps will be refused: set it to 0.0 to train. "
                 f"Inference is not affected.",
             )
 

@@ -40,7 +40,7 @@ class KernelConfig(Knobs):
     @property
     @abstractmethod
     def tile_q(self) -> int:
-        """Rows of Q that one block owns."""
+        """Rows of Q that one cta owns."""
 
     @property
     @abstractmethod
@@ -50,11 +50,11 @@ class KernelConfig(Knobs):
     @property
     @abstractmethod
     def threads(self) -> int:
-        """Threads of one block."""
+        """Threads of one cta."""
 
     @abstractmethod
     def smem_bytes(self, elem_size: int = 2) -> int:
-        """Dynamic shared memory of one block."""
+        """Dynamic shared memory of one cta."""
 
     @property
     def numeric_class(self) -> str:
@@ -121,7 +121,7 @@ class KernelConfig(Knobs):
         return None
 
     def require_buildable(self, arch: Arch | None = None) -> None:
-        """Raises unless the configuration can be built, and fits a block of `arch` if given."""
+        """Raises unless the configuration can be built, and fits a cta of `arch` if given."""
         refusal = self.refusal()
         if refusal is not None:
             raise Unsupported(f"{self.short_form()}: {refusal}.")

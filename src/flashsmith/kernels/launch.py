@@ -43,7 +43,7 @@ class Launch:
     scratch_bytes: int = 0
     # What of this launch decides, beside the configuration, in which order sums are taken.
     sum_order: str = ""
-    # Whether tiles are split so that no block waits for the others' last wave.
+    # Whether tiles are split so that no cta waits for the others' last wave.
     ends_together: bool = False
     # How every tile is cut along the keys and what that follows from, in words, where it is.
     cut: str = ""

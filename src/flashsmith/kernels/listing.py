@@ -37,7 +37,7 @@ class ListingConfig(KernelConfig):
 
     @property
     def threads(self) -> int:
-        """Threads of one block."""
+        """Threads of one cta."""
         return self.n_threads
 
     @classmethod

@@ -41,7 +41,7 @@ def require_one_width(d_qk: int, d_v: int) -> None:
     found = f"q has d_head {d_qk} and v has {d_v}; the kernels need one d_head"
     if max(d_qk, d_v) <= MAX_D_HEAD:
         raise Unsupported(f"{found}; pad the smaller one with zeros.")
-    # A tile of Q, and of K and V a block in use and one under way; 64 rows and 16 bits each.
+    # A q tile, and of K and V a kv block in use and one under way; 64 rows and 16 bits each.
     n_bytes = 64 * 2 * (d_qk + 2 * (d_qk + d_v))
     if n_bytes <= get("sm_90a").max_smem_per_block:  # registers end before
         require_width(max(d_qk, d_v), "use another implementation")

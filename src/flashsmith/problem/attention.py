@@ -284,8 +284,8 @@ class AttentionProblem:
         if self.page and (self.q_lengths or self.k_starts):
             raise Unsupported(
                 f"page is {self.page}, q_lengths {self.q_lengths} and k_starts {self.k_starts}; no "
-                f"kernel that reads pages does either; let rows and keys of a sequence begin with "
-                f"its first, and end with its last."
+                f"kernel that reads pages takes either; leave out q_lengths and k_starts: every "
+                f"sequence must begin with its first key and end with its last query row."
             )
         others = {
             "sequences": "unpack the sequences",

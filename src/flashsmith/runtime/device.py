@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from flashsmith.compile.artefact import CompiledKernel
-from flashsmith.emulator.options import LaunchReport
 from flashsmith.kernels.arguments import TensorMapSpec
 from flashsmith.kernels.launch import LaunchGeometry
+
+if TYPE_CHECKING:  # a call on a GPU does not need the emulator's modules
+    from flashsmith.emulator.options import LaunchReport
 
 # Starts a kernel with its parameters; takes the handle of a stream (0: the default).
 Start = Callable[[int], None]

@@ -151,8 +151,8 @@ def _attend_into(
     if wants_gradient(q, k, v, *tables.values()):
         name = "out" if out is not None else "workspace"
         raise Unsupported(
-            f"{name} is given and a gradient is asked for; autograd cannot follow a call into "
-            f"memory of its caller's; do not pass {name}, or call under torch.no_grad()."
+            f"{name} is given and a gradient is asked for; autograd cannot follow a call that "
+            f"writes into the caller's memory; do not pass {name}, or call under torch.no_grad()."
         )
     out = empty_output(q, v) if out is None else out
     lse = empty_lse(q, options.fact("layout")) if options.facts[LSE] else None

@@ -25,7 +25,7 @@ from flashsmith.problem.sequences import sequences_of, with_packed_keys
 from flashsmith.problem.signature import BIAS, TABLES
 from flashsmith.torch_op.arguments import Argument, options_of
 from flashsmith.torch_op.fake_kernel import empty_output, no_lse
-from flashsmith.torch_op.tables import expanded, tables_kept
+from flashsmith.torch_op.tables import expanded, kept_by
 from flashsmith.torch_op.tensor_view import refuse_gradients, tensor_view
 from flashsmith.tuner.choose.choice import Choice
 
@@ -90,19 +90,7 @@ def forward_into(
         lse.copy_(of_rows)
 
 
-def forward_kept(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    sinks: Tensor | None,
-    alibi_slopes: Tensor | None,
-    cu_seqlens_q: Tensor | None,
-    cu_seqlens_k: Tensor | None,
-    *given: Argument,
-) -> tuple[Tensor, Tensor]:
-    """Output and log-sum-exp of a call whose tables have a backward pass."""
-    tables = tables_kept(sinks, alibi_slopes, cu_seqlens_q, cu_seqlens_k)
-    return forward_with(q, k, v, tables, True, *given)
+forward_kept = kept_by(forward_with)
 
 
 def forward_out(

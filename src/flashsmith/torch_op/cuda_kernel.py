@@ -24,7 +24,7 @@ from flashsmith.problem.attention import AttentionProblem
 from flashsmith.problem.signature import BIAS
 from flashsmith.torch_op.arguments import Argument, Given, layout_of, options_of
 from flashsmith.torch_op.fake_kernel import empty_lse, empty_output, no_lse
-from flashsmith.torch_op.tables import expanded, tables_kept
+from flashsmith.torch_op.tables import expanded, kept_by
 from flashsmith.torch_op.tensor_view import refuse_gradients, tensor_view
 
 _NO_TABLES: Mapping[str, Tensor] = {}
@@ -149,19 +149,7 @@ def _launch_with(
     return found  # type: ignore[return-value]  # under such a key there is no other kind
 
 
-def forward_kept(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    sinks: Tensor | None,
-    alibi_slopes: Tensor | None,
-    cu_seqlens_q: Tensor | None,
-    cu_seqlens_k: Tensor | None,
-    *given: Argument,
-) -> tuple[Tensor, Tensor]:
-    """Output and log-sum-exp of a call whose tables have a backward pass."""
-    tables = tables_kept(sinks, alibi_slopes, cu_seqlens_q, cu_seqlens_k)
-    return forward_with(q, k, v, tables, True, *given)
+forward_kept = kept_by(forward_with)
 
 
 def _launch_of(q: Tensor, k: Tensor, v: Tensor, lse: bool, given: Given) -> _TorchLaunch:

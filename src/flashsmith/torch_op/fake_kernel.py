@@ -14,7 +14,7 @@ from flashsmith.api.problems import problem_of
 from flashsmith.api.tables import by_name, in_order
 from flashsmith.problem.signature import BIAS
 from flashsmith.torch_op.arguments import Argument, Given, options_of
-from flashsmith.torch_op.tables import tables_kept
+from flashsmith.torch_op.tables import kept_by
 
 _NO_TABLES: Mapping[str, Tensor] = {}
 
@@ -76,19 +76,7 @@ def forward_into(
     _check(q, k, v, given, by_name(tables))
 
 
-def forward_kept(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    sinks: Tensor | None,
-    alibi_slopes: Tensor | None,
-    cu_seqlens_q: Tensor | None,
-    cu_seqlens_k: Tensor | None,
-    *given: Argument,
-) -> tuple[Tensor, Tensor]:
-    """Output and log-sum-exp of a call whose tables have a backward pass."""
-    tables = tables_kept(sinks, alibi_slopes, cu_seqlens_q, cu_seqlens_k)
-    return forward_with(q, k, v, tables, True, *given)
+forward_kept = kept_by(forward_with)
 
 
 def no_lse(q: Tensor) -> Tensor:

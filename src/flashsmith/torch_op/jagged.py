@@ -46,7 +46,9 @@ def taken_apart(
             "sequences are known to be equally long (torch.nested.nested_tensor_from_jagged)."
         )
     if q.shape[0] != k.shape[0]:
-        raise ArgumentError(f"q has {q.shape[0]} sequences and k {k.shape[0]}; pass as many.")
+        raise ArgumentError(
+            f"q has {q.shape[0]} sequences and k has {k.shape[0]}; they must be equal."
+        )
     rows = (q.values()[None], k.values()[None], v.values()[None])
     of_queries = q.offsets().to(torch.int32)
     of_keys = of_queries if q.offsets() is k.offsets() else k.offsets().to(torch.int32)

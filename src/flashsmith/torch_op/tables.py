@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
 
 from flashsmith.api.arrays.library import Array
 from flashsmith.api.bias import require_broadcastable, scores_shape
-from flashsmith.api.tables import KEPT_TABLES, ArrayTables, in_order
+from flashsmith.api.tables import KEPT_TABLES, ArrayTables, listed
 from flashsmith.base.errors import ArgumentTypeError
 from flashsmith.problem.signature import BIAS, TABLES
+from flashsmith.torch_op.arguments import Argument
 from flashsmith.torch_op.tensor_view import require_dense
 
+Outputs = tuple[Tensor, Tensor]  # O and the log-sum-exp
 _INTEGERS = (torch.int32, torch.int64, torch.int16, torch.int8, torch.uint8)
 _INT32 = torch.iinfo(torch.int32)
 _TYPES = {name: torch.int32 if role.is_integer else torch.float32 for name, role in TABLES.items()}
 
 
-def tables_kept(*tables: Tensor | None) -> list[Tensor | None]:
-    """Those of `KEPT_TABLES` as the operators that take a list take them."""
-    named = zip(KEPT_TABLES, tables, strict=True)
-    return in_order({name: table for name, table in named if table is not None})
+def kept_by(forward_with: Callable[..., Outputs]) -> Callable[..., Outputs]:
+    """The operator `forward_kept` of a kind of device: the tables by name, and always an LSE."""
+
+    def forward_kept(q: Tensor, k: Tensor, v: Tensor, *rest: Argument) -> Outputs:
+        kept, given = rest[: len(KEPT_TABLES)], rest[len(KEPT_TABLES) :]
+        named = zip(KEPT_TABLES, kept, strict=True)
+        tables = listed({name: table for name, table in named if table is not None})
+        return forward_with(q, k, v, tables, True, *given)
+
+    return forward_kept
 
 
 def as_tables(tables: ArrayTables, q: Tensor) -> dict[str, Tensor]:

@@ -81,7 +81,7 @@ def refuse_gradients(arrays: dict[str, Tensor]) -> None:
 
 
 def refuse_out(q: Tensor, k: Tensor, v: Tensor) -> None:
-    """Raises: autograd cannot follow a call that writes into memory of its caller's."""
+    """Raises: autograd cannot follow a call that writes into the caller's memory."""
     name = next(n for n, tensor in (("q", q), ("k", k), ("v", v)) if tensor.requires_grad)
     raise Unsupported(
         f"out is given and {name} requires a gradient; autograd cannot follow a result into "

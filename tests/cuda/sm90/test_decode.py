@@ -122,10 +122,10 @@ def test_no_number_of_sms_reaches_the_bits():
 
 
 @pytest.mark.parametrize("page", [1, 4, 12, 24])
-def test_pages_that_are_no_boxes_are_refused_and_left_to_the_other_kernel(page):
+def test_pages_that_do_not_fit_kv_blocks_are_refused_and_left_to_the_other_kernel(page):
     config = hopper(SMALL)
     problem = problem_of(config, page=page, pages=300)
-    with pytest.raises(Unsupported, match=f"pages of {page} rows are no boxes"):
+    with pytest.raises(Unsupported, match=f"pages of {page} rows do not fit kv blocks"):
         plan(config, problem, sm_count=132)
     assert choose(problem, "sm_90a").config.NAME == "sm80_decode"
     assert choose(replace(problem, page=16), "sm_90a").config.NAME == "sm90_decode"

@@ -59,7 +59,7 @@ REFUSED = {
         TWO.replace(half_blocks=True),
         TWO.replace(half_blocks=True, B_c=128, d_head=64),
     ),
-    "split_needs_blocks_that_stay": (
+    "split_needs_ctas_that_stay": (
         BASE.replace(split_last=True, scheduler=Scheduler.SINGLE),
         BASE.replace(split_last=True),
     ),

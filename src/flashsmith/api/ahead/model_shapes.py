@@ -49,7 +49,7 @@ def model_problems(
     if not kept:
         raise ArgumentError(
             f"lengths is {tuple(lengths)}; the model has {limit:,} positions; give lengths from 2 "
-            f"to that."
+            f"to {limit:,}."
         )
     shape = AttentionProblem(
         *(batch, heads, kv_heads, 1, 1, d_head, _dtype(text, dtype)),
@@ -95,7 +95,7 @@ def _read(path: Path) -> Json:
     except ValueError as error:
         raise ArgumentError(f"{path} is not JSON ({error}); give a model's config.json.") from error
     if not isinstance(found, dict):
-        raise ArgumentError(f"{path} holds no object; give a model's config.json.")
+        raise ArgumentError(f"{path} does not hold a JSON object; give a model's config.json.")
     return found
 
 

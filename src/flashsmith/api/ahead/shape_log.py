@@ -40,5 +40,5 @@ def read_shapes(path: Path) -> Iterator[Wanted]:
             yield problem_from_fields(data["problem"]), config
         except (ValueError, DamagedFile) as error:
             raise DamagedFile(
-                f"line {number} of {path} is not one of a log of shapes: {error}"
+                f"line {number} of {path} does not belong to a log of shapes: {error}"
             ) from error

@@ -141,7 +141,7 @@ def setmaxnreg(e: Emitter, i: Instruction) -> None:
     """Gives registers back, or waits until the block's pool has enough."""
     count = _count(i)
     if count % 8 or not 24 <= count <= MAX_REGISTERS:
-        raise Unknown("a count that is no multiple of 8 from 24 to 256")
+        raise Unknown("a count that is not a multiple of 8 from 24 to 256")
     name = e.use(_increase if i.has("inc") else _decrease)
     with e.active() as mask:
         e.do(f"{name}(c, u, {mask}, {e.index}, {count})")

@@ -26,7 +26,7 @@ class BlockListConfig(ListingConfig):
     ARGUMENTS: ClassVar[type[Arguments]] = BlockListArguments
     OF: ClassVar[str] = "under a boolean mask"
 
-    n_threads: int = knob((512,), "threads of a block")
+    n_threads: int = knob((512,), "threads of a cta")
 
     def smem_bytes(self, elem_size: int = 2) -> int:
         """A word a thread for what was found, and one a warp to add up."""

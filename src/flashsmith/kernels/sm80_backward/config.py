@@ -44,10 +44,10 @@ class Sm80BackwardConfig(Sm80BackwardPart):
 
     dtype: DType = knob((DType.FP16, DType.BF16), "element type of all tensors")
     d_head: int = knob(WIDTHS, "head dimension the kernels are built for")
-    dkv_keys: int = knob(ROWS, "keys that a block of the dK and dV kernel owns", _DKV)
+    dkv_keys: int = knob(ROWS, "keys that a cta of the dK and dV kernel owns", _DKV)
     dkv_rows: int = knob(ROWS, "query rows that it takes at a time", _DKV)
     dkv_warps: int = knob(WARPS, "its warps; each owns dkv_keys / dkv_warps keys", _DKV)
-    dq_rows: int = knob(ROWS, "query rows that a block of the dQ kernel owns", _DQ)
+    dq_rows: int = knob(ROWS, "query rows that a cta of the dQ kernel owns", _DQ)
     dq_keys: int = knob(ROWS, "keys that it takes at a time", _DQ)
     dq_warps: int = knob(WARPS, "its warps; each owns dq_rows / dq_warps query rows", _DQ)
     dkv_buffered: bool = flag(
@@ -95,18 +95,18 @@ class Sm80BackwardConfig(Sm80BackwardPart):
 
     @property
     def threads(self) -> int:
-        """Threads of its largest block."""
+        """Threads of its largest cta."""
         return max(kernel.threads for kernel in self.kernels())
 
     def smem_bytes(self, elem_size: int = 2) -> int:
-        """Shared memory of the block that needs most."""
+        """Shared memory of the cta that needs most."""
         return max(kernel.smem_bytes(elem_size) for kernel in self.kernels())
 
     def plan(self, problem: AttentionProblem, sm_count: int) -> Plan:
         """The launches of this configuration on a problem that it computes."""
         from flashsmith.kernels.sm80_backward.plan import plan_backward
 
-        del sm_count  # a block a tile
+        del sm_count  # a cta a tile
         return plan_backward(self, problem)
 
     @classmethod

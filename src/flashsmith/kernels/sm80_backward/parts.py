@@ -56,7 +56,7 @@ class Sm80TilePart(Sm80BackwardPart):
 
     @property
     def owned(self) -> int:
-        """Rows that a block keeps for the whole kernel."""
+        """Rows that a cta keeps for the whole kernel."""
         raise NotImplementedError
 
     @property
@@ -106,7 +106,7 @@ class Sm80DeltaConfig(Sm80BackwardPart):
 
     @property
     def tile_q(self) -> int:
-        """Rows of one block: a row lies in the lanes that read 16 bytes of it each."""
+        """Rows of one cta: a row lies in the lanes that read 16 bytes of it each."""
         return self.threads * CHUNK // self.d_head
 
     @property
@@ -139,9 +139,9 @@ class Sm80KeyGradientsConfig(Sm80TilePart):
 
     dtype: DType = knob((DType.FP16, DType.BF16), "element type of all tensors")
     d_head: int = knob(WIDTHS, "head dimension the kernel is built for")
-    B_c: int = knob(ROWS, "keys that a block owns")
+    B_c: int = knob(ROWS, "keys that a cta owns")
     B_r: int = knob(ROWS, "query rows that it takes at a time")
-    n_warps: int = knob(WARPS, "warps of a block; each owns B_c / n_warps keys")
+    n_warps: int = knob(WARPS, "warps of a cta; each owns B_c / n_warps keys")
     gradients: KeyGradients = knob(
         tuple(KeyGradients), "which gradients it computes", "of_{}", absent=KeyGradients.BOTH
     )
@@ -154,7 +154,7 @@ class Sm80KeyGradientsConfig(Sm80TilePart):
 
     @property
     def tile_k(self) -> int:
-        """Keys of one block."""
+        """Keys of one cta."""
         return self.B_c
 
     @property
@@ -193,14 +193,14 @@ class Sm80QueryGradientsConfig(Sm80TilePart):
 
     dtype: DType = knob((DType.FP16, DType.BF16), "element type of all tensors")
     d_head: int = knob(WIDTHS, "head dimension the kernel is built for")
-    B_r: int = knob(ROWS, "query rows that a block owns")
+    B_r: int = knob(ROWS, "query rows that a cta owns")
     B_c: int = knob(ROWS, "keys that it takes at a time")
-    n_warps: int = knob(WARPS, "warps of a block; each owns B_r / n_warps rows")
+    n_warps: int = knob(WARPS, "warps of a cta; each owns B_r / n_warps rows")
     buffered: bool = flag("buffer", _BUFFERED)
 
     @property
     def tile_q(self) -> int:
-        """Query rows of one block."""
+        """Query rows of one cta."""
         return self.B_r
 
     @property

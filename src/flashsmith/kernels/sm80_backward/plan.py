@@ -1,4 +1,4 @@
-"""How gradients are laid out on mma.sync: row statistics, then a block a tile of keys, of rows."""
+"""How gradients are laid out on mma.sync: row statistics, then a cta a tile of keys, of rows."""
 
 from __future__ import annotations
 

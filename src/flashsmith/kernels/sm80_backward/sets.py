@@ -10,7 +10,7 @@ from flashsmith.kernels.short_form import parse_short_form
 from flashsmith.kernels.sm80_backward.config import Sm80BackwardConfig
 
 # Large tiles first, for 163 KB of shared memory and more; the last of each needs at most 99 KB,
-# which every architecture gives a block.
+# which every architecture gives a cta.
 BY_WIDTH = {
     64: (
         "dkv_128_64_4+dq_128_64_4+dkv_buffer+dq_buffer",

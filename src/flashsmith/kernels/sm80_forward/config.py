@@ -32,7 +32,7 @@ _TILES_WORD = "load_{}_{}_{}_tiles"
 
 @dataclass(frozen=True, slots=True)
 class FragmentPlan:
-    """How one operand's fragments are read from shared memory for one block of the product."""
+    """How one operand's fragments are read from shared memory for one kv block of the product."""
 
     steps: int  # reads it takes to pass along the whole contraction
     stages: int  # register buffers: 2 when the next read overlaps the products of this one
@@ -80,9 +80,9 @@ class FlashForwardKernelConfig(KernelConfig):
 
     dtype: DType = knob((DType.FP16, DType.BF16), "element type of Q, K, V and O")
     d_head: int = knob((64, 128, 256), "head dimension the kernel is built for")
-    B_r: int = knob((64, 128), "rows of Q that a block owns")
+    B_r: int = knob((64, 128), "rows of Q that a cta owns")
     B_c: int = knob((32, 64, 128), "rows of K and V that one step works on")
-    n_warps: int = knob((4, 8), "warps of a block; each owns B_r / n_warps rows of Q")
+    n_warps: int = knob((4, 8), "warps of a cta; each owns B_r / n_warps rows of Q")
     async_copy: bool = flag("async", "global to shared memory by cp.async, past the registers")
     eager_load_blocks: bool = flag(
         "eager", "starts the copy of the next K or V block before the product that precedes its use"
@@ -112,7 +112,7 @@ class FlashForwardKernelConfig(KernelConfig):
 
     @property
     def tile_q(self) -> int:
-        """Rows of Q that one block owns."""
+        """Rows of Q that one cta owns."""
         return self.B_r
 
     @property
@@ -122,7 +122,7 @@ class FlashForwardKernelConfig(KernelConfig):
 
     @property
     def threads(self) -> int:
-        """Threads of one block."""
+        """Threads of one cta."""
         return self.n_warps * LANES
 
     @property
@@ -131,7 +131,7 @@ class FlashForwardKernelConfig(KernelConfig):
         return self.B_r // self.n_warps
 
     def smem_bytes(self, elem_size: int = 2) -> int:
-        """Q stays for the whole block, K and V hold one tile each; O reuses Q's room."""
+        """Q stays for the whole cta, K and V hold one kv block each; O reuses Q's room."""
         return (self.B_r + 2 * self.B_c) * self.d_head * elem_size
 
     def num_ctas_per_sm(self, max_smem_bytes: int) -> int:
@@ -242,7 +242,7 @@ _TILES_FIT_CONTRACTION = Rule(
     "tiles_fit_contraction",
     _too_many_tiles,
     "a read cannot bring more tiles than the contraction has, or half of them with buffer",
-    "lower the load numbers or use 0 for the whole block",
+    "lower the load numbers or use 0 for the whole contraction",
 )
 _OUTPUT_FITS_REGISTERS = Rule(
     "output_fits_registers",

@@ -12,11 +12,11 @@ from flashsmith.kernels.sm80_forward.config import FlashForwardKernelConfig
 from flashsmith.problem.attention import AttentionProblem
 
 WIDTHS = (64, 128, 256)  # the d_head that kernels are built for
-SHORT_QUERIES = 64  # rows that one small block covers: a large one would compute mostly padding
+SHORT_QUERIES = 64  # rows that one small q tile covers: a large one would compute mostly padding
 
 # B_r, B_c, n_warps and the words of the short form, best first: by width of the kernel. The order
 # at 64 and 128 is that of an H200 (2026-11: full and causal, lengths 1k, 4k and 16k). The last line
-# of each needs at most 64 KB of shared memory, which every architecture gives a block.
+# of each needs at most 64 KB of shared memory, which every architecture gives a cta.
 _LARGE_FIRST = {
     64: (
         (128, 128, 4, "load_0_2_2_tiles+buffer+opt_softmax"),

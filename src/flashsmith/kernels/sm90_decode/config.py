@@ -72,8 +72,8 @@ class Sm90DecodeConfig(Sm80DecodeConfig):
         if is_whole and boxes <= LANES:
             return ""
         return (
-            f"pages of {page} rows are no boxes of kv blocks of {self.B_c} keys; these kernels "
-            f"take multiples of that, and divisors from {LEAST_PAGE} on"
+            f"pages of {page} rows do not fit kv blocks of {self.B_c} keys; these kernels take "
+            f"multiples of {self.B_c}, and divisors of it from {LEAST_PAGE} on"
         )
 
     def plan(self, problem: AttentionProblem, sm_count: int) -> Plan:

@@ -27,7 +27,7 @@ PANEL_ROW_BYTES = 128
 TILE_SLOTS = 4  # tiles that the producer may have published and consumers not yet left
 TILE_SLOT_BYTES = 16  # and as many again where a tile may be a part of one
 BARRIER_BYTES = 8
-MAX_SMEM_BYTES = 232_448  # a block of sm_90: 227 KB
+MAX_SMEM_BYTES = 232_448  # a cta of sm_90: 227 KB
 REGISTERS_PER_SM = 65_536
 # Registers ptxas needs beside S, P and O (H200 builds, 2026-11: largest sums without a spill are
 # 212 of 240 with two warpgroups, 128 of 160 with three; 192 and 120 without overlap).
@@ -38,9 +38,9 @@ SERIALISED = re.compile(r"\(C751[0-5]\)")
 
 
 class Statistics(IntEnum):
-    """How a block's row maxima are found."""
+    """How the row maxima of a kv block are found."""
 
-    MAX = 0  # over the whole row: shuffles in every block
+    MAX = 0  # over the whole row: shuffles in every kv block
     VOTE = 1  # over a thread's part; the warp votes whether any row outgrew its threshold
     BITS = 2  # as VOTE, three bit patterns an instruction: exact wherever a row's maximum matters
     SUM = 3  # not at all: exponentials first, and a vote whether their sums outgrew the threshold
@@ -50,14 +50,14 @@ class Ascending(IntEnum):
     """Under a causal mask, which tiles take their keys from the first on, the masked ones last."""
 
     NONE = 0
-    FIRST = 1  # a block's first: where tiles of a head start together, they read the same K and V
+    FIRST = 1  # a cta's first: where tiles of a head start together, they read the same K and V
     ALL = 2
 
 
 class Scheduler(IntEnum):
-    """How a block comes to its next tile of query rows."""
+    """How a cta comes to its next q tile."""
 
-    SINGLE = 0  # one tile a block
+    SINGLE = 0  # one q tile a cta
     STATIC = 1  # every gridDim-th tile
     DYNAMIC = 2  # from a counter in global memory, one tile ahead
 
@@ -92,11 +92,11 @@ class Sm90ForwardConfig(KernelConfig):
     d_head: int = knob((64, 96, 128, 192, 256), "head dimension the kernel is built for")
     n_warpgroups: int = knob((1, 2, 3), "consumer warpgroups; each owns 64 rows of Q")
     B_c: int = knob((64, 80, 96, 112, 128, 144, 160, 176, 192), "rows of K and V of one step")
-    kv_stages: int = knob((2, 3, 4), "blocks of K, and of V, that may be in flight", "kv_{}")
+    kv_stages: int = knob((2, 3, 4), "kv blocks, of K and of V, that may be in flight", "kv_{}")
     q_slots: int = knob(
         (1, 2, 3, 4, 5, 6), "ring of 64-row slots of Q: one a warpgroup, or up to two", "q_{}"
     )
-    overlap: bool = flag("overlap", "Q Kᵀ of the next block runs while this one's softmax does")
+    overlap: bool = flag("overlap", "Q Kᵀ of the next kv block runs during this one's softmax")
     pingpong: bool = flag("pingpong", "warpgroups take turns on the tensor cores")
     early_rescale: bool = flag("early_rescale", "O is rescaled behind the next Q Kᵀ, not after P V")
     early_tests: bool = flag(
@@ -112,7 +112,7 @@ class Sm90ForwardConfig(KernelConfig):
         absent=0,
     )
     half_blocks: bool = flag(
-        "halves", "a block at the mask's edge by halves: what no row sees of it is not multiplied"
+        "halves", "a kv block at the mask's edge by halves: what no row sees is not multiplied"
     )
     ascending: Ascending = knob(
         tuple(Ascending),
@@ -121,9 +121,9 @@ class Sm90ForwardConfig(KernelConfig):
         absent=Ascending.NONE,
     )
     l_by_mma: bool = flag("l_mma", "row sums are a column of P V where no log-sum-exp is asked for")
-    cluster: int = knob((1, 2), "blocks that share K and V by multicast", "cluster_{}", absent=1)
+    cluster: int = knob((1, 2), "ctas that share K and V by multicast", "cluster_{}", absent=1)
     scheduler: Scheduler = knob(
-        tuple(Scheduler), "how tiles come to blocks", "tiles_{}", absent=Scheduler.SINGLE
+        tuple(Scheduler), "how q tiles come to ctas", "tiles_{}", absent=Scheduler.SINGLE
     )
     late_draw: bool = flag(
         "late_draw", "a tile is drawn when the one before is nearly loaded, not when that begins"
@@ -151,7 +151,7 @@ class Sm90ForwardConfig(KernelConfig):
 
     @property
     def tile_q(self) -> int:
-        """Rows of Q that one block owns."""
+        """Rows of Q that one cta owns."""
         return WARPGROUP_ROWS * self.n_warpgroups
 
     @property
@@ -270,7 +270,7 @@ Sm90ForwardConfig.BUILD_RULES = (
     Rule(
         "fits_shared_memory",
         lambda c: c.smem_bytes() > MAX_SMEM_BYTES,
-        f"the rings take more than the {MAX_SMEM_BYTES:,} bytes of shared memory of a block",
+        f"the rings take more than the {MAX_SMEM_BYTES:,} bytes of shared memory of a cta",
         "lower B_c, q_slots or kv_stages, or drop o_smem",
     ),
     Rule(
@@ -282,7 +282,7 @@ Sm90ForwardConfig.BUILD_RULES = (
     Rule(
         "fits_register_pool",
         lambda c: c.n_warpgroups * c.consumer_registers + c.producer_registers > c.register_pool,
-        "the warpgroups ask for more registers than the block was launched with",
+        "the warpgroups ask for more registers than the cta was launched with",
         "lower the numbers of regs",
     ),
     Rule(
@@ -313,7 +313,7 @@ Sm90ForwardConfig.BUILD_RULES = (
     Rule(
         "lazy_needs_threshold",
         lambda c: c.statistics != Statistics.MAX and c.rescale_threshold == 0,
-        "VOTE and SUM do not know the row maxima of most blocks, so rows need room to grow",
+        "VOTE and SUM do not know the row maxima of most kv blocks, so rows need room to grow",
         "add lazy_8 or use MAX",
     ),
     Rule(
@@ -323,9 +323,9 @@ Sm90ForwardConfig.BUILD_RULES = (
         "add early_tiles and raise q_slots, or drop early_q",
     ),
     Rule(
-        "split_needs_blocks_that_stay",
+        "split_needs_ctas_that_stay",
         lambda c: c.split_last and c.scheduler == Scheduler.SINGLE,
-        "a block that has one tile leaves its SM to the next, and waves do not end together",
+        "a cta that has one tile leaves its SM to the next, and waves do not end together",
         "use tiles_STATIC or tiles_DYNAMIC, or drop split",
     ),
     Rule(
@@ -386,7 +386,7 @@ Sm90ForwardConfig.AUTOTUNE_RULES = (
     Rule(
         "early_tiles_for_clusters",
         lambda c: c.early_tiles and c.cluster == 1 and not c.early_q,
-        "a block alone has the counter's answer in time (H200, 2026-11: 0 to -1 %; cluster_2 +1 %)",
+        "a cta alone has the counter's answer in time (H200, 2026-11: 0 to -1 %; cluster_2 +1 %)",
         "add early_q, drop early_tiles or use cluster_2",
     ),
 )

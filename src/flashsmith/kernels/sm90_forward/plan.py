@@ -50,7 +50,7 @@ from flashsmith.problem.signature import FORWARD, TensorRole
 LOG2_E = 1.4426950408889634
 MOST_PARTS = 4  # of a tile: who ends it adds them up one after the other
 LEAST_BLOCKS = 4  # of keys that a part is worth having for
-LEAST_SAVED_KEYS = 900  # a block's; exchanging parts takes the time of some 800 (H200, 2026-11)
+LEAST_SAVED_KEYS = 900  # a cta's; exchanging parts takes the time of some 800 (H200, 2026-11)
 MAX_STRIDE_BYTES = 1 << 40  # of a tensor map: cuTensorMapEncodeTiled
 
 
@@ -73,7 +73,7 @@ class SplitTiles:
 
     @property
     def drawn(self) -> int:
-        """What blocks draw: whole tiles, then ranges."""
+        """What ctas draw: whole tiles, then ranges."""
         return self.whole_tiles + self.ranges
 
 
@@ -323,7 +323,7 @@ def split_tiles(
     needs: Needs,
     clusters: int,
 ) -> SplitTiles:
-    """The tiles that would not fill a last wave, cut so that all blocks end together.
+    """The tiles that would not fill a last wave, cut so that all ctas end together.
 
     Under a mask the short tiles even that out already; kernels for narrower heads cannot.
     """
@@ -364,6 +364,6 @@ def _sliced_tiles(
 
 
 def part_bytes(config: Sm90ForwardConfig) -> int:
-    """A block's part of a tile in float32 with its row sums and maxima, as sm90/slices.cuh."""
+    """A cta's part of a tile in float32 with its row sums and maxima, as sm90/slices.cuh."""
     words = config.d_head // 2 + 4
     return 4 * words * WARPGROUP_THREADS * config.n_warpgroups

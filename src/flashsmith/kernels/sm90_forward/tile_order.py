@@ -36,7 +36,7 @@ class TileOrder:
     """In which order a causal launch draws its tiles; see decode_tile in sm90/tile_order.cuh."""
 
     section_heads: int  # heads whose K and V stay in L2 together
-    short_tiles: int  # of each head, kept for the end to even out when blocks finish
+    short_tiles: int  # of each head, kept for the end to even out when ctas finish
     early_heads: int = 0  # the first ones, whose short tiles come with their sections all the same
 
 

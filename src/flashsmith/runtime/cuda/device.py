@@ -6,7 +6,7 @@ import ctypes
 import threading
 from collections.abc import Hashable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,13 +14,15 @@ from numpy.typing import NDArray
 from flashsmith.arch import of_capability
 from flashsmith.base.errors import DeviceMissing, LaunchError
 from flashsmith.compile.artefact import CompiledKernel
-from flashsmith.emulator.options import LaunchReport
 from flashsmith.kernels.arguments import TensorMapSpec
 from flashsmith.kernels.launch import LaunchGeometry
 from flashsmith.runtime.cuda.driver import Driver, require_driver
 from flashsmith.runtime.cuda.launcher import make_launcher
 from flashsmith.runtime.cuda.tensor_map import encode_tensor_map
 from flashsmith.runtime.device import Launcher
+
+if TYPE_CHECKING:
+    from flashsmith.emulator.options import LaunchReport
 
 # CUdevice_attribute
 _SM_COUNT = 16
