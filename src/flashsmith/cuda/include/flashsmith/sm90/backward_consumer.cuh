@@ -184,7 +184,7 @@ struct BackwardConsumer {
 
     FS_DEVICE void to_p() {
         const auto& of = masked_sequence<Kernel>(args, tiles);
-        if constexpr (kNeeds.softcap) to_tanh(args, s);
+        if constexpr (kNeeds.softcap) to_tanh<Kernel>(args, s);
         if (Mask::kHides && hides(of)) hide(of);
         [[maybe_unused]] const float nearest = static_cast<float>(distance(of));
         if constexpr (kNeeds.softcap) {

@@ -195,7 +195,7 @@ struct WideConsumer {
     // P, to the other warpgroup and packed; with a cap, to the other times the slopes of scores.
     FS_DEVICE void make_p(Scores& s) {
         const auto& of = masked_sequence<Kernel>(args, tiles);
-        if constexpr (kNeeds.softcap) to_tanh(args, s);
+        if constexpr (kNeeds.softcap) to_tanh<Kernel>(args, s);
         if constexpr (Mask::kHides) {
             if (hides(of)) hide(s, of);
         }
