@@ -33,7 +33,7 @@ struct Score {
                                       !kNeeds.bias_same && !kNeeds.bias_float32;
 
     float alibi_slope = 0.0F;  // of the head
-    float rate = 0.0F;  // with a cap: what a product is multiplied with in the exponent of tanh
+    float rate = 0.0F;         // with a cap: see tanh_rate
 
     // Of one head of one sequence.
     template <class Args>
@@ -41,8 +41,14 @@ struct Score {
         Score score;
         if constexpr (kNeeds.alibi)
             score.alibi_slope = args.alibi_slopes[batch * args.heads + head];
-        if constexpr (kNeeds.softcap) score.rate = 2.0F * args.scale_log2 * ptx::rcp(args.softcap);
+        if constexpr (kNeeds.softcap) score.rate = tanh_rate(args);
         return score;
+    }
+
+    // What a product is multiplied with in the exponent of tanh, where there is a cap.
+    template <class Args>
+    static FS_DEVICE float tanh_rate(const Args& args) {
+        return 2.0F * args.scale_log2 * ptx::rcp(args.softcap);
     }
 
     // What a score is multiplied with in the exponent.

@@ -1,7 +1,7 @@
 // Scores with a cap in the backward kernel on wgmma: c · tanh(x / c) of products.
 //
-// The slope of a capped score over its product, 1 - tanh², is another for each, and dS and P both
-// need one: P is packed for dV as soon as it is known, and P times the slope takes its place for dS.
+// The slope of a capped score over its product, 1 - tanh², is another for each. dV needs P and dS
+// needs P times the slope: P is packed as soon as it is known, and the product takes its place.
 #pragma once
 
 #include "flashsmith/attention/score.cuh"
@@ -12,9 +12,9 @@
 namespace flashsmith::sm90 {
 
 // From products to tanh(x / c), in place; what masks hide is made -inf behind it.
-template <class Args, int kCount>
-FS_DEVICE void to_tanh(const Args& args, float (&s)[kCount]) {
-    const float rate = 2.0F * args.scale_log2 * ptx::rcp(args.softcap);
+template <class Kernel, int kCount>
+FS_DEVICE void to_tanh(const typename Kernel::Args& args, float (&s)[kCount]) {
+    const float rate = Kernel::Score::tanh_rate(args);
     FS_UNROLL
     for (int i = 0; i < kCount; ++i) {
         // tanh(y) = 1 - 2 / (1 + e^(2 y)); the power may be 0 or infinite.
@@ -22,8 +22,8 @@ FS_DEVICE void to_tanh(const Args& args, float (&s)[kCount]) {
     }
 }
 
-// From there to P, packed, and to P times the slope, in place. `lse(j)` loads the shifts of elements
-// 8 j .. 8 j + 7 as shared memory has them; `nearest` and `slope` are of distances.
+// From there to P, packed, and to P times the slope, in place. `lse(j)` loads the shifts of
+// elements 8 j .. 8 j + 7 as shared memory has them; `nearest` and `slope` are of distances.
 template <class Kernel, int kCount, class Lse>
 FS_DEVICE void to_capped_weights(const typename Kernel::Args& args, float (&s)[kCount],
                                  u32 (&packed)[kCount / 2], Lse lse, [[maybe_unused]] float nearest,

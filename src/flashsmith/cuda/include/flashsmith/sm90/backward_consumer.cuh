@@ -189,7 +189,7 @@ struct BackwardConsumer {
     template <bool kMayHide>
     FS_DEVICE void to_p() {
         const auto& of = masked_sequence<Kernel>(args, tiles);
-        if constexpr (kNeeds.softcap) to_tanh(args, s);
+        if constexpr (kNeeds.softcap) to_tanh<Kernel>(args, s);
         if constexpr (Mask::kHides && kMayHide) {
             if (hides(of)) hide(of);
         }

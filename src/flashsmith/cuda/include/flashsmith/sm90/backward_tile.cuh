@@ -170,13 +170,8 @@ FS_DEVICE decltype(auto) masked_sequence(const typename Kernel::Args& args,
     if constexpr (Kernel::kListed) {
         const WalkedSequence told = Kernel::ListedPlan::sequence(tiles);
         const i32 alignment = Kernel::ListedPlan::rows(tiles).alignment;
-        return ListedSequence{told.q_begin,
-                              told.k_begin,
-                              told.q_len,
-                              told.k_len,
-                              alignment + args.diagonal,
-                              alignment + args.left_diagonal,
-                              alignment + args.position};
+        return listed_sequence(args, ListedTile{told.q_begin, told.k_begin, told.q_len, told.k_len,
+                                                0, 0, alignment, 0});
     } else {
         return (args);
     }
@@ -210,9 +205,9 @@ FS_DEVICE KvTile decode_kv_tile(const typename Kernel::Args& args, u32 index) {
             static_cast<i32>(batch_head - batch * args.kv_heads), static_cast<i32>(batch)};
 }
 
-// The same from a list of kv blocks, the longest sequences first: for the CTA's number `tiles`, into
-// its slot. The blocks of a sequence stand together in the list: an entry says which sequence a
-// number is of. What is known goes to the slot at once and is read again: registers are few.
+// The same from a list of kv blocks, the longest sequences first: for the CTA's number `tiles`,
+// into its slot. The blocks of a sequence stand together in the list: an entry says which sequence
+// a number is of. What is known goes to the slot at once and is read again: registers are few.
 template <class Kernel>
 struct ListedKvTile {
     using Args = typename Kernel::Args;

@@ -198,7 +198,7 @@ struct WideConsumer {
     template <bool kMayHide>
     FS_DEVICE void make_p(Scores& s) {
         const auto& of = masked_sequence<Kernel>(args, tiles);
-        if constexpr (kNeeds.softcap) to_tanh(args, s);
+        if constexpr (kNeeds.softcap) to_tanh<Kernel>(args, s);
         if constexpr (Mask::kHides && kMayHide) {
             if (hides(of)) hide(s, of);
         }

@@ -51,13 +51,8 @@ struct ScratchTile {
     template <Needs kNeeds>
     FS_DEVICE decltype(auto) sequence(const Sm90BackwardArgs& args) const {
         if constexpr (kListed<kNeeds>) {
-            return ListedSequence{q_begin,
-                                  0,
-                                  q_len,
-                                  k_len,
-                                  alignment + args.diagonal,
-                                  alignment + args.left_diagonal,
-                                  alignment + args.position};
+            return listed_sequence(args,
+                                   ListedTile{q_begin, 0, q_len, k_len, row, 0, alignment, 0});
         } else {
             return (args);
         }
