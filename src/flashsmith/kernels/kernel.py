@@ -29,6 +29,7 @@ class KernelConfig(Knobs):
     ARGUMENTS: ClassVar[type[Arguments]]  # of the kernel's one parameter
     HOST_HEADER: ClassVar[str] = ""  # of cuda/host: how a C program starts it; empty: it cannot
     OPERATION: ClassVar[str] = "forward"  # of problem/signature.py: what its plans compute
+    FIXES_REGISTERS: ClassVar[bool] = False  # by setmaxnreg; other kernels have what ptxas finds
     REFUSED_FACTS: ClassVar[tuple[str, ...]] = ()  # of a problem, that its kernels do not compute
     BUILD_RULES: ClassVar[tuple[Rule, ...]]  # what no compiler could build
     AUTOTUNE_RULES: ClassVar[tuple[Rule, ...]]  # what is not worth measuring
