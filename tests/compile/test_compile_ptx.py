@@ -126,3 +126,14 @@ def test_ctas_that_count_each_other_run_with_the_registers_of_their_machine_code
     for step in steps:
         is_counted = step.launch.workspace_bytes > 0
         assert isinstance(step.kernel, CompiledKernel) == is_counted
+
+
+@pytest.mark.parametrize(("text", "is_whole"), [(KERNELS[0], False), (KERNELS[1], True)])
+def test_a_call_asks_for_machine_code_where_a_kernel_refuses_some(text, is_whole):
+    config = parse_config(text)
+    assert config.judges_builds() == is_whole
+    problem = AttentionProblem(1, 3, 1, 70, 101, 64, config.dtype)
+    (step,) = prepare(EmulatedDevice(), config, problem, judged=True).steps
+    assert isinstance(step.kernel, CompiledKernel) == is_whole
+    (alone,) = prepare(EmulatedDevice(), config, problem).steps
+    assert type(alone.kernel) is PtxKernel

@@ -120,6 +120,11 @@ class KernelConfig(Knobs):
         """Why what the compiler made of this configuration must not be used, or None."""
         return None
 
+    @classmethod
+    def judges_builds(cls) -> bool:
+        """Whether some builds are refused; of other kernels nobody has to look at the build."""
+        return cls.refused_build is not KernelConfig.refused_build
+
     def require_buildable(self, arch: Arch | None = None) -> None:
         """Raises unless the configuration can be built, and fits a block of `arch` if given."""
         refusal = self.refusal()

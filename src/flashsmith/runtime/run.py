@@ -110,12 +110,13 @@ def prepare(
     *,
     compile_with: Compile | None = None,
     substitute: Substitute | None = None,
+    judged: bool = False,
 ) -> Prepared:
     """Plans, compiles and loads `config` for `problem`.
 
     A device that runs PTX gets PTX alone unless `compile_with` says otherwise: whether ptxas would
-    spill is not asked then. `substitute` may give a loaded kernel that runs in the place of one
-    that is not.
+    spill is then asked only if kernels are to be `judged`, of those that refuse a build for it.
+    `substitute` may give a loaded kernel that runs in the place of one that is not.
     """
     if problem.is_empty:
         return Prepared(device, problem, (), 0)
@@ -124,7 +125,7 @@ def prepare(
     launches = plan(config, problem, sm_count=device.sm_count)
     # A new shape mostly runs kernels that another shape has loaded: no look at the disk then.
     keys: list[KernelKey] = [
-        (at.config, at.needs, compile_with or _compiler_of(device, at)) for at in launches
+        (at.config, at.needs, compile_with or _compiler_of(device, at, judged)) for at in launches
     ]
     new = [n for n, key in enumerate(keys) if key not in device.kernels]
     others: dict[int, PtxKernel] = {}
@@ -147,13 +148,15 @@ def prepare(
     return Prepared(device, problem, tuple(steps), workspace_bytes, bool(others), scratch)
 
 
-def _compiler_of(device: Device, launch: Launch) -> Compile:
+def _compiler_of(device: Device, launch: Launch, judged: bool) -> Compile:
     """What makes the kernel of a launch in the form that the device runs.
 
     CTAs that count each other meet as many as run at a time, which follows from their registers.
     """
-    counts = launch.workspace_bytes and not launch.config.FIXES_REGISTERS
-    return compile_ptx if device.runs_ptx and not counts else compile_kernel
+    config = launch.config
+    counts = launch.workspace_bytes and not config.FIXES_REGISTERS
+    is_whole = counts or (judged and config.judges_builds())
+    return compile_ptx if device.runs_ptx and not is_whole else compile_kernel
 
 
 def _side_by_side(keys: Sequence[KernelKey], arch: str) -> list[PtxKernel]:
