@@ -320,7 +320,8 @@ def test_a_warm_call_neither_compiles_nor_chooses(monkeypatch):
     for name in (
         "flashsmith.api.launches.choose",
         "flashsmith.api.launches.prepare",
-        "flashsmith.api.launches.compile_kernel",
+        "flashsmith.runtime.run.compile_kernel",
+        "flashsmith.runtime.run.compile_ptx",
     ):
         monkeypatch.setattr(name, lambda *_, **__: pytest.fail("a warm call did cold work"))
     assert np.array_equal(first, flash_attention(*arrays, causal=True, backend="emulator"))

@@ -11,7 +11,7 @@ from mutation import Mutant, dropped, judge, mutants, thinned
 
 from flashsmith.check.cases import Case, inputs_of
 from flashsmith.check.tolerance import distance, expectation_of
-from flashsmith.compile.compiler import compile_kernel
+from flashsmith.compile.compiler import compile_ptx
 from flashsmith.emulator.options import EmulatorOptions
 from flashsmith.emulator.program import Program, load
 from flashsmith.kernels.parse import parse_config
@@ -83,7 +83,7 @@ class Part:
 def _ptx(part: Part) -> str:
     for config, needs in kernels_of(part.config, part.case.problem):
         if part.name == config.NAME:
-            return compile_kernel(config, needs, "sm_90a").ptx
+            return compile_ptx(config, needs, "sm_90a").ptx
     raise AssertionError(part)
 
 

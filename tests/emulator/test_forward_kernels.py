@@ -4,7 +4,7 @@ import pytest
 
 from flashsmith.check.cases import quick_cases
 from flashsmith.check.verdict import check_case
-from flashsmith.compile.compiler import compile_kernel
+from flashsmith.compile.compiler import compile_ptx
 from flashsmith.emulator.options import EmulatorOptions
 from flashsmith.emulator.program import load
 from flashsmith.kernels.parse import parse_config
@@ -44,7 +44,7 @@ def test_ldmatrix_conflicts_eight_ways_without_the_swizzle_and_never_with_it(sho
     assert check_case(device, config, case).ok
     counters = device.report().counters
     traits = Needs(("ragged_q", "ragged_k", "lse"))
-    kernel = load(compile_kernel(config, traits, device.arch).ptx).kernel
+    kernel = load(compile_ptx(config, traits, device.arch).ptx).kernel
     lines = {i.line for i in kernel.instructions if i.opcode == "ldmatrix"}
     counts = [count for line, count in counters.shared.items() if line in lines]
     assert sum(count.phases for count in counts) > 1000

@@ -14,7 +14,7 @@ from test_backward_mutants import OneChanged
 from flashsmith.check import cases
 from flashsmith.check.cases import Case, inputs_of
 from flashsmith.check.tolerance import distance, expectation_of
-from flashsmith.compile.compiler import compile_kernel
+from flashsmith.compile.compiler import compile_ptx
 from flashsmith.emulator.options import EmulatorOptions
 from flashsmith.kernels.kernel import KernelConfig
 from flashsmith.kernels.parse import parse_config
@@ -57,7 +57,7 @@ class Poisoned(OneChanged):
 def original(whole: KernelConfig = CONFIG, case: Case = CASE) -> str:
     for config, needs in kernels_of(whole, case.problem):
         if config.NAME == KERNEL:
-            return compile_kernel(config, needs, "sm_90a").ptx
+            return compile_ptx(config, needs, "sm_90a").ptx
     raise AssertionError
 
 

@@ -13,7 +13,7 @@ from mutation import Mutant, dropped, judge, mutants, thinned
 from flashsmith.base.dtypes import from_bits
 from flashsmith.check.cases import LARGE_LOGITS, Case, inputs_of, quick_cases
 from flashsmith.check.tolerance import distance, expectation_of
-from flashsmith.compile.compiler import compile_kernel
+from flashsmith.compile.compiler import compile_ptx
 from flashsmith.emulator.options import EmulatorOptions
 from flashsmith.emulator.program import Program, load
 from flashsmith.kernels.parse import parse_config
@@ -85,7 +85,7 @@ class MmaKernel:
 @cache
 def _ptx(kernel: MmaKernel) -> str:
     needs = needs_of(kernel.config, kernel.case.problem)
-    return compile_kernel(kernel.config, needs, "sm_90a").ptx
+    return compile_ptx(kernel.config, needs, "sm_90a").ptx
 
 
 EAGER = MmaKernel("eager", "(FP16, 64, 64, 32, 4): async+eager+swizzled+load_0_0_0_tiles", True)

@@ -21,6 +21,7 @@ def prepared():
     started = []
     device = SimpleNamespace(
         arch="sm_90a",
+        runs_ptx=True,
         sm_count=132,
         kernels={},
         started=started,

@@ -17,7 +17,6 @@ from flashsmith.api.options import CallOptions, read_config
 from flashsmith.base import settings
 from flashsmith.base.errors import ArgumentError, DeviceMissing, OutOfResources, Unsupported
 from flashsmith.base.forks import call_in_forked_child
-from flashsmith.compile.compiler import compile_kernel
 from flashsmith.kernels.arguments import TensorArg
 from flashsmith.kernels.kernel import KernelConfig
 from flashsmith.kernels.launch import Call
@@ -98,17 +97,20 @@ def _prepare(
     call = {**_contiguous_outputs(problem), **inputs}
     _log_shape(problem, given)
     # What comes with a wheel is machine code alone.
-    compile_with = compile_kernel if device.runs_ptx else shipped_or_compiled
+    compile_with = None if device.runs_ptx else shipped_or_compiled
     # Where time counts; the emulator is slower than the compiler.
-    substitute = substitute_on(device, compile_with, shipped_or_kept) if device.can_time else None
+    substitute = None
+    if device.can_time and compile_with is not None:
+        substitute = substitute_on(device, compile_with, shipped_or_kept)
     unusable: dict[KernelConfig, str] = {}
     while True:
         choice = choose(problem, device.arch, gpu=device.name, given=given, unusable=unusable)
         assert choice.config is not None
         try:
             prepared = prepare(
-                device, choice.config, problem, compile_with=compile_with, substitute=substitute
-            )
+                device, choice.config, problem,
+                compile_with=compile_with, substitute=substitute, judged=True,
+            )  # fmt: skip
             _require_readable(prepared, call)
             made = replace(choice, cut=cut(tuple(step.launch for step in prepared.steps)))
             is_other = prepared.is_substituted

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from multiprocessing.connection import Connection, wait
 
+from flashsmith.arch import get as get_arch
 from flashsmith.base.errors import FlashsmithError, LaunchError, OutOfResources, Unsupported
 from flashsmith.check.cases import (
     Case,
@@ -24,7 +25,12 @@ from flashsmith.check.cases import (
     serving_cases,
 )
 from flashsmith.check.verdict import Verdict, check_case
-from flashsmith.compile.compiler import CompileJob, available_cores, compile_many
+from flashsmith.compile.compiler import (
+    CompileJob,
+    available_cores,
+    compile_kernel,
+    compile_many,
+)
 from flashsmith.kernels.kernel import KernelConfig
 from flashsmith.kernels.plans import kernels_of
 from flashsmith.runtime.device import Device
@@ -61,12 +67,21 @@ def check_one(device: Device, config: KernelConfig, case: Case) -> Checked:
     begin = time.perf_counter()
     verdict, refusal = None, ""
     try:
+        if device.runs_ptx and not case.problem.is_empty:
+            _require_accepted(device, config, case)
         verdict = check_case(device, config, case)
     except (OutOfResources, Unsupported) as error:
         refusal = str(error)
     except FlashsmithError as error:
         verdict = Verdict(case.name, ok=False, worst=float("inf"), reason=str(error))
     return Checked(config, case.name, verdict, refusal, time.perf_counter() - begin)
+
+
+def _require_accepted(device: Device, config: KernelConfig, case: Case) -> None:
+    """Raises where a GPU would not be given the machine code; the emulator runs PTX alone."""
+    config.require_buildable(get_arch(device.arch))
+    for own, needs in kernels_of(config, case.problem):
+        compile_kernel(own, needs, device.arch)
 
 
 def check_on_emulator(

@@ -51,25 +51,38 @@ def text_from(data: Mapping[str, object], name: str) -> str:
     return value
 
 
-@dataclass(frozen=True, slots=True)
-class CompiledKernel:
-    """One kernel for one architecture, as it lies in the kernel cache."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PtxKernel:
+    """One kernel as PTX, as it lies in the kernel cache: all that an emulator asks for."""
 
     name: str  # the extern "C" entry
     arch: str  # "sm_90a"
     ptx: str
-    cubin: bytes
-    resources: Resources
     compiler: str  # "nvrtc 13.4.92"
     source_hash: str  # of the unit and every header it includes
     key: str  # of the cache entry
     compile_seconds: float  # of the compile that made it, not of this look-up
     folder: Path | None = None
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompiledKernel(PtxKernel):
+    """A kernel with its machine code."""
+
+    cubin: bytes
+    resources: Resources
+
     @property
     def code(self) -> str:
         """The hash of the machine code: what a measurement of this kernel is keyed by."""
         return code_hash(self.cubin)
+
+
+def ptx_of(kernel: CompiledKernel | None) -> PtxKernel | None:
+    """A kernel without its machine code: what runs it cannot depend on whether that is kept."""
+    if kernel is None:
+        return None
+    return PtxKernel(**{field.name: getattr(kernel, field.name) for field in fields(PtxKernel)})
 
 
 @dataclass(frozen=True, slots=True)

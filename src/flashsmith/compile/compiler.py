@@ -14,12 +14,13 @@ from concurrent.futures import as_completed
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 from flashsmith.base import settings
 from flashsmith.base.errors import ArgumentError, CompileError, FlashsmithError, Unsupported
 from flashsmith.base.threads import dropping_threads
 from flashsmith.compile.ahead_of_time.bundle import open_bundle
-from flashsmith.compile.artefact import CompiledKernel
+from flashsmith.compile.artefact import CompiledKernel, PtxKernel, ptx_of
 from flashsmith.compile.cache.kernel_cache import SCHEMA, KernelCache, default_cache
 from flashsmith.compile.header_closure import INCLUDE_ROOT, closure_hash
 from flashsmith.compile.machine.resources import parse_resources
@@ -31,10 +32,12 @@ from flashsmith.kernels.kernel import KernelConfig
 from flashsmith.problem.needs import Needs
 
 # The include folder is left out of the key: what lies in it is there by content.
-OPTIONS = ("-std=c++20", "-default-device", "--ptxas-options=-v")
+PTX_OPTIONS = ("-std=c++20", "-default-device")
+OPTIONS = (*PTX_OPTIONS, "--ptxas-options=-v")
 DEFAULT_OPTIONS = UnitOptions()
 
 _log = logging.getLogger("flashsmith.compile")
+_Kernel = TypeVar("_Kernel", bound=PtxKernel)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,15 +65,43 @@ def compile_kernel(
     bundle = settings.bundle_path()
     if bundle is not None and options == DEFAULT_OPTIONS and cache is None:
         return open_bundle(bundle).kernel(config, needs, arch)
+    kernel = _compile(_unit(config, needs, arch, options), cache)
+    return kernel if options.debug else _accepted(config, kernel)
+
+
+def compile_ptx(
+    config: KernelConfig, needs: Needs, arch: str, *, cache: KernelCache | None = None
+) -> PtxKernel:
+    """As `compile_kernel`, without machine code, which is nearly half of the work.
+
+    What the compiler would make of it is not judged: what spills is given as well.
+    """
+    bundle = settings.bundle_path()
+    if bundle is not None and cache is None:
+        return open_bundle(bundle).kernel(config, needs, arch)
+    unit = _unit(config, needs, arch, DEFAULT_OPTIONS)
+    cache = cache or default_cache()
+    key = cache_key(unit.source, _virtual(arch), find_nvrtc().compiler, unit.options)
+
+    def kept() -> PtxKernel | None:
+        return cache.get_ptx(key) or ptx_of(cache.get(unit.key))  # the PTX of both is the same
+
+    return _kept_or(kept, cache, key, lambda to: _build_ptx(unit, key, to))
+
+
+def _unit(config: KernelConfig, needs: Needs, arch: str, options: UnitOptions) -> _Unit:
     if not config.runs_on(arch):
         raise Unsupported(
             f"{config.short_form()}: its instructions do not exist on {arch}; choose a "
             f"configuration that `flashsmith configs --arch {arch}` lists."
         )
-    source = unit_source(config, needs)
     name = config.kernel_name(needs)
-    kernel = _compile(_Unit(source, name, config.short_form(), arch, options), cache)
-    return kernel if options.debug else _accepted(config, kernel)
+    return _Unit(unit_source(config, needs), name, config.short_form(), arch, options)
+
+
+def _virtual(arch: str) -> str:
+    """The architecture of PTX: `compute_90a` for `sm_90a`."""
+    return arch.replace("sm_", "compute_")
 
 
 def kept_kernel(config: KernelConfig, needs: Needs, arch: str) -> CompiledKernel | None:
@@ -136,8 +167,13 @@ def available_cores() -> int:
 
 def cache_key(source: str, arch: str, compiler: str, options: UnitOptions) -> str:
     """SHA-256 over all that decides the machine code."""
-    parts = [SCHEMA, source, closure_hash(source), compiler, [*OPTIONS, *options.flags()], arch]
+    flags = [*_options(arch), *options.flags()]
+    parts = [SCHEMA, source, closure_hash(source), compiler, flags, arch]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def _options(arch: str) -> tuple[str, ...]:
+    return PTX_OPTIONS if arch.startswith("compute_") else OPTIONS
 
 
 def kernel_source_hash(config: KernelConfig, needs: Needs) -> str:
@@ -171,7 +207,17 @@ def _compile(unit: _Unit, cache: KernelCache | None) -> CompiledKernel:
         )
     cache = cache or default_cache()
     key = unit.key
-    found = cache.get(key)
+    return _kept_or(lambda: cache.get(key), cache, key, lambda to: _build(unit, key, to))
+
+
+def _kept_or(
+    kept: Callable[[], _Kernel | None],
+    cache: KernelCache,
+    key: str,
+    build: Callable[[KernelCache | None], _Kernel],
+) -> _Kernel:
+    """What is kept, else what is built under the lock of its key."""
+    found = kept()
     if found is not None:
         return found
     with ExitStack() as held:
@@ -179,14 +225,53 @@ def _compile(unit: _Unit, cache: KernelCache | None) -> CompiledKernel:
             held.enter_context(cache.lock(key))
         except OSError as error:
             _say_unwritable(cache.root, error.strerror or str(error))
-            return _build(unit, key, None)
+            return build(None)
         # Looked at again: another process may have compiled it while this one waited.
-        return cache.get(key) or _build(unit, key, cache)
+        return kept() or build(cache)
 
 
 def _build(unit: _Unit, key: str, cache: KernelCache | None) -> CompiledKernel:
+    output, seconds = _run_compiler(unit, unit.arch, key, cache)
+    kernel = CompiledKernel(
+        name=unit.name,
+        arch=unit.arch,
+        ptx=output.ptx,
+        cubin=output.cubin,
+        resources=parse_resources(output.log, unit.name),
+        compiler=find_nvrtc().compiler,
+        source_hash=_source_hash(unit.source),
+        key=key,
+        compile_seconds=seconds,
+    )
+    return _placed(kernel, unit, output.log, cache)
+
+
+def _build_ptx(unit: _Unit, key: str, cache: KernelCache | None) -> PtxKernel:
+    output, seconds = _run_compiler(unit, _virtual(unit.arch), key, cache)
+    kernel = PtxKernel(
+        name=unit.name,
+        arch=unit.arch,
+        ptx=output.ptx,
+        compiler=find_nvrtc().compiler,
+        source_hash=_source_hash(unit.source),
+        key=key,
+        compile_seconds=seconds,
+    )
+    return _placed(kernel, unit, output.log, cache)
+
+
+def _placed(kernel: _Kernel, unit: _Unit, log: str, cache: KernelCache | None) -> _Kernel:
+    """The kernel, with the folder of the cache that it was written to."""
+    folder = _written(cache, lambda to: to.put(kernel, unit.source, log))
+    return replace(kernel, folder=folder)
+
+
+def _run_compiler(
+    unit: _Unit, arch: str, key: str, cache: KernelCache | None
+) -> tuple[nvrtc.NvrtcOutput, float]:
+    """What NVRTC makes of a unit, and the seconds that took; keeps what it refuses."""
     library = find_nvrtc()
-    flags = [*OPTIONS, *unit.options.flags(), f"--gpu-architecture={unit.arch}"]
+    flags = [*_options(arch), *unit.options.flags(), f"--gpu-architecture={arch}"]
     if (library.cuda_major or 0) >= 13:
         # Beside a driver NVRTC 13 keeps machine code of its own, and what it finds there comes
         # without the compiler's figures.
@@ -200,20 +285,7 @@ def _build(unit: _Unit, key: str, cache: KernelCache | None) -> CompiledKernel:
         log = error.log
         kept = _written(cache, lambda to: to.keep_failure(key, unit.source, log))
         raise CompileError(unit.subject, log, kept) from error
-    seconds = time.perf_counter() - started
-    kernel = CompiledKernel(
-        name=unit.name,
-        arch=unit.arch,
-        ptx=output.ptx,
-        cubin=output.cubin,
-        resources=parse_resources(output.log, unit.name),
-        compiler=library.compiler,
-        source_hash=_source_hash(unit.source),
-        key=key,
-        compile_seconds=seconds,
-    )
-    folder = _written(cache, lambda to: to.put(kernel, unit.source, output.log))
-    return replace(kernel, folder=folder)
+    return output, time.perf_counter() - started
 
 
 def _written(cache: KernelCache | None, write: Callable[[KernelCache], Path]) -> Path | None:

@@ -30,6 +30,7 @@ class KernelConfig(Knobs):
     HOST_HEADER: ClassVar[str] = ""  # of cuda/host: how a C program starts it; empty: it cannot
     OPERATION: ClassVar[str] = "forward"  # of problem/signature.py: what its plans compute
     SLICES_KEYS: ClassVar[bool] = False  # a row's keys are always shared out among CTAs
+    FIXES_REGISTERS: ClassVar[bool] = False  # by setmaxnreg; other kernels have what ptxas finds
     REFUSED_FACTS: ClassVar[tuple[str, ...]] = ()  # of a problem, that its kernels do not compute
     BUILD_RULES: ClassVar[tuple[Rule, ...]]  # what no compiler could build
     AUTOTUNE_RULES: ClassVar[tuple[Rule, ...]]  # what is not worth measuring
@@ -119,6 +120,11 @@ class KernelConfig(Knobs):
     def refused_build(self, spill_bytes: int, remarks: Sequence[str]) -> Refusal | None:
         """Why what the compiler made of this configuration must not be used, or None."""
         return None
+
+    @classmethod
+    def judges_builds(cls) -> bool:
+        """Whether some builds are refused; of other kernels nobody has to look at the build."""
+        return cls.refused_build is not KernelConfig.refused_build
 
     def require_buildable(self, arch: Arch | None = None) -> None:
         """Raises unless the configuration can be built, and fits a cta of `arch` if given."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from flashsmith.compile.artefact import CompiledKernel
+from flashsmith.compile.artefact import PtxKernel
 from flashsmith.kernels.arguments import TensorMapSpec
 from flashsmith.kernels.launch import LaunchGeometry
 
@@ -46,7 +46,7 @@ class Device(Protocol):
         """Whether the time that a kernel takes here means something."""
 
     @property
-    def kernels(self) -> dict[Hashable, CompiledKernel]:
+    def kernels(self) -> dict[Hashable, PtxKernel]:
         """Kernels that were loaded, by what they compute and how."""
 
     def report(self) -> LaunchReport | None:
@@ -98,12 +98,12 @@ class Device(Protocol):
     def tensor_map(self, spec: TensorMapSpec) -> bytes:
         """The 128 bytes that a kernel takes as a tensor map on this device."""
 
-    def prepare(self, kernel: CompiledKernel, geometry: LaunchGeometry) -> Launcher:
+    def prepare(self, kernel: PtxKernel, geometry: LaunchGeometry) -> Launcher:
         """Loads a kernel and returns what takes its parameters; for many launches of it."""
 
     def launch(
         self,
-        kernel: CompiledKernel,
+        kernel: PtxKernel,
         geometry: LaunchGeometry,
         params: tuple[bytes, ...],
         *,

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from flashsmith.arch import get as get_arch
 from flashsmith.base.errors import Unsupported
 from flashsmith.base.forks import call_in_forked_child
-from flashsmith.compile.artefact import CompiledKernel
+from flashsmith.compile.artefact import CompiledKernel, PtxKernel
+from flashsmith.emulator.checks.launch_checks import most_registers
 from flashsmith.emulator.copies.tensor_map import encode_tensor_map
 from flashsmith.emulator.memory import GlobalMemory
 from flashsmith.emulator.options import EmulatorOptions, LaunchReport
@@ -55,7 +56,7 @@ class EmulatedDevice:
         self._programs: dict[tuple[str, str], Program] = {}
         self._workspace = (0, 0)  # address, bytes
         self._scratch = (0, 0)
-        self._kernels: dict[Hashable, CompiledKernel] = {}
+        self._kernels: dict[Hashable, PtxKernel] = {}
         # Threads may share the device as they may share a GPU: one operation at a time.
         self._lock = threading.RLock()
         _devices.add(self)
@@ -91,7 +92,7 @@ class EmulatedDevice:
         return False
 
     @property
-    def kernels(self) -> dict[Hashable, CompiledKernel]:
+    def kernels(self) -> dict[Hashable, PtxKernel]:
         """Kernels that were loaded, by what they compute and how."""
         return self._kernels
 
@@ -178,13 +179,17 @@ class EmulatedDevice:
             "f16" if spec.element_bytes == 2 and not spec.is_bf16 else None,
         )
 
-    def prepare(self, kernel: CompiledKernel, geometry: LaunchGeometry) -> Launcher:
+    def prepare(self, kernel: PtxKernel, geometry: LaunchGeometry) -> Launcher:
         """Translates a kernel's PTX and returns what takes its parameters."""
         if kernel.arch != self._arch:
             raise Unsupported(
                 f"{kernel.name} was compiled for {kernel.arch}; this emulator runs {self._arch}."
             )
         program = self._load(kernel)
+        # Without machine code: so many that no more blocks run together than do on a GPU.
+        registers = most_registers(program.kernel, geometry.threads)
+        if isinstance(kernel, CompiledKernel):
+            registers = kernel.resources.registers
 
         def run(params: tuple[bytes, ...], stream: int) -> None:
             with self._lock:
@@ -197,7 +202,7 @@ class EmulatedDevice:
                         self.memory,
                         cluster=geometry.cluster,
                         options=self.options,
-                        registers=kernel.resources.registers,
+                        registers=registers,
                         sm_count=self._sm_count,
                     )
                 except BaseException:  # a fault, or an interrupt in the middle of the launch
@@ -211,7 +216,7 @@ class EmulatedDevice:
 
     def launch(
         self,
-        kernel: CompiledKernel,
+        kernel: PtxKernel,
         geometry: LaunchGeometry,
         params: tuple[bytes, ...],
         *,
@@ -229,7 +234,7 @@ class EmulatedDevice:
         if address:
             self.memory.free(address)
 
-    def _load(self, kernel: CompiledKernel) -> Program:
+    def _load(self, kernel: PtxKernel) -> Program:
         key = (kernel.key, kernel.name)
         with self._lock:
             if key not in self._programs:

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from flashsmith.arch import Arch
 from flashsmith.base.errors import OutOfResources
-from flashsmith.compile.artefact import CompiledKernel
+from flashsmith.compile.artefact import CompiledKernel, PtxKernel
 from flashsmith.kernels.launch import LaunchGeometry
 
 MAX_GRID_X = 2**31 - 1  # CUDA C++ Programming Guide, "Compute Capabilities"
 
 
-def require_fits(
-    subject: str, kernel: CompiledKernel, geometry: LaunchGeometry, arch: Arch
-) -> None:
-    """Raises `OutOfResources` with need, limit and what to lower; `subject` is a short form."""
-    smem_bytes = geometry.smem_bytes + kernel.resources.static_smem_bytes
-    registers = kernel.resources.registers * geometry.threads
+def require_fits(subject: str, kernel: PtxKernel, geometry: LaunchGeometry, arch: Arch) -> None:
+    """Raises `OutOfResources` with need, limit and what to lower; `subject` is a short form.
+
+    What only machine code says is looked at where there is any; the emulator reads PTX for it.
+    """
+    smem_bytes, registers = geometry.smem_bytes, 0
+    if isinstance(kernel, CompiledKernel):
+        smem_bytes += kernel.resources.static_smem_bytes
+        registers = kernel.resources.registers * geometry.threads
     for what, needed, limit, advice in (
         (
             f"bytes of shared memory a block on {arch.name}",

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from flashsmith.arch import get as get_arch
 from flashsmith.base.errors import ArgumentError
-from flashsmith.compile.artefact import CompiledKernel
-from flashsmith.compile.compiler import compile_kernel
+from flashsmith.compile.artefact import PtxKernel
+from flashsmith.compile.compiler import compile_kernel, compile_ptx
 from flashsmith.kernels.arguments import TensorArg
 from flashsmith.kernels.kernel import KernelConfig
 from flashsmith.kernels.launch import SCRATCH, WORKSPACE, Call, Launch
@@ -25,9 +25,9 @@ from flashsmith.runtime.device import Device, Launcher, Start
 from flashsmith.runtime.limits import require_fits
 from flashsmith.runtime.tensors import contiguous_tensors, uploaded
 
-Compile = Callable[[KernelConfig, Needs, str], CompiledKernel]
+Compile = Callable[[KernelConfig, Needs, str], PtxKernel]
 KernelKey = tuple[KernelConfig, Needs, Compile]  # of `Device.kernels`
-Substitute = Callable[[Launch], CompiledKernel | None]
+Substitute = Callable[[Launch], PtxKernel | None]
 Starts = tuple[Start, ...]  # of every launch, with its parameters
 KEPT_STARTS = 1024  # of one plan; a model of many layers calls with other addresses in each
 STRIDE_STEP = 8  # elements of one 16-byte access
@@ -39,7 +39,7 @@ class Step:
     """One launch of a plan, with its kernel loaded."""
 
     launch: Launch
-    kernel: CompiledKernel
+    kernel: PtxKernel
     bind: Launcher
 
 
@@ -109,11 +109,14 @@ def prepare(
     config: KernelConfig,
     problem: AttentionProblem,
     *,
-    compile_with: Compile = compile_kernel,
+    compile_with: Compile | None = None,
     substitute: Substitute | None = None,
+    judged: bool = False,
 ) -> Prepared:
     """Plans, compiles and loads `config` for `problem`.
 
+    A device that runs PTX gets PTX alone unless `compile_with` says otherwise: whether ptxas would
+    spill is then asked only if kernels are to be `judged`, of those that refuse a build for it.
     `substitute` may give a loaded kernel that runs in the place of one that is not.
     """
     if problem.is_empty:
@@ -122,13 +125,15 @@ def prepare(
     config.require_buildable(arch)
     launches = plan(config, problem, sm_count=device.sm_count)
     # A new shape mostly runs kernels that another shape has loaded: no look at the disk then.
-    keys: list[KernelKey] = [(at.config, at.needs, compile_with) for at in launches]
+    keys: list[KernelKey] = [
+        (at.config, at.needs, compile_with or _compiler_of(device, at, judged)) for at in launches
+    ]
     new = [n for n, key in enumerate(keys) if key not in device.kernels]
-    others: dict[int, CompiledKernel] = {}
+    others: dict[int, PtxKernel] = {}
     if substitute is not None:
         others = {n: other for n in new if (other := substitute(launches[n])) is not None}
         new = [n for n in new if n not in others]
-    made = _side_by_side([launches[n] for n in new], device.arch, compile_with)
+    made = _side_by_side([keys[n] for n in new], device.arch)
     for n, kernel in zip(new, made, strict=True):
         require_fits(launches[n].config.short_form(), kernel, launches[n].geometry, arch)
         device.kernels[keys[n]] = kernel
@@ -144,18 +149,28 @@ def prepare(
     return Prepared(device, problem, tuple(steps), workspace_bytes, bool(others), scratch)
 
 
-def _side_by_side(
-    launches: Sequence[Launch], arch: str, compile_with: Compile
-) -> list[CompiledKernel]:
+def _compiler_of(device: Device, launch: Launch, judged: bool) -> Compile:
+    """What makes the kernel of a launch in the form that the device runs.
+
+    CTAs that count each other meet as many as run at a time, which follows from their registers.
+    """
+    config = launch.config
+    counts = launch.workspace_bytes and not config.FIXES_REGISTERS
+    is_whole = counts or (judged and config.judges_builds())
+    return compile_ptx if device.runs_ptx and not is_whole else compile_kernel
+
+
+def _side_by_side(keys: Sequence[KernelKey], arch: str) -> list[PtxKernel]:
     """The kernels of launches; several at once, because NVRTC takes a second or two for each."""
 
-    def one(launch: Launch) -> CompiledKernel:
-        return compile_with(launch.config, launch.needs, arch)
+    def one(key: KernelKey) -> PtxKernel:
+        config, needs, compile_with = key
+        return compile_with(config, needs, arch)
 
-    if len(launches) < 2:
-        return [one(launch) for launch in launches]
-    with ThreadPoolExecutor(len(launches)) as pool:
-        return list(pool.map(one, launches))
+    if len(keys) < 2:
+        return [one(key) for key in keys]
+    with ThreadPoolExecutor(len(keys)) as pool:
+        return list(pool.map(one, keys))
 
 
 def run_arrays(

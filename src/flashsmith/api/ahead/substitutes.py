@@ -9,14 +9,14 @@ from typing import cast
 
 from flashsmith.base.errors import FlashsmithError, Unsupported
 from flashsmith.base.forks import call_in_forked_child
-from flashsmith.compile.artefact import CompiledKernel
+from flashsmith.compile.artefact import PtxKernel
 from flashsmith.kernels.kernel import KernelConfig
 from flashsmith.kernels.launch import Launch
 from flashsmith.problem.needs import Needs
 from flashsmith.runtime.device import Device
 from flashsmith.runtime.run import Compile, KernelKey, Substitute
 
-Kept = Callable[[KernelConfig, Needs, str], CompiledKernel | None]
+Kept = Callable[[KernelConfig, Needs, str], PtxKernel | None]
 _AT_ONCE = 2  # compilers beside the caller's own work
 _log = logging.getLogger("flashsmith.api")
 _pool: ThreadPoolExecutor | None = None
@@ -32,7 +32,7 @@ def _forget() -> None:
 def substitute_on(device: Device, compile_with: Compile, kept: Kept) -> Substitute:
     """What finds, for a launch whose kernel would have to be compiled, a loaded one instead."""
 
-    def find(launch: Launch) -> CompiledKernel | None:
+    def find(launch: Launch) -> PtxKernel | None:
         wanted = launch.config, launch.needs
         if launch.problem.operation != "forward" or (device, *wanted) in _failed:
             return None

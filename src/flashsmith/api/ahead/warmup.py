@@ -20,7 +20,7 @@ from flashsmith.base.errors import (
     Unsupported,
 )
 from flashsmith.compile.artefact import CompiledKernel
-from flashsmith.compile.compiler import CompileJob, compile_kernel, compile_many, kept_kernel
+from flashsmith.compile.compiler import CompileJob, compile_many, kept_kernel
 from flashsmith.kernels.kernel import KernelConfig
 from flashsmith.kernels.plans import kernels_of
 from flashsmith.problem.attention import AttentionProblem
@@ -194,9 +194,9 @@ def _obstacle(
             raise failed
     if target.device is None:
         return ""
-    compile_with = compile_kernel if target.runs_ptx else shipped_or_compiled
+    compile_with = None if target.runs_ptx else shipped_or_compiled
     try:
-        prepare(target.device, config, item[0], compile_with=compile_with)
+        prepare(target.device, config, item[0], compile_with=compile_with, judged=True)
     except (Unsupported, OutOfResources) as error:
         return str(error).removeprefix(f"{config.short_form()}: ")
     return ""

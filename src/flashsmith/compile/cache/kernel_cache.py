@@ -8,17 +8,18 @@ import logging
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
+from typing import TypedDict, TypeVar
 
 from flashsmith.base import settings
 from flashsmith.base.errors import ArgumentError, DamagedFile, Unsupported
 from flashsmith.base.json_text import parse_json
 from flashsmith.base.loose_types import JsonObject
 from flashsmith.base.whole_file import scratch_folder
-from flashsmith.compile.artefact import CompiledKernel, resources_from, text_from
+from flashsmith.compile.artefact import CompiledKernel, PtxKernel, resources_from, text_from
 from flashsmith.compile.cache import upkeep as cache_upkeep
 
 try:
@@ -35,12 +36,25 @@ FACTS, FACTS_HASH = "artefact.json", "artefact.sha256"
 RECOUNT_EVERY = 64  # entries written by this process before other processes' are counted too
 
 _log = logging.getLogger("flashsmith.cache")
+_Kernel = TypeVar("_Kernel", bound=PtxKernel)
+
+
+class _PtxFields(TypedDict):
+    name: str
+    arch: str
+    ptx: str
+    compiler: str
+    source_hash: str
+    key: str
+    compile_seconds: float
+    folder: Path
 
 
 class KernelCache:
     """The kernels below one folder; safe for many threads and processes at once.
 
-    kernels/KEY/   kernel.cu, kernel.ptx, kernel.cubin, kernel.log, artefact.json, artefact.sha256
+    kernels/KEY/   kernel.cu, kernel.ptx, kernel.cubin, kernel.log, artefact.json, artefact.sha256;
+                   no kernel.cubin where PTX alone was asked for
     failed/KEY/    kernel.cu, kernel.log of a unit that did not compile
     damaged/KEY-…  entries that were moved aside
     locks/KEY      held while KEY is being compiled
@@ -55,10 +69,17 @@ class KernelCache:
 
     def get(self, key: str) -> CompiledKernel | None:
         """The kernel of `key`, or None; a damaged entry is moved aside, said, and None."""
+        return self._found(key, _read_entry)
+
+    def get_ptx(self, key: str) -> PtxKernel | None:
+        """As `get`, of a key under which PTX alone is kept."""
+        return self._found(key, _read_ptx)
+
+    def _found(self, key: str, read: Callable[[Path, str], _Kernel]) -> _Kernel | None:
         self._require_own()
         folder = self.root / "kernels" / key
         try:
-            kernel = _read_entry(folder, key)
+            kernel = read(folder, key)
         except OSError:
             if folder.is_dir():
                 self._move_aside(folder, "a file is missing or cannot be read")
@@ -71,17 +92,18 @@ class KernelCache:
             os.utime(folder)
         return kernel
 
-    def put(self, kernel: CompiledKernel, source: str, log: str) -> Path:
+    def put(self, kernel: PtxKernel, source: str, log: str) -> Path:
         """Writes an entry beside its place and renames it; the first of two writers wins."""
         files = {
             "kernel.cu": source.encode(),
             "kernel.ptx": kernel.ptx.encode(),
-            "kernel.cubin": kernel.cubin,
             "kernel.log": log.encode(),
         }
+        if isinstance(kernel, CompiledKernel):
+            files["kernel.cubin"] = kernel.cubin
         facts = asdict(kernel)
-        for large in ("ptx", "cubin", "folder"):
-            del facts[large]
+        for elsewhere in ("ptx", "cubin", "folder"):
+            facts.pop(elsewhere, None)
         facts["schema"] = SCHEMA
         facts["files"] = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
         text = (json.dumps(facts, indent=1) + "\n").encode()
@@ -196,28 +218,47 @@ def _take_lock(path: Path) -> int:
 
 
 def _read_entry(folder: Path, key: str) -> CompiledKernel:
+    facts = _read_facts(folder, key)
+    return CompiledKernel(
+        **_read_common(folder, key, facts),
+        cubin=_read_file(folder, "kernel.cubin", facts),
+        resources=resources_from(facts["resources"]),
+    )
+
+
+def _read_ptx(folder: Path, key: str) -> PtxKernel:
+    return PtxKernel(**_read_common(folder, key, _read_facts(folder, key)))
+
+
+def _read_facts(folder: Path, key: str) -> JsonObject:
     text = (folder / FACTS).read_bytes()
     if hashlib.sha256(text).hexdigest().encode() != (folder / FACTS_HASH).read_bytes():
         raise DamagedFile(f"the hash of {FACTS} is not the stated one")
     facts: JsonObject = parse_json(text)
     if facts["schema"] != SCHEMA or facts["key"] != key:
         raise DamagedFile("it belongs to another key")
-    files = {name: (folder / name).read_bytes() for name in ("kernel.ptx", "kernel.cubin")}
-    for name, data in files.items():
-        if hashlib.sha256(data).hexdigest() != facts["files"][name]:
-            raise DamagedFile(f"the hash of {name} is not the stated one")
+    return facts
+
+
+def _read_file(folder: Path, name: str, facts: JsonObject) -> bytes:
+    data = (folder / name).read_bytes()
+    if hashlib.sha256(data).hexdigest() != facts["files"][name]:
+        raise DamagedFile(f"the hash of {name} is not the stated one")
+    return data
+
+
+def _read_common(folder: Path, key: str, facts: JsonObject) -> _PtxFields:
+    """The fields that kernels with and without machine code have in common."""
     seconds = facts["compile_seconds"]
     if not isinstance(seconds, float) or seconds < 0:
         raise DamagedFile(f"compile_seconds is {str(seconds)[:40]!r}; it must be a time")
-    return CompiledKernel(
-        name=text_from(facts, "name"),
-        arch=text_from(facts, "arch"),
-        ptx=files["kernel.ptx"].decode(),
-        cubin=files["kernel.cubin"],
-        resources=resources_from(facts["resources"]),
-        compiler=text_from(facts, "compiler"),
-        source_hash=text_from(facts, "source_hash"),
-        key=key,
-        compile_seconds=seconds,
-        folder=folder,
-    )
+    return {
+        "name": text_from(facts, "name"),
+        "arch": text_from(facts, "arch"),
+        "ptx": _read_file(folder, "kernel.ptx", facts).decode(),
+        "compiler": text_from(facts, "compiler"),
+        "source_hash": text_from(facts, "source_hash"),
+        "key": key,
+        "compile_seconds": seconds,
+        "folder": folder,
+    }

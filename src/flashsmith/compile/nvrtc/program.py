@@ -35,14 +35,14 @@ class NvrtcOutput:
     """What one program gives."""
 
     ptx: str
-    cubin: bytes
+    cubin: bytes  # empty where the architecture is a virtual one
     log: str
 
 
 def compile_program(
     library: NvrtcLibrary, source: str, file_name: str, options: Sequence[str]
 ) -> NvrtcOutput:
-    """Compiles one unit for a real architecture; safe to call from several threads at once."""
+    """Compiles one unit; safe to call from several threads at once."""
     nvrtc = _load(library.path)
     thread = threading.get_ident()
     _compiling.add(thread)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -109,13 +109,14 @@ def check_read(access: Access) -> Ints:
     return places
 
 
-def check_operand(access: Access) -> tuple[Ints, NDArray[np.bool_] | None]:
+def check_operand(
+    access: Access, places: Ints | None = None
+) -> tuple[Ints, NDArray[np.bool_] | None]:
     """As `check_read`, of what may be unwritten: also which grains are, or None for none."""
     chunk = access.chunk
     assert chunk.shadow is not None
-    places = access.places
-    tags = rows_of(chunk.shadow, chunk.shadow.tags).take(places, axis=0)
-    tags = tags.reshape(len(places), -1)
+    places = access.places if places is None else places
+    tags = chunk.shadow.tags.view(_element(chunk.shadow.grain)).take(places).view(np.uint32)
     if _landed_together(access, tags):
         return places, None
     wide, unwritten = tags.shape[1], None
@@ -206,7 +207,7 @@ class Readers:
 
     def __init__(self, chunk: Chunk) -> None:
         self.chunk = chunk
-        self.pending: list[tuple[Ints, Ints, Ints, Ints]] = []  # block, warp, group, places
+        self.pending: list[tuple[Ints, Ints, Ints, Ints]] = []  # block, warp, group, marks
 
     def begin(
         self,
@@ -226,40 +227,56 @@ class Readers:
             first = np.take_along_axis(places, held.argmax(axis=1)[:, None], axis=1)
             places = np.where(held, places, first)[some]
             block, warp, group = block[some], warp[some], group[some]
-        self.pending.append((block, warp, group, places))
-        self._mark(warp, places, BEING_READ)
+        rows = self._rows()
+        marks = warp[:, None] * (rows.size // self.chunk.warps) + places
+        self.pending.append((block, warp, group, marks))
+        rows.reshape(-1)[marks] = self._time(BEING_READ)
 
     def drop(self, slots: NDArray[np.intp]) -> None:
         """Forgets what blocks in these slots began: they have ended."""
         kept = []
-        for block, warp, group, places in self.pending:
+        for block, warp, group, marks in self.pending:
             going = ~np.isin(block, slots)
             if going.any():
-                kept.append((block[going], warp[going], group[going], places[going]))
+                kept.append((block[going], warp[going], group[going], marks[going]))
         self.pending = kept
 
     def end(self, is_over: Callable[[Ints, Ints, Ints], NDArray[np.bool_]], index: int) -> None:
         """Ends the operations that `is_over(block, warp, group)` names: read, as of now."""
-        now = self.chunk.tick(index)
-        kept = []
-        for block, warp, group, places in self.pending:
+        now, rows = self._time(self.chunk.tick(index)), self._rows().reshape(-1)
+        kept, has_ended = [], False
+        for entry in self.pending:
+            block, warp, group, marks = entry
             over = is_over(block, warp, group)
-            if over.any():
-                self._mark(warp[over], places[over], now)
-            if not over.all():
+            count = np.count_nonzero(over)
+            has_ended = has_ended or bool(count)
+            if count == len(over):
+                rows[marks] = now
+                continue
+            if count:
+                rows[marks[over]] = now
                 going = ~over
-                kept.append((block[going], warp[going], group[going], places[going]))
+                entry = (block[going], warp[going], group[going], marks[going])
+            kept.append(entry)
         self.pending = kept
-        for _, warp, _, places in kept:  # what is read twice stays read
-            self._mark(warp, places, BEING_READ)
+        if has_ended:
+            still = self._time(BEING_READ)
+            for *_, marks in kept:  # what is read twice stays read
+                rows[marks] = still
 
-    def _mark(self, warp: Ints, places: Ints, time: int) -> None:
+    def _rows(self) -> NDArray[Any]:
+        """Times of reading, by warp: one element for each 16 bytes of shared memory."""
         shadow = self.chunk.shadow
         assert shadow is not None
-        rows = rows_of(shadow, shadow.reads)
-        at = warp[:, None] * (len(rows) // len(shadow.reads)) + places
-        if rows.shape[1] == 4:  # four words as one: the bits count, not the number
-            whole = np.full(4, time, np.uint32).view(np.complex128)
-            rows.reshape(-1).view(np.complex128)[at] = whole[0]
-        else:
-            rows[at] = time
+        return shadow.reads.view(_element(shadow.grain))
+
+    def _time(self, time: int) -> NDArray[Any]:
+        """A time as an element of `_rows`."""
+        assert self.chunk.shadow is not None
+        grain = self.chunk.shadow.grain
+        return np.full(CHUNK_BYTES // grain, time, np.uint32).view(_element(grain))
+
+
+def _element(grain: int) -> np.dtype[Any]:
+    """What holds the times of 16 bytes: the bits count, not the number."""
+    return np.dtype(np.complex128 if grain == 4 else (np.void, 4 * CHUNK_BYTES // grain))

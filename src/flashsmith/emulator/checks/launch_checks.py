@@ -9,6 +9,9 @@ from flashsmith.emulator.options import LaunchSetup
 from flashsmith.emulator.ptx.instruction import Imm
 from flashsmith.emulator.ptx.module import Kernel
 
+REGISTER_FILE = 65536  # of an SM
+MAX_REGISTERS = 255  # of a thread
+
 MAX_GRID = (2**31 - 1, 65535, 65535)
 
 
@@ -122,6 +125,20 @@ def resident_blocks(setup: LaunchSetup, registers: int | None) -> int:
         barriers=_named_barriers(kernel),
     )
     return setup.sm_count * max(held.blocks, 1)
+
+
+def most_registers(kernel: Kernel, threads: int) -> int:
+    """The most that ptxas can give a thread: all that fits, and no more than the kernel asks for.
+
+    A kernel with setmaxnreg gets just that.
+    """
+    asked = [
+        count.value if isinstance(count := i.operands[0], Imm) else 0
+        for i in kernel.instructions
+        if i.opcode == "setmaxnreg"
+    ]
+    most = max(asked, default=kernel.max_registers or MAX_REGISTERS)
+    return min(REGISTER_FILE // threads // 8 * 8, most)
 
 
 def _named_barriers(kernel: Kernel) -> int:

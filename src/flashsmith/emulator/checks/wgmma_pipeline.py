@@ -11,6 +11,7 @@ the same chain. As a value it is undefined, before the wait and after it.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from flashsmith.emulator.machine.opcode import read, written
@@ -63,6 +64,14 @@ class _State:
         return _State(met, self.unfenced | other.unfenced, self.stale | other.stale)
 
     @property
+    def busy(self) -> int:
+        """The registers of every group."""
+        mask = 0
+        for group in self.groups:
+            mask |= group.accumulators | group.sources | group.copies
+        return mask
+
+    @property
     def flight(self) -> _Flight:
         total = _Flight()
         for group in self.groups:
@@ -79,8 +88,8 @@ def pipeline_problems(segments: list[Segment]) -> list[Problem]:
     while todo:
         number = todo.pop()
         state = entering[number]
-        for instruction in segments[number].instructions:
-            state = _after(instruction, state)
+        for instruction, effects in _steps(segments[number]):
+            state = _after(instruction, effects, state)
         for successor in segments[number].successors:
             if successor < 0:
                 continue
@@ -92,13 +101,18 @@ def pipeline_problems(segments: list[Segment]) -> list[Problem]:
     problems = []
     for number in sorted(entering):
         state = entering[number]
-        for instruction in segments[number].instructions:
-            problems += _problems(instruction, state)
-            state = _after(instruction, state)
+        for instruction, effects in _steps(segments[number]):
+            problems += _problems(instruction, effects, state)
+            state = _after(instruction, effects, state)
     return problems
 
 
-def _mask(regs: list[Reg]) -> int:
+def _steps(segment: Segment) -> Iterator[tuple[Instruction, tuple[int, int]]]:
+    """The instructions, each with the registers it reads and writes."""
+    return zip(segment.instructions, segment.effects, strict=True)
+
+
+def _mask(regs: tuple[Reg, ...]) -> int:
     mask = 0
     for reg in regs:
         mask |= 1 << reg.number
@@ -107,21 +121,25 @@ def _mask(regs: list[Reg]) -> int:
 
 def _wgmma_registers(instruction: Instruction) -> tuple[int, int]:
     """Accumulators and A registers; a descriptor is read at issue and is neither."""
-    accumulators = _mask(list(registers(instruction.operands[0])))
+    accumulators = _mask(registers(instruction.operands[0]))
     a = instruction.operands[1]
-    return accumulators, 0 if isinstance(a, Reg) else _mask(list(registers(a)))
+    return accumulators, 0 if isinstance(a, Reg) else _mask(registers(a))
 
 
-def _after(instruction: Instruction, state: _State) -> _State:
+def _after(instruction: Instruction, effects: tuple[int, int], state: _State) -> _State:
     if instruction.opcode == "wgmma":
         return _after_wgmma(instruction, state)
-    target = _mask(written(instruction))
+    reads, target = effects
     replaced = target if instruction.guard is None else 0
-    groups = tuple(group.without(replaced) for group in state.groups)
+    groups = state.groups
+    if replaced & state.busy:
+        groups = tuple(group.without(replaced) for group in groups)
     source = _copied(instruction)
     if source is None:
-        unfenced = state.unfenced | target | _mask(read(instruction))
-        return _State(groups, unfenced, state.stale & ~replaced)
+        unfenced, stale = state.unfenced | target | reads, state.stale & ~replaced
+        if groups is state.groups and (unfenced, stale) == (state.unfenced, state.stale):
+            return state
+        return _State(groups, unfenced, stale)
     bit = 1 << source.number if isinstance(source, Reg) else 0
     carried = tuple(
         replace(new, copies=new.copies | target) if (old.accumulators | old.copies) & bit else new
@@ -161,7 +179,9 @@ def _copied(instruction: Instruction) -> Reg | Imm | None:
     return source if isinstance(source, Reg | Imm) else None
 
 
-def _problems(instruction: Instruction, state: _State) -> list[Problem]:
+def _problems(instruction: Instruction, effects: tuple[int, int], state: _State) -> list[Problem]:
+    if instruction.opcode != "wgmma" and not (effects[0] | effects[1]) & (state.busy | state.stale):
+        return []
     found = []
 
     def report(kind: str, message: str, mask: int, regs: list[Reg]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -82,6 +83,7 @@ class Emitter:
         self._temporaries = 0
         self.products = PendingProducts()
         self.companions: dict[int, int] = {}  # of registers that may be read unwritten
+        self.doubtful = 0  # those registers as bits
         self._doubtful = 0  # those of them, as bits, not looked at yet in this segment
 
     # -- operands ---------------------------------------------------------------------------
@@ -254,9 +256,8 @@ class Emitter:
         self._note_lines(segment.instructions[0])
         self.lines.append(f"def s{segment.number}(u, R, m, c):")
         self._require_convergence(segment)
-        self._doubtful = sum(1 << number for number in self.companions)
-        for number in numbers(segment.uses):
-            self.lines.append(f" r{number} = R[{number}]")
+        self._doubtful = self.doubtful
+        self._take_registers(segment)
         last = segment.instructions[-1]
         goes_on = last.opcode not in CONTROL
         body = segment.instructions if goes_on else segment.instructions[:-1]
@@ -276,6 +277,15 @@ class Emitter:
             self._instruction(last, segment.effects[-1][0])
         self._note_lines(last)
         self.segment = None
+
+    def _take_registers(self, segment: Segment) -> None:
+        """Registers into locals; many in one call, which Python also compiles much sooner."""
+        uses = numbers(segment.uses)
+        if len(uses) < 3:
+            self.lines += [f" r{number} = R[{number}]" for number in uses]
+            return
+        taken = self.value(f"G{segment.number}", itemgetter(*uses))
+        self.lines.append(f" {', '.join(f'r{number}' for number in uses)} = {taken}(R)")
 
     def _require_convergence(self, segment: Segment) -> None:
         """Diverged lanes wait at the start of a segment that has an instruction of whole warps."""

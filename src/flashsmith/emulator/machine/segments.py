@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
+
+import numpy as np
 
 from flashsmith.emulator.machine.opcode import opcode_of, read, written
 from flashsmith.emulator.ptx.instruction import Instruction, Reg, Symbol
@@ -12,6 +13,7 @@ from flashsmith.emulator.ptx.module import Kernel
 EXIT = -2  # the next segment of a warp that has ended
 FORKED = -1  # the unit's lanes go on in other units
 CONTROL = frozenset({"bra", "brx", "ret", "exit", "trap"})  # a segment ends with these
+FEW = 8  # ones of a mask that are sooner found one by one
 READS_ONLY = frozenset({"ld", "ldu", "ldmatrix"})
 
 
@@ -124,12 +126,18 @@ def _summarise(segment: Segment) -> None:
             segment.uses |= writes & ~segment.defines
 
 
-def numbers(bits: int) -> Iterator[int]:
+def numbers(bits: int) -> list[int]:
     """The positions of the ones of a bit mask."""
+    if bits.bit_count() > FEW:
+        octets = bits.to_bytes(bits.bit_length() // 8 + 1, "little")
+        ones = np.unpackbits(np.frombuffer(octets, np.uint8), bitorder="little")
+        return np.flatnonzero(ones).tolist()
+    found = []
     while bits:
         low = bits & -bits
-        yield low.bit_length() - 1
+        found.append(low.bit_length() - 1)
         bits ^= low
+    return found
 
 
 def _bits(found: list[Reg]) -> int:

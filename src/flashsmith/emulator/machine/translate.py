@@ -40,6 +40,7 @@ def translate(kernel: Kernel, *, fine: bool = False) -> Translation:
     segments = _segments(kernel, fine)
     emitter = Emitter(kernel, storage_types(kernel), symbols)
     emitter.companions = add_companions(segments, len(kernel.registers))
+    emitter.doubtful = sum(1 << number for number in emitter.companions)
     for segment in segments:
         emitter.emit(segment)
     _refuse_unknown(kernel, emitter.unknown)

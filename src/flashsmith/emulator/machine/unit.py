@@ -125,12 +125,19 @@ class Unit:
         whole = len(pairs) == self.pairs
         registers: list[Value] = [None] * len(self.R)
         lanes = (pairs[:, None] * 32 + LANES).reshape(-1)
+        alike: dict[Any, list[int]] = {}  # by type of number, to be taken in one go
         for number in live:
             value = self.R[number]
             if whole or value is None or value.ndim == 0:
                 registers[number] = value
+            elif type(value) is np.ndarray:
+                alike.setdefault(value.dtype, []).append(number)
             else:
                 registers[number] = value.reshape(-1, 32)[pairs].reshape(-1)
+        for some in alike.values():
+            rows = _stacked(self, some).reshape(len(some), -1, 32)[:, pairs]
+            for number, row in zip(some, rows.reshape(len(some), -1), strict=True):
+                registers[number] = row
         part = Unit(self.block[pairs], self.warp[pairs], mask, registers, self.pc)
         part.state = {key: state.select(lanes, mask) for key, state in self.state.items()}
         part.wait = self.wait.select(pairs) if self.wait is not None else None
@@ -155,6 +162,11 @@ class Unit:
         return part
 
 
+def _stacked(unit: Unit, numbers: Sequence[int]) -> NDArray[Any]:
+    """Registers of one type as rows."""
+    return np.concatenate([unit.R[number] for number in numbers]).reshape(len(numbers), -1)
+
+
 def merge(units: Sequence[Unit], live: Sequence[int]) -> Unit:
     """One unit of several that stand at the same place; `live` are the registers still needed."""
     pairs = np.concatenate([u.block * 64 + u.warp for u in units])
@@ -171,13 +183,26 @@ def merge(units: Sequence[Unit], live: Sequence[int]) -> Unit:
     registers: list[Value] = [None] * len(units[0].R)
     # Parts of the same warps: what none of them has changed is one array still.
     aligned = all(unit.pairs == len(keys) for unit in units)
+    alike: dict[Any, list[int]] = {}  # by type of number, to be merged in one go
     for number in live:
         values = [unit.R[number] for unit in units]
         first = values[0]
         if aligned and all(value is first for value in values):
             registers[number] = first
+        elif all(type(value) is np.ndarray and value.dtype == first.dtype for value in values):
+            alike.setdefault(first.dtype, []).append(number)
         else:
             registers[number] = _merged_register(values, units, places, total)
+    for dtype, some in alike.items():
+        rows = np.zeros((len(some), total), dtype)
+        for unit, place in zip(units, places, strict=True):
+            stacked = _stacked(unit, some)
+            if unit.mask is None:
+                rows[:, place] = stacked
+            else:
+                rows[:, place[unit.mask]] = stacked[:, unit.mask]
+        for number, row in zip(some, rows, strict=True):
+            registers[number] = row
     merged = Unit(keys // 64, keys % 64, None if active.all() else active, registers, units[0].pc)
     merged.idle = max(unit.idle for unit in units)
     for key in {key for unit in units for key in unit.state}:

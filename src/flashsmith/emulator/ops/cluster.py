@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from flashsmith.emulator.checks.launch_checks import most_registers
 from flashsmith.emulator.copies.async_state import RANK_SHIFT, AsyncState, Mask
 from flashsmith.emulator.machine.opcode import Unknown, opcode
 from flashsmith.emulator.machine.unit import LANES, Wait
@@ -33,7 +34,6 @@ _THREAD_FENCE = re.compile(
     r"((sc|acq_rel|acquire|release)\.)?(cta|cluster|gpu|sys)"
     r"|(acquire|release)\.sync_restrict::shared::(cta|cluster)\.cluster"
 )
-REGISTER_FILE = 65536
 MAX_REGISTERS = 256
 
 
@@ -110,10 +110,7 @@ class RegisterPool:
     """Registers of each block that no warp holds; `held` is a thread's count, by warp."""
 
     def __init__(self, c: Chunk) -> None:
-        # What ptxas gives a kernel at its start: all that fits, but no more than it ever asks for.
-        asked = [_count(i) for i in c.kernel.instructions if i.opcode == "setmaxnreg"]
-        launch = min(REGISTER_FILE // c.threads // 8 * 8, max(asked, default=MAX_REGISTERS))
-        self.launch = launch
+        self.launch = launch = most_registers(c.kernel, c.threads)
         self.held = np.full((len(c.blocks), c.warps), launch, np.int64)
         self.free = np.zeros(len(c.blocks), np.int64)
         c.on_start.append(self._started)

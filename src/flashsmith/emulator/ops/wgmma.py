@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 _Scalar = TypeVar("_Scalar", np.float32, np.bool_)
 _SHAPE = re.compile(r"m64n(\d+)k16$")
+MOST_KEPT_BYTES = 64 << 20  # of places of operands, in a chunk
+Operands = tuple[Ints, Ints, Ints]
 
 
 def _accumulators(i: Instruction) -> tuple[int, ...]:
@@ -114,7 +116,17 @@ class WgmmaGroups:
     def __init__(self, chunk: Chunk) -> None:
         self.committed = np.zeros((len(chunk.blocks), chunk.warps), np.int64)
         self.readers = Readers(chunk)
+        self.operands: dict[tuple[object, ...], Operands] = {}  # by descriptors, blocks and warps
+        self._kept_bytes = 0
         chunk.on_start.append(self.readers.drop)
+
+    def keep(self, key: tuple[object, ...], operand: Operands) -> None:
+        """Keeps where an operand lies for the next time: rings come round again."""
+        self._kept_bytes += sum(part.nbytes for part in operand)
+        if self._kept_bytes > MOST_KEPT_BYTES:
+            self.operands.clear()
+            self._kept_bytes = sum(part.nbytes for part in operand)
+        self.operands[key] = operand
 
     @staticmethod
     def of(chunk: Chunk) -> WgmmaGroups:
@@ -223,8 +235,35 @@ def _from_smem(
     """
     bits = u.array(descriptor)[::32]
     mn_major = form.a_mn_major if own_rows else form.b_mn_major
-    first = u.warp % 4 * 16 if own_rows else np.zeros(u.pairs, np.int64)
     rows = 16 if own_rows else extent
+    groups = WgmmaGroups.of(c)
+    key = (own_rows, rows, mn_major, bits.tobytes(), u.block.tobytes(), u.warp.tobytes())
+    operand = groups.operands.get(key)
+    if operand is None:
+        operand = _operand(c, u, form, bits, rows, own_rows=own_rows)
+        groups.keep(key, operand)
+    offsets, places, mine = operand
+    unwritten = None
+    if c.shadow is not None:
+        access = Access(c, u, form.index, u.block, u.warp, 32 * np.arange(u.pairs), offsets)
+        _, unwritten = check_operand(access, places)
+        groups.readers.begin(u.block, u.warp, groups.committed[u.block, u.warp], places, unwritten)
+    if c.counters is not None:
+        c.counters.bytes["wgmma operands"] += offsets.size * CHUNK_BYTES
+    raw = c.shared_views[CHUNK_BYTES].take(mine).view(np.uint16)
+    shape = (len(mine), 16, rows) if mn_major else (len(mine), rows, 16)
+    values = from_bits(raw, form.dtype).reshape(shape)
+    is_turned = mn_major == own_rows  # A wants rows first, B wants K first
+    hollow = None if unwritten is None else _unwritten_rows(unwritten, rows, mn_major)
+    return values.swapaxes(1, 2) if is_turned else values, hollow
+
+
+def _operand(
+    c: Chunk, u: Unit, form: _Form, bits: NDArray[Any], rows: int, *, own_rows: bool
+) -> Operands:
+    """Where the operand of each pair lies: bytes, chunks, and the chunks that have to be read."""
+    mn_major = form.a_mn_major if own_rows else form.b_mn_major
+    first = u.warp % 4 * 16 if own_rows else np.zeros(u.pairs, np.int64)
     # One word a kind of operand: the descriptor, and the first row in its two unused bits.
     key = bits & ~np.uint64(3 << 14) | (first // 16).astype(np.uint64) << np.uint64(14)
     if (key == key[0]).all():
@@ -238,23 +277,9 @@ def _from_smem(
         ]
     )
     _check_descriptors(c, u, form.index, bits[kinds], which, chunks)
-    address = chunks[which].reshape(u.pairs, -1)
-    offsets = address + (u.block * c.pitch)[:, None]
-    unwritten = None
-    if c.shadow is not None:
-        groups = WgmmaGroups.of(c)
-        access = Access(c, u, form.index, u.block, u.warp, 32 * np.arange(u.pairs), offsets)
-        places, unwritten = check_operand(access)
-        groups.readers.begin(u.block, u.warp, groups.committed[u.block, u.warp], places, unwritten)
-    if c.counters is not None:
-        c.counters.bytes["wgmma operands"] += offsets.size * CHUNK_BYTES
-    mine = offsets if own_rows else offsets[:: _sharers(u, bits)]
-    raw = c.shared_views[CHUNK_BYTES].take(mine // CHUNK_BYTES).view(np.uint16)
-    shape = (len(mine), 16, rows) if mn_major else (len(mine), rows, 16)
-    values = from_bits(raw, form.dtype).reshape(shape)
-    is_turned = mn_major == own_rows  # A wants rows first, B wants K first
-    hollow = None if unwritten is None else _unwritten_rows(unwritten, rows, mn_major)
-    return values.swapaxes(1, 2) if is_turned else values, hollow
+    offsets = chunks[which].reshape(u.pairs, -1) + (u.block * c.pitch)[:, None]
+    places = offsets // CHUNK_BYTES
+    return offsets, places, places if own_rows else places[:: _sharers(u, bits)]
 
 
 def _unwritten_rows(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 
@@ -100,16 +99,14 @@ class Instruction:
         return self.modifiers[-1] if self.modifiers else ""
 
 
-def registers(operand: Operand) -> Iterator[Reg]:
+def registers(operand: Operand) -> tuple[Reg, ...]:
     """All registers inside an operand, those of addresses included."""
     if isinstance(operand, Reg):
-        yield operand
-    elif isinstance(operand, Address):
-        if isinstance(operand.base, Reg):
-            yield operand.base
-    elif isinstance(operand, Vector | Group):
-        for item in operand.items:
-            yield from registers(item)
-    elif isinstance(operand, Pair):
-        yield from registers(operand.first)
-        yield from registers(operand.second)
+        return (operand,)
+    if isinstance(operand, Address):
+        return (operand.base,) if isinstance(operand.base, Reg) else ()
+    if isinstance(operand, Vector | Group):
+        return tuple(reg for item in operand.items for reg in registers(item))
+    if isinstance(operand, Pair):
+        return registers(operand.first) + registers(operand.second)
+    return ()

@@ -118,6 +118,7 @@ class Sm90TilesConfig(Sm90BackwardPart):
     """dK and dV of kv blocks, and what each adds to dQ."""
 
     NAME: ClassVar[str] = "sm90_backward_tiles"
+    FIXES_REGISTERS: ClassVar[bool] = True
     PREFIX: ClassVar[str] = "hopper_bwd_tiles"
     HEADER: ClassVar[str] = "flashsmith/sm90/backward.cuh"
     PRELUDE: ClassVar[tuple[str, ...]] = (

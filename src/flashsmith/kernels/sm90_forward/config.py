@@ -84,6 +84,7 @@ class Sm90ForwardConfig(KernelConfig):
     CPP_METHODS: ClassVar[str] = "flashsmith/sm90/config_methods.cuh"
     CPP_ENTRY: ClassVar[str] = "flashsmith::sm90::forward"
     ARGUMENTS: ClassVar[type[Arguments]] = ForwardArguments
+    FIXES_REGISTERS: ClassVar[bool] = True
     REFUSED_FACTS: ClassVar[tuple[str, ...]] = ("page",)
     BUILD_RULES: ClassVar[tuple[Rule, ...]]
     AUTOTUNE_RULES: ClassVar[tuple[Rule, ...]]

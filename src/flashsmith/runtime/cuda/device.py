@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from flashsmith.arch import of_capability
 from flashsmith.base.errors import DeviceMissing, LaunchError
-from flashsmith.compile.artefact import CompiledKernel
+from flashsmith.compile.artefact import CompiledKernel, PtxKernel
 from flashsmith.kernels.arguments import TensorMapSpec
 from flashsmith.kernels.launch import LaunchGeometry
 from flashsmith.runtime.cuda.driver import Driver, require_driver
@@ -62,7 +62,7 @@ class CudaDevice:
         # Address and bytes of each stream's workspace and scratch; a stream is a handle and, for
         # some handles, a thread; of one that captures, also each capture.
         self._workspaces: dict[tuple[str, int, int, int], tuple[int, int]] = {}
-        self._kernels: dict[Hashable, CompiledKernel] = {}
+        self._kernels: dict[Hashable, PtxKernel] = {}
 
     @property
     def name(self) -> str:
@@ -90,7 +90,7 @@ class CudaDevice:
         return True
 
     @property
-    def kernels(self) -> dict[Hashable, CompiledKernel]:
+    def kernels(self) -> dict[Hashable, PtxKernel]:
         """Kernels that were loaded, by what they compute and how."""
         return self._kernels
 
@@ -239,7 +239,7 @@ class CudaDevice:
         with self.current():
             return encode_tensor_map(self.driver, spec)
 
-    def prepare(self, kernel: CompiledKernel, geometry: LaunchGeometry) -> Launcher:
+    def prepare(self, kernel: PtxKernel, geometry: LaunchGeometry) -> Launcher:
         """Loads a kernel, allows it its shared memory, and returns what takes its parameters."""
         function = self._load(kernel)
         with self._lock, self._set_up():
@@ -252,7 +252,7 @@ class CudaDevice:
 
     def launch(
         self,
-        kernel: CompiledKernel,
+        kernel: PtxKernel,
         geometry: LaunchGeometry,
         params: tuple[bytes, ...],
         *,
@@ -266,7 +266,7 @@ class CudaDevice:
         with self.current():
             self.driver.call("cuCtxSynchronize")
 
-    def _load(self, kernel: CompiledKernel) -> int:
+    def _load(self, kernel: PtxKernel) -> int:
         """The driver's handle of a kernel, loaded from its cubin on first use."""
         key = (kernel.key, kernel.name)
         with self._lock:
@@ -274,13 +274,14 @@ class CudaDevice:
                 self._functions[key] = self._load_cubin(kernel)
             return self._functions[key]
 
-    def _load_cubin(self, kernel: CompiledKernel) -> int:
-        if not kernel.cubin.startswith(_ELF_MAGIC):
+    def _load_cubin(self, kernel: PtxKernel) -> int:
+        cubin = kernel.cubin if isinstance(kernel, CompiledKernel) else b""
+        if not cubin.startswith(_ELF_MAGIC):
             raise LaunchError(
                 "cuModuleLoadData",
                 f"no cubin ({kernel.name})",
                 "compile the kernel for the architecture of this GPU, PTX is not loaded",
             )
         with self._set_up():
-            module = self.driver.pointer("cuModuleLoadData", kernel.cubin)
+            module = self.driver.pointer("cuModuleLoadData", cubin)
             return self.driver.pointer("cuModuleGetFunction", module, kernel.name.encode())
