@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from importlib import import_module
 from typing import cast
 
 from flashsmith.api.array_view import ArrayView, compact
+from flashsmith.api.arrays import JAX, origin
 from flashsmith.api.arrays.library import Array, ArrayLibrary, GpuArrays
 from flashsmith.api.bias import broadcast_view, scores_shape
 from flashsmith.api.launches import call_of, explained, gpu_device, launch_for, say_copy
@@ -35,6 +37,7 @@ def attend(
     """Output, log-sum-exp (or None) and choice, for arrays of `library` on a GPU."""
     gpu = cast(GpuArrays, library)
     views = [gpu.view(name, array) for name, array in zip("qkv", arrays, strict=True)]
+    tables = _of_every_sequence(tables, views[0].shape[0])
     table_views = {name: gpu.view(name, array) for name, array in tables.items()}
     if BIAS in tables:
         wanted = scores_shape(views[0].shape, views[1].shape, str(options.fact("layout")))
@@ -78,6 +81,7 @@ def differentiate(
     """dq, dk and dv, and the choice, for arrays of `library` on a GPU."""
     gpu = cast(GpuArrays, library)
     views = {name: gpu.view(name, array) for name, array in arrays.items()}
+    tables = _of_every_sequence(tables, views["q"].shape[0])
     table_views = {name: gpu.view(name, array) for name, array in tables.items()}
     problem = gradient_problem_of(views, options, table_views)
     device = gpu_device(views["q"], options.backend)
@@ -97,6 +101,16 @@ def differentiate(
         device.synchronize()
     choice = explained(launch, call, stream) if explain else launch.choice
     return [made[name] for name in ("dq", "dk", "dv")], choice
+
+
+def _of_every_sequence(tables: ArrayTables, batch: int) -> ArrayTables:
+    """The same with slopes for each sequence, where they are those of all heads."""
+    slopes = tables.get("alibi_slopes")
+    if slopes is None or len(slopes.shape) != 1:
+        return tables
+    module = import_module("jax.numpy" if origin(slopes) in JAX else origin(slopes))
+    of_all = module.broadcast_to(slopes, (batch, *slopes.shape)).copy()
+    return {**tables, "alibi_slopes": of_all}
 
 
 def _readable(gpu: GpuArrays, array: Array, view: ArrayView) -> tuple[Array, ArrayView]:
