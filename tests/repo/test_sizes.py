@@ -14,8 +14,9 @@ MAX_MODULES = 20  # of one folder of sources: more are several things
 
 # Path and reason: a file here may be longer.
 LONG_FILES = {
-    "src/flashsmith/cuda/include/flashsmith/sm90/backward_consumer.cuh": "one loop of products; what "
-    "was taken out of it made other machine code than was measured",
+    "src/flashsmith/cuda/include/flashsmith/sm90/backward_consumer.cuh": (
+        "one loop of products; what was taken out of it made other machine code than was measured"
+    ),
 }
 # "path::function" and reason: a function here may be longer.
 LONG_FUNCTIONS: dict[str, str] = {}
