@@ -117,7 +117,7 @@ def test_what_cannot_be_is_refused_by_name():
             flash_attention(*arrays(), **{name: table[:1]})
         with pytest.raises(ArgumentTypeError, match=f"{name} is float"):
             flash_attention(*arrays(), **{name: table * 0.5})
-    with pytest.raises(Unsupported, match="no kernel that reads pages does either"):
+    with pytest.raises(Unsupported, match="no kernel that reads pages takes either"):
         flash_attention(
             *arrays(),
             block_table=np.zeros((2, 3), np.int32),

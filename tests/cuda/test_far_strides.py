@@ -19,7 +19,7 @@ from flashsmith.runtime.run import prepare
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
-from planted_faults import FAMILIES
+from plant_faults import FAMILIES
 
 BATCH, HEADS, ROWS, KEYS, D_HEAD = 2, 3, 41, 77, 64
 

@@ -96,12 +96,14 @@ def test_a_cap_on_wgmma_is_right_with_masks_slopes_and_sequences(text, device):
 
 @pytest.mark.parametrize("d_head", [72, 128, 256])
 def test_for_wide_heads_a_cap_is_computed_on_wgmma(d_head):
-    needs = Needs(("causal", "softcap", "window_left", "alibi", "sequences", "ragged_k"))
+    facts = ("causal", "softcap", "window_left", "alibi", "ragged_k")
     for dtype in (DType.BF16, DType.FP16):
         problem = replace(DENSE, d_head=d_head, softcap=30.0, dtype=dtype)
-        chosen = choose(problem, "sm_90a").config
-        assert (chosen.NAME, chosen.fold) == ("sm90_backward", False)
-        assert compile_kernel(chosen.tiles, needs, "sm_90a").resources.spill_bytes == 0
+        packed = replace(problem, batch=1, sequences=3)
+        for own, needs in ((problem, Needs(facts)), (packed, Needs((*facts, "sequences")))):
+            chosen = choose(own, "sm_90a").config
+            assert (chosen.NAME, chosen.fold) == ("sm90_backward", False)
+            assert compile_kernel(chosen.tiles, needs, "sm_90a").resources.spill_bytes == 0
 
 
 def test_a_cap_of_narrow_heads_is_left_to_the_kernels_that_compute_it():

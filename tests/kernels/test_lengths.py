@@ -220,7 +220,7 @@ def test_many_rows_with_lengths_are_of_forward_kernels_and_few_of_the_decode_ker
 
 
 def test_what_does_not_go_together_is_refused_by_name():
-    with pytest.raises(Unsupported, match="no kernel that reads pages does either"):
+    with pytest.raises(Unsupported, match="no kernel that reads pages takes either"):
         replace(PADDED, k_lengths=True, k_starts=True, page=16, pages=99)
     with pytest.raises(Unsupported, match="bias and k_starts are both given"):
         replace(PADDED, k_starts=True, bias="bool")

@@ -80,10 +80,7 @@ def flash_attn_with_kvcache(
     table = _table(ops, cache_batch_idx, block_table)
     lengths = ops.lengths("cache_seqlens", cache_seqlens)
     if k is not None or v is not None:
-        _require_new_rows(ops, (k_cache, v_cache), (k, v), lengths, table)
-        before, lengths = lengths, ops.longer(lengths, int(k.shape[1]))
-        _look_into(q, k_cache, options, table, (before, lengths))
-        _append(ops, (k_cache, v_cache), (k, v), before, table)
+        lengths = _append(ops, q, (k_cache, v_cache), (k, v), lengths, table, options)
     if is_known:
         k_cache, v_cache, lengths = *_rows(k_cache, v_cache, cache_seqlens, k), None
     tables = {
@@ -330,18 +327,24 @@ def _look_into(
 
 def _append(
     ops: _Operations,
+    q: Array,
     caches: tuple[Array, Array],
     new: tuple[Array, Array],
-    lengths: Array,
+    before: Array,
     table: Array,
-) -> None:
-    """Writes new rows behind those that each sequence has."""
+    options: CallOptions,
+) -> Array:
+    """Writes new rows behind those that each sequence has; the lengths after it."""
+    _require_new_rows(ops, caches, new, before, table)
     k_cache, rows = caches[0], int(new[0].shape[1])
+    lengths = ops.longer(before, rows)
+    _look_into(q, k_cache, options, table, (before, lengths))
     if not rows:
-        return
+        return lengths
     page = k_cache.shape[1]
     capacity = page if table is None else page * table.shape[1]
-    at = ops.positions(lengths, rows, capacity)
+    at = ops.positions(before, rows, capacity)
     first = ops.sequences() if table is None else ops.entries(table, at // page, k_cache.shape[0])
     for cache, array in zip(caches, new, strict=True):
         cache[first, at % page] = array
+    return lengths

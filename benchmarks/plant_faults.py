@@ -1,6 +1,6 @@
 """Plants faults in the headers of every kernel family and lets the quick cases look for them.
 
-    python benchmarks/planted_faults.py [--only TEXT] [--no-record]
+    python benchmarks/plant_faults.py [--only TEXT] [--no-record]
 
 Of each kind that plain cases miss: several sequences, rows that see no key, one key in the last
 block, large scores. The record (a JSON line a fault: which of `quick_cases` found it, and how) is
@@ -154,19 +154,19 @@ FAULTS = [
     ),
     Fault(
         *("sm90_backward", SEVERAL, "keys come from the first sequence"),
-        *("sm90/backward_producer.cuh", "tile.first_key, tile.kv_head, tile.batch);"),
-        "tile.first_key, tile.kv_head, 0);",
+        *("sm90/backward_producer.cuh", "row, tile.kv_head, tile.batch);"),
+        "row, tile.kv_head, 0);",
     ),
     Fault(
         *("sm90_backward", SEVERAL, "queries come from the first sequence"),
         "sm90/backward_producer.cuh",
-        "walk.batch_head - batch * args.heads, batch);\n        const u64 statistics",
-        "walk.batch_head - batch * args.heads, 0);\n        const u64 statistics",
+        f"walk.batch_head - batch * args.heads,\n{' ' * 20}batch);",
+        f"walk.batch_head - batch * args.heads,\n{' ' * 20}0);",
     ),
     Fault(
         *("sm90_backward", SEVERAL, "O and dO come from the first sequence"),
-        *("sm90/backward_rows.cuh", "const i64 element = batch * tensor.batch_stride +"),
-        "const i64 element = 0 * batch * tensor.batch_stride +",
+        *("sm90/backward_rows.cuh", "batch * tensor.batch_stride + (batch_head -"),
+        "0 * batch * tensor.batch_stride + (batch_head -",
     ),
     Fault(
         *("sm90_backward", SEVERAL, "dK and dV go to the first sequence"),
@@ -196,7 +196,7 @@ FAULTS = [
         "return 0 * work.batch * tensor.batch_stride + at.head",
     ),
     Fault(
-        *("sm80_decode", SEVERAL, "keys come from the first sequence", "sm80/decode_copies.cuh"),
+        *("sm80_decode", SEVERAL, "keys come from the first sequence", "sm80/decode/copies.cuh"),
         "kNeeds.page ? 0 : work.batch * tensor.batch_stride",
         "0",
     ),
@@ -232,7 +232,7 @@ FAULTS = [
         "const float theirs = 1.0f;",
     ),
     Fault(
-        *("sm90_decode", SEVERAL, "keys come from the first sequence", "sm90/decode_copies.cuh"),
+        *("sm90_decode", SEVERAL, "keys come from the first sequence", "sm90/decode/copies.cuh"),
         "from{column_, first_key + row_, kv_head_, batch_};",
         "from{column_, first_key + row_, kv_head_, 0};",
     ),
