@@ -26,7 +26,6 @@ FORWARD, BACKWARD = "flashsmith_forward", "flashsmith_backward"
 ASKED = "asked"  # the name of the text that a call is made with
 ROWS = ("q", "k", "v")
 KEPT = (*ROWS, "o", "lse", "do")  # of a backward call, in the order of its arguments
-_BYTES = {"bool": 1, "float16": 2, "bfloat16": 2}
 _read = lru_cache(maxsize=1024)(read_asked)
 
 
@@ -81,7 +80,7 @@ class _OnGpu:
     def new(self, like: Array, shape: tuple[int, ...], dtype: str) -> Array:
         """The next result of the call; behind the last one, scratch memory."""
         if not self._results:
-            n_bytes = int(np.prod(shape)) * _BYTES.get(dtype, 4)
+            n_bytes = int(np.prod(shape)) * self.view("", Buffer(shape, dtype, 0)).element_bytes
             return Buffer(shape, dtype, self._frame.allocate(n_bytes))
         result = self._results.pop(0)
         if (result.shape, result.dtype) != (shape, dtype):

@@ -71,6 +71,19 @@ class TensorMapSpec:
 
 
 Encode = Callable[[TensorMapSpec], bytes]  # how a device writes a tensor map
+_MAX_STRIDE_BYTES = 1 << 40  # of a tensor map: cuTensorMapEncodeTiled
+
+
+def maps_obstacle(maps: Mapping[str, TensorMapSpec]) -> str:
+    """Why a tensor cannot be described by its map (of that name, or with `_map`), or nothing."""
+    for name, spec in maps.items():
+        strides = spec.strides_bytes
+        if any(not 0 < stride < _MAX_STRIDE_BYTES or stride % 16 for stride in strides):
+            return (
+                f"{name.removesuffix('_map')} has strides of {strides} bytes; a tensor map takes "
+                f"multiples of 16 from 16 to 2^40; copy it or use a kernel without TMA"
+            )
+    return ""
 
 
 @dataclass(frozen=True, slots=True)

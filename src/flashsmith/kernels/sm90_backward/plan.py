@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field, replace
 
 from flashsmith.base.errors import ArgumentError, Unsupported
-from flashsmith.kernels.arguments import TensorArg, TensorMapSpec
+from flashsmith.kernels.arguments import TensorArg, TensorMapSpec, maps_obstacle
 from flashsmith.kernels.kernel import KernelConfig
 from flashsmith.kernels.launch import SCRATCH, Call, Launch, LaunchGeometry, Plan
 from flashsmith.kernels.sm90_backward.arguments import LISTED_BYTES, Sm90BackwardArguments
@@ -31,7 +31,6 @@ from flashsmith.problem.needs import Needs, needs_of
 from flashsmith.problem.signature import BACKWARD
 
 MAX_GRID = 2**31 - 1  # CTAs along x
-MAX_STRIDE_BYTES = 1 << 40  # of a tensor map: cuTensorMapEncodeTiled
 LOG2_E = math.log2(math.e)
 ALIGNMENT = 256
 MAPPED = {"q": "q_map", "k": "k_map", "v": "v_map", "do": "d_o_map"}
@@ -117,14 +116,7 @@ class Sm90BackwardLaunch(Launch):
 
     def obstacle(self, call: Call) -> str:
         """Why a tensor map cannot describe these tensors, or an empty text."""
-        for name, spec in self._maps(call).items():
-            strides = spec.strides_bytes
-            if any(not 0 < stride < MAX_STRIDE_BYTES or stride % 16 for stride in strides):
-                return (
-                    f"{name.removesuffix('_map')} has strides of {strides} bytes; a tensor map "
-                    f"takes multiples of 16 from 16 to 2^40; copy it or use a kernel without TMA"
-                )
-        return ""
+        return maps_obstacle(self._maps(call))
 
     def _maps(self, call: Call) -> dict[str, TensorMapSpec]:
         config = self.tiles_config

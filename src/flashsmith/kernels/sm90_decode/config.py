@@ -93,9 +93,9 @@ class Sm90DecodeConfig(Sm80DecodeConfig):
     def candidates(cls, problem: AttentionProblem, arch: Arch) -> Sequence[KernelConfig]:
         """What to run where nothing was measured, best first; none where copies by lanes do better.
 
-        Times of 12 caches at d_head 128 decide (H200, 2026-11): boxes of pages are 12 % faster than
-        looking pages up lane by lane where a tile has more than a few rows, and as fast or slower
-        where it has fewer; of contiguous caches boxes take 2 to 13 % longer.
+        Times of 12 caches at d_head 128 decide (H200, 2026-11): of pages, boxes take 12 % less than
+        copies by lanes where a request has more than a few rows, and 4 % less to 9 % more where it
+        has fewer; of contiguous caches they take 1 to 13 % longer.
         """
         from flashsmith.kernels.sm80_decode import rule
         from flashsmith.kernels.sm90_decode import sets

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import cast
 
-from flashsmith.kernels.arguments import TensorArg, TensorMapSpec
+from flashsmith.kernels.arguments import TensorArg, TensorMapSpec, maps_obstacle
 from flashsmith.kernels.launch import Call, Plan
 from flashsmith.kernels.sm80_decode import plan as sm80_plan
 from flashsmith.kernels.sm80_decode.arguments import DecodeArguments
@@ -13,7 +13,6 @@ from flashsmith.kernels.sm90_decode.arguments import Sm90DecodeArguments
 from flashsmith.kernels.sm90_decode.config import PANEL_COLUMNS, Sm90DecodeConfig
 from flashsmith.problem.attention import AttentionProblem
 
-MAX_STRIDE_BYTES = 1 << 40  # of a tensor map: cuTensorMapEncodeTiled
 MAPPED = {"k": "k_map", "v": "v_map"}
 
 
@@ -33,14 +32,7 @@ class Sm90DecodeLaunch(sm80_plan.DecodeLaunch):
 
     def obstacle(self, call: Call) -> str:
         """Why a tensor map cannot describe these caches, or an empty text."""
-        for name, spec in self._maps(call).items():
-            strides = spec.strides_bytes
-            if any(not 0 < stride < MAX_STRIDE_BYTES or stride % 16 for stride in strides):
-                return (
-                    f"{name.removesuffix('_map')} has strides of {strides} bytes; a tensor map "
-                    f"takes multiples of 16 from 16 to 2^40; copy it or use a kernel without TMA"
-                )
-        return ""
+        return maps_obstacle(self._maps(call))
 
     def _maps(self, call: Call) -> dict[str, TensorMapSpec]:
         config, problem = cast(Sm90DecodeConfig, self.config), self.problem

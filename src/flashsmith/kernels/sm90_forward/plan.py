@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import cast
 
-from flashsmith.kernels.arguments import TensorArg, TensorMapSpec
+from flashsmith.kernels.arguments import TensorArg, TensorMapSpec, maps_obstacle
 from flashsmith.kernels.block_list.plan import BlockLists
 from flashsmith.kernels.kernel import KernelConfig
 from flashsmith.kernels.launch import (
@@ -51,7 +51,6 @@ LOG2_E = 1.4426950408889634
 MOST_PARTS = 4  # of a tile: who ends it adds them up one after the other
 LEAST_BLOCKS = 4  # of keys that a part is worth having for
 LEAST_SAVED_KEYS = 900  # a cta's; exchanging parts takes the time of some 800 (H200, 2026-11)
-MAX_STRIDE_BYTES = 1 << 40  # of a tensor map: cuTensorMapEncodeTiled
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,14 +136,7 @@ class ForwardLaunch(Launch):
 
     def obstacle(self, call: Call) -> str:
         """Why a tensor map cannot describe these tensors, or an empty text."""
-        for name, spec in self._maps(call).items():
-            strides = spec.strides_bytes
-            if any(not 0 < stride < MAX_STRIDE_BYTES or stride % 16 for stride in strides):
-                return (
-                    f"{name} has strides of {strides} bytes; a tensor map takes multiples of 16 "
-                    f"from 16 to 2^40; copy it or use a kernel without TMA"
-                )
-        return ""
+        return maps_obstacle(self._maps(call))
 
     def _from_first(self, call: Call) -> Call:
         """Where the tensors of this launch begin: those that have a part for every sequence."""
