@@ -8,6 +8,7 @@
 // every sum is fixed, and the same bits come out every time.
 #pragma once
 
+#include "flashsmith/attention/bias.cuh"
 #include "flashsmith/attention/mask.cuh"
 #include "flashsmith/attention/score.cuh"
 #include "flashsmith/attention/sequence.cuh"
@@ -26,7 +27,7 @@ struct KeysKernel {
     static constexpr int kBc = kConfig.B_c;
     static constexpr int kWarpRows = kConfig.rows_per_warp();
     static constexpr int kRowTiles = kWarpRows / kMatrixSpan;
-    static constexpr int kStep = kConfig.step_rows();
+    static constexpr int kStep = kConfig.step_rows(flashsmith::Score<kNeeds>::kHasBias);
     static constexpr int kDSpans = kConfig.d_head / kMatrixSpan;
     static constexpr bool kDK = kConfig.gradients != KeyGradients::kDV;
     static constexpr bool kDV = kConfig.gradients != KeyGradients::kDK;
@@ -34,6 +35,7 @@ struct KeysKernel {
 
     using Mask = flashsmith::Mask<kNeeds.causal, kNeeds.ragged_k, kNeeds.window_left>;
     using Score = flashsmith::Score<kNeeds>;
+    using Bias = flashsmith::Bias<kNeeds, kDType>;
     using KeyTile = SmemTile<kBc, kConfig.d_head, true>;
     using QueryTile = SmemTile<kBr, kConfig.d_head, true>;
     using Scores = Accumulator<kRowTiles, kStep / 8>;
@@ -235,6 +237,7 @@ class KeyBlock {
             change_scores<typename Kernel::Score>(args_, batch_, head, s, bends,
                                                   distance_from(first_row));
         }
+        if constexpr (Kernel::Bias::kExists) apply_bias(s, head, first_row);
         if constexpr (kMasks) {
             if (masked) hide(s, first_row);
         }
@@ -257,6 +260,16 @@ class KeyBlock {
             pack<Kernel::kDType>(ds, dp);
             add_product<Kernel::kDType>(dk_, ds,
                                         WalkedTransposed(smem_ + Kernel::kQ, 0).below(place));
+        }
+    }
+
+    FS_DEVICE void apply_bias(typename Kernel::Scores& s, i32 head, i32 first_row) const {
+        const auto bias = Kernel::Bias::of_head(args_, batch_, head);
+        const i32 lane = threadIdx.x % kWarpLanes;
+        FS_UNROLL
+        for (int i = 0; i < Kernel::kRowTiles; ++i) {
+            bias.apply_turned(args_, s.row_tile(i), warp_key() + i * kMatrixSpan + lane / 4,
+                              first_row + lane % 4 * 2);
         }
     }
 
