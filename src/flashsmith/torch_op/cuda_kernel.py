@@ -134,19 +134,22 @@ def _launch_with(
     """The launch of a call with tables."""
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
         refuse_gradients({"q": q, "k": k, "v": v})
-    # How a bias begins decides whether its keys are read by pairs.
-    begins = tables[BIAS].data_ptr() & _UNALIGNED if BIAS in tables else 0
     of_tables = [(n, t.shape, t.stride(), t.dtype, t.get_device()) for n, t in tables.items()]
     # fmt: off
     key = (
         q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride(), q.dtype, k.dtype, v.dtype,
-        q.get_device(), k.get_device(), v.get_device(), lse, given, begins, *of_tables,
+        q.get_device(), k.get_device(), v.get_device(), lse, given, begins_of(tables), *of_tables,
     )
     # fmt: on
     found = KEPT_LAUNCHES.get(key)
     if found is None:
         found = _new_launch(key, q, k, v, lse, given, tables)
     return found  # type: ignore[return-value]  # under such a key there is no other kind
+
+
+def begins_of(tables: Mapping[str, Tensor]) -> int:
+    """How a bias begins decides whether its keys are read by pairs."""
+    return tables[BIAS].data_ptr() & _UNALIGNED if BIAS in tables else 0
 
 
 forward_kept = kept_by(forward_with)
