@@ -81,6 +81,51 @@ struct Bias {
         }
     }
 
+    // Which of a thread's scores a bool leaves: a bit each, read before there are scores.
+    template <int kCount>
+    struct Seen {
+        u32 words[(kCount + 31) / 32];
+
+        FS_DEVICE void apply(float (&s)[kCount]) const {
+            FS_UNROLL
+            for (int i = 0; i < kCount; ++i) {
+                if ((words[i / 32] >> i % 32 & 1U) == 0) s[i] = kNegativeInfinity;
+            }
+        }
+    };
+
+    // Of rows and columns as `apply` takes them, or `apply_turned`; whether there are any.
+    template <bool kTurned, class Args, int kCount>
+    FS_DEVICE bool read_seen(const Args& args, Seen<kCount>& seen, i32 row, i32 column) const {
+        static_assert(kIsBool, "what is added leaves all scores.");
+        const u64 line[2] = {kTurned ? column_of(args, row) : line_of(args, row),
+                             kTurned ? column_of(args, row + 8) : line_of(args, row + 8)};
+        constexpr int kPart = kCount % 16 == 0 ? 16 : kCount;
+        u32 any = 0;
+        FS_UNROLL
+        for (u32& word : seen.words) word = 0;
+        FS_UNROLL
+        for (int from = 0; from < kCount; from += kPart) {
+            Pair pairs[kPart / 2];
+            const i32 first = column + 2 * from;
+            if constexpr (kTurned) {
+                read_columns<kNeeds.ragged_q>(pairs, line, args.bias.row_stride, first, args.q_len);
+            } else if constexpr (kNeeds.bias_keys_apart) {
+                read_columns<kNeeds.ragged_k>(pairs, line, args.bias.key_stride, first, args.k_len);
+            } else {
+                read_pairs(args, pairs, line, first);
+            }
+            FS_UNROLL
+            for (int i = 0; i < kPart; i += 2) {
+                const u32 pair = pairs[i / 2];
+                const u32 bits = ((pair & 0xffU) != 0 ? 1U : 0U) | (pair >= 0x100U ? 2U : 0U);
+                seen.words[(from + i) / 32] |= bits << (from + i) % 32;
+                any |= bits;
+            }
+        }
+        return any != 0;
+    }
+
     // The same in two steps, of which the first comes while the product runs. Elements of 32 bits
     // would take as many registers as the scores, and elements apart those of their addresses: they
     // are read in the second. So are bools: most blocks need none.

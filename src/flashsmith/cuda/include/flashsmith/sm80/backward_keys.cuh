@@ -13,6 +13,7 @@
 #include "flashsmith/attention/score.cuh"
 #include "flashsmith/attention/sequence.cuh"
 #include "flashsmith/ptx/special_register.cuh"
+#include "flashsmith/ptx/warp.cuh"
 #include "flashsmith/sm80/backward_products.cuh"
 #include "flashsmith/sm80/backward_tile.cuh"
 
@@ -228,6 +229,10 @@ class KeyBlock {
 
     // Rows of a head from `first_row` on, which lie at row `place` of the stages.
     FS_DEVICE void add_step([[maybe_unused]] i32 head, i32 first_row, u32 place, bool masked) {
+        [[maybe_unused]] Seen seen[Kernel::kRowTiles];
+        if constexpr (Kernel::Bias::kIsBool) {
+            if (!ptx::vote_any(read_seen(seen, head, first_row))) return;
+        }
         typename Kernel::Scores s;
         multiply_by_rows<Kernel::kDType, Kernel::kDSpans>(
             s, OwnedReader(smem_ + Kernel::kK, warp_row_),
@@ -237,7 +242,7 @@ class KeyBlock {
             change_scores<typename Kernel::Score>(args_, batch_, head, s, bends,
                                                   distance_from(first_row));
         }
-        if constexpr (Kernel::Bias::kExists) apply_bias(s, head, first_row);
+        if constexpr (Kernel::Bias::kExists) apply_bias(s, seen, head, first_row);
         if constexpr (kMasks) {
             if (masked) hide(s, first_row);
         }
@@ -263,13 +268,34 @@ class KeyBlock {
         }
     }
 
-    FS_DEVICE void apply_bias(typename Kernel::Scores& s, i32 head, i32 first_row) const {
+    using Seen = typename Kernel::Bias::template Seen<Kernel::kStep / 2>;  // of a row tile
+
+    // What a bool leaves of a step, before it is computed; whether this thread has any of it.
+    FS_DEVICE bool read_seen(Seen (&seen)[Kernel::kRowTiles], i32 head, i32 first_row) const {
+        const auto bias = Kernel::Bias::of_head(args_, batch_, head);
+        const i32 lane = threadIdx.x % kWarpLanes;
+        bool any = false;
+        FS_UNROLL
+        for (int i = 0; i < Kernel::kRowTiles; ++i) {
+            const i32 key = warp_key() + i * kMatrixSpan + lane / 4;
+            any |= bias.template read_seen<true>(args_, seen[i], key, first_row + lane % 4 * 2);
+        }
+        return any;
+    }
+
+    FS_DEVICE void apply_bias(typename Kernel::Scores& s,
+                              [[maybe_unused]] const Seen (&seen)[Kernel::kRowTiles], i32 head,
+                              i32 first_row) const {
         const auto bias = Kernel::Bias::of_head(args_, batch_, head);
         const i32 lane = threadIdx.x % kWarpLanes;
         FS_UNROLL
         for (int i = 0; i < Kernel::kRowTiles; ++i) {
-            bias.apply_turned(args_, s.row_tile(i), warp_key() + i * kMatrixSpan + lane / 4,
-                              first_row + lane % 4 * 2);
+            if constexpr (Kernel::Bias::kIsBool) {
+                seen[i].apply(s.row_tile(i));
+            } else {
+                bias.apply_turned(args_, s.row_tile(i), warp_key() + i * kMatrixSpan + lane / 4,
+                                  first_row + lane % 4 * 2);
+            }
         }
     }
 

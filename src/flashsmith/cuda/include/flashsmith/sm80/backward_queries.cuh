@@ -10,6 +10,7 @@
 #include "flashsmith/attention/score.cuh"
 #include "flashsmith/attention/sequence.cuh"
 #include "flashsmith/ptx/special_register.cuh"
+#include "flashsmith/ptx/warp.cuh"
 #include "flashsmith/sm80/backward_products.cuh"
 #include "flashsmith/sm80/backward_tile.cuh"
 
@@ -184,6 +185,10 @@ class QueryTileGradient {
 
     // Keys from `first_key` on, which lie at row `place` of the stages.
     FS_DEVICE void add_step(i32 first_key, u32 place, bool masked) {
+        [[maybe_unused]] Seen seen[Kernel::kRowTiles];
+        if constexpr (Kernel::Bias::kIsBool) {
+            if (!ptx::vote_any(read_seen(seen, first_key))) return;
+        }
         typename Kernel::Scores s;
         multiply_by_rows<Kernel::kDType, Kernel::kDSpans>(
             s, OwnedReader(smem_ + Kernel::kQ, warp_row_),
@@ -193,7 +198,7 @@ class QueryTileGradient {
             change_scores<typename Kernel::Score>(args_, batch_, head_, s, bends,
                                                   distance_to(first_key));
         }
-        if constexpr (Kernel::Bias::kExists) apply_bias(s, first_key);
+        if constexpr (Kernel::Bias::kExists) apply_bias(s, seen, first_key);
         if constexpr (Kernel::Mask::kHides) {
             if (masked)
                 hide_keys<typename Kernel::Mask>(s, sequence(), first_row_, warp_row_, first_key);
@@ -209,13 +214,34 @@ class QueryTileGradient {
         add_product<Kernel::kDType>(dq_, ds, WalkedTransposed(smem_ + Kernel::kK, 0).below(place));
     }
 
-    FS_DEVICE void apply_bias(typename Kernel::Scores& s, i32 first_key) const {
+    using Seen = typename Kernel::Bias::template Seen<Kernel::kStep / 2>;  // of a row tile
+
+    // What a bool leaves of a step, before it is computed; whether this thread has any of it.
+    FS_DEVICE bool read_seen(Seen (&seen)[Kernel::kRowTiles], i32 first_key) const {
+        const auto bias = Kernel::Bias::of_head(args_, batch_, head_);
+        const i32 lane = threadIdx.x % kWarpLanes;
+        bool any = false;
+        FS_UNROLL
+        for (int i = 0; i < Kernel::kRowTiles; ++i) {
+            const i32 row = warp_row() + i * kMatrixSpan + lane / 4;
+            any |= bias.template read_seen<false>(args_, seen[i], row, first_key + lane % 4 * 2);
+        }
+        return any;
+    }
+
+    FS_DEVICE void apply_bias(typename Kernel::Scores& s,
+                              [[maybe_unused]] const Seen (&seen)[Kernel::kRowTiles],
+                              i32 first_key) const {
         const auto bias = Kernel::Bias::of_head(args_, batch_, head_);
         const i32 lane = threadIdx.x % kWarpLanes;
         FS_UNROLL
         for (int i = 0; i < Kernel::kRowTiles; ++i) {
-            bias.apply(args_, s.row_tile(i), warp_row() + i * kMatrixSpan + lane / 4,
-                       first_key + lane % 4 * 2);
+            if constexpr (Kernel::Bias::kIsBool) {
+                seen[i].apply(s.row_tile(i));
+            } else {
+                bias.apply(args_, s.row_tile(i), warp_row() + i * kMatrixSpan + lane / 4,
+                           first_key + lane % 4 * 2);
+            }
         }
     }
 
