@@ -250,7 +250,7 @@ def bias_cases(config: KernelConfig) -> tuple[Case, ...]:
         Case("whole blocks", replace(full, bias="same", q_len=rows, k_len=2 * keys, lse=False)),
         Case("added by chunks", replace(full, bias="same", bias_keys="chunks", k_len=3 * keys + 8)),
     )
-    more = () if config.OPERATION == FORWARD.operation else _of_bias(causal)
+    more = () if FORWARD.operation == config.OPERATION else _of_bias(causal)
     return tuple(
         case
         for case in (*cases, *more)
