@@ -179,3 +179,12 @@ def test_every_mutant_is_noticed_or_proved_equivalent(part):
         if verdict.noticed == (mutant.kind in EQUIVALENT):
             missed.append(f"{mutant} {verdict}")
     assert not missed, "\n".join(missed)
+
+
+def test_the_guard_of_rows_that_see_nothing_is_missed():
+    """A bias hides all keys from some rows, whose LSE is -inf: without it their P is no number."""
+    part = Part("sm80_backward_delta", SIMPLE, bias=True)
+    pattern = r"(setp\.eq\.f32[^;]*)0fFF800000"
+    (mutant,) = mutants(part.ptx, "guard taken off", pattern, r"\g<1>0f7F800000")
+    assert part.run(part.ptx, EmulatorOptions())
+    assert not part.run(mutant.ptx, EmulatorOptions())
