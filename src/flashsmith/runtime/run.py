@@ -99,7 +99,7 @@ class Prepared:
         call = {**call, WORKSPACE: TensorArg(workspace)}
         encode = self.device.tensor_map
         return tuple(
-            step.bind((step.launch.arguments(call).pack(self.problem, encode),))
+            step.bind((step.launch.arguments(call).pack(step.launch.problem, encode),))
             for step in self.steps
         )
 

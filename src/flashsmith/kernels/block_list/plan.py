@@ -109,8 +109,6 @@ class BlockListLaunch(Launch):
             blocks=lists.arg(call),
             mask_heads=lists.heads,
             q_tiles=lists.q_tiles,
-            q_len=problem.q_len,
-            k_len=problem.k_len,
             tile_q=self.tile_q,
             tile_k=self.tile_k,
             diagonal=mask.diagonal,

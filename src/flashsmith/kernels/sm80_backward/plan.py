@@ -22,7 +22,6 @@ from flashsmith.problem.attention import AttentionProblem
 from flashsmith.problem.needs import Needs, needs_of
 
 MAX_GRID = 2**31 - 1  # CTAs along x, on every architecture
-LOG2_E = math.log2(math.e)
 LIST_ALIGNMENT = 16  # of a list in scratch memory: entries are read 16 bytes at a time
 
 
@@ -49,15 +48,8 @@ class BackwardLaunch(Launch):
             lse=call["lse"].address,
             dlse=call["dlse"].address if "dlse" in call else 0,
             statistics=call[SCRATCH].address,
-            batch=problem.batch,
-            heads=problem.heads,
-            kv_heads=problem.kv_heads,
-            q_len=problem.q_len,
-            k_len=problem.k_len,
-            d_head=problem.d_head,
             padded_rows=padded_rows(problem),
             diagonal=edges.right,
-            scale_log2=problem.softmax_scale * LOG2_E,
             left_diagonal=edges.left,
             softcap=problem.softcap or 0.0,
             position=edges.position,

@@ -22,7 +22,6 @@ from flashsmith.problem.attention import AttentionProblem
 from flashsmith.problem.needs import Needs, needs_of
 
 MAX_GRID = 2**31 - 1  # CTAs along x, on every architecture
-LOG2_E = math.log2(math.e)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +43,7 @@ class ForwardLaunch(Launch):
             v=call["v"],
             o=call["o"],
             lse=call["lse"].address if "lse" in call else 0,
-            batch=problem.batch,
-            heads=problem.heads,
-            kv_heads=problem.kv_heads,
-            q_len=problem.q_len,
-            k_len=problem.k_len,
-            d_head=problem.d_head,
             diagonal=edges.right,
-            scale_log2=problem.softmax_scale * LOG2_E,
             left_diagonal=edges.left,
             position=edges.position,
             sinks=call["sinks"].address if "sinks" in call else 0,

@@ -47,7 +47,6 @@ from flashsmith.problem.attention import AttentionProblem
 from flashsmith.problem.needs import Needs, needs_of
 from flashsmith.problem.signature import FORWARD, TensorRole
 
-LOG2_E = 1.4426950408889634
 MOST_PARTS = 4  # of a tile: who ends it adds them up one after the other
 LEAST_BLOCKS = 4  # of keys that a part is worth having for
 LEAST_SAVED_KEYS = 900  # a cta's; exchanging parts takes the time of some 800 (H200, 2026-11)
@@ -108,13 +107,7 @@ class ForwardLaunch(Launch):
             o_direct=call["o"],
             lse=call["lse"].address if "lse" in call else 0,
             counter=call[WORKSPACE].address if WORKSPACE in call else 0,
-            heads=problem.heads,
-            kv_group=problem.group,
-            q_len=problem.q_len,
-            k_len=problem.k_len,
-            d_head=problem.d_head,
             diagonal=edges.right,
-            scale_log2=problem.softmax_scale * LOG2_E,
             batch_heads=batch_heads,
             q_tiles=q_tiles(config, problem),
             tiles=q_tiles(config, problem) * batch_heads,
