@@ -305,7 +305,11 @@ def test_no_packed_row_is_of_two_sequences(config, ends, device, monkeypatch):
     monkeypatch.setattr("flashsmith.kernels.sm80_decode.plan.MOST_COUNTERS", 80)
     problem = AttentionProblem(
         *(1, 6, 2, 90, 400, 64, config.dtype),
-        causal=True, lse=True, k_lengths=True, page=16, pages=40,
+        causal=True,
+        lse=True,
+        k_lengths=True,
+        page=16,
+        pages=40,
         sequences=len(ends) - 1,
     )
     inputs = dict(inputs_of(Case("falling", problem)))
