@@ -6,7 +6,7 @@ one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -271,7 +271,7 @@ def listed(tables: ArrayTables) -> list[Array]:
     return found
 
 
-def by_name(arrays: list[Array]) -> ArrayTables:
+def by_name(arrays: Sequence[Array]) -> ArrayTables:
     """The reverse of both."""
     named = zip(TABLE_ORDER[: len(arrays)], arrays, strict=True)
     return {name: array for name, array in named if array is not None}
