@@ -6,6 +6,7 @@ from flashsmith.kernels.block_list.config import BlockListConfig
 from flashsmith.kernels.kernel import KernelConfig
 from flashsmith.kernels.sm80_backward.config import Sm80BackwardConfig
 from flashsmith.kernels.sm80_backward.parts import (
+    Sm80BiasGradientConfig,
     Sm80DeltaConfig,
     Sm80KeyGradientsConfig,
     Sm80QueryGradientsConfig,
@@ -38,6 +39,7 @@ PARTS: tuple[type[KernelConfig], ...] = (
     Sm80DeltaConfig,
     Sm80KeyGradientsConfig,
     Sm80QueryGradientsConfig,
+    Sm80BiasGradientConfig,
     Sm90RowsConfig,
     Sm90TilesConfig,
     Sm90ConvertConfig,
