@@ -145,7 +145,8 @@ def key_with(
 ) -> Hashable:
     """What the launch of a call with tables follows from."""
     of_tables = [t if t is None else (t.shape, t.stride(), t.dtype, t.device) for t in tables]
-    begins = begins_of(tables[_BIAS] if len(tables) > _BIAS else None)
+    bias = tables[_BIAS] if len(tables) > _BIAS else None
+    begins = 0 if bias is None else begins_of(bias)
     return (
         *(q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride(), q.dtype, k.dtype),
         *(v.dtype, q.device, k.device, v.device, lse, given, begins),
@@ -166,9 +167,9 @@ def _launch_with(
     return found  # type: ignore[return-value]  # under such a key there is no other kind
 
 
-def begins_of(bias: Tensor | None) -> int:
+def begins_of(bias: Tensor) -> int:
     """How a bias begins decides whether its keys are read by pairs."""
-    return 0 if bias is None else bias.data_ptr() & _UNALIGNED
+    return bias.data_ptr() & _UNALIGNED
 
 
 forward_kept = kept_by(forward_with)
