@@ -169,7 +169,7 @@ def _launch_with(
 
 def begins_of(bias: Tensor) -> int:
     """How a bias begins decides whether its keys are read by pairs."""
-    return bias.data_ptr() & _UNALIGNED
+    return int(bias.data_ptr()) & _UNALIGNED
 
 
 forward_kept = kept_by(forward_with)
