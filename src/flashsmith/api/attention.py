@@ -69,7 +69,7 @@ def flash_attention(
 
     - `window=(left, right)`: a row sees so many keys before and behind its own position;
     - `sinks`: (heads,), a logit of each head that joins the denominator, and so the LSE;
-    - `alibi_slopes`: (heads,) or (batch, heads), scores less slope times distance;
+    - `alibi_slopes`: (heads,) or (sequences, heads), scores less slope times distance;
     - `bias`: broadcastable to (batch, heads, queries, keys), a bool (True: the row sees the key) or
       numbers that are added to the scores, float32 or of q's type; read at any strides;
     - `k_lengths`, `q_lengths`, `k_starts`: (batch,) int32 on the arrays' device, of each sequence;

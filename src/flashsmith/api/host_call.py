@@ -21,7 +21,7 @@ from flashsmith.api.problems import (
     require_out_fits,
     require_room,
 )
-from flashsmith.api.tables import NO_TABLES, ArrayTables, view_of_words, words_of
+from flashsmith.api.tables import NO_TABLES, ArrayTables, rows_of_tables, view_of_words, words_of
 from flashsmith.problem.attention import AttentionProblem
 from flashsmith.problem.signature import BIAS, signature_of
 from flashsmith.runtime.device import Device
@@ -52,7 +52,7 @@ def attend(
     host = cast(HostArrays, library)
     views = [host.view(name, array) for name, array in zip("qkv", arrays, strict=True)]
     words = {
-        name: words_of(name, table, views[0].shape[0])
+        name: words_of(name, table, rows_of_tables(tables, views[0].shape[0]))
         for name, table in tables.items()
         if name != BIAS
     }
@@ -112,7 +112,8 @@ def differentiate(
     """dq, dk and dv, and the choice, for arrays of `library` in the host's memory."""
     host = cast(HostArrays, library)
     views = {name: host.view(name, array) for name, array in arrays.items()}
-    words = {name: words_of(name, table, views["q"].shape[0]) for name, table in tables.items()}
+    rows = rows_of_tables(tables, views["q"].shape[0])
+    words = {name: words_of(name, table, rows) for name, table in tables.items()}
     of_tables = {name: view_of_words(name, table) for name, table in words.items()}
     problem = gradient_problem_of(views, options, of_tables)
     bits: dict[str, NDArray[Any]] = {

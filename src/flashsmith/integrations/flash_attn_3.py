@@ -45,7 +45,7 @@ _REFUSED = {
     **dict.fromkeys(_SCALES, "FP8"),
     "attention_chunk": "attention in chunks",
     **dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k_new"), "packed rows on a cache"),
-    "rotary_seqlens": "rotary embeddings",
+    "rotary_seqlens": "rotary embeddings at positions of their own",
 }
 # How its kernels are to be run, which says nothing of the result.
 _HINTS = ("num_splits", "pack_gqa", "sm_margin", "scheduler_metadata")

@@ -82,7 +82,10 @@ def _by_products(problem: AttentionProblem, tensors: Mapping[str, Tensor]) -> li
         if not at.mask.k_len:
             continue
         one = {n: x[:, :, at.keys if n in ("k", "v") else at.rows] for n, x in rows.items()}
-        dq, dk, dv = _of_part(problem, one, at.mask, tensors.get("alibi_slopes"))
+        slopes = tensors.get("alibi_slopes")
+        if slopes is not None and problem.sequences:
+            slopes = slopes[at.number : at.number + 1]
+        dq, dk, dv = _of_part(problem, one, at.mask, slopes)
         found[0][:, :, at.rows], found[1][:, :, at.keys], found[2][:, :, at.keys] = dq, dk, dv
     return [_heads_first(x, problem).to(tensors["q"].dtype) for x in found]
 
@@ -92,7 +95,7 @@ def _parts(problem: AttentionProblem, tensors: Mapping[str, Tensor]) -> Iterable
     if problem.has_own_lengths:
         tables = {name: t.detach().numpy() for name, t in tensors.items() if name in TABLES}
         return sequences_of(problem, tables)
-    return [SequenceOf(0, slice(0, problem.q_len), slice(0, problem.k_len), problem.mask)]
+    return [SequenceOf(0, slice(0, problem.q_len), slice(0, problem.k_len), problem.mask, 0)]
 
 
 def _of_part(

@@ -188,7 +188,7 @@ def _by_matrices(
         b, rows, keys = one.batch, one.rows, one.keys
         visible = torch.from_numpy(one.mask.visible())
         for head in range(problem.heads):
-            numbers, kv = of_head(tables, b, head), head // problem.group
+            numbers, kv = of_head(tables, one, head), head // problem.group
             if problem.bias:
                 numbers[BIAS] = tensors[BIAS][b, head].float().numpy()
             products = (q[b, head, rows] @ k[b, kv, keys].T).numpy()

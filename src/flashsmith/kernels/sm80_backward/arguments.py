@@ -40,4 +40,4 @@ class BackwardArguments(Arguments):
     position: int = argument("i32", "the key that row 0 stands at; of a list: from the alignment")
     q_list: int = argument("u64", "scratch: q tiles of packed sequences; or 0")
     k_list: int = argument("u64", "scratch: kv blocks of packed sequences; or 0")
-    alibi_slopes: int = argument("float*", "(batch, heads); or null")
+    alibi_slopes: int = argument("float*", "(sequences, heads); or null")

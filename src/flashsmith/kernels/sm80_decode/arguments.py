@@ -25,7 +25,7 @@ class DecodeArguments(Arguments):
     statistics: int = argument("float*", "scratch: maxima and sums, (…, slices, part_rows, 2)")
     counters: int = argument("u32*", "workspace: slices that have ended, of every q tile")
     sinks: int = argument("float*", "(heads,), or null")
-    alibi_slopes: int = argument("float*", "(batch, heads), or null")
+    alibi_slopes: int = argument("float*", "(sequences, heads), or null")
     k_lengths: int = argument("i32*", "(batch,): keys of each sequence; or null")
     block_table: int = argument("i32*", "(batch, table_pages): where a sequence's pages lie")
     first_batch: int = argument("i32", "the first sequence of this launch")

@@ -29,7 +29,7 @@ class ForwardArguments(Arguments):
     left_diagonal: int = argument("i32", "with a left edge, row i sees key j when j >= i + this")
     position: int = argument("i32", "the key that row 0 stands at, from which distances count")
     sinks: int = argument("float*", "(heads,), or null")
-    alibi_slopes: int = argument("float*", "(batch, heads), or null")
+    alibi_slopes: int = argument("float*", "(sequences, heads), or null")
     tile_list: int = argument("u64", "of sequences with lengths of their own; or 0")
     bias: ScoresArg = argument("ScoresArg", "(batch, heads, q_len, k_len)", is_last=True)
     v_width: int = argument(

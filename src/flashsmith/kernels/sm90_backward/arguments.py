@@ -48,7 +48,7 @@ class Sm90BackwardArguments(Arguments):
     )
     left_diagonal: int = argument("i32", "with a left edge, row i sees key j when j >= i + this")
     position: int = argument("i32", "the key that row 0 stands at, with slopes")
-    alibi_slopes: int = argument("float*", "(batch, heads); or null")
+    alibi_slopes: int = argument("float*", "(sequences, heads); or null")
     short_blocks: int = argument("i32", "of a head, that are drawn behind all others")
     rising_heads: int = argument("i32", "the last of K and V, that add from the first block on")
     q_list: int = argument("u64", "scratch: q tiles of packed sequences; or 0")

@@ -72,9 +72,11 @@ def list_launch(
     """The launch for a kernel that is compiled with `needs`: its masks decide what is long.
 
     With `of_keys` the problem is a turned one, and the list is one of kv blocks. With `numbered`
-    entries hold the number of their sequence: 0 is what lies before the first.
+    entries hold the number of their sequence: 0 is what lies before the first. They do in any case
+    where packed sequences have slopes.
     """
-    config = TileListConfig.of(n_threads=128, numbered=numbered)
+    names = numbered or bool(problem.sequences and problem.alibi)  # slopes of each sequence
+    config = TileListConfig.of(n_threads=128, numbered=names)
     masks = tuple(name for name in needs if name in ("causal", "window_left"))
     has_lengths = problem.k_lengths or problem.q_lengths or problem.k_starts
     return TileListLaunch(
