@@ -13,7 +13,7 @@ from flashsmith.kernels.catalogue import CATALOGUE
 from flashsmith.kernels.kernel import KernelConfig
 from flashsmith.kernels.rules import Rule, first_refusal
 
-MOST_TO_WALK = 500_000  # a larger space is sampled: one of 10^9 points would take hours
+MOST_TO_WALK = 1_000_000  # a larger space is sampled: one of 10^9 points would take hours
 SAMPLES = 50_000
 
 
