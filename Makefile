@@ -11,7 +11,7 @@ SOURCES = $(shell find src tests -name '*.cuh' -o -name '*.cu' -o -name '*.cpp' 
 run: $(VENV)/.run
 	mkdir -p out
 	$(BIN)/flashsmith configs --space
-	$(BIN)/flashsmith tune --budget 130s -o out/tune.html
+	$(BIN)/flashsmith tune --budget 140s -o out/tune.html
 
 test: lint
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not gpu"
