@@ -14,7 +14,7 @@ from flashsmith.kernels.kernel import KernelConfig
 from flashsmith.kernels.rules import Rule, first_refusal
 
 MOST_TO_WALK = 1_000_000  # a larger space is sampled: one of 10^9 points would take hours
-SAMPLES = 100_000
+SAMPLES = 50_000
 
 
 @dataclass(frozen=True, slots=True)

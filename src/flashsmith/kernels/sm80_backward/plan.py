@@ -7,18 +7,14 @@ from dataclasses import dataclass, replace
 
 from flashsmith.base.errors import ArgumentError
 from flashsmith.kernels.arguments import NO_SCORES
+from flashsmith.kernels.edges import edges_of
 from flashsmith.kernels.kernel import KernelConfig
 from flashsmith.kernels.launch import SCRATCH, Call, Launch, LaunchGeometry, Plan, scores_arg
 from flashsmith.kernels.sm80_backward.arguments import ROW_PADDING, BackwardArguments
 from flashsmith.kernels.sm80_backward.config import Sm80BackwardConfig
 from flashsmith.kernels.sm80_backward.parts import STATISTICS_BYTES
-from flashsmith.kernels.tile_list.plan import (
-    edges_of,
-    list_bytes,
-    list_launch,
-    most_tiles,
-    turned,
-)
+from flashsmith.kernels.tile_list.plan import list_launch
+from flashsmith.kernels.tile_list.sizes import list_bytes, most_tiles, turned
 from flashsmith.problem.attention import AttentionProblem
 from flashsmith.problem.needs import Needs, needs_of
 

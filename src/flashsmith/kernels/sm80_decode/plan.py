@@ -6,12 +6,13 @@ import math
 from dataclasses import dataclass, replace
 
 from flashsmith.base.errors import ArgumentError
+from flashsmith.kernels.edges import edges_of
 from flashsmith.kernels.kernel import KernelConfig
 from flashsmith.kernels.launch import SCRATCH, WORKSPACE, Call, Launch, LaunchGeometry, Plan
 from flashsmith.kernels.sm80_decode.arguments import DecodeArguments
 from flashsmith.kernels.sm80_decode.config import Sm80DecodeConfig
 from flashsmith.kernels.sm80_decode.sets import wide_config
-from flashsmith.kernels.tile_list.plan import OUTER_ITEMS, edges_of
+from flashsmith.kernels.tile_list.sizes import OUTER_ITEMS
 from flashsmith.problem.attention import AttentionProblem
 from flashsmith.problem.needs import Needs, needs_of
 

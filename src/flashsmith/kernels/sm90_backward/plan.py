@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from flashsmith.base.errors import ArgumentError, Unsupported
 from flashsmith.kernels.arguments import TensorArg, TensorMapSpec, maps_obstacle
+from flashsmith.kernels.edges import edges_of
 from flashsmith.kernels.kernel import KernelConfig
 from flashsmith.kernels.launch import SCRATCH, Call, Launch, LaunchGeometry, Plan
 from flashsmith.kernels.sm90_backward.arguments import LISTED_BYTES, Sm90BackwardArguments
@@ -17,12 +18,10 @@ from flashsmith.kernels.sm90_backward.draw_order import (
     hides_first_steps_only,
 )
 from flashsmith.kernels.sm90_backward.parts import PIECE, Sm90TilesConfig, pieces_of_tile
-from flashsmith.kernels.tile_list.plan import (
+from flashsmith.kernels.tile_list.plan import TileListLaunch, list_launch
+from flashsmith.kernels.tile_list.sizes import (
     OUTER_ITEMS,
-    TileListLaunch,
-    edges_of,
     list_bytes,
-    list_launch,
     most_tiles,
     turned,
 )

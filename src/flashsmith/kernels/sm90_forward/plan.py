@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from typing import cast
 
 from flashsmith.kernels.arguments import TensorArg, TensorMapSpec, maps_obstacle
-from flashsmith.kernels.block_list.plan import BlockLists
+from flashsmith.kernels.block_list.lists import BlockLists
+from flashsmith.kernels.edges import edges_of
 from flashsmith.kernels.kernel import KernelConfig
 from flashsmith.kernels.launch import (
     SCRATCH,
@@ -42,7 +43,7 @@ from flashsmith.kernels.sm90_forward.slices import (
     q_tiles,
 )
 from flashsmith.kernels.sm90_forward.tile_order import UNORDERED, TileOrder, tile_order
-from flashsmith.kernels.tile_list.plan import edges_of, list_bytes, list_launch, most_tiles
+from flashsmith.kernels.tile_list.sizes import list_bytes, most_tiles
 from flashsmith.problem.attention import AttentionProblem
 from flashsmith.problem.needs import Needs, needs_of
 from flashsmith.problem.signature import FORWARD, TensorRole
@@ -234,9 +235,13 @@ def plan_forward(
         split=split,
     )
     if blocks.exist:
-        return blocks.launch(needs), launch
+        from flashsmith.kernels.block_list.plan import lists_launch
+
+        return lists_launch(blocks, needs), launch
     if not problem.is_listed:
         return (launch,)
+    from flashsmith.kernels.tile_list.plan import list_launch
+
     return list_launch(problem, needs, tile_q=rows, tile_k=own.B_c), launch
 
 
