@@ -292,6 +292,7 @@ def main() -> None:
     parser.add_argument("--budget", type=float, default=70.0, help="seconds of checking")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--only", default="check,race")
+    parser.add_argument("--shapes", type=int, help="so many of the shapes, from the first on")
     arguments = parser.parse_args()
     device = timed_device(default_device("cuda"))
     begin, said, table = time.monotonic(), [], []
@@ -307,6 +308,7 @@ def main() -> None:
     if not arguments.sweep:
         shapes += [(problem_of(8, 8192, 1, *heads), 0) for heads in GROUPS]
         shapes += [(problem_of(*shape), filled) for shape, filled in WIDE]
+    shapes = shapes[: arguments.shapes]
     environment = environment_of(device, compiler=find_nvrtc().compiler)
     work = [
         (config, Case("race", replace(problem, **facts)))

@@ -259,6 +259,23 @@ def plug_in(monkeypatch, *names):
     return gpus
 
 
+def plug_in_torch(monkeypatch):
+    """One GPU, on which torch's tensors of the CPU are said to lie."""
+    from flashsmith.api.caches import kv_cache, launches
+    from flashsmith.torch_op import cache_call, cuda_kernel
+
+    gpus = plug_in(monkeypatch, "NVIDIA H200")
+    monkeypatch.setattr(
+        cuda_kernel, "gpu_device", lambda view, backend: devices.default_device("cuda")
+    )
+    monkeypatch.setattr(cuda_kernel, "current_stream", lambda ordinal: 0)
+    monkeypatch.setattr(launches, "KEPT_LAUNCHES", {})
+    for module in (cuda_kernel, cache_call):
+        monkeypatch.setattr(module, "KEPT_LAUNCHES", launches.KEPT_LAUNCHES)
+    monkeypatch.setattr(kv_cache, "_run_again", None)
+    return gpus
+
+
 def _plain(value):
     return value.value if isinstance(value, ctypes._SimpleCData) else value
 

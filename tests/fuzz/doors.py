@@ -38,8 +38,6 @@ def tabled_calls(draw, count, folder):
             if name in TABLES and TABLES[name].is_integer and draw.random() < 0.5:
                 lies += 1
                 _damage(draw, table)
-                if problem.page and name == "cu_seqlens_q":  # which must not fall
-                    table.view(np.int32).sort()
         found = in_time(_attend, draw, problem, bits, seconds=COMPILED_SECONDS)
         _require_right(problem, bits, dict(zip(("o", "lse"), found, strict=True)), number)
     return lies

@@ -19,7 +19,7 @@ from flashsmith.api.problems import (
     require_out_fits,
     require_room,
 )
-from flashsmith.api.tables import NO_TABLES, ArrayTables
+from flashsmith.api.tables import NO_TABLES, ArrayTables, rows_of_tables
 from flashsmith.kernels.launch import SCRATCH
 from flashsmith.problem.signature import BIAS
 from flashsmith.tuner.choose.choice import Choice
@@ -126,7 +126,8 @@ def _of_every_sequence(tables: ArrayTables, batch: int) -> ArrayTables:
     if slopes is None or len(slopes.shape) != 1:
         return tables
     module = import_module("jax.numpy" if origin(slopes) in JAX else origin(slopes))
-    of_all = module.broadcast_to(slopes, (batch, *slopes.shape)).copy()
+    rows = rows_of_tables(tables, batch)
+    of_all = module.broadcast_to(slopes, (rows, *slopes.shape)).copy()
     return {**tables, "alibi_slopes": of_all}
 
 

@@ -21,7 +21,7 @@ from flashsmith.api.problems import (
     require_out_fits,
     require_room,
 )
-from flashsmith.api.tables import NO_TABLES, ArrayTables, view_of_words, words_of
+from flashsmith.api.tables import NO_TABLES, ArrayTables, rows_of_tables, view_of_words, words_of
 from flashsmith.problem.attention import AttentionProblem
 from flashsmith.problem.signature import BIAS, signature_of
 from flashsmith.runtime.device import Device
@@ -77,7 +77,8 @@ def _words(
     tables: ArrayTables, q: ArrayView, k: ArrayView, options: CallOptions
 ) -> dict[str, NDArray[Any]]:
     """Each table in the type of its role; a bias with an element a score."""
-    words = {n: words_of(n, table, q.shape[0]) for n, table in tables.items() if n != BIAS}
+    rows = rows_of_tables(tables, q.shape[0])
+    words = {n: words_of(n, table, rows) for n, table in tables.items() if n != BIAS}
     if BIAS in tables:
         wanted = scores_shape(q.shape, k.shape, str(options.fact("layout")))
         words[BIAS] = _bias(tables[BIAS], wanted)

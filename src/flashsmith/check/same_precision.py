@@ -36,7 +36,7 @@ def _forward(problem: AttentionProblem, inputs: Mapping[str, F32]) -> dict[str, 
     for one in sequences_of(problem, inputs):
         b, rows, keys = one.batch, one.rows, one.keys
         for head in range(problem.heads):
-            kv, numbers = head // problem.group, of_head(inputs, b, head)
+            kv, numbers = head // problem.group, of_head(inputs, one, head)
             if not one.mask.k_len:
                 lse[b, head, rows] = numbers.get("sinks", -np.inf)
                 continue
@@ -57,7 +57,7 @@ def _backward(problem: AttentionProblem, inputs: Mapping[str, F32]) -> dict[str,
             one = {name: inputs[name][b, rows, head] for name in ("q", "o", "do")}
             one |= {name: inputs[name][b, keys, kv] for name in ("k", "v")}
             one |= {n: inputs[n][b, head, rows] for n in ("lse", "dlse") if n in inputs}
-            dq, dk, dv, ds = _one_head_back(one, at.mask, problem, of_head(inputs, b, head))
+            dq, dk, dv, ds = _one_head_back(one, at.mask, problem, of_head(inputs, at, head))
             found["dq"][b, rows, head] = dq
             found["dk"][b, keys, kv] += dk
             found["dv"][b, keys, kv] += dv

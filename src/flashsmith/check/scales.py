@@ -60,7 +60,7 @@ def _backward(
             one |= {name: wide[name][b, keys, kv] for name in ("k", "v")}
             one |= {name: wide[name][b, h, rows] for name in ("dlse",) if name in wide}
             q, k, v, do = (one[name] for name in ("q", "k", "v", "do"))
-            head = head_gradients(problem, one, at.mask, of_head(inputs, b, h))
+            head = head_gradients(problem, one, at.mask, of_head(inputs, at, h))
             least = np.where(at.mask.visible(), SMALLEST[problem.dtype], 0.0)
             p2, ds2 = (np.maximum(np.abs(x), least) ** 2 for x in (head.p, head.ds))
             from_o = ((do * (head.p @ v)) ** 2).sum(axis=1, keepdims=True)  # of delta
@@ -106,10 +106,10 @@ def _score_sums(problem: AttentionProblem, inputs: Mapping[str, F32]) -> F64:
             sums = np.abs(q[b, rows, head]) @ np.abs(k[b, keys, head // problem.group]).T
             sums = problem.softmax_scale * np.nan_to_num(sums, nan=0.0)
             if problem.alibi:
-                slope = of_head(inputs, b, head)["alibi_slopes"]
+                slope = of_head(inputs, at, head)["alibi_slopes"]
                 sums = sums + np.where(at.mask.visible(), abs(slope) * at.mask.distances(), 0.0)
             if problem.bias not in ("", "bool"):
-                bias = np.nan_to_num(np.abs(of_head(inputs, b, head)["bias"]), posinf=0.0)
+                bias = np.nan_to_num(np.abs(of_head(inputs, at, head)["bias"]), posinf=0.0)
                 sums = sums + np.where(bias < -LEAST_SCORE, bias, 0.0)
             largest = np.maximum(sums.max(axis=1), problem.softcap or 1.0)
             scale[b, head, rows] = np.maximum(1.0, largest)

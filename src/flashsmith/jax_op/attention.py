@@ -14,7 +14,7 @@ from flashsmith.api.arrays.library import Array
 from flashsmith.api.bias import broadcast_view, reduced, scores_shape, shared_by_shape
 from flashsmith.api.options import LSE, CallOptions
 from flashsmith.api.problems import problem_of
-from flashsmith.api.tables import ArrayTables, without_gradient
+from flashsmith.api.tables import ArrayTables, rows_of_tables, without_gradient
 from flashsmith.base.errors import ArgumentError, Unsupported
 from flashsmith.jax_op.asked import Asked
 from flashsmith.jax_op.handlers import ASKED, BACKWARD, FORWARD, HANDLERS, ON_HOST
@@ -85,13 +85,16 @@ def attend(
             )
     _register()
     rows = Rows(*(jnp.asarray(array) for array in (q, k, v)))
-    made = {name: _table(name, table, rows.q) for name, table in tables.items()}
+    made = {
+        name: _table(name, table, rows_of_tables(tables, rows.q.shape[0]))
+        for name, table in tables.items()
+    }
     _problem(rows, options, made)  # what is wrong is said where the call stands
     found = _attention(Asked(options, tuple(made)), rows, tuple(made.values()))
     return found[0], found[1] if options.facts[LSE] else None, None
 
 
-def _table(name: str, table: Array, q: Array) -> Array:
+def _table(name: str, table: Array, sequences: int) -> Array:
     """A table in the type of its role; slopes of heads are those of all sequences."""
     array = jnp.asarray(table)
     if name == BIAS:
@@ -100,7 +103,7 @@ def _table(name: str, table: Array, q: Array) -> Array:
     if jnp.issubdtype(array.dtype, wanted):
         array = array.astype(jnp.int32 if TABLES[name].is_integer else jnp.float32)
     if name == "alibi_slopes" and array.ndim == 1:
-        array = jnp.broadcast_to(array, (q.shape[0], *array.shape))
+        array = jnp.broadcast_to(array, (sequences, *array.shape))
     return array
 
 

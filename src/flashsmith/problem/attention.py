@@ -232,7 +232,8 @@ class AttentionProblem:
 
     def __post_init__(self) -> None:
         for name, what in FACTS.items():
-            obstacle = what.obstacle(name, getattr(self, name))
+            value = getattr(self, name)
+            obstacle = "" if value is what.absent else what.obstacle(name, value)
             if obstacle:
                 raise ArgumentError(obstacle)
         if self.kv_heads and self.heads % self.kv_heads:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from flashsmith.base.errors import ArgumentError
 from flashsmith.problem.attention import AttentionProblem
 from flashsmith.problem.mask import Mask
-from flashsmith.problem.sequences import sequences_of, without_pages
+from flashsmith.problem.sequences import SequenceOf, sequences_of, without_pages
 from flashsmith.problem.signature import TABLES, TensorRole, signature_of
 
 F64 = NDArray[np.float64]
@@ -81,15 +81,15 @@ def score_slope(problem: AttentionProblem, products: NDArray[Any]) -> NDArray[An
     return np.asarray(number(1.0) - capped**2)
 
 
-def of_head(tables: Arrays, batch: int, head: int) -> dict[str, Any]:
+def of_head(tables: Arrays, at: SequenceOf, head: int) -> dict[str, Any]:
     """What tables hold for one head of a sequence: numbers, and of a bias the head's matrix."""
     found: dict[str, Any] = {}
     if "sinks" in tables:
         found["sinks"] = float(tables["sinks"][head])
     if "alibi_slopes" in tables:
-        found["alibi_slopes"] = float(tables["alibi_slopes"][batch, head])
+        found["alibi_slopes"] = float(tables["alibi_slopes"][at.number, head])
     if "bias" in tables:
-        found["bias"] = tables["bias"][batch, head]
+        found["bias"] = tables["bias"][at.batch, head]
     return found
 
 
@@ -132,7 +132,7 @@ def _forward(problem: AttentionProblem, given: Mapping[str, F64]) -> dict[str, F
     for one in sequences_of(problem, given):
         b, rows, keys = one.batch, one.rows, one.keys
         for h in range(problem.heads):
-            kv, numbers = h // problem.group, of_head(given, b, h)
+            kv, numbers = h // problem.group, of_head(given, one, h)
             o[b, h, rows], lse[b, h, rows] = _one_head(
                 q[b, h, rows], k[b, kv, keys], v[b, kv, keys], one.mask, problem, numbers
             )
@@ -152,7 +152,7 @@ def _backward(problem: AttentionProblem, given: Mapping[str, F64]) -> dict[str, 
                 for n, array in given.items()
                 if n not in TABLES
             }
-            head = head_gradients(problem, one, at.mask, of_head(given, b, h))
+            head = head_gradients(problem, one, at.mask, of_head(given, at, h))
             dq[b, h, rows] = head.ds @ one["k"] * scale
             dk[b, kv, keys] += head.ds.T @ one["q"] * scale
             dv[b, kv, keys] += head.p.T @ one["do"]

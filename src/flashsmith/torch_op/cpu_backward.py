@@ -13,7 +13,6 @@ from flashsmith.api.launches import host_device
 from flashsmith.api.problems import gradient_problem_of
 from flashsmith.api.tables import by_name, in_order
 from flashsmith.problem.attention import AttentionProblem
-from flashsmith.problem.mask import Mask
 from flashsmith.problem.reference import LEAST_SCORE
 from flashsmith.problem.sequences import SequenceOf, sequences_of
 from flashsmith.problem.signature import BIAS, TABLES
@@ -112,7 +111,7 @@ def _by_products(
         if not at.mask.k_len:
             continue
         one = {n: x[:, :, at.keys if n in ("k", "v") else at.rows] for n, x in rows.items()}
-        dq, dk, dv, of_scores = _of_part(problem, one, at.mask, tensors)
+        dq, dk, dv, of_scores = _of_part(problem, one, at, tensors)
         if problem.dbias:  # of a dense batch, which is one part
             dbias = of_scores
             for axis in _shared_dimensions(problem):
@@ -132,19 +131,20 @@ def _parts(problem: AttentionProblem, tensors: Mapping[str, Tensor]) -> Iterable
     if problem.has_own_lengths:
         tables = {name: t.detach().numpy() for name, t in tensors.items() if name in TABLES}
         return sequences_of(problem, tables)
-    return [SequenceOf(0, slice(0, problem.q_len), slice(0, problem.k_len), problem.mask)]
+    return [SequenceOf(0, slice(0, problem.q_len), slice(0, problem.k_len), problem.mask, 0)]
 
 
 def _of_part(
     problem: AttentionProblem,
     rows: Mapping[str, Tensor],
-    mask: Mask,
+    at: SequenceOf,
     tables: Mapping[str, Tensor],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """dQ, dK and dV of rows (batch, heads, rows, d), and the gradient of their scores.
 
-    Slopes are (batch, heads).
+    Slopes are (batch, heads), or of packed sequences, of which one is `at`, (sequences, heads).
     """
+    mask = at.mask
     q, o, do, lse = rows["q"], rows["o"], rows["do"], rows["lse"]
     k, v = (rows[name].repeat_interleave(problem.group, dim=1) for name in "kv")
     scores = q @ k.transpose(-1, -2) * problem.softmax_scale
@@ -153,7 +153,8 @@ def _of_part(
         share = torch.tanh(scores / problem.softcap)
         scores, slope = problem.softcap * share, 1.0 - share**2
     if problem.alibi:
-        slopes = tables["alibi_slopes"][:, :, None, None]
+        own = slice(at.number, at.number + 1) if problem.sequences else slice(None)
+        slopes = tables["alibi_slopes"][own, :, None, None]
         scores = scores - slopes * torch.from_numpy(mask.distances())
     if mask.hides:
         scores = scores.masked_fill(~torch.from_numpy(mask.visible()), float("-inf"))

@@ -17,7 +17,6 @@ from flashsmith.api.notices import say_once
 from flashsmith.api.options import CallOptions
 from flashsmith.api.problems import problem_of, require_out_fits, require_room
 from flashsmith.api.tables import by_name
-from flashsmith.base import settings
 from flashsmith.base.errors import ArgumentError
 from flashsmith.problem.attention import AttentionProblem
 from flashsmith.problem.needs import exact_facts
@@ -26,15 +25,14 @@ from flashsmith.problem.sequences import sequences_of, with_packed_keys
 from flashsmith.problem.signature import BIAS, TABLES
 from flashsmith.torch_op.arguments import Argument, options_of
 from flashsmith.torch_op.fake_kernel import empty_output, no_lse
+from flashsmith.torch_op.on_cpu import is_emulated
 from flashsmith.torch_op.tables import expanded, kept_by
 from flashsmith.torch_op.tensor_view import refuse_gradients, tensor_view
-from flashsmith.tuner.choose.choice import Choice
 
 _NO_TABLES: Mapping[str, Tensor] = {}
 # Not by its public name: `integrations.torch` may have put flashsmith there.
 _torchs_attention = torch._C._nn.scaled_dot_product_attention
 _BITS = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32}  # by bytes of an element
-TORCH_RUNS = Choice(None, "torch", "CPU tensors go to torch's own attention")
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, *given: Argument) -> Tensor:
@@ -153,11 +151,6 @@ def require_cpu_options(problem: AttentionProblem, options: CallOptions) -> None
         )
 
 
-def is_emulated(options: CallOptions) -> bool:
-    """Whether CPU tensors go to flashsmith's kernels: the call or FLASHSMITH_DEVICE says so."""
-    return (options.backend or settings.device_name()) == "emulator"
-
-
 def _emulate(
     tensors: Mapping[str, Tensor],
     problem: AttentionProblem,
@@ -202,7 +195,7 @@ def _by_matrices(
         b, rows, keys = one.batch, one.rows, one.keys
         visible = torch.from_numpy(one.mask.visible())
         for head in range(problem.heads):
-            numbers, kv = of_head(tables, b, head), head // problem.group
+            numbers, kv = of_head(tables, one, head), head // problem.group
             if problem.bias:
                 numbers[BIAS] = tensors[BIAS][b, head].float().numpy()
             products = (q[b, head, rows] @ k[b, kv, keys].T).numpy()

@@ -100,7 +100,7 @@ def _differentiate(
 def _launch_of(inputs: dict[str, Tensor], given: Given, of_bias: tuple[int, ...] | None) -> Launch:
     """The launch for tensors of these shapes, strides, types and devices."""
     facts = ((n, t.shape, t.stride(), t.dtype, t.get_device()) for n, t in inputs.items())
-    key = ("backward", begins_of(inputs), of_bias, *facts, given)
+    key = ("backward", begins_of(inputs[BIAS]) if BIAS in inputs else 0, of_bias, *facts, given)
     return kept_launch(key, lambda: _make_launch(inputs, given, of_bias))
 
 

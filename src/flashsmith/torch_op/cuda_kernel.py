@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -18,7 +18,7 @@ from flashsmith.api.launches import (
     say_copy,
 )
 from flashsmith.api.problems import problem_of, require_out_fits, require_room
-from flashsmith.api.tables import by_name
+from flashsmith.api.tables import TABLE_ORDER, by_name
 from flashsmith.kernels.launch import SCRATCH, Call
 from flashsmith.problem.attention import AttentionProblem
 from flashsmith.problem.signature import BIAS
@@ -27,17 +27,22 @@ from flashsmith.torch_op.fake_kernel import empty_lse, empty_output, no_lse
 from flashsmith.torch_op.tables import expanded, kept_by
 from flashsmith.torch_op.tensor_view import refuse_gradients, tensor_view
 
-_NO_TABLES: Mapping[str, Tensor] = {}
+Tables = Sequence[Tensor | None]  # in the order of `TABLE_ORDER`
+_NO_TABLES: Tables = ()
+_NO_MORE: Mapping[str, Tensor] = {}
+_BIAS = TABLE_ORDER.index(BIAS)
 _UNALIGNED = 15  # the bits of an address that are 0 at a multiple of 16 bytes
 
 
 @dataclass(frozen=True, slots=True)
-class _TorchLaunch(Launch):
+class TorchLaunch(Launch):
     """A launch, and what does not change between calls of equal shapes and strides."""
 
     ordinal: int = 0
     empty_output: Callable[[Tensor], Tensor] = empty_output  # of q
-    lse_like: Tensor | None = None  # of one element: `empty_like` of it is quicker than `new_empty`
+    # Of one element each: `empty_like` of them is quicker than `new_empty` or `empty`.
+    lse_like: Tensor | None = None
+    scratch_like: Tensor | None = None
     is_direct: bool = True  # there is something to launch, and no input is copied before
 
 
@@ -86,12 +91,18 @@ def forward_with(
     *given: Argument,
 ) -> tuple[Tensor, Tensor]:
     """The same of a call with tables; an LSE without elements where none is asked for."""
-    of_tables = _tables_of(tables, q, k, given)
-    launch = _launch_with(q, k, v, of_tables, lse, given)
+    whole = _with_bias(tables, q, k, given)
+    return run_with(_launch_with(q, k, v, whole, lse, given), q, k, v, whole, lse)
+
+
+def run_with(
+    launch: TorchLaunch, q: Tensor, k: Tensor, v: Tensor, tables: Tables, lse: bool
+) -> tuple[Tensor, Tensor]:
+    """What `forward_with` returns, by a launch of such tensors."""
     out = launch.empty_output(q)
     # Without elements it is the same one every time: there is nothing in it to be shared.
     of_rows = torch.empty_like(launch.lse_like) if lse else launch.lse_like
-    _start(launch, q, k, v, out, of_rows if lse else None, of_tables)
+    _start(launch, q, k, v, out, of_rows if lse else None, tables)
     return out, of_rows
 
 
@@ -106,9 +117,10 @@ def forward_into(
     *given: Argument,
 ) -> None:
     """The same into `out` and `lse`, with `workspace` as scratch: nothing is allocated."""
-    of_tables = _tables_of(tables, q, k, given)
-    launch = _launch_with(q, k, v, of_tables, lse is not None, given)
+    whole = _with_bias(tables, q, k, given)
+    launch = _launch_with(q, k, v, whole, lse is not None, given)
     views = [tensor_view(name, tensor) for name, tensor in zip("qkv", (q, k, v), strict=True)]
+    of_tables = by_name(whole)
     read = {name: tensor_view(name, table) for name, table in of_tables.items()}
     of_out = tensor_view("out", out)
     require_out_fits(of_out, views, read)
@@ -120,42 +132,50 @@ def forward_into(
     _start_on_copies(launch, (q, k, v), out, lse, current_stream(launch.ordinal), more)
 
 
-def _tables_of(
-    tables: list[Tensor | None], q: Tensor, k: Tensor, given: Given
-) -> Mapping[str, Tensor]:
-    """The tables of a call by name; a bias has an element a score."""
-    named = by_name(tables)
-    return expanded(named, q, k, layout_of(given)) if BIAS in named else named
+def _with_bias(tables: Tables, q: Tensor, k: Tensor, given: Given) -> Tables:
+    """The tables of a call; a bias has an element a score."""
+    if len(tables) <= _BIAS or tables[_BIAS] is None:
+        return tables
+    whole = expanded(by_name(tables), q, k, layout_of(given))
+    return [whole.get(name) for name in TABLE_ORDER[: len(tables)]]
+
+
+def key_with(
+    q: Tensor, k: Tensor, v: Tensor, tables: Tables, lse: bool, given: Hashable
+) -> Hashable:
+    """What the launch of a call with tables follows from."""
+    of_tables = [t if t is None else (t.shape, t.stride(), t.dtype, t.device) for t in tables]
+    bias = tables[_BIAS] if len(tables) > _BIAS else None
+    begins = 0 if bias is None else begins_of(bias)
+    return (
+        *(q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride(), q.dtype, k.dtype),
+        *(v.dtype, q.device, k.device, v.device, lse, given, begins),
+        *of_tables,
+    )
 
 
 def _launch_with(
-    q: Tensor, k: Tensor, v: Tensor, tables: Mapping[str, Tensor], lse: bool, given: Given
-) -> _TorchLaunch:
+    q: Tensor, k: Tensor, v: Tensor, tables: Tables, lse: bool, given: Given
+) -> TorchLaunch:
     """The launch of a call with tables."""
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
         refuse_gradients({"q": q, "k": k, "v": v})
-    of_tables = [(n, t.shape, t.stride(), t.dtype, t.get_device()) for n, t in tables.items()]
-    # fmt: off
-    key = (
-        q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride(), q.dtype, k.dtype, v.dtype,
-        q.get_device(), k.get_device(), v.get_device(), lse, given, begins_of(tables), *of_tables,
-    )
-    # fmt: on
+    key = key_with(q, k, v, tables, lse, given)
     found = KEPT_LAUNCHES.get(key)
     if found is None:
-        found = _new_launch(key, q, k, v, lse, given, tables)
+        found = _new_launch(key, q, k, v, lse, given, by_name(tables))
     return found  # type: ignore[return-value]  # under such a key there is no other kind
 
 
-def begins_of(tables: Mapping[str, Tensor]) -> int:
+def begins_of(bias: Tensor) -> int:
     """How a bias begins decides whether its keys are read by pairs."""
-    return tables[BIAS].data_ptr() & _UNALIGNED if BIAS in tables else 0
+    return int(bias.data_ptr()) & _UNALIGNED
 
 
 forward_kept = kept_by(forward_with)
 
 
-def _launch_of(q: Tensor, k: Tensor, v: Tensor, lse: bool, given: Given) -> _TorchLaunch:
+def _launch_of(q: Tensor, k: Tensor, v: Tensor, lse: bool, given: Given) -> TorchLaunch:
     """The launch for tensors of these shapes, strides, types and devices."""
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
         refuse_gradients({"q": q, "k": k, "v": v})
@@ -167,7 +187,7 @@ def _launch_of(q: Tensor, k: Tensor, v: Tensor, lse: bool, given: Given) -> _Tor
     # fmt: on
     found = KEPT_LAUNCHES.get(key)
     if found is None:
-        found = _new_launch(key, q, k, v, lse, given, _NO_TABLES)
+        found = _new_launch(key, q, k, v, lse, given, {})
     return found  # type: ignore[return-value]  # under such a key there is no other kind
 
 
@@ -191,19 +211,20 @@ def _make_launch(
     lse: bool,
     given: Given,
     tables: Mapping[str, Tensor],
-) -> _TorchLaunch:
+) -> TorchLaunch:
     options = options_of(given, lse=lse)
     views = [tensor_view(name, tensor) for name, tensor in zip("qkv", (q, k, v), strict=True)]
     problem = problem_of(views, options, {n: tensor_view(n, t) for n, t in tables.items()})
     launch = launch_for(gpu_device(views[0], options.backend), problem, options, views)
     copies = any(replace(view, address=0).obstacle() for view in views)
-    return _TorchLaunch(
+    return TorchLaunch(
         choice=launch.choice,
         prepared=launch.prepared,
         until=launch.until,
         ordinal=q.get_device(),
         empty_output=_maker_of_outputs(q, problem),
         lse_like=_lse_like(q, problem.layout) if lse else no_lse(q),
+        scratch_like=q.new_empty((), dtype=torch.uint8).expand(launch.prepared.scratch_bytes),
         is_direct=bool(launch.prepared.steps) and not copies,
     )
 
@@ -222,47 +243,47 @@ def _lse_like(q: Tensor, layout: str) -> Tensor:
 
 
 def _start(
-    launch: _TorchLaunch,
+    launch: TorchLaunch,
     q: Tensor,
     k: Tensor,
     v: Tensor,
     out: Tensor,
     lse: Tensor | None,
-    tables: Mapping[str, Tensor] = _NO_TABLES,
+    tables: Tables = _NO_TABLES,
 ) -> None:
     """Launches into an output that `empty_output` made: its strides follow from those of q."""
     stream = current_stream(launch.ordinal)
+    prepared = launch.prepared
     at: tuple[int, ...] = (q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr())
     if lse is not None:
         at = (*at, lse.data_ptr())
-    more = tables
-    if launch.prepared.scratch_bytes:
-        more = {**tables, **_scratch(launch, q)}
-    if more:
-        at = (*at, *[tensor.data_ptr() for tensor in more.values()])
-    if launch.is_direct and launch.prepared.start_again(at, stream):
+    if tables:
+        at = (*at, *[table.data_ptr() for table in tables if table is not None])
+    scratch = None
+    if prepared.scratch_bytes:
+        scratch = _scratch(launch)
+        at = (*at, scratch.data_ptr())
+    if launch.is_direct and prepared.start_again(at, stream):
         return
     if not launch.is_direct or (at[0] | at[1] | at[2]) & _UNALIGNED:
-        _start_on_copies(launch, (q, k, v), out, lse, stream, tables)
+        _start_on_copies(launch, (q, k, v), out, lse, stream, by_name(tables))
     else:
         # Strides are those of the launch: addresses say the rest.
-        launch.prepared.start_first(at, _call(launch, (q, k, v), out, lse, more), stream)
+        more = by_name(tables) if scratch is None else {**by_name(tables), SCRATCH: scratch}
+        prepared.start_first(at, _call(launch, (q, k, v), out, lse, more), stream)
 
 
-def _scratch(launch: _TorchLaunch, q: Tensor) -> Mapping[str, Tensor]:
+def _scratch(launch: TorchLaunch) -> Tensor:
     """Memory in which a plan's CTAs and launches hand results over, from torch's allocator."""
-    n_bytes = launch.prepared.scratch_bytes
-    if not n_bytes:
-        return _NO_TABLES
-    return {SCRATCH: torch.empty(n_bytes, dtype=torch.uint8, device=q.device)}
+    return torch.empty_like(launch.scratch_like)
 
 
 def _call(
-    launch: _TorchLaunch,
+    launch: TorchLaunch,
     inputs: tuple[Tensor, Tensor, Tensor],
     out: Tensor,
     lse: Tensor | None,
-    more: Mapping[str, Tensor] = _NO_TABLES,  # tables and scratch
+    more: Mapping[str, Tensor],  # tables and scratch
 ) -> Call:
     named = [*zip("qkvo", (*inputs, out), strict=True)] + ([] if lse is None else [("lse", lse)])
     named += more.items()
@@ -271,12 +292,12 @@ def _call(
 
 
 def _start_on_copies(
-    launch: _TorchLaunch,
+    launch: TorchLaunch,
     tensors: tuple[Tensor, Tensor, Tensor],
     out: Tensor,
     lse: Tensor | None,
     stream: int,
-    tables: Mapping[str, Tensor] = _NO_TABLES,  # and scratch that the caller brings
+    tables: Mapping[str, Tensor] = _NO_MORE,  # and scratch that the caller brings
 ) -> None:
     """Launches on the tensors, or on contiguous copies of what no kernel can read in place."""
     readable = []
@@ -289,7 +310,9 @@ def _start_on_copies(
         copied = tensor.clone(memory_format=torch.contiguous_format) if obstacle else tensor
         readable.append(copied)
     q, k, v = readable
-    more = tables if SCRATCH in tables else {**tables, **_scratch(launch, q)}
+    more = tables
+    if launch.prepared.scratch_bytes and SCRATCH not in tables:
+        more = {**tables, SCRATCH: _scratch(launch)}
     launch.prepared(_call(launch, (q, k, v), out, lse, more), stream)
 
 

@@ -14,7 +14,7 @@ from flashsmith.api.tables import ArrayTables, in_order
 from flashsmith.problem.signature import BIAS
 from flashsmith.torch_op import operator
 from flashsmith.torch_op.arguments import given_of
-from flashsmith.torch_op.cpu_kernel import TORCH_RUNS
+from flashsmith.torch_op.on_cpu import TORCH_RUNS
 from flashsmith.torch_op.tables import as_tables, expanded
 from flashsmith.torch_op.tensor_view import require_dense, tensor_view
 from flashsmith.tuner.choose.choice import Choice

@@ -9,19 +9,16 @@ takes by name those that have a backward pass, and has gradients: torch follows 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
+from importlib import import_module
+
 import torch
 from torch.compiler import is_compiling as is_compiling
 
 from flashsmith.api.tables import KEPT_TABLES
-from flashsmith.torch_op import (
-    autograd,
-    batching,
-    cpu_backward,
-    cpu_kernel,
-    cuda_backward,
-    cuda_kernel,
-    fake_kernel,
-)
+from flashsmith.base.loose_types import Foreign
+from flashsmith.torch_op import autograd, batching, cuda_kernel, fake_kernel
 from flashsmith.torch_op.arguments import schema
 
 _GIVEN = schema()
@@ -43,15 +40,33 @@ _SCHEMAS = {
     f"Tensor?[] tables, {_GIVEN}) -> (Tensor, Tensor, Tensor, Tensor)",
 }
 _BACKWARD = ("backward", "backward_with", "backward_bias")
-_MODULES = dict.fromkeys(_BACKWARD, (cuda_backward, cpu_backward))
+Operator = Callable[..., Foreign]  # of tensors and what else its schema says
+
+
+def _late(module: str, name: str) -> Operator:
+    """A function whose module is imported by its first call: a first call on a GPU has none."""
+
+    @cache
+    def found() -> Operator:
+        operator: Operator = getattr(import_module(f"flashsmith.torch_op.{module}"), name)
+        return operator
+
+    return lambda *args: found()(*args)
+
+
+def _on_devices(name: str) -> dict[str, Operator]:
+    """What computes an operator, by the keys of torch's dispatcher."""
+    if name in _BACKWARD:
+        return {"CUDA": _late("cuda_backward", name), "CPU": _late("cpu_backward", name)}
+    return {"CUDA": getattr(cuda_kernel, name), "CPU": _late("cpu_kernel", name)}
+
 
 # A Library costs 6 µs a call where the custom_op decorator costs 19 (H200 host, torch 2.11).
 _library = torch.library.Library("flashsmith", "DEF")
 for _name, _schema in _SCHEMAS.items():
-    _on_gpu, _on_cpu = _MODULES.get(_name, (cuda_kernel, cpu_kernel))
     _library.define(_name + _schema, tags=(torch.Tag.pt2_compliant_tag,))
-    _library.impl(_name, getattr(_on_gpu, _name), "CUDA")
-    _library.impl(_name, getattr(_on_cpu, _name), "CPU")
+    for _key, _operator in _on_devices(_name).items():
+        _library.impl(_name, _operator, _key)
     torch.library.register_fake(f"flashsmith::{_name}", getattr(fake_kernel, _name), lib=_library)
 
 torch.library.register_autograd(
@@ -63,7 +78,7 @@ torch.library.register_autograd(
     setup_context=autograd.keep_tables,
     lib=_library,
 )
-for _name in _MODULES:
+for _name in _BACKWARD:
     torch.library.register_autograd(
         f"flashsmith::{_name}",
         autograd.refuse_second,

@@ -159,6 +159,18 @@ def test_vote_any_tells_all_lanes_what_one_says(run_lines, lane):
     np.testing.assert_array_equal(got, np.full(32, int(lane < 32)))
 
 
+@pytest.mark.parametrize("lane", [0, 17, 31])
+def test_redux_max_tells_all_lanes_the_largest_number(run_lines, lane):
+    given = np.random.default_rng(lane).integers(-(2**31), 0, 32, np.int32)
+    given[lane] = -1
+    body = """
+    const i32 mine = reinterpret_cast<const i32*>(in)[thread];
+    reinterpret_cast<i32*>(out)[thread] = ptx::redux_max(mine);
+    """
+    got = run_lines(body, given, headers=["ptx/redux.cuh"], out_bytes=128, dtype=np.int32)
+    np.testing.assert_array_equal(got, np.full(32, -1))
+
+
 def test_predicated_stores_leave_the_rest_untouched(run_lines):
     body = """
     const bool valid = thread % 2 == 1;

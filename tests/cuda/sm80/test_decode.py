@@ -288,6 +288,35 @@ def test_launches_of_a_batch_with_too_many_tiles_are_right(device, monkeypatch):
     assert verdict.ok, verdict
 
 
+_MANY = np.sort(np.random.default_rng(2).integers(0, 90, 71))
+_MANY[5::3] = _MANY[:-5:3]
+BOUNDARIES = {
+    "falling": [0, 50, 49, 51, 20, 90],
+    "falling behind": [3, 90, 4, 60, 0, 10],
+    "outside": [-(2**31), 2**31 - 1, 0, 17, -1, 500],
+    "of no row": [40, 40, 7, 7, 0, 0],
+    "more than a warp has lanes": _MANY,
+}
+
+
+@pytest.mark.parametrize("config", CONFIGS[:2], ids=["one slice a CTA", "in turn"])
+@pytest.mark.parametrize("ends", BOUNDARIES.values(), ids=BOUNDARIES)
+def test_no_packed_row_is_of_two_sequences(config, ends, device, monkeypatch):
+    monkeypatch.setattr("flashsmith.kernels.sm80_decode.plan.MOST_COUNTERS", 80)
+    problem = AttentionProblem(
+        *(1, 6, 2, 90, 400, 64, config.dtype),
+        causal=True,
+        lse=True,
+        k_lengths=True,
+        page=16,
+        pages=40,
+        sequences=len(ends) - 1,
+    )
+    inputs = dict(inputs_of(Case("falling", problem)))
+    inputs["cu_seqlens_q"] = np.array(ends, np.int32).view(np.uint32)
+    outputs(device, config, problem, inputs)
+
+
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
 def test_kernels_that_are_chosen_first_spill_nothing(arch):
     for text in (

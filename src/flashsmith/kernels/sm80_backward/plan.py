@@ -7,23 +7,18 @@ from dataclasses import dataclass, replace
 
 from flashsmith.base.errors import ArgumentError
 from flashsmith.kernels.arguments import NO_SCORES
+from flashsmith.kernels.edges import edges_of
 from flashsmith.kernels.kernel import KernelConfig
 from flashsmith.kernels.launch import SCRATCH, Call, Launch, LaunchGeometry, Plan, scores_arg
 from flashsmith.kernels.sm80_backward.arguments import ROW_PADDING, BackwardArguments
 from flashsmith.kernels.sm80_backward.config import Sm80BackwardConfig
 from flashsmith.kernels.sm80_backward.parts import STATISTICS_BYTES
-from flashsmith.kernels.tile_list.plan import (
-    edges_of,
-    list_bytes,
-    list_launch,
-    most_tiles,
-    turned,
-)
+from flashsmith.kernels.tile_list.plan import list_launch
+from flashsmith.kernels.tile_list.sizes import list_bytes, most_tiles, turned
 from flashsmith.problem.attention import AttentionProblem
 from flashsmith.problem.needs import Needs, needs_of
 
 MAX_GRID = 2**31 - 1  # CTAs along x, on every architecture
-LOG2_E = math.log2(math.e)
 LIST_ALIGNMENT = 16  # of a list in scratch memory: entries are read 16 bytes at a time
 
 
@@ -50,15 +45,8 @@ class BackwardLaunch(Launch):
             lse=call["lse"].address,
             dlse=call["dlse"].address if "dlse" in call else 0,
             statistics=call[SCRATCH].address,
-            batch=problem.batch,
-            heads=problem.heads,
-            kv_heads=problem.kv_heads,
-            q_len=problem.q_len,
-            k_len=problem.k_len,
-            d_head=problem.d_head,
             padded_rows=padded_rows(problem),
             diagonal=edges.right,
-            scale_log2=problem.softmax_scale * LOG2_E,
             left_diagonal=edges.left,
             softcap=problem.softcap or 0.0,
             position=edges.position,

@@ -3,6 +3,7 @@
 
 #include "flashsmith/decode/kernel.cuh"
 #include "flashsmith/ptx/memory.cuh"
+#include "flashsmith/ptx/redux.cuh"
 #include "flashsmith/ptx/warp.cuh"
 
 namespace flashsmith::decode {
@@ -18,6 +19,8 @@ namespace flashsmith::decode {
 // Packed query rows: a launch takes the sequences that have from least_rows to most_rows of all
 // heads of a group. A CTA that takes one slice has sequences of one q tile; CTAs that count have
 // any, and two more at the end, without keys: rows behind the last sequence and before the first.
+// A sequence begins at the largest boundary up to its own, as in the lists of tiles: where
+// boundaries fall, no row is of two sequences.
 template <class Kernel>
 class DecodeQueue {
     static constexpr bool kLengths = Kernel::kNeeds.k_lengths;
@@ -28,7 +31,10 @@ class DecodeQueue {
 
   public:
     FS_DEVICE explicit DecodeQueue(const Args& args) : args_(args) {
-        if constexpr (kCounts) look(0);
+        if constexpr (kCounts) {
+            if constexpr (kPacked) q_before_ = largest_boundary(args_.first_batch);
+            look(0);
+        }
     }
 
     // The work of this number; false: there is none, nor, where slices are counted, of a larger
@@ -47,7 +53,8 @@ class DecodeQueue {
         if constexpr (kLengths) {
             work.k_len = length_of(sequence);
             if constexpr (kPacked) {
-                find_rows(sequence, work.q_begin, work.q_len);
+                work.q_begin = largest_boundary(work.batch + 1);
+                work.q_len = rows_of(work.batch, work.q_begin);
                 if (work.q_len == 0) return false;
             }
             const auto slices = SequenceSlices::of<Kernel::kConfig>(work.k_len);
@@ -100,16 +107,43 @@ class DecodeQueue {
         return min(max(ptx::ld_global_i32(args_.cu_seqlens_q + index), 0), args_.q_len);
     }
 
-    // The packed rows of a sequence of this launch; none where another launch takes them.
-    FS_DEVICE void find_rows(i32 item, i32& q_begin, i32& q_len) const {
-        const i32 sequence = args_.first_batch + item;
-        const bool is_sequence = sequence < args_.sequences;
-        q_begin = sequence <= args_.sequences ? boundary(sequence) : 0;
-        const i32 behind = sequence == args_.sequences ? args_.q_len : boundary(0);
-        const i32 end = is_sequence ? boundary(sequence + 1) : behind;
-        q_len = max(end - q_begin, 0);
+    // The largest of the first `count` boundaries; the same in all lanes.
+    FS_DEVICE i32 largest_boundary(i32 count) const {
+        i32 largest = 0;
+        for (i32 first = 0; first < count; first += kWarpLanes) {
+            largest = max(largest, boundary(min(first + lane(), count - 1)));
+        }
+        return ptx::redux_max(largest);
+    }
+
+    // Packed rows of a sequence that begins at `q_begin`; none where another launch takes them.
+    FS_DEVICE i32 rows_of(i32 sequence, i32 q_begin) const {
+        const i32 q_len = max(boundary(sequence + 1) - q_begin, 0);
         const i32 rows = q_len * args_.group;
-        if (is_sequence && (rows < args_.least_rows || rows > args_.most_rows)) q_len = 0;
+        return rows < args_.least_rows || rows > args_.most_rows ? 0 : q_len;
+    }
+
+    // The packed rows of this lane's item: of a sequence, or of none.
+    FS_DEVICE void find_rows(i32 item) {
+        const i32 sequence = args_.first_batch + item;
+        i32 begin = boundary(min(sequence, args_.sequences));
+        FS_UNROLL
+        for (int distance = 1; distance < kWarpLanes; distance *= 2) {
+            begin = max(begin, ptx::shfl_up(begin, distance));
+        }
+        begin = max(begin, q_before_);
+        q_before_ = ptx::shfl_idx(begin, kWarpLanes - 1);
+        q_begin_ = begin;
+        q_len_ = 0;
+        if (item >= items()) return;
+        if (sequence < args_.sequences) {
+            q_len_ = rows_of(sequence, begin);
+        } else if (sequence == args_.sequences) {
+            q_len_ = args_.q_len - begin;
+        } else {
+            q_begin_ = 0;
+            q_len_ = boundary(0);
+        }
     }
 
     // Keys of a sequence of this launch: a length ends inside the tensor.
@@ -118,14 +152,15 @@ class DecodeQueue {
         return min(max(given, 0), args_.k_len);
     }
 
-    // Reads the lengths of the sequences from `first` on.
+    static FS_DEVICE i32 lane() { return threadIdx.x % kWarpLanes; }
+
+    // Reads the lengths of the sequences from `first` on: those before have been read.
     FS_DEVICE void look(i32 first) {
-        const i32 lane = threadIdx.x % kWarpLanes;
+        const i32 lane = this->lane();
         first_ = first;
         k_len_ = slices_ = slice_keys_ = 0;
         if constexpr (kPacked) {
-            q_begin_ = q_len_ = 0;
-            if (first + lane < items()) find_rows(first + lane, q_begin_, q_len_);
+            find_rows(first + lane);
             if (first + lane < args_.batch) k_len_ = length_of(first + lane);
             const i32 tiles = tiles_of(q_len_);
             const auto slices = SequenceSlices::of<Kernel::kConfig>(k_len_, tiles);
@@ -154,7 +189,8 @@ class DecodeQueue {
     i32 k_len_ = 0;       // of this lane's sequence
     i32 slices_ = 0;      // the same
     i32 slice_keys_ = 0;  // the same
-    i32 q_begin_ = 0;     // the same, where rows are packed
+    i32 q_before_ = 0;    // largest boundary before lane 0's, where rows are packed
+    i32 q_begin_ = 0;     // of this lane's sequence, where rows are packed
     i32 q_len_ = 0;       // the same
     i32 end_ = 0;         // slices of all q tiles up to this lane's sequence
 };

@@ -92,7 +92,8 @@ class KeyBlock {
           first_key_(own.block * Kernel::kBc),
           smem_(smem),
           warp_row_(threadIdx.x / kWarpLanes * Kernel::kWarpRows),
-          sequence_(own.sequence) {
+          sequence_(own.sequence),
+          table_row_(table_row_of(own)) {
         if constexpr (Kernel::kDK) dk_.clear();
         if constexpr (Kernel::kDV) dv_.clear();
     }
@@ -239,7 +240,7 @@ class KeyBlock {
             WalkedReader(smem_ + Kernel::kQ, 0).below(place));
         [[maybe_unused]] typename Kernel::Scores bends;
         if constexpr (Kernel::Score::kChanges) {
-            change_scores<typename Kernel::Score>(args_, batch_, head, s, bends,
+            change_scores<typename Kernel::Score>(args_, table_row_, head, s, bends,
                                                   distance_from(first_row));
         }
         if constexpr (Kernel::Bias::kExists) apply_bias(s, seen, head, first_row);
@@ -372,6 +373,7 @@ class KeyBlock {
     typename Kernel::Gradient dk_;
     typename Kernel::Gradient dv_;
     const typename Owned::Sequence sequence_;
+    const u32 table_row_;
 };
 
 // Which kv block this cta owns.

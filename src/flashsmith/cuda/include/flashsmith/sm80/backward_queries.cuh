@@ -71,7 +71,8 @@ class QueryTileGradient {
           first_row_(own.block * Kernel::kBr),
           smem_(smem),
           warp_row_(threadIdx.x / kWarpLanes * Kernel::kWarpRows),
-          sequence_(own.sequence) {
+          sequence_(own.sequence),
+          table_row_(table_row_of(own)) {
         dq_.clear();
         const i64 head = static_cast<i64>(batch_) * args.heads + head_;
         const i64 row = head * args.padded_rows + warp_row() + threadIdx.x % kWarpLanes / 4;
@@ -195,7 +196,7 @@ class QueryTileGradient {
             WalkedReader(smem_ + Kernel::kK, 0).below(place));
         [[maybe_unused]] typename Kernel::Scores bends;
         if constexpr (Kernel::Score::kChanges) {
-            change_scores<typename Kernel::Score>(args_, batch_, head_, s, bends,
+            change_scores<typename Kernel::Score>(args_, table_row_, head_, s, bends,
                                                   distance_to(first_key));
         }
         if constexpr (Kernel::Bias::kExists) apply_bias(s, seen, first_key);
@@ -254,6 +255,7 @@ class QueryTileGradient {
     RowStatistics rows_[Kernel::kRowTiles][2];
     typename Kernel::Gradient dq_;
     const typename Owned::Sequence sequence_;
+    const u32 table_row_;
 };
 
 // Which q tile this cta owns.

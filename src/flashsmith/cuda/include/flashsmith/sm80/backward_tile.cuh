@@ -117,8 +117,13 @@ struct ListedBlock {
     u32 head;
     u32 block;
     Sequence sequence;
+    i32 table_row;  // of tables that have one for each sequence
     bool exists;  // a list may be shorter than the grid: the host only knows how long it is at most
 };
+
+// The row of a block's sequence in tables that have one for each.
+FS_DEVICE u32 table_row_of(const OwnedBlock& own) { return own.batch; }
+FS_DEVICE u32 table_row_of(const ListedBlock& own) { return static_cast<u32>(own.table_row); }
 
 template <bool kOfAList>
 struct OwnedOf {
@@ -147,8 +152,12 @@ FS_DEVICE ListedBlock listed_q_tile(const Args& args, u32 cta) {
     if (cta >= static_cast<u32>(list.entries) * args.heads) return {};
     i32 head;
     const ListedTile found = list.template at<kAlike>(cta, args.heads, kRows, head);
-    return {0, static_cast<u32>(head), static_cast<u32>(found.row) / kRows,
-            listed_sequence(args, found), true};
+    return {0,
+            static_cast<u32>(head),
+            static_cast<u32>(found.row) / kRows,
+            listed_sequence(args, found),
+            found.table_row(),
+            true};
 }
 
 // The kv block of a cta, from the list of kv blocks: one of q tiles in which queries and keys have
@@ -160,7 +169,12 @@ FS_DEVICE ListedBlock listed_kv_block(const Args& args, u32 cta) {
     i32 head;
     ListedTile found = list.template at<true>(cta, args.kv_heads, kRows, head);
     const u32 block = static_cast<u32>(found.row) / kRows;
-    return {0, static_cast<u32>(head), block, listed_sequence(args, transposed(found)), true};
+    return {0,
+            static_cast<u32>(head),
+            block,
+            listed_sequence(args, transposed(found)),
+            found.table_row(),
+            true};
 }
 
 }  // namespace flashsmith::sm80

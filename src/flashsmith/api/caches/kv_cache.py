@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,7 @@ import numpy as np
 from flashsmith.api.arrays import origin
 from flashsmith.api.arrays.library import Array, ArrayOrTuple
 from flashsmith.api.attention import attend
+from flashsmith.api.caches.rotary import require_appended, rotated, rotation
 from flashsmith.api.contents import require_contents
 from flashsmith.api.options import (
     CallOptions,
@@ -26,19 +27,20 @@ from flashsmith.problem.attention import FACTS
 
 _MOST_KEYS = 2**31 - 1  # that kernels count
 _WHOLE_WINDOW = (-1, -1)
+# What a call asks for beside tensors, and by which name; the last: whether an LSE is wanted.
+Asked = tuple[object, ...]
 _Shapes = tuple[tuple[int, ...], tuple[int, ...]]  # of q, and of either cache
 FEW_ROWS = 64  # of all heads of a group: what kernels for few rows divide into slices
 
 
-# Arguments of type object are only accepted when neutral.
 def flash_attn_with_kvcache(
     q: Array,
     k_cache: Array,
     v_cache: Array,
     k: Array = None,
     v: Array = None,
-    rotary_cos: object = None,
-    rotary_sin: object = None,
+    rotary_cos: Array = None,
+    rotary_sin: Array = None,
     cache_seqlens: Array = None,
     cache_batch_idx: Array = None,
     cache_leftpad: Array = None,
@@ -61,13 +63,24 @@ def flash_attn_with_kvcache(
     integer or (batch,) int32, says how many keys each sequence has; without it all rows count.
     With `k` and `v`, (batch, new rows, kv heads, d_head), the rows behind those are written in
     place first, and count. `cache_leftpad`: rows at a sequence's beginning that are padding (not in
-    pages). `cache_batch_idx` says which sequence of the cache each of q is. Masks are aligned
-    bottom-right with a sequence's own length. Nothing waits for the GPU. `num_splits` changes
-    nothing: bits follow from the request alone. Lengths and entries are clamped into the cache.
+    pages). `rotary_cos` and `rotary_sin`, (positions, half of the rotated columns), rotate the new
+    keys by where they are written and query rows alike, without a causal mask or window all at the
+    first of these. `cache_batch_idx` says which sequence of the cache each of q is. Masks are
+    aligned bottom-right with a sequence's own length. Nothing waits for the GPU. `num_splits`
+    changes nothing: bits follow from the request alone. Lengths and entries are clamped.
     """
-    if rotary_cos is not None or rotary_sin is not None:
-        _refuse_rotation("rotary_sin" if rotary_cos is None else "rotary_cos")
-    checked_flag("rotary_interleaved", rotary_interleaved)
+    asked = None
+    if (
+        (k is None and v is None and rotary_cos is None and rotary_sin is None)
+        and (cache_batch_idx is None and cache_leftpad is None and alibi_slopes is None)
+        and (out is None and workspace is None and rotary_interleaved is True)
+    ):
+        asked = _asked_of(causal, softmax_scale, window_size, softcap, return_softmax_lse)
+        if asked is not None and _run_again is not None:
+            found = _run_again(q, k_cache, v_cache, cache_seqlens, block_table, asked)
+            if found is not None:
+                return found
+    interleaved = checked_flag("rotary_interleaved", rotary_interleaved)
     shapes = _shapes_of(q, k_cache, v_cache)
     is_known = (
         cache_batch_idx is None
@@ -79,8 +92,13 @@ def flash_attn_with_kvcache(
     ops = _Operations(q, shapes[0][0])
     table = _table(ops, cache_batch_idx, block_table)
     lengths = ops.lengths("cache_seqlens", cache_seqlens)
+    turns = (rotary_cos, rotary_sin, interleaved)
     if k is not None or v is not None:
+        _require_new_rows(ops, (k_cache, v_cache), (k, v), lengths, table)
+        q, k = _rotate(ops, q, k, turns, lengths, _capacity(k_cache, table), options)
         lengths = _append(ops, q, (k_cache, v_cache), (k, v), lengths, table, options)
+    else:
+        require_appended(rotary_cos, rotary_sin)
     if is_known:
         k_cache, v_cache, lengths = *_rows(k_cache, v_cache, cache_seqlens, k), None
     tables = {
@@ -90,7 +108,49 @@ def flash_attn_with_kvcache(
         "alibi_slopes": alibi_slopes,
     }
     given = {name: array for name, array in tables.items() if array is not None}
-    return attend(q, k_cache, v_cache, options, out=out, tables=given, workspace=workspace)
+    result = attend(q, k_cache, v_cache, options, out=out, tables=given, workspace=workspace)
+    if asked is not None and ops.library == "torch":
+        _keep_launch(q, k_cache, v_cache, cache_seqlens, block_table, asked, options)
+    return result
+
+
+def _asked_of(
+    causal: object, scale: object, window: object, softcap: object, lse: object
+) -> Asked | None:
+    """What a call asks for, if each has the type that tells it from all others: True == 1 == 1.0.
+
+    None too where every call is to be checked.
+    """
+    if (
+        (type(causal) is bool and type(lse) is bool and type(softcap) is float)
+        and (scale is None or type(scale) is float)
+        and (window is _WHOLE_WINDOW or _are_sides(window))
+        and not settings.checks_calls()
+    ):
+        return "cache", causal, scale, window, softcap, lse
+    return None
+
+
+def _are_sides(window: object) -> bool:
+    return type(window) is tuple and len(window) == 2 and {type(side) for side in window} == {int}
+
+
+_run_again: Callable[[Array, Array, Array, Array, Array, Asked], ArrayOrTuple | None] | None = None
+
+
+def _keep_launch(
+    q: Array, k: Array, v: Array, lengths: Array, table: Array, asked: Asked, options: CallOptions
+) -> None:
+    """Lets the next such call run without an operator, where this one has run on a GPU."""
+    global _run_again
+    from flashsmith.torch_op.attention import is_compiling
+
+    # Inside torch.compile a name that changes would make the next call compile again.
+    if not is_compiling():
+        from flashsmith.torch_op.cache_call import keep, run_again
+
+        keep(q, k, v, lengths, table, asked, options)
+        _run_again = run_again
 
 
 def _options_of(
@@ -133,13 +193,6 @@ def _rows(k_cache: Array, v_cache: Array, length: int | None, new: Array) -> tup
         return k_cache, v_cache
     rows = max(length + (0 if new is None else int(new.shape[1])), 0)
     return k_cache[:, :rows], v_cache[:, :rows]
-
-
-def _refuse_rotation(name: str) -> None:
-    raise Unsupported(
-        f"{name} is given; flashsmith does not rotate queries and keys; rotate q and k before the "
-        f"call."
-    )
 
 
 def _shapes_of(q: Array, k_cache: Array, v_cache: Array) -> _Shapes:
@@ -325,6 +378,34 @@ def _look_into(
         require_contents(q, k_cache, options, read)
 
 
+def _capacity(k_cache: Array, table: Array) -> int:
+    """Keys that a sequence of the cache has room for."""
+    return int(k_cache.shape[1] if table is None else k_cache.shape[1] * table.shape[1])
+
+
+def _rotate(
+    ops: _Operations,
+    q: Array,
+    k: Array,
+    turns: tuple[Array, Array, bool],
+    lengths: Array,
+    capacity: int,
+    options: CallOptions,
+) -> tuple[Array, Array]:
+    """Query rows and new keys, rotated by where they stand; the same where no table is given."""
+    cos, sin, interleaved = turns
+    if cos is None and sin is None:
+        return q, k
+    checked = rotation(q, cos, sin, capacity)
+    sides = (options.fact("window_left"), options.fact("window_right"))
+    # flash-attn's rule: rows that all see the same keys stand at one position, the first.
+    is_one_place = not options.fact("causal") and sides == (None, None)
+    known = int(cos.shape[0])
+    at_q = ops.positions(lengths, 1 if is_one_place else q.shape[1], known)
+    at_k = ops.positions(lengths, k.shape[1], known)
+    return rotated(q, checked, at_q, interleaved), rotated(k, checked, at_k, interleaved)
+
+
 def _append(
     ops: _Operations,
     q: Array,
@@ -335,15 +416,13 @@ def _append(
     options: CallOptions,
 ) -> Array:
     """Writes new rows behind those that each sequence has; the lengths after it."""
-    _require_new_rows(ops, caches, new, before, table)
     k_cache, rows = caches[0], int(new[0].shape[1])
     lengths = ops.longer(before, rows)
     _look_into(q, k_cache, options, table, (before, lengths))
     if not rows:
         return lengths
     page = k_cache.shape[1]
-    capacity = page if table is None else page * table.shape[1]
-    at = ops.positions(before, rows, capacity)
+    at = ops.positions(before, rows, _capacity(k_cache, table))
     first = ops.sequences() if table is None else ops.entries(table, at // page, k_cache.shape[0])
     for cache, array in zip(caches, new, strict=True):
         cache[first, at % page] = array
