@@ -14,6 +14,7 @@ import ctypes
 import os
 import sys
 import time
+import traceback
 from functools import partial
 from itertools import pairwise
 
@@ -204,10 +205,15 @@ def answer_first() -> None:
         if child == 0:
             sys.path.insert(0, src)
             os.environ["FLASHSMITH_CACHE_DIR"] = cache
-            time_first(case)
-            sys.stdout.flush()
-            os._exit(0)
-        os.waitpid(child, 0)
+            try:
+                time_first(case)
+                sys.stdout.flush()
+                os._exit(0)
+            except BaseException:
+                traceback.print_exc()
+                os._exit(1)  # the lines that follow are its parent's
+        if os.waitpid(child, 0)[1]:
+            sys.exit(f"the first call of {src} failed")
 
 
 def time_first(case: str) -> None:
