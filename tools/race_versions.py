@@ -1,12 +1,14 @@
 """Races kernels of another version of the sources against this one's, side by side on a GPU.
 
-    python tools/race_versions.py OTHER_SRC [--shipped | --problem LEN,D,MASK] [CONFIG...] -o FILE
+    python tools/race_versions.py OTHER_SRC [--shipped | --problem LEN,D,MASK]
+        [--cache BATCH,KEYS,ROWS,HEADS,KV_HEADS,D] [CONFIG...] -o FILE
 
 For a change that leaves the arguments of kernels as they are, or adds some at the end. OTHER_SRC is
 the folder `src` of the other version, whose kernels are compiled by its own package in a child
 process. The other version is the baseline; a ratio above 1 says that this version is faster.
 Records name the hash of both, and say whether both wrote the same bits. MASK is `full` or `causal`;
 `LEN,D,MASK,ragged` makes lengths that are no multiples of a tile, narrower rows and an LSE.
+`--cache` is a problem of few rows on a cache.
 `--emulator` compares bits there, on small problems, and races nothing.
 """
 
@@ -94,6 +96,9 @@ def pairs_of(arguments) -> list:
         if ragged:
             problem = replace(problem, q_len=n - 37, k_len=n - 5, d_head=d - 8, lse=True)
         problems.append(problem)
+    for text in arguments.cache:
+        batch, k_len, q_len, heads, kv_heads, d_head = map(int, text.split(","))
+        problems.append(AttentionProblem(batch, heads, kv_heads, q_len, k_len, d_head))
     return [(parse_config(text), problem) for text in arguments.configs for problem in problems]
 
 
@@ -158,6 +163,7 @@ def main() -> None:
     parser.add_argument("configs", nargs="*")
     parser.add_argument("--shipped", action="store_true")
     parser.add_argument("--problem", action="append", default=[])
+    parser.add_argument("--cache", action="append", default=[])
     parser.add_argument("--rounds", type=int, default=21)
     parser.add_argument("--emulator", action="store_true")
     parser.add_argument("-o", dest="output", type=Path)

@@ -26,7 +26,7 @@ ArrayTables = Mapping[str, Array]  # of a call, by the names of `TABLES`
 TableViews = Mapping[str, ArrayView]
 NO_TABLES: ArrayTables = {}
 # Tables of calls that have a backward pass.
-KEPT_TABLES = ("sinks", "alibi_slopes", "cu_seqlens_q", "cu_seqlens_k")
+KEPT_TABLES = ("sinks", "alibi_slopes", "cu_seqlens_q", "cu_seqlens_k", BIAS)
 # Facts of callers that no backward kernel knows. Sinks it need not know: the log-sum-exp has all of
 # them that the gradients of q, k and v depend on.
 _WITHOUT_GRADIENT = [n for n in CALL_FACTS.values() if FACTS[n].exact and n != "softcap"]

@@ -50,7 +50,7 @@ def _backward(
     rounded as if it were that. The largest of a row counts.
     """
     wide = {name: array.astype(np.float64) for name, array in inputs.items()}
-    squares = {name: truth[name] ** 2 for name in ("dq", "dk", "dv")}
+    squares = {name: gradient**2 for name, gradient in truth.items()}
     scale = problem.softmax_scale
     for at in sequences_of(problem, inputs):
         b, rows, keys = at.batch, at.rows, at.keys
@@ -68,6 +68,9 @@ def _backward(
             squares["dq"][b, rows, h] += scale**2 * of_row
             squares["dk"][b, keys, kv] += scale**2 * ((ds2 + p2 * head.slope**2 * from_o).T @ q**2)
             squares["dv"][b, keys, kv] += p2.T @ do**2
+            if problem.dbias:
+                own = b % problem.bias_sequences, h % problem.bias_heads
+                squares["dbias"][own] += head.of_scores**2 + p2 * from_o
     return {name: _row_scale(np.sqrt(square)) for name, square in squares.items()}
 
 

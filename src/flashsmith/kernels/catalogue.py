@@ -59,6 +59,7 @@ PARTS = Catalogue(
     "backward bwd_delta sm80_backward.parts Sm80DeltaConfig",
     "backward bwd_dkv sm80_backward.parts Sm80KeyGradientsConfig",
     "backward bwd_dq sm80_backward.parts Sm80QueryGradientsConfig",
+    "backward bwd_dbias sm80_backward.parts Sm80BiasGradientConfig",
     "backward hopper_bwd_rows sm90_backward.parts Sm90RowsConfig",
     "backward hopper_bwd_tiles sm90_backward.parts Sm90TilesConfig",
     "backward hopper_bwd_dq sm90_backward.parts Sm90ConvertConfig",

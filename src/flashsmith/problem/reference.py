@@ -40,8 +40,9 @@ def reference(problem: AttentionProblem, inputs: Arrays) -> dict[str, F64]:
         if name in roles
     }
     found = _OPERATIONS[problem.operation](problem, given)
+    rows = [role.name for role in signature_of(problem).tensors if role.is_rows]
     return {
-        name: array if array.ndim == 3 else _problem_layout(problem, array)
+        name: _problem_layout(problem, array) if name in rows else array
         for name, array in found.items()
     }
 
@@ -97,8 +98,13 @@ class HeadGradients:
     """What lies between one query head's inputs and its gradients: matrices of q_len x k_len."""
 
     p: F64  # the softmax
-    ds: F64  # gradient of the scaled products
+    of_scores: F64  # gradient of what the softmax takes
     slope: F64  # of the scores over the scaled products
+
+    @property
+    def ds(self) -> F64:
+        """Gradient of the scaled products."""
+        return self.of_scores * self.slope
 
 
 def head_gradients(
@@ -109,12 +115,13 @@ def head_gradients(
     o, lse = _one_head(q, k, v, mask, problem, numbers)
     products, seen = q @ k.T, mask.visible()
     scores, slope = score(problem, products, mask, numbers), score_slope(problem, products)
+    seen &= ~np.isneginf(scores)  # what a bias hides
     with np.errstate(invalid="ignore"):  # -inf - -inf, in rows that see no key
         p = np.where(seen, np.exp(scores - lse[:, None]), 0.0)
     delta = (do * o).sum(axis=1)
     if problem.dlse:
         delta = delta - one["dlse"]
-    return HeadGradients(p, p * (do @ v.T - delta[:, None]) * slope, slope)
+    return HeadGradients(p, p * (do @ v.T - delta[:, None]), slope)
 
 
 def _forward(problem: AttentionProblem, given: Mapping[str, F64]) -> dict[str, F64]:
@@ -134,6 +141,7 @@ def _forward(problem: AttentionProblem, given: Mapping[str, F64]) -> dict[str, F
 
 def _backward(problem: AttentionProblem, given: Mapping[str, F64]) -> dict[str, F64]:
     dq, dk, dv = (np.zeros_like(given[name]) for name in "qkv")
+    dbias = np.zeros((problem.bias_sequences, problem.bias_heads, problem.q_len, problem.k_len))
     scale = problem.softmax_scale
     for at in sequences_of(problem, given):
         b, rows, keys = at.batch, at.rows, at.keys
@@ -148,7 +156,9 @@ def _backward(problem: AttentionProblem, given: Mapping[str, F64]) -> dict[str, 
             dq[b, h, rows] = head.ds @ one["k"] * scale
             dk[b, kv, keys] += head.ds.T @ one["q"] * scale
             dv[b, kv, keys] += head.p.T @ one["do"]
-    return {"dq": dq, "dk": dk, "dv": dv}
+            if problem.dbias:
+                dbias[b % len(dbias), h % dbias.shape[1]] += head.of_scores
+    return {"dq": dq, "dk": dk, "dv": dv} | ({"dbias": dbias} if problem.dbias else {})
 
 
 _OPERATIONS: dict[str, Callable[[AttentionProblem, Mapping[str, F64]], dict[str, F64]]] = {

@@ -138,6 +138,12 @@ BACKWARD = Signature(
         TensorRole("dq", "heads", "q_len", is_output=True),
         TensorRole("dk", "kv_heads", "k_len", is_output=True),
         TensorRole("dv", "kv_heads", "k_len", is_output=True),
+        TensorRole(
+            "dbias",
+            of=("bias_sequences", "bias_heads", "q_len", "k_len"),
+            asked_by="dbias",
+            is_output=True,
+        ),
     ),
 )
 SIGNATURES = {signature.operation: signature for signature in (FORWARD, BACKWARD)}

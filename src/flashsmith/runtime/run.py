@@ -218,6 +218,10 @@ def fill_empty(device: Device, problem: AttentionProblem, call: Call, stream: in
             device.fill(at.address, MINUS_INFINITY, math.prod(shape), stream=stream)
             continue
         n_bytes = role.element_bytes(problem)
+        if role.of:  # without gaps
+            if math.prod(shape):
+                device.fill(at.address, 0, math.prod(shape), stream=stream)
+            continue
         batches, rows, heads, d_head = shape
         for batch in range(batches):
             for head in range(heads):

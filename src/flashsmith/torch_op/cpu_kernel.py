@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -158,13 +159,19 @@ def _emulate(
     others: tuple[ArrayView, ...] = (),
 ) -> tuple[Tensor, Tensor | None]:
     q = tensors["q"]
-    bits = {name: t.detach().view(_BITS[t.element_size()]).numpy() for name, t in tensors.items()}
+    bits = {name: bits_of(tensor) for name, tensor in tensors.items()}
     found, _ = attend_bits(
         host_device("emulator"), problem, bits, options, workspace=workspace, others=others
     )
     out = _like_real(torch.from_numpy(found["o"]).view(q.dtype), q)
     lse = torch.from_numpy(found["lse"].view(np.float32)) if problem.lse else None
     return out, lse
+
+
+def bits_of(tensor: Tensor) -> NDArray[Any]:
+    """The bits of a tensor as unsigned integers of its elements' size; no copy."""
+    bits: NDArray[Any] = tensor.detach().view(_BITS[tensor.element_size()]).numpy()
+    return bits
 
 
 def _by_matrices(

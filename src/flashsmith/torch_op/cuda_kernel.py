@@ -145,9 +145,8 @@ def key_with(
 ) -> Hashable:
     """What the launch of a call with tables follows from."""
     of_tables = [t if t is None else (t.shape, t.stride(), t.dtype, t.device) for t in tables]
-    # How a bias begins decides whether its keys are read by pairs.
     bias = tables[_BIAS] if len(tables) > _BIAS else None
-    begins = 0 if bias is None else bias.data_ptr() & _UNALIGNED
+    begins = 0 if bias is None else begins_of(bias)
     return (
         *(q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride(), q.dtype, k.dtype),
         *(v.dtype, q.device, k.device, v.device, lse, given, begins),
@@ -166,6 +165,11 @@ def _launch_with(
     if found is None:
         found = _new_launch(key, q, k, v, lse, given, by_name(tables))
     return found  # type: ignore[return-value]  # under such a key there is no other kind
+
+
+def begins_of(bias: Tensor) -> int:
+    """How a bias begins decides whether its keys are read by pairs."""
+    return int(bias.data_ptr()) & _UNALIGNED
 
 
 forward_kept = kept_by(forward_with)

@@ -4,6 +4,7 @@
 those that it does not bring (the last ones may be left away), and returns an LSE without elements
 where none is asked for. `forward_into` does the same in memory of the caller's. `forward_kept`
 takes by name those that have a backward pass, and has gradients: torch follows no list with gaps.
+`backward_bias` gives the gradient of the bias as its fourth.
 """
 
 from __future__ import annotations
@@ -35,8 +36,10 @@ _SCHEMAS = {
     " -> (Tensor, Tensor, Tensor)",
     "backward_with": f"(Tensor do, {_TENSORS}, Tensor o, Tensor lse, Tensor? dlse, "
     f"Tensor?[] tables, {_GIVEN}) -> (Tensor, Tensor, Tensor)",
+    "backward_bias": f"(Tensor do, {_TENSORS}, Tensor o, Tensor lse, Tensor? dlse, "
+    f"Tensor?[] tables, {_GIVEN}) -> (Tensor, Tensor, Tensor, Tensor)",
 }
-_BACKWARD = ("backward", "backward_with")
+_BACKWARD = ("backward", "backward_with", "backward_bias")
 Operator = Callable[..., Foreign]  # of tensors and what else its schema says
 
 
@@ -90,6 +93,7 @@ _RULES = {
     "forward_kept": batching.one_by_one,
     "backward": batching.folded,
     "backward_with": batching.one_by_one,
+    "backward_bias": batching.one_by_one,
 }
 for _name, _rule in _RULES.items():
     _call = getattr(torch.ops.flashsmith, _name).default
@@ -109,4 +113,5 @@ forward_into = torch.ops.flashsmith.forward_into.default
 forward_kept = torch.ops.flashsmith.forward_kept.default
 backward = torch.ops.flashsmith.backward.default
 backward_with = torch.ops.flashsmith.backward_with.default
+backward_bias = torch.ops.flashsmith.backward_bias.default
 refuse = torch.ops.flashsmith.refuse.default

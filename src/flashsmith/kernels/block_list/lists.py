@@ -32,7 +32,7 @@ class BlockLists:
     @property
     def lines(self) -> int:
         """One for each q tile of each mask: sequences and heads that share one share its lines."""
-        return self._sequences * self.heads * self.q_tiles
+        return self.problem.bias_sequences * self.heads * self.q_tiles
 
     def arg(self, call: Call) -> TensorArg:
         """Where a kernel finds it."""
@@ -41,19 +41,15 @@ class BlockLists:
         matrix = self.q_tiles * self._line
         return TensorArg(
             call[SCRATCH].address,
-            self.heads * matrix if self._sequences > 1 else 0,
+            self.heads * matrix if self.problem.bias_sequences > 1 else 0,
             self._line,
             matrix if self.heads > 1 else 0,
         )
 
     @property
-    def _sequences(self) -> int:
-        return 1 if self.problem.bias_shared in ("batch", "both") else self.problem.batch
-
-    @property
     def heads(self) -> int:
         """That have a mask of their own."""
-        return 1 if self.problem.bias_shared in ("heads", "both") else self.problem.heads
+        return self.problem.bias_heads
 
     @property
     def q_tiles(self) -> int:

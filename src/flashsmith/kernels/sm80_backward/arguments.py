@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from flashsmith.kernels.arguments import Arguments, TensorArg, argument
+from flashsmith.kernels.arguments import Arguments, ScoresArg, TensorArg, argument
 
 ROW_PADDING = 128  # query rows of a head in scratch: a multiple of every tile of rows
 
@@ -41,3 +41,9 @@ class BackwardArguments(Arguments):
     q_list: int = argument("u64", "scratch: q tiles of packed sequences; or 0")
     k_list: int = argument("u64", "scratch: kv blocks of packed sequences; or 0")
     alibi_slopes: int = argument("float*", "(sequences, heads); or null")
+    bias: ScoresArg = argument("ScoresArg", "(batch, heads, q_len, k_len)", is_last=True)
+    dbias: int = argument(
+        "float*", "(bias_sequences, bias_heads, q_len, k_len), contiguous; or null", is_last=True
+    )
+    bias_sequences: int = argument("i32", "that have a bias of their own", is_last=True)
+    bias_heads: int = argument("i32", "likewise, of a sequence", is_last=True)

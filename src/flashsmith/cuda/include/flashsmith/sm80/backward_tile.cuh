@@ -71,6 +71,27 @@ FS_DEVICE void store_gradient(const Accumulator<kRowTiles, kColTiles>& acc, floa
     }
 }
 
+// Removes keys that rows of a warp do not see, and those beyond the sequence.
+template <class Mask, int kRowTiles, int kColTiles, class Sequence>
+FS_DEVICE void hide_keys(Accumulator<kRowTiles, kColTiles>& s, const Sequence& sequence,
+                         const i32& first_row, const i32& warp_row, i32 first_key) {
+    const i32 lane = threadIdx.x % kWarpLanes;
+    FS_UNROLL
+    for (int i = 0; i < kRowTiles; ++i) {
+        FS_UNROLL
+        for (int half = 0; half < 2; ++half) {
+            const i32 row = first_row + warp_row + i * kMatrixSpan + half * 8 + lane / 4;
+            const i32 seen = Mask::seen_by(sequence, row);
+            hide_columns_of_row<0, 4 * kColTiles>(s.row_tile(i), half,
+                                                  seen - first_key - lane % 4 * 2);
+            if constexpr (Mask::kHasLeft) {
+                const i32 first = Mask::first_seen(sequence, row);
+                hide_columns_before(s.row_tile(i), half, first - first_key - lane % 4 * 2);
+            }
+        }
+    }
+}
+
 // Which block of rows of which head a cta owns: all blocks of a head, then the next head. Where
 // they have uneven work, as under a causal mask: block by block over all heads, most work first.
 struct OwnedBlock {
