@@ -10,13 +10,13 @@ from flashsmith.base.late_names import late_names
 if TYPE_CHECKING:
     from flashsmith.api.ahead.warmup import Warmed, warmup
     from flashsmith.api.attention import flash_attention
+    from flashsmith.api.caches.kv_cache import flash_attn_with_kvcache
     from flashsmith.api.dropins import (
         flash_attn_func,
         flash_attn_varlen_func,
         scaled_dot_product_attention,
     )
     from flashsmith.api.gradients import flash_attention_backward
-    from flashsmith.api.kv_cache import flash_attn_with_kvcache
     from flashsmith.api.notices import FlashsmithWarning
     from flashsmith.api.stacked import (
         flash_attn_kvpacked_func,
@@ -59,7 +59,7 @@ _LAZY = {
     "flash_attn_varlen_func": "flashsmith.api.dropins",
     "flash_attn_varlen_kvpacked_func": "flashsmith.api.stacked",
     "flash_attn_varlen_qkvpacked_func": "flashsmith.api.stacked",
-    "flash_attn_with_kvcache": "flashsmith.api.kv_cache",
+    "flash_attn_with_kvcache": "flashsmith.api.caches.kv_cache",
     "get_autotuning_kernel_configs": "flashsmith.kernels",
     "get_kernel_configs": "flashsmith.kernels",
     "get_kernel_progression_configs": "flashsmith.kernels",

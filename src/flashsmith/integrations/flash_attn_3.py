@@ -6,9 +6,9 @@ import inspect
 from collections.abc import Callable, Mapping
 
 from flashsmith.api.arrays.library import ArrayOrTuple
+from flashsmith.api.caches.kv_cache import flash_attn_with_kvcache as cached
 from flashsmith.api.dropins import flash_attn_func as dense
 from flashsmith.api.dropins import flash_attn_varlen_func as packed
-from flashsmith.api.kv_cache import flash_attn_with_kvcache as cached
 from flashsmith.base.errors import ArgumentTypeError, Unsupported
 from flashsmith.base.loose_types import Foreign
 

@@ -10,6 +10,7 @@ import numpy as np
 from flashsmith.api.arrays import origin
 from flashsmith.api.arrays.library import Array, ArrayOrTuple
 from flashsmith.api.attention import attend
+from flashsmith.api.caches.rotary import require_appended, rotated, rotation
 from flashsmith.api.contents import require_contents
 from flashsmith.api.options import (
     CallOptions,
@@ -18,7 +19,6 @@ from flashsmith.api.options import (
     checked_options,
     common_options,
 )
-from flashsmith.api.rotary import require_appended, rotated, rotation
 from flashsmith.api.tables import window_sides
 from flashsmith.base import settings
 from flashsmith.base.errors import ArgumentError, ArgumentTypeError, Unsupported
