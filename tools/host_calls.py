@@ -14,8 +14,10 @@ import ctypes
 import os
 import sys
 import time
+import traceback
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 
 MMA = "(BF16, 128, 128, 64, 4): async+eager+swizzled+load_2_2_2_tiles+buffer+opt_softmax"
 STAND_IN = os.environ.get("STAND_IN", "")
@@ -204,13 +206,20 @@ def answer_first() -> None:
         if child == 0:
             sys.path.insert(0, src)
             os.environ["FLASHSMITH_CACHE_DIR"] = cache
-            time_first(case)
-            sys.stdout.flush()
-            os._exit(0)
-        os.waitpid(child, 0)
+            status = 1
+            try:
+                time_first(src, case)
+                status = 0
+            finally:  # the lines that follow are its parent's
+                if status:
+                    traceback.print_exc()
+                sys.stdout.flush()
+                os._exit(status)
+        if os.waitpid(child, 0)[1]:
+            sys.exit(f"the first call of {src} failed")
 
 
-def time_first(case: str) -> None:
+def time_first(src: str, case: str) -> None:
     """Seconds of the import, the first call and the second, in this process."""
     import torch
 
@@ -227,6 +236,8 @@ def time_first(case: str) -> None:
         flash_attention(q, q, q, causal=True, **FIRST[case])
         wait(torch)
         times.append(clock())
+    if not Path(sys.modules["flashsmith"].__file__).is_relative_to(src):
+        raise ImportError(f"flashsmith was found elsewhere than in {src}")
     print("|".join(str(end - start) for start, end in pairwise(times)))
 
 
