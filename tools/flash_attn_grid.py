@@ -80,6 +80,7 @@ GRIDS = {
         "local": (False, True),
         "causal": (False, True),
         "rotary": (0.0, 0.0, 0.5, 1.0),
+        "interleaved": (False, True),
         "page": (0, 16, 256),
         "leftpad": (False, False, True),
         "batch_idx": (False, True),
@@ -164,6 +165,7 @@ class Case:
         self.dtype = getattr(torch, p["dtype"])
         self.heads, self.kv_heads = p["heads"]
         self.rows, self.keys = p["lengths"]
+        self.interleaved = bool(p.get("interleaved"))
         self.window = (-1, -1)
         if p["local"]:
             self.window = tuple(self.draw.randrange(self.keys) for _ in range(2))
@@ -197,10 +199,14 @@ class Case:
 
 def worst(found, truth, same) -> float:
     """How many times as far off as the same precision is, which may be exact, and half a digit."""
+    if not truth.numel():
+        return 0.0
     far = (found.double() - truth).abs().max().item()
     digit = torch.finfo(same.dtype).eps * truth.abs().max().item()
     allowed = (same.double() - truth).abs().max().item() + digit / 2
-    return far / allowed if math.isfinite(far) else math.inf
+    if not far:  # all numbers may be zeros
+        return 0.0
+    return far / allowed if math.isfinite(far) and allowed else math.inf
 
 
 def with_gradients(inputs, call, truths) -> float:
@@ -312,13 +318,28 @@ def paged(case: Case, keys, values):
     return *pages, pool
 
 
+def turned(x, first: int, case: Case, options: dict):
+    """Rows of one sequence, rotated from position `first` on, or all there if they see the same."""
+    at = torch.arange(len(x), device=WHERE) + first
+    if not options["causal"] and case.window == (-1, -1):
+        at = torch.full_like(at, first)
+    cos, sin = (options[name].double()[at][:, None] for name in ("rotary_cos", "rotary_sin"))
+    found, half = x.double(), cos.shape[-1]
+    a, b = slice(0, half), slice(half, 2 * half)
+    if case.interleaved:
+        a, b = slice(0, 2 * half, 2), slice(1, 2 * half, 2)
+    z = torch.complex(found[..., a], found[..., b]) * torch.complex(cos, sin)
+    found[..., a], found[..., b] = z.real, z.imag
+    return found.to(x.dtype)
+
+
 def cached(case: Case) -> float:
     """`flash_attn_with_kvcache`."""
     p, batch, d = case.p, 2, case.p["d"]
     slopes = case.slopes(batch)
     new = case.draw.choice((case.rows, max(case.rows // 2, 1))) if p["new"] else 0
     room = case.keys
-    most = max(room - new, 1)
+    most = room - new
     lengths = lengths_of(case, batch, most, max(most - 100, 1) if new == 0 else 0)
     pads = [0] * batch
     if p["leftpad"]:
@@ -326,6 +347,7 @@ def cached(case: Case) -> float:
     q = case.tensor(batch, case.rows, case.heads, d)
     full = [[case.tensor(n + new, case.kv_heads, d) for n in lengths] for _ in "kv"]
     options = case.options(slopes) | {"num_splits": p["num_splits"]}
+    options["rotary_interleaved"] = case.interleaved
     index = None
     if p["page"]:
         old = [[x[:n] for x, n in zip(f, lengths, strict=True)] for f in full]
@@ -347,23 +369,30 @@ def cached(case: Case) -> float:
         options["cache_batch_idx"] = index
     if p["leftpad"]:
         options["cache_leftpad"] = torch.tensor(pads, dtype=torch.int32, device=WHERE)
-    if p["rotary"]:
+    if p["rotary"] and new:  # flash-attn rotates where rows are appended
         width = int(p["rotary"] * d) // 16 * 16
         options |= {
-            name: torch.randn(room, width // 2, device=WHERE, dtype=case.dtype)
+            name: torch.randn(2 * room + 256, width // 2, device=WHERE, dtype=case.dtype)
             for name in ("rotary_cos", "rotary_sin")
         }
+    q_rotated, rotates = q, bool(new and p["rotary"])
     if new:
         options["k"], options["v"] = (
             torch.stack([x[n:] for x, n in zip(f, lengths, strict=True)]) for f in full
         )
+    if rotates:
+        q_rotated = torch.stack(
+            [turned(x, n, case, options) for x, n in zip(q, lengths, strict=True)]
+        )
+        for x, n in zip(full[0], lengths, strict=True):
+            x[n:] = turned(x[n:], n, case, options | {"causal": True})
     out = flashsmith.flash_attn_with_kvcache(
         *(q, k_cache, v_cache),
         cache_seqlens=torch.tensor(lengths, dtype=torch.int32, device=WHERE),
         **options,
     )
     seen = [[x[pad:] for x, pad in zip(f, pads, strict=True)] for f in full]
-    truth, same = case.truths([*zip(q, *seen, strict=True)], slopes)
+    truth, same = case.truths([*zip(q_rotated, *seen, strict=True)], slopes)
     return worst(out.reshape(truth.shape), truth, same) / 2
 
 

@@ -1,7 +1,8 @@
 """Calls whose host time is measured, in the version of flashsmith that this process imports.
 
     python tools/host_calls.py warm    reads `CASE CALLS` lines, prints microseconds a call
-    python tools/host_calls.py first CASE    prints seconds of the import and of two calls
+    python tools/host_calls.py first   reads `SRC|CACHE|CASE` lines, prints seconds of the import
+                                       and of two calls, in a process that has torch and no more
 
 A child of race_host.py: old versions run it too, so it uses public names alone. With the path of a
 stand-in driver in STAND_IN, tensors of the CPU are said to lie on a GPU, and nothing is computed.
@@ -22,8 +23,8 @@ WHERE = "cpu" if STAND_IN else "cuda"
 
 
 def use_stand_in() -> None:
-    """Gives the package a driver that does nothing; before torch is imported."""
-    import flashsmith  # noqa: F401  # without torch: its operators are not yet registered
+    """Gives the package a driver that does nothing; before an operator is called."""
+    import flashsmith  # noqa: F401
 
     try:
         from flashsmith.runtime.cuda import driver
@@ -198,29 +199,48 @@ FIRST = {
 }
 
 
-def answer_first(case: str) -> None:
+def answer_first() -> None:
+    """Has a child of its own for every line: torch is imported once, and nothing of flashsmith."""
+    import numpy  # noqa: F401
+    import torch  # noqa: F401  # it starts no CUDA: a child may
+
+    print("ready", flush=True)
+    for line in sys.stdin:
+        src, cache, case = line.strip().split("|")
+        child = os.fork()
+        if child == 0:
+            sys.path.insert(0, src)
+            os.environ["FLASHSMITH_CACHE_DIR"] = cache
+            time_first(case)
+            sys.stdout.flush()
+            os._exit(0)
+        os.waitpid(child, 0)
+
+
+def time_first(case: str) -> None:
     """Seconds of the import, the first call and the second, in this process."""
-    if not STAND_IN:
-        import numpy  # noqa: F401
     import torch
 
+    clock = time.process_time if STAND_IN else time.perf_counter  # of a machine that may be busy
     q = torch.ones(2, 1000, 8, 128, dtype=torch.bfloat16, device=WHERE)
     wait(torch)
-    times = [time.perf_counter()]
+    times = [clock()]
+    if STAND_IN:
+        use_stand_in()
     from flashsmith import flash_attention
 
-    times.append(time.perf_counter())
+    times.append(clock())
     for _ in range(2):
         flash_attention(q, q, q, causal=True, **FIRST[case])
         wait(torch)
-        times.append(time.perf_counter())
+        times.append(clock())
     print("|".join(str(end - start) for start, end in pairwise(times)))
 
 
 if __name__ == "__main__":
-    if STAND_IN:
-        use_stand_in()
     if sys.argv[1] == "warm":
+        if STAND_IN:
+            use_stand_in()
         answer_warm()
     else:
-        answer_first(sys.argv[2])
+        answer_first()

@@ -5,9 +5,10 @@
 OTHER_SRC is the folder `src` of the other version; its parent's name is written into the records
 (`git archive 715865e src | tar -x -C out/715865e`). Three processes live at the same time: one of
 the other version and two of this one, the second being the control. A round asks each for every
-call in turn; ratios are of one round. First calls are of fresh processes, in turns, each version
-with a kernel cache of its own. A minute on a GPU machine; with `--stand-in` no GPU is needed: a
-driver that does nothing takes its place (docs/measuring.md).
+call in turn; ratios are of one round. First calls (`--parts first`, 20 s on a GPU machine) are of
+processes that have imported torch and nothing of flashsmith, in turns, each version with a kernel
+cache of its own; the import counts. With `--stand-in` no GPU is needed: a driver that does nothing
+takes its place (docs/measuring.md).
 """
 
 from __future__ import annotations
@@ -28,9 +29,10 @@ from flashsmith.runtime.devices import default_device
 OWN_SRC = Path(__file__).resolve().parents[1] / "src"
 CALLS = Path(__file__).with_name("host_calls.py")
 DRIVER = Path(__file__).with_name("standin_driver.c")
+CACHE = "FLASHSMITH_CACHE_DIR"
 OTHER, THIS, CONTROL = "other version", "this version", "this version again"
 SDPA = {False: "torch sdpa", True: "torch sdpa decode"}  # whether a call is one on a cache
-FIRST_ROUNDS = 3
+FIRST_ROUNDS = 7
 
 
 @dataclass(frozen=True)
@@ -40,11 +42,12 @@ class Version:
     src: Path
     changes: dict[str, str]
 
-    def start(self, *arguments: str) -> subprocess.Popen:
-        """A process of host_calls.py that imports this version."""
+    def start(self, part: str, path: str | None = None) -> subprocess.Popen:
+        """A process of host_calls.py that imports this version, or what `path` has."""
+        found = str(self.src) if path is None else path
         return subprocess.Popen(
-            [sys.executable, str(CALLS), *arguments],
-            env=settings.child_environment({**self.changes, "PYTHONPATH": str(self.src)}),
+            [sys.executable, str(CALLS), part],
+            env=settings.child_environment({**self.changes, "PYTHONPATH": found}),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -80,10 +83,15 @@ def warm(versions: dict[str, Version], rounds: int, calls: int) -> dict[str, dic
 def first(versions: dict[str, Version], case: str) -> dict[str, list[list[float]]]:
     """Seconds of the import, the first and the second call; the caches are empty at first."""
     found: dict[str, list[list[float]]] = {name: [] for name in versions}
+    parent = next(iter(versions.values())).start("first", path="")
+    parent.stdout.readline()
     for _ in range(1 + FIRST_ROUNDS):
         for name, version in versions.items():
-            out, _ = version.start("first", case).communicate()
-            found[name].append([float(text) for text in out.strip().split("|")])
+            parent.stdin.write(f"{version.src}|{version.changes[CACHE]}|{case}\n")
+            parent.stdin.flush()
+            found[name].append([float(text) for text in parent.stdout.readline().split("|")])
+    parent.stdin.close()
+    parent.wait()
     return found
 
 
@@ -118,8 +126,12 @@ def warm_results(times: dict[str, dict[str, list]]) -> list[dict]:
 
 
 def first_results(case: str, seconds: dict[str, list[list[float]]]) -> list[dict]:
-    """A result for each version: with an empty cache once, and medians with a warm one."""
+    """A result for each version: with an empty cache once, and medians with a warm one.
+
+    `of_other` is of the import and the first call together: what one needs, the other has not done.
+    """
     results = []
+    wholes = {name: [sum(times[:2]) for times in kept] for name, (_, *kept) in seconds.items()}
     for name, (empty, *kept) in seconds.items():
         medians = [statistics.median(column) for column in zip(*kept, strict=True)]
         results.append(
@@ -130,6 +142,9 @@ def first_results(case: str, seconds: dict[str, list[list[float]]]) -> list[dict
                 "first_call_s": medians[1],
                 "second_call_s": medians[2],
                 "least_first_call_s": min(column[1] for column in kept),
+                "import_and_first_call_s": statistics.median(wholes[name]),
+                "of_other": ratio(wholes[name], wholes[OTHER]),
+                "least_of_other": min(wholes[name]) / min(wholes[OTHER]),
                 "processes": len(kept),
             }
         )
@@ -154,13 +169,14 @@ def main() -> None:
     parser.add_argument("-o", dest="output", type=Path)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        made: dict[str, str] = {}
+        # Modules are compiled by the first process alone, as an installation has them.
+        made = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": f"{folder}/bytecode"}
         if arguments.stand_in:
-            made = {"STAND_IN": f"{folder}/driver.so"}
+            made["STAND_IN"] = f"{folder}/driver.so"
             build = ["cc", "-O2", "-w", "-shared", "-fPIC", str(DRIVER), "-o", made["STAND_IN"]]
             subprocess.run(build, check=True)
         versions = {
-            name: Version(src, {**made, "FLASHSMITH_CACHE_DIR": f"{folder}/{src.parent.name}"})
+            name: Version(src, {**made, CACHE: f"{folder}/{src.parent.name}"})
             for name, src in (
                 (OTHER, arguments.other.resolve()),
                 (THIS, OWN_SRC),
@@ -176,9 +192,8 @@ def measured(versions: dict[str, Version], arguments) -> list[tuple[str, dict]]:
     """What came out, part by part; printed as it comes."""
     results = []
     if "first" in arguments.parts:
-        two = {name: versions[name] for name in (OTHER, THIS)}
         for case in arguments.first:
-            results += [("first call", r) for r in first_results(case, first(two, case))]
+            results += [("first call", r) for r in first_results(case, first(versions, case))]
     if "warm" in arguments.parts:
         times = warm(versions, arguments.rounds, arguments.calls)
         results += [("warm call", r) for r in warm_results(times)]

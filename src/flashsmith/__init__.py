@@ -2,29 +2,21 @@
 
 import sys
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from flashsmith.base.dtypes import DType
-from flashsmith.kernels import (
-    FlashForwardKernelConfig,
-    get_autotuning_kernel_configs,
-    get_kernel_configs,
-    get_kernel_progression_configs,
-    get_kernels_to_build,
-    parse_kernel_name_into_config,
-    should_autotune_config,
-)
+from flashsmith.base.late_names import late_names
 
 if TYPE_CHECKING:
     from flashsmith.api.ahead.warmup import Warmed, warmup
     from flashsmith.api.attention import flash_attention
+    from flashsmith.api.caches.kv_cache import flash_attn_with_kvcache
     from flashsmith.api.dropins import (
         flash_attn_func,
         flash_attn_varlen_func,
         scaled_dot_product_attention,
     )
     from flashsmith.api.gradients import flash_attention_backward
-    from flashsmith.api.kv_cache import flash_attn_with_kvcache
     from flashsmith.api.notices import FlashsmithWarning
     from flashsmith.api.stacked import (
         flash_attn_kvpacked_func,
@@ -33,6 +25,15 @@ if TYPE_CHECKING:
         flash_attn_varlen_qkvpacked_func,
     )
     from flashsmith.api.workspace import workspace_bytes
+    from flashsmith.kernels import (
+        FlashForwardKernelConfig,
+        get_autotuning_kernel_configs,
+        get_kernel_configs,
+        get_kernel_progression_configs,
+        get_kernels_to_build,
+        parse_kernel_name_into_config,
+        should_autotune_config,
+    )
     from flashsmith.problem.attention import AttentionProblem
     from flashsmith.tuner.choose.choice import Choice, choose
     from flashsmith.tuner.run.machines import Machines
@@ -44,6 +45,7 @@ __version__ = "0.1.0"
 _LAZY = {
     "AttentionProblem": "flashsmith.problem.attention",
     "Choice": "flashsmith.tuner.choose.choice",
+    "FlashForwardKernelConfig": "flashsmith.kernels",
     "FlashsmithWarning": "flashsmith.api.notices",
     "Machines": "flashsmith.tuner.run.machines",
     "Tuned": "flashsmith.tuner.run.tune",
@@ -57,8 +59,14 @@ _LAZY = {
     "flash_attn_varlen_func": "flashsmith.api.dropins",
     "flash_attn_varlen_kvpacked_func": "flashsmith.api.stacked",
     "flash_attn_varlen_qkvpacked_func": "flashsmith.api.stacked",
-    "flash_attn_with_kvcache": "flashsmith.api.kv_cache",
+    "flash_attn_with_kvcache": "flashsmith.api.caches.kv_cache",
+    "get_autotuning_kernel_configs": "flashsmith.kernels",
+    "get_kernel_configs": "flashsmith.kernels",
+    "get_kernel_progression_configs": "flashsmith.kernels",
+    "get_kernels_to_build": "flashsmith.kernels",
+    "parse_kernel_name_into_config": "flashsmith.kernels",
     "scaled_dot_product_attention": "flashsmith.api.dropins",
+    "should_autotune_config": "flashsmith.kernels",
     "tune": "flashsmith.tuner.run.tune",
     "warmup": "flashsmith.api.ahead.warmup",
     "workspace_bytes": "flashsmith.api.workspace",
@@ -96,12 +104,7 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:  # Any: a function or a class
-    if name not in _LAZY:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(_LAZY[name]), name)
-    globals()[name] = value
-    return value
+__getattr__ = late_names(globals(), _LAZY)
 
 
 def __dir__() -> list[str]:

@@ -399,18 +399,6 @@ BAD_CALLS = {
         "bias and k_lengths are both given; no kernel computes them together yet; hide the keys "
         "behind a sequence's end in the bias.",
     ),
-    "a bias and a gradient": (
-        lambda: torch_call(tensor().requires_grad_(), bias=torch.ones(70, 70, dtype=torch.bool)),
-        Unsupported,
-        "bias is given and a gradient is wanted; flashsmith has no backward pass with bias yet; "
-        "call under torch.no_grad(), or train with torch's own attention.",
-    ),
-    "a gradient of a bias": (
-        lambda: torch_call(bias=torch.ones(70, 70, requires_grad=True)),
-        Unsupported,
-        "bias is given and a gradient is wanted; flashsmith has no backward pass with bias yet; "
-        "call under torch.no_grad(), or train with torch's own attention.",
-    ),
     "SDPA with dropout": (
         lambda: scaled_dot_product_attention(tensor(), tensor(), tensor(), dropout_p=0.5),
         Unsupported,

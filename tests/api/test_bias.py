@@ -137,9 +137,9 @@ def test_every_matrix_on_the_cpu_is_of_one_head(monkeypatch):
     sizes = []
     of_head = cpu_kernel.of_head
 
-    def watched(tables, batch, head):
+    def watched(tables, at, head):
         sizes.append(tables.keys())
-        return of_head(tables, batch, head)
+        return of_head(tables, at, head)
 
     monkeypatch.setattr(cpu_kernel, "of_head", watched)
     mask = MASKS["of every head"]

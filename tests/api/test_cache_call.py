@@ -13,7 +13,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from flashsmith import flash_attn_with_kvcache
-from flashsmith.api import kv_cache, launches
+from flashsmith.api import launches
+from flashsmith.api.caches import kv_cache
 from flashsmith.base import settings
 from flashsmith.base.errors import FlashsmithError
 from flashsmith.runtime.cuda import device

@@ -10,7 +10,7 @@ from standin_gpus import MILLISECONDS, plug_in_torch
 
 from flashsmith.api import launches
 from flashsmith.api.attention import flash_attention
-from flashsmith.api.kv_cache import flash_attn_with_kvcache
+from flashsmith.api.caches.kv_cache import flash_attn_with_kvcache
 from flashsmith.api.options import checked_options
 from flashsmith.api.problems import problem_of
 from flashsmith.api.tables import in_order

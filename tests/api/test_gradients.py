@@ -336,8 +336,8 @@ def test_the_operators_pass_torchs_own_checks():
     ends = [torch.tensor([0, 30, rows], dtype=torch.int32) for rows in (70, 100)]
     one = [x[:1].detach().requires_grad_() for x in leaves(given)]
     for tensors_and_tables in (
-        (*leaves(given), sinks, None, None, None),
-        (*one, None, None, *ends),
+        (*leaves(given), sinks, None, None, None, None),
+        (*one, None, None, *ends, None),
     ):
         torch.library.opcheck(
             torch.ops.flashsmith.forward_kept.default, (*tensors_and_tables, True)

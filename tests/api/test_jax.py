@@ -90,6 +90,30 @@ def test_sinks_have_a_gradient_and_values_may_be_narrower(where):
         assert np.linalg.norm(a - b) < 2.0**-7 * np.linalg.norm(b)
 
 
+def test_calls_with_a_bias_have_gradients_and_so_has_the_bias(where):
+    q, k, v = arrays()
+    bias = jnp.asarray(np.random.default_rng(6).standard_normal((1, 3, 1, k.shape[1])), jnp.float32)
+    weight = jnp.cos(jnp.arange(q.size).reshape(q.shape)).astype(q.dtype)
+
+    def ours(q, bias):
+        return (flash_attention(q, k, v, bias=bias, **where) * weight).astype(jnp.float32).sum()
+
+    def plain(q, bias):
+        k_, v_ = (jnp.repeat(x, 3 // x.shape[2], 2).astype(jnp.float32) for x in (k, v))
+        scores = jnp.einsum("bqhd,bkhd->bhqk", q.astype(jnp.float32), k_) * 64**-0.5 + bias
+        out = jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores, -1), v_)
+        return (out * weight.astype(jnp.float32)).sum()
+
+    found, expected = (jax.jit(jax.grad(f, argnums=(0, 1)))(q, bias) for f in (ours, plain))
+    for a, b in zip(found, expected, strict=True):
+        assert (a.shape, a.dtype) == (b.shape, b.dtype)
+        a, b = (np.asarray(x, np.float64) for x in (a, b))
+        assert np.linalg.norm(a - b) < 2.0**-6 * np.linalg.norm(b)
+    seen = bias > -1.0  # which has none
+    alone = jax.grad(lambda q: ours(q, seen))(q)
+    assert np.isfinite(np.asarray(alone, np.float32)).all()
+
+
 def test_what_is_mapped_has_the_bits_of_a_call_of_its_own(where):
     q, k, v = arrays()
     slopes = jnp.asarray([0.1, 0.2, 0.4])
@@ -120,10 +144,10 @@ def test_a_bias_and_packed_sequences_are_traced(where):
     [
         ({"explain": True}, ArgumentError, "explain is given and JAX traces the call"),
         ({"k": lambda k: k[..., :32]}, ArgumentError, "q has d_head 64 and k has 32"),
-        ({"bias": jnp.zeros(163)}, Unsupported, "bias is given and a gradient is wanted"),
+        ({"k_lengths": jnp.zeros(2, int)}, Unsupported, "k_lengths is given and a gradient"),
         ({"alibi_slopes": lambda q: q[0, 0, :, 0]}, Unsupported, "alibi_slopes are different"),
     ],
-    ids=["explain", "width", "bias", "slopes"],
+    ids=["explain", "width", "lengths", "slopes"],
 )
 def test_what_is_refused_is_refused_where_it_is_traced(change, error, says):
     q, k, v = arrays()

@@ -176,7 +176,7 @@ def test_the_decode_kernel_is_chosen_and_explained(monkeypatch):
 
 ONE = {"cache_seqlens": LENGTHS}
 BAD = {
-    "rotary": ({"rotary_cos": 1}, Unsupported, "does not rotate queries and keys; rotate q and k"),
+    "rotary": ({"rotary_cos": 1}, ArgumentError, "pass k and v, or rotate q before the call"),
     "leftpad": (
         {"cache_leftpad": 1, "block_table": TABLE, **ONE},
         Unsupported,

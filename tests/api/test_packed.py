@@ -218,3 +218,32 @@ def test_a_checked_call_names_the_boundary_that_is_wrong(arrays, wild, says, mon
     monkeypatch.setitem(settings._answers, settings.CHECK, True)
     with pytest.raises(ArgumentError, match=says):
         flashsmith.flash_attention(*arrays, config=CONFIG, **ends)
+
+
+@pytest.mark.parametrize("kind", ["torch", "torch emulated", "numpy"])
+def test_slopes_are_those_of_each_sequence(arrays, kind):
+    """Each sequence beside others has what it has alone, with its own slopes."""
+    slopes = np.random.default_rng(11).uniform(0, 0.5, (4, 4)).astype(np.float32)
+    own, tables = leaves(arrays), {"cu_seqlens_q": ENDS_Q, "cu_seqlens_k": ENDS_K}
+    given = [torch.from_numpy(x) for x in tables.values()]
+    backend = "emulator" if "emulated" in kind else None
+    if kind == "numpy":
+        found = flashsmith.flash_attention(*arrays, causal=True, alibi_slopes=slopes, **tables)
+        found, gradients = torch.from_numpy(found), []
+    else:
+        named = dict(zip(tables, given, strict=True))
+        found = flashsmith.flash_attention(
+            *own, causal=True, backend=backend, alibi_slopes=torch.from_numpy(slopes), **named
+        )
+        gradients = torch.autograd.grad(found.float().square().sum(), own)
+    for i in (0, 3):  # the others have no row or no key
+        rows, keys = slice(*ENDS_Q[i : i + 2]), slice(*ENDS_K[i : i + 2])
+        parts = (rows, keys, keys)
+        cut = [x.detach()[None, at].requires_grad_() for x, at in zip(own, parts, strict=True)]
+        wanted = flashsmith.flash_attention(
+            *cut, causal=True, alibi_slopes=torch.from_numpy(slopes[i : i + 1])
+        )
+        torch.testing.assert_close(found[rows], wanted[0], atol=2e-3, rtol=0)
+        alone = torch.autograd.grad(wanted.float().square().sum(), cut) if gradients else []
+        for one, other, at in zip(gradients, alone, parts, strict=False):
+            torch.testing.assert_close(one[at], other[0], atol=8e-3, rtol=0)

@@ -47,7 +47,7 @@ def drawn(rng, keys, rows):
     return draw(rng, rows, HEADS, D_HEAD), *(draw(rng, keys, KV_HEADS, D_HEAD) for _ in "kv")
 
 
-def alone(request, **facts):
+def alone(request, tables=None, **facts):
     """The truth of one request."""
     q, k, v = (x[None].astype(np.float64) for x in request)
     if not k.shape[1]:
@@ -55,7 +55,7 @@ def alone(request, **facts):
     problem = AttentionProblem(
         *(1, HEADS, KV_HEADS, q.shape[1], k.shape[1], D_HEAD), causal=True, **facts
     )
-    return reference(problem, {"q": q, "k": k, "v": v})["o"][0]
+    return reference(problem, {"q": q, "k": k, "v": v, **(tables or {})})["o"][0]
 
 
 @pytest.fixture(scope="module")
@@ -223,3 +223,19 @@ def test_a_checked_call_names_the_entry_and_the_boundary_that_is_wrong(requests,
             checked.setitem(settings._answers, settings.CHECK, True)
             with pytest.raises(ArgumentError, match=says):
                 flash_attention(*arrays, causal=True, return_lse=True, **given)
+
+
+def test_slopes_are_those_of_each_sequence(requests):
+    arrays, ends, lengths, table = packed(np.random.default_rng(2), requests, page=16, behind=3)
+    slopes = np.random.default_rng(3).uniform(0, 0.5, (len(requests), HEADS)).astype(np.float32)
+    o = flash_attn_varlen_func(
+        *arrays,
+        cu_seqlens_q=ends,
+        seqused_k=lengths,
+        causal=True,
+        block_table=table,
+        alibi_slopes=slopes,
+    )
+    for request, own, first, end in zip(requests, slopes, ends, ends[1:], strict=False):
+        wanted = alone(request, {"alibi_slopes": own[None]}, alibi=True)
+        np.testing.assert_allclose(o[first:end], wanted, atol=2e-3)

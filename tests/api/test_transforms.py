@@ -138,7 +138,7 @@ def test_slopes_are_refused_a_gradient_that_only_the_rule_sees():
 
 
 UNKNOWN = {
-    "bias": lambda x: {"bias": x.new_zeros(37, 37, dtype=torch.float32)},
+    "q_lengths": lambda x: {"q_lengths": x.new_full((2,), 20, dtype=torch.int32)},
     "k_lengths": lambda x: {"k_lengths": x.new_full((2,), 20, dtype=torch.int32)},
 }
 

@@ -39,7 +39,6 @@ class Family:
     model: str = "AutoModelForCausalLM"
     more: Callable = dict  # what the model takes beside tokens
     generates: bool = True
-    trains: bool = True
 
 
 def _spectra(device):
@@ -92,7 +91,6 @@ FAMILIES = {
         },
         "T5ForConditionalGeneration",
         _texts,
-        trains=False,
     ),
     "Whisper": Family(
         "WhisperConfig",

@@ -1,6 +1,5 @@
-"""transformers as a stand-in: the name it reads nothing into, and why a mask was made."""
+"""transformers as a stand-in: the name it reads nothing into, and plain masks."""
 
-import re
 import sys
 from types import ModuleType, SimpleNamespace
 from typing import ClassVar
@@ -10,7 +9,7 @@ import torch
 
 from flashsmith.api.notices import FlashsmithWarning, forget
 from flashsmith.base.errors import Unsupported
-from flashsmith.integrations import mask_causes, model_checks
+from flashsmith.integrations import mask_patterns, model_checks
 from flashsmith.integrations import transformers as integration
 
 
@@ -19,13 +18,6 @@ def causal_mask_function(batch, head, q, k):
 
 
 causal = causal_mask_function
-
-
-def packed_sequence_mask_function(_):
-    def inner_mask(batch, head, q, k):
-        return True
-
-    return inner_mask
 
 
 def chunked_overlay(_):
@@ -47,13 +39,6 @@ def and_masks(*functions):
         return all(function(batch, head, q, k) for function in functions)
 
     return and_mask
-
-
-def or_masks(*functions):
-    def or_mask(batch, head, q, k):
-        return any(function(batch, head, q, k) for function in functions)
-
-    return or_mask
 
 
 class Config:
@@ -134,42 +119,6 @@ def test_the_advice_names_no_implementation_that_the_model_refuses(transformers,
 
 
 PLAIN = {"q_length": 9, "kv_length": 9, "mask_function": causal, "allow_is_causal_skip": True}
-HOLES = torch.tensor([[1, 0, 1]])
-CAUSES = {
-    "padding": (
-        {"attention_mask": HOLES, "batch_size": 1, "q_length": 3, "kv_length": 3},
-        "because padding lies between tokens",
-    ),
-    "window": (
-        {"local_size": 4, "mask_function": or_masks(sliding_window_overlay(4), causal)},
-        "a sliding window of 4 and there are 9 keys",
-    ),
-    "chunks": (
-        {"local_size": 4, "mask_function": and_masks(chunked_overlay(4), causal)},
-        "because the model attends in chunks of 4",
-    ),
-    "cached": (
-        {"kv_length": 20, "mask_function": or_masks(causal)},
-        "because 9 new tokens stand behind cached ones .20 keys.",
-    ),
-    "packed": (
-        {"mask_function": or_masks(causal, packed_sequence_mask_function(None))},
-        "because positions restart .packed sequences.",
-    ),
-    "prefix": ({"mask_function": or_masks(causal)}, "lets some tokens see later ones"),
-}
-
-
-@pytest.mark.parametrize("name", CAUSES)
-def test_the_causes_of_a_mask_are_told_apart(transformers, name):
-    changes, says = CAUSES[name]
-    integration.register()
-    made = transformers.masks["flashsmith"](**(PLAIN | changes))
-    q = torch.zeros(1, 2, 3, 8, dtype=torch.bfloat16, requires_grad=True)
-    with pytest.raises(Unsupported, match=says) as caught:
-        integration.attention_forward(torch.nn.Module(), q, q, q, made)
-    told = [other for other, (_, text) in CAUSES.items() if re.search(text, str(caught.value))]
-    assert told == [name]
 
 
 def test_a_plain_prefill_needs_no_mask(transformers):
@@ -177,7 +126,7 @@ def test_a_plain_prefill_needs_no_mask(transformers):
     assert transformers.masks["flashsmith"](**PLAIN) is None
     positions = torch.arange(9)
     older = {k: v for k, v in PLAIN.items() if k != "q_length"} | {"cache_position": positions}
-    assert mask_causes.is_plain_prefill(older, causal)
+    assert mask_patterns.is_plain_prefill(older, causal)
 
 
 def test_a_window_over_a_plain_prefill_needs_no_mask(transformers):

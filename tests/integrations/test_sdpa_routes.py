@@ -95,10 +95,6 @@ LEFT = {
     "dropout": (tensors(2, 4, 9, 16), {"dropout_p": 0.5}),
     "d_head above 256": (tensors(1, 1, 9, 264), {}),
     "no rows": (tensors(1, 1, 0, 16), {}),
-    "attn_mask and gradients": (
-        [x.requires_grad_() for x in tensors(2, 4, 9, 16)],
-        {"attn_mask": MASK},
-    ),
 }
 
 

@@ -79,10 +79,23 @@ def test_what_would_change_the_result_is_refused_by_name(argument, value, says):
     assert str(caught.value).endswith('use attn_implementation="sdpa".')
 
 
-def test_a_gradient_through_a_mask_in_full_is_refused_with_its_cause():
-    q, k, v = (x.requires_grad_() for x in tensors())
-    with pytest.raises(Unsupported, match=r"shape \(2, 1, 70, 70\), which the caller passed whole"):
-        integration.attention_forward(torch.nn.Module(), q, k, v, torch.ones(2, 1, 70, 70))
+@pytest.mark.parametrize("kind", [torch.bool, torch.bfloat16])
+def test_a_mask_in_full_has_gradients(kind):
+    q, k, v = tensors()
+    seen = torch.rand(2, 1, 70, 70, generator=torch.Generator().manual_seed(3)) < 0.7
+    mask = seen if kind is torch.bool else torch.where(seen, 0.0, -torch.inf).to(kind)
+    found, wanted = [], []
+    for dtype, gradients in ((torch.bfloat16, found), (torch.float64, wanted)):
+        own = [x.detach().to(dtype).requires_grad_() for x in (q, k, v)]
+        if dtype is torch.bfloat16:
+            out, _ = integration.attention_forward(torch.nn.Module(), *own, mask)
+        else:
+            heads = [x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in own]
+            out = torch.nn.functional.scaled_dot_product_attention(*heads, attn_mask=seen)
+            out = out.transpose(1, 2)
+        gradients += torch.autograd.grad(out.double().square().sum(), own)
+    for got, want in zip(found, wanted, strict=True):
+        assert (got.double() - want).norm() <= 2e-2 * want.norm()
 
 
 def reference(q, k, v, *, softcap=None, s_aux=None, sliding_window=None):

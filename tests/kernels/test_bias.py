@@ -252,7 +252,7 @@ def test_what_does_not_lie_in_pairs_is_not_read_by_pairs(device):
 
 def test_kernels_without_a_bias_say_so():
     for text in (
-        "bwd(BF16, 64): dkv_64_64_4+dq_64_64_4",
+        "hopper_bwd(BF16, 64): ds_2+turns+early_dv",
         "decode(BF16, 64, 16, 64, 4): slice_128+most_8+stages_2+ctas_1",
     ):
         config = parse_config(text)

@@ -18,7 +18,8 @@ from flashsmith.check.placement import (
 )
 from flashsmith.check.verdict import check_case, run_case
 from flashsmith.emulator.options import EmulatorOptions
-from flashsmith.kernels.block_list.plan import BlockListLaunch, BlockLists
+from flashsmith.kernels.block_list.lists import BlockLists
+from flashsmith.kernels.block_list.plan import BlockListLaunch
 from flashsmith.kernels.launch import SCRATCH
 from flashsmith.kernels.parse import parse_config
 from flashsmith.kernels.plans import plan, scratch_bytes

@@ -14,7 +14,7 @@ from flashsmith.check.verdict import check_case
 from flashsmith.kernels.parse import parse_config
 from flashsmith.kernels.plans import needs_of, plan
 from flashsmith.kernels.sm80_decode.config import Sm80DecodeConfig
-from flashsmith.kernels.tile_list.plan import most_tiles
+from flashsmith.kernels.tile_list.sizes import most_tiles
 from flashsmith.problem.attention import AttentionProblem
 from flashsmith.problem.reference import reference
 from flashsmith.runtime.run import run_arrays

@@ -23,7 +23,7 @@ from flashsmith.kernels.launch import SCRATCH
 from flashsmith.kernels.parse import parse_config
 from flashsmith.kernels.plans import needs_of, plan, scratch_bytes
 from flashsmith.kernels.sm80_decode.config import Sm80DecodeConfig
-from flashsmith.kernels.tile_list.plan import list_bytes, most_tiles
+from flashsmith.kernels.tile_list.sizes import list_bytes, most_tiles
 from flashsmith.problem.reference import reference
 from flashsmith.problem.sequences import boundaries_in, sequences_of
 from flashsmith.runtime.run import run_arrays

@@ -1,6 +1,7 @@
 """Named sets: their sizes, their keys, and what an unknown key says."""
 
 import itertools
+from collections import Counter
 
 import pytest
 
@@ -13,7 +14,9 @@ from flashsmith import (
 )
 from flashsmith.base.errors import ArgumentError, ConfigError
 from flashsmith.kernels import CATALOGUE, resolve_key, space
+from flashsmith.kernels.rules import Rule, first_refusal
 from flashsmith.kernels.sets import named_sets
+from flashsmith.kernels.sm80_backward.config import Sm80BackwardConfig
 from flashsmith.kernels.space import autotuning_steps, every_config, whole_space_steps
 
 SIZES = {"tune": 80, "prog": 7, "prog-all": 56, "all": 85, "64,32": 16, "64,64": 32, "smoke": 5}
@@ -143,10 +146,28 @@ def test_walking_the_space_makes_real_configurations():
     assert CATALOGUE[0](*(getattr(first, name) for name in CATALOGUE[0].knobs())) == first
 
 
+def test_counting_passes_over_knobs_that_no_rule_looks_at_and_counts_the_same():
+    family = Sm80BackwardConfig
+    looked_at = Counter(
+        refusal.rule
+        for config in every_config(family)
+        if (refusal := first_refusal(family.BUILD_RULES, config)) is not None
+    )
+    assert len(looked_at) > 1
+    assert space.counted_refusals(family, family.BUILD_RULES) == looked_at
+
+
+def test_counting_hides_no_error_of_a_rule():
+    broken = Rule("broken", lambda c: c.n_wraps > 4, "", "")
+    with pytest.raises(AttributeError, match="n_wraps"):
+        space.counted_refusals(CATALOGUE[0], (broken,))
+
+
 def test_a_space_too_large_to_walk_is_sampled_and_says_so(monkeypatch):
-    counted = [step for step in whole_space_steps() if step.family == CATALOGUE[0].NAME]
+    monkeypatch.setattr(space, "CATALOGUE", CATALOGUE[:1])
+    counted = whole_space_steps()
     monkeypatch.setattr(space, "MOST_TO_WALK", 1000)
-    sampled = [step for step in whole_space_steps() if step.family == CATALOGUE[0].NAME]
+    sampled = whole_space_steps()
     assert {step.how for step in counted} == {"counted"}
     assert {step.how for step in sampled[1:]} == {"sampled"}
     for exact, estimate in zip(counted, sampled, strict=True):

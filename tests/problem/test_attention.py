@@ -5,7 +5,7 @@ import random
 import pytest
 
 from flashsmith.base.errors import ArgumentError
-from flashsmith.problem import AttentionProblem
+from flashsmith.problem.attention import AttentionProblem
 
 SHAPE = {"batch": 1, "heads": 6, "kv_heads": 3, "q_len": 5, "k_len": 9, "d_head": 64}
 

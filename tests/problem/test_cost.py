@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flashsmith.base.dtypes import DType
-from flashsmith.problem import AttentionProblem, cost_of
+from flashsmith.problem.attention import AttentionProblem
+from flashsmith.problem.cost import cost_of
 
 
 def test_flops_are_two_products_of_two_operations_each():

@@ -19,6 +19,7 @@ from flashsmith.problem.text import problem_fields
 from flashsmith.tuner.store import database as store_module
 from flashsmith.tuner.store import exchange
 from flashsmith.tuner.store.database import ResultStore
+from flashsmith.tuner.store.differences import differences
 from flashsmith.tuner.store.measurement import Measurement, MeasurementKey, measurement_from_line
 from flashsmith.tuner.store.outcome import (
     DidNotCompile,
@@ -214,9 +215,9 @@ def test_differences_name_what_changed_across_compilers():
         key=replace(measured().key, compiler="nvrtc 14"),
         outcome=Timed(5.25, 5, 6, 15, "f00d"),
     )
-    (difference,) = exchange.differences([measured()], [faster])
+    (difference,) = differences([measured()], [faster])
     assert (difference.before_us, difference.after_us, difference.ratio) == (10.5, 5.25, 0.5)
-    assert exchange.differences([measured()], [measured()]) == []
+    assert differences([measured()], [measured()]) == []
 
 
 @pytest.mark.parametrize(

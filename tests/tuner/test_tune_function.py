@@ -21,13 +21,13 @@ from flashsmith.tuner.workers.pool import WorkerPool
 class MadeUp:
     """Machines whose GPU gives a time made up from a configuration's text."""
 
-    def __init__(self, gpu=TARGET.gpu):
-        self.gpu = gpu
+    def __init__(self, gpu=TARGET.gpu, device=TARGET.device):
+        self.gpu, self.device = gpu, device
 
     @contextmanager
     def open(self):
         with WorkerPool(2, "quick:evaluate", [HERE] * 2) as pool:
-            yield replace(TARGET, gpu=self.gpu), pool
+            yield replace(TARGET, gpu=self.gpu, device=self.device), pool
 
 
 @pytest.fixture(autouse=True)
@@ -70,7 +70,7 @@ def test_a_budget_ends_compiling_too_and_what_was_reached_is_picked_from(tmp_pat
         lambda jobs, **more: compiled.extend(jobs) or whole(jobs, **more),
     )
     monkeypatch.setattr(tune, "available_cores", lambda: 1)
-    monkeypatch.setattr(Tuner, "is_screening_over", lambda self: len(compiled) >= 4)
+    monkeypatch.setattr(Tuner, "is_screening_over", lambda self, after: len(compiled) >= 4)
     found = tuned(tmp_path, CONFIGS[:9], budget="1h")
     assert len(compiled) == 4
     assert found.unreached == 5
@@ -98,6 +98,30 @@ def test_within_a_budget_the_predicted_come_first_and_counting_has_its_share(tmp
     tuned(tmp_path, CONFIGS[:5], budget=100.0)
     assert asked["until"] == 1025.0
     assert parts == [CONFIGS[4:2:-1], CONFIGS[2:0:-1], CONFIGS[:1]]
+
+
+@pytest.mark.parametrize(("seconds_a_part", "parts"), [(1.0, 5), (30.0, 3), (60.0, 1)])
+def test_no_part_begins_that_would_end_after_the_budget(
+    tmp_path, monkeypatch, seconds_a_part, parts
+):
+    """By a clock that moves while a part is compiled and verified, and stands still else."""
+    now = [1000.0]
+    begun = []
+
+    def screen(self, part):
+        begun.append(now[0])
+        now[0] += seconds_a_part
+        return {}
+
+    monkeypatch.setattr("time.time", lambda: now[0])
+    monkeypatch.setattr(tune, "available_cores", lambda: 1)
+    monkeypatch.setattr(tune, "counted_places", lambda *a, **k: {})
+    monkeypatch.setattr(tune, "compiled_candidates", lambda part, target, **more: part)
+    monkeypatch.setattr(Tuner, "screen", screen)
+    machines, store = MadeUp(device="emulator"), tmp_path / "r.sqlite"
+    flashsmith.tune(PROBLEM, CONFIGS[:5], machines=machines, store=store, budget=100.0)
+    assert len(begun) == parts
+    assert now[0] <= 1100.0
 
 
 def test_without_configurations_all_kernels_of_the_gpu_take_part():

@@ -1,6 +1,8 @@
 """`flashsmith tune`: options that decide what is done, and what it writes for others."""
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -13,6 +15,7 @@ from flashsmith.base import settings
 from flashsmith.base.errors import ArgumentError
 from flashsmith.check.cases import full_cases
 from flashsmith.cli.main import app
+from flashsmith.cli.verbs import tune as tune_verb
 from flashsmith.cli.verbs.tune_report import rows_of, say_end, title_of, write_table
 from flashsmith.compile.ahead_of_time.bundle import open_bundle
 from flashsmith.compile.compiler import compile_kernel
@@ -51,6 +54,37 @@ def tuned(tmp_path):
 @pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("2m", 120), ("1.5h", 5400)])
 def test_a_budget_is_a_time(text, seconds):
     assert seconds_of(text) == seconds
+
+
+@pytest.mark.parametrize(
+    ("running", "left"),
+    [(1.0, 140 - 1 - 7), (20.0, 140 - 20 - 20), (139.0, 7)],
+    ids=["at once", "after slow imports", "hardly at all"],
+)
+def test_a_budget_counts_from_the_start_of_the_process_and_leaves_time_for_the_page(
+    monkeypatch, running, left
+):
+    given = {}
+
+    def tune(*problems, **more):
+        given.update(more)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tune_verb, "seconds_running", lambda: running)
+    monkeypatch.setattr(tune_verb, "tune", tune)
+    CliRunner().invoke(app, ["tune", "smoke", "--device", "emulator", "--budget", "140s"])
+    assert given["budget"] == pytest.approx(left)
+
+
+def test_a_process_knows_how_long_it_has_been_running():
+    """Longer than since its first import of ours."""
+    code = (
+        "import time; time.sleep(0.3); from flashsmith.cli.started import seconds_running; "
+        "print(seconds_running())"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    least = 0.3 if sys.platform == "linux" else 0.0
+    assert least <= float(ran.stdout) < 60
 
 
 def test_a_budget_without_a_unit_is_refused():

@@ -5,10 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
-from flashsmith.api import gpu_call, host_call
 from flashsmith.api.arrays import is_traced, library_of, origin
 from flashsmith.api.arrays.library import Array, ArrayOrTuple
-from flashsmith.api.contents import require_contents
 from flashsmith.api.options import (
     LSE,
     CallOptions,
@@ -71,7 +69,7 @@ def flash_attention(
 
     - `window=(left, right)`: a row sees so many keys before and behind its own position;
     - `sinks`: (heads,), a logit of each head that joins the denominator, and so the LSE;
-    - `alibi_slopes`: (heads,) or (batch, heads), scores less slope times distance;
+    - `alibi_slopes`: (heads,) or (sequences, heads), scores less slope times distance;
     - `bias`: broadcastable to (batch, heads, queries, keys), a bool (True: the row sees the key) or
       numbers that are added to the scores, float32 or of q's type; read at any strides;
     - `k_lengths`, `q_lengths`, `k_starts`: (batch,) int32 on the arrays' device, of each sequence;
@@ -117,6 +115,8 @@ def attend(
 ) -> ArrayOrTuple:
     """The same with checked options."""
     if settings.checks_calls() and not is_traced(q, k, v, *tables.values()):
+        from flashsmith.api.contents import require_contents
+
         require_contents(q, k, options, tables)
     if tables and is_packed(tables) and len(getattr(q, "shape", ())) == 3:
         keys = (k, v) if "block_table" in tables else (k[None], v[None])
@@ -146,6 +146,8 @@ def attend(
 
         o, lse, choice = attend_traced(q, k, v, out, options, explain, tables, workspace)
     else:
+        from flashsmith.api import gpu_call, host_call
+
         library = library_of(q, k, v, out)
         where = host_call if library.view("q", q).device == "cpu" else gpu_call
         o, lse, choice = where.attend(library, (q, k, v), out, options, tables, explain, workspace)

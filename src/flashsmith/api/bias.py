@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from flashsmith.api.array_view import ArrayView
+from flashsmith.api.arrays.library import Array
 from flashsmith.base.dtypes import DType
 from flashsmith.base.errors import ArgumentError, ArgumentTypeError
 from flashsmith.kernels.arguments import ScoresArg
@@ -85,6 +86,23 @@ def shared_by(view: ArrayView) -> str:
     if of_batch and of_heads:
         return "both"
     return "batch" if of_batch else "heads" if of_heads else ""
+
+
+def shared_by_shape(shape: Shape) -> str:
+    """The same where a gradient is wanted, which has the shape of what was given.
+
+    What was expanded by its caller has a gradient for every place that it was expanded to.
+    """
+    whole = (*(1,) * (4 - len(shape)), *shape)
+    is_shared = whole[0] == 1, whole[1] == 1
+    return {(True, True): "both", (True, False): "batch", (False, True): "heads"}.get(is_shared, "")
+
+
+def reduced(dbias: Array, shape: Shape) -> Array:
+    """The gradient of a bias of `shape`, from one with an element for every row and key."""
+    whole = (*(1,) * (4 - len(shape)), *shape)
+    along = tuple(axis for axis in (2, 3) if whole[axis] == 1 and dbias.shape[axis] != 1)
+    return (dbias.sum(along) if along else dbias).reshape(shape)
 
 
 def bias_arg(view: ArrayView) -> ScoresArg:

@@ -19,7 +19,7 @@ from flashsmith.api.problems import (
     require_out_fits,
     require_room,
 )
-from flashsmith.api.tables import NO_TABLES, ArrayTables
+from flashsmith.api.tables import NO_TABLES, ArrayTables, rows_of_tables
 from flashsmith.kernels.launch import SCRATCH
 from flashsmith.problem.signature import BIAS
 from flashsmith.tuner.choose.choice import Choice
@@ -38,10 +38,7 @@ def attend(
     gpu = cast(GpuArrays, library)
     views = [gpu.view(name, array) for name, array in zip("qkv", arrays, strict=True)]
     tables = _of_every_sequence(tables, views[0].shape[0])
-    table_views = {name: gpu.view(name, array) for name, array in tables.items()}
-    if BIAS in tables:
-        wanted = scores_shape(views[0].shape, views[1].shape, str(options.fact("layout")))
-        table_views[BIAS] = broadcast_view(table_views[BIAS], wanted)
+    table_views = _views_of(gpu, tables, views[0], views[1], options)
     problem = problem_of(views, options, table_views)
     if out is None:
         out = gpu.new(arrays[0], (*views[0].shape[:3], problem.v_width), views[0].dtype)
@@ -77,19 +74,28 @@ def differentiate(
     options: CallOptions,
     explain: bool = False,
     tables: ArrayTables = NO_TABLES,
+    of_bias: bool = False,
 ) -> tuple[list[Array], Choice]:
-    """dq, dk and dv, and the choice, for arrays of `library` on a GPU."""
+    """dq, dk and dv, and the choice, for arrays of `library` on a GPU.
+
+    With `of_bias` the gradient of the bias behind them, as the kernels write it: see `api.bias`.
+    """
     gpu = cast(GpuArrays, library)
     views = {name: gpu.view(name, array) for name, array in arrays.items()}
     tables = _of_every_sequence(tables, views["q"].shape[0])
-    table_views = {name: gpu.view(name, array) for name, array in tables.items()}
-    problem = gradient_problem_of(views, options, table_views)
+    table_views = _views_of(gpu, tables, views["q"], views["k"], options)
+    shape = tuple(tables[BIAS].shape) if of_bias else None
+    problem = gradient_problem_of(views, options, table_views, shape)
     device = gpu_device(views["q"], options.backend)
     launch = launch_for(device, problem, options, list(views.values()))
     kept = [_readable(gpu, array, views[name]) for name, array in arrays.items()]
     made = {
         f"d{name}": gpu.new(arrays[name], views[name].shape, views[name].dtype) for name in "qkv"
     }
+    if of_bias:
+        shape = (problem.bias_sequences, problem.bias_heads, problem.q_len, problem.k_len)
+        made["dbias"] = gpu.new(arrays["q"], shape, "float32")
+    names = tuple(made)
     if launch.prepared.scratch_bytes:
         words = (launch.prepared.scratch_bytes // 4,)
         made[SCRATCH] = gpu.new(arrays["q"], words, "float32")
@@ -100,7 +106,18 @@ def differentiate(
     if not gpu.orders_by_stream:
         device.synchronize()
     choice = explained(launch, call, stream) if explain else launch.choice
-    return [made[name] for name in ("dq", "dk", "dv")], choice
+    return [made[name] for name in names], choice
+
+
+def _views_of(
+    gpu: GpuArrays, tables: ArrayTables, q: ArrayView, k: ArrayView, options: CallOptions
+) -> dict[str, ArrayView]:
+    """Where tables lie; a bias with an element a score."""
+    views = {name: gpu.view(name, array) for name, array in tables.items()}
+    if BIAS in views:
+        wanted = scores_shape(q.shape, k.shape, str(options.fact("layout")))
+        views[BIAS] = broadcast_view(views[BIAS], wanted)
+    return views
 
 
 def _of_every_sequence(tables: ArrayTables, batch: int) -> ArrayTables:
@@ -109,7 +126,8 @@ def _of_every_sequence(tables: ArrayTables, batch: int) -> ArrayTables:
     if slopes is None or len(slopes.shape) != 1:
         return tables
     module = import_module("jax.numpy" if origin(slopes) in JAX else origin(slopes))
-    of_all = module.broadcast_to(slopes, (batch, *slopes.shape)).copy()
+    rows = rows_of_tables(tables, batch)
+    of_all = module.broadcast_to(slopes, (rows, *slopes.shape)).copy()
     return {**tables, "alibi_slopes": of_all}
 
 

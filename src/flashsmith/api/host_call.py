@@ -21,7 +21,7 @@ from flashsmith.api.problems import (
     require_out_fits,
     require_room,
 )
-from flashsmith.api.tables import NO_TABLES, ArrayTables, view_of_words, words_of
+from flashsmith.api.tables import NO_TABLES, ArrayTables, rows_of_tables, view_of_words, words_of
 from flashsmith.problem.attention import AttentionProblem
 from flashsmith.problem.signature import BIAS, signature_of
 from flashsmith.runtime.device import Device
@@ -51,14 +51,7 @@ def attend(
     """
     host = cast(HostArrays, library)
     views = [host.view(name, array) for name, array in zip("qkv", arrays, strict=True)]
-    words = {
-        name: words_of(name, table, views[0].shape[0])
-        for name, table in tables.items()
-        if name != BIAS
-    }
-    if BIAS in tables:
-        wanted = scores_shape(views[0].shape, views[1].shape, str(options.fact("layout")))
-        words[BIAS] = _bias(tables[BIAS], wanted)
+    words = _words(tables, views[0], views[1], options)
     problem = problem_of(views, options, {n: view_of_words(n, w) for n, w in words.items()})
     of_out = [] if out is None else [host.view("out", out)]
     read = {name: _view_in_place(name, table) for name, table in tables.items()}
@@ -78,6 +71,18 @@ def attend(
         result = out
     lse = host.from_float32(found["lse"].view(np.float32)) if problem.lse else None
     return result, lse, choice
+
+
+def _words(
+    tables: ArrayTables, q: ArrayView, k: ArrayView, options: CallOptions
+) -> dict[str, NDArray[Any]]:
+    """Each table in the type of its role; a bias with an element a score."""
+    rows = rows_of_tables(tables, q.shape[0])
+    words = {n: words_of(n, table, rows) for n, table in tables.items() if n != BIAS}
+    if BIAS in tables:
+        wanted = scores_shape(q.shape, k.shape, str(options.fact("layout")))
+        words[BIAS] = _bias(tables[BIAS], wanted)
+    return words
 
 
 def _view_in_place(name: str, array: Array) -> ArrayView:
@@ -108,21 +113,28 @@ def differentiate(
     options: CallOptions,
     explain: bool = False,
     tables: ArrayTables = NO_TABLES,
+    of_bias: bool = False,
 ) -> tuple[list[Array], Choice]:
-    """dq, dk and dv, and the choice, for arrays of `library` in the host's memory."""
+    """dq, dk and dv, and the choice, for arrays of `library` in the host's memory.
+
+    With `of_bias` the gradient of the bias behind them, as the kernels write it: see `api.bias`.
+    """
     host = cast(HostArrays, library)
     views = {name: host.view(name, array) for name, array in arrays.items()}
-    words = {name: words_of(name, table, views["q"].shape[0]) for name, table in tables.items()}
+    words = _words(tables, views["q"], views["k"], options)
     of_tables = {name: view_of_words(name, table) for name, table in words.items()}
-    problem = gradient_problem_of(views, options, of_tables)
+    shape = tuple(np.shape(tables[BIAS])) if of_bias else None
+    problem = gradient_problem_of(views, options, of_tables, shape)
     bits: dict[str, NDArray[Any]] = {
         name: host.float32(array).view(np.uint32) if "lse" in name else host.bits(array)
         for name, array in arrays.items()
     }
-    bits |= {name: table.view(np.uint32) for name, table in words.items()}
+    bits |= {name: _bits(table) for name, table in words.items()}
     device = host_device(options.backend)
     found, choice = attend_bits(device, problem, bits, options, explain)
-    return [host.from_bits(found[name], arrays["q"]) for name in ("dq", "dk", "dv")], choice
+    made = [host.from_bits(found[name], arrays["q"]) for name in ("dq", "dk", "dv")]
+    made += [host.from_float32(found["dbias"].view(np.float32))] if of_bias else []
+    return made, choice
 
 
 def attend_bits(

@@ -6,9 +6,8 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from threading import Event
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
-from flashsmith.api.ahead.shape_log import write_shape
 from flashsmith.api.ahead.substitutes import make_behind, substitute_on
 from flashsmith.api.array_view import ALIGNED_ELEMENTS, ArrayView
 from flashsmith.api.bias import bias_arg
@@ -21,10 +20,8 @@ from flashsmith.kernels.arguments import TensorArg
 from flashsmith.kernels.kernel import KernelConfig
 from flashsmith.kernels.launch import Call
 from flashsmith.kernels.plans import cut
-from flashsmith.measure.cuda_graph import median_us
 from flashsmith.problem.attention import AttentionProblem
 from flashsmith.problem.signature import BIAS, signature_of
-from flashsmith.runtime.cuda.device import CudaDevice
 from flashsmith.runtime.device import Device
 from flashsmith.runtime.devices import (
     current_gpu,
@@ -35,6 +32,9 @@ from flashsmith.runtime.devices import (
 from flashsmith.runtime.run import Prepared, prepare
 from flashsmith.tuner.choose.choice import Choice, choose
 from flashsmith.tuner.choose.shipped_kernels import shipped_or_compiled, shipped_or_kept
+
+if TYPE_CHECKING:
+    from flashsmith.runtime.cuda.device import CudaDevice
 
 KEPT = 8192  # shapes; a server meets new lengths for as long as it runs
 NOTHING_TO_DO = Choice(None, "none", "the output has no elements, or there are no keys")
@@ -144,6 +144,8 @@ def _substituted(choice: Choice, prepared: Prepared) -> Launch:
 def _log_shape(problem: AttentionProblem, config: KernelConfig | None) -> None:
     path = settings.shapes_path()
     if path is not None:
+        from flashsmith.api.ahead.shape_log import write_shape
+
         write_shape(path, problem, config)
 
 
@@ -155,7 +157,9 @@ def explained(launch: Launch, call: Call, stream: int = 0) -> Choice:
     prepared = launch.prepared
     if not (prepared.device.can_time and prepared.steps):
         return launch.choice
-    device = cast(CudaDevice, prepared.device)
+    from flashsmith.measure.cuda_graph import median_us
+
+    device = cast("CudaDevice", prepared.device)
     if device.is_capturing(stream):
         return launch.choice
     return replace(launch.choice, time_us=median_us(device, partial(prepared, call), stream))

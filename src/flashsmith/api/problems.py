@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from flashsmith.api.array_view import ALIGNED_BYTES, ArrayView
+from flashsmith.api.bias import shared_by_shape
 from flashsmith.api.options import CallOptions
 from flashsmith.api.tables import TableViews, pages_of_a_sequence, sequences_in, with_tables
 from flashsmith.base.dtypes import DType
@@ -54,9 +55,15 @@ def problem_of(
 
 
 def gradient_problem_of(
-    views: Mapping[str, ArrayView], options: CallOptions, tables: TableViews = _NO_TABLES
+    views: Mapping[str, ArrayView],
+    options: CallOptions,
+    tables: TableViews = _NO_TABLES,
+    of_bias: tuple[int, ...] | None = None,
 ) -> AttentionProblem:
-    """The problem of a backward call, from the views of its inputs by the signature's names."""
+    """The problem of a backward call, from the views of its inputs by the signature's names.
+
+    `of_bias` is the shape of the bias as it was given, where its gradient is wanted too.
+    """
     q = views["q"]
     forward = problem_of([q, views["k"], views["v"]], options.with_fact("lse", False), tables)
     for name in ("o", "do"):
@@ -82,7 +89,10 @@ def gradient_problem_of(
             )
     _require_one_device(q, *(view for name, view in views.items() if name != "q"))
     free = {"deterministic": options.fact("deterministic")}
-    return replace(forward, operation="backward", dlse="dlse" in views, **free)
+    problem = replace(forward, operation="backward", dlse="dlse" in views, **free)
+    if of_bias is None:
+        return problem
+    return replace(problem, dbias=True, bias_shared=shared_by_shape(of_bias))
 
 
 def require_out_fits(

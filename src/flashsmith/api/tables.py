@@ -26,7 +26,7 @@ ArrayTables = Mapping[str, Array]  # of a call, by the names of `TABLES`
 TableViews = Mapping[str, ArrayView]
 NO_TABLES: ArrayTables = {}
 # Tables of calls that have a backward pass.
-KEPT_TABLES = ("sinks", "alibi_slopes", "cu_seqlens_q", "cu_seqlens_k")
+KEPT_TABLES = ("sinks", "alibi_slopes", "cu_seqlens_q", "cu_seqlens_k", BIAS)
 # Facts of callers that no backward kernel knows. Sinks it need not know: the log-sum-exp has all of
 # them that the gradients of q, k and v depend on.
 _WITHOUT_GRADIENT = [n for n in CALL_FACTS.values() if FACTS[n].exact and n != "softcap"]
@@ -141,6 +141,13 @@ def sequences_in(tables: TableViews, batch: int) -> int:
     return batch if boundaries is None else _sequences_of(boundaries)
 
 
+def rows_of_tables(tables: ArrayTables, batch: int) -> int:
+    """The same of tables as a caller gives them, whose shapes are not checked yet."""
+    boundaries: Array = tables.get("cu_seqlens_q")
+    shape: tuple[int, ...] = getattr(boundaries, "shape", ())
+    return int(shape[0]) - 1 if len(shape) == 1 and shape[0] > 1 else batch
+
+
 def pages_of_a_sequence(table: ArrayView, batch: int) -> int:
     """Pages of a sequence in a table of pages."""
     if len(table.shape) != 2 or table.shape[0] != batch:
@@ -211,7 +218,7 @@ def without_gradient(options: CallOptions, tables: Iterable[str]) -> str:
     return next(iter([*given, *(name for name in tables if name not in KEPT_TABLES)]), "")
 
 
-def words_of(name: str, table: Array, batch: int) -> NDArray[Any]:
+def words_of(name: str, table: Array, rows: int) -> NDArray[Any]:
     """A table of the host in the type of its role; slopes of heads are those of all sequences."""
     numbers = np.asarray(table)
     if numbers.dtype.kind not in ("iu" if TABLES[name].is_integer else "f"):
@@ -220,7 +227,7 @@ def words_of(name: str, table: Array, batch: int) -> NDArray[Any]:
             f"{'int32' if TABLES[name].is_integer else 'float32'}."
         )
     if name == "alibi_slopes" and numbers.ndim == 1:
-        numbers = np.broadcast_to(numbers, (batch, *numbers.shape))
+        numbers = np.broadcast_to(numbers, (rows, *numbers.shape))
     if TABLES[name].is_integer:  # clamped, as kernels do with what lies outside a sequence
         least, most = np.iinfo(np.int32).min, np.iinfo(np.int32).max
         return np.ascontiguousarray(np.clip(numbers, least, most), np.int32)
@@ -233,9 +240,9 @@ def view_of_words(name: str, words: NDArray[Any]) -> ArrayView:
     return ArrayView(name, words.shape, strides, str(words.dtype), 0, "cpu")
 
 
-def table_view(name: str, table: Array, batch: int) -> ArrayView:
+def table_view(name: str, table: Array, rows: int) -> ArrayView:
     """The same of a table as a caller gives it."""
-    words = np.asarray(table) if name == BIAS else words_of(name, table, batch)
+    words = np.asarray(table) if name == BIAS else words_of(name, table, rows)
     return view_of_words(name, words)
 
 

@@ -9,7 +9,14 @@ from flashsmith.api.launches import gpu_device, host_device, launch_for
 from flashsmith.api.options import CallOptions, checked_options
 from flashsmith.api.padding import common_width, needs_columns, scaled_by, widened
 from flashsmith.api.problems import problem_of
-from flashsmith.api.tables import ArrayTables, is_packed, table_view, take_tables, take_window
+from flashsmith.api.tables import (
+    ArrayTables,
+    is_packed,
+    rows_of_tables,
+    table_view,
+    take_tables,
+    take_window,
+)
 from flashsmith.problem.signature import BIAS
 
 
@@ -43,9 +50,9 @@ def _scratch_bytes_of(
     library = library_of(*arrays, None)
     views = [library.view(name, array) for name, array in zip("qkv", arrays, strict=True)]
     on_host = views[0].device == "cpu"
-    batch = views[0].shape[0]
+    rows = rows_of_tables(tables, views[0].shape[0])
     of_tables = {
-        name: table_view(name, table, batch) if on_host else library.view(name, table)
+        name: table_view(name, table, rows) if on_host else library.view(name, table)
         for name, table in tables.items()
     }
     if BIAS in of_tables:

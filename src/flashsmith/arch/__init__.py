@@ -1,18 +1,5 @@
-"""What a GPU is, as data: limits, occupancy and peaks."""
+"""What a GPU is, as data: limits here, occupancy and peaks in modules of their own."""
 
 from flashsmith.arch.architecture import ARCHES, Arch, get, of_capability
-from flashsmith.arch.gpus import GPUS, Gpu, attainable_tflops, find_gpu
-from flashsmith.arch.occupancy import Occupancy, occupancy
 
-__all__ = [
-    "ARCHES",
-    "GPUS",
-    "Arch",
-    "Gpu",
-    "Occupancy",
-    "attainable_tflops",
-    "find_gpu",
-    "get",
-    "occupancy",
-    "of_capability",
-]
+__all__ = ["ARCHES", "Arch", "get", "of_capability"]

@@ -36,7 +36,7 @@ def _forward(problem: AttentionProblem, inputs: Mapping[str, F32]) -> dict[str, 
     for one in sequences_of(problem, inputs):
         b, rows, keys = one.batch, one.rows, one.keys
         for head in range(problem.heads):
-            kv, numbers = head // problem.group, of_head(inputs, b, head)
+            kv, numbers = head // problem.group, of_head(inputs, one, head)
             if not one.mask.k_len:
                 lse[b, head, rows] = numbers.get("sinks", -np.inf)
                 continue
@@ -48,6 +48,8 @@ def _forward(problem: AttentionProblem, inputs: Mapping[str, F32]) -> dict[str, 
 
 def _backward(problem: AttentionProblem, inputs: Mapping[str, F32]) -> dict[str, F32]:
     found = {f"d{name}": np.zeros(inputs[name].shape, np.float32) for name in "qkv"}
+    matrices = (problem.bias_sequences, problem.bias_heads)
+    dbias = np.zeros((*matrices, problem.q_len, problem.k_len), np.float32)
     for at in sequences_of(problem, inputs):
         b, rows, keys = at.batch, at.rows, at.keys
         for head in range(problem.heads if at.mask.k_len else 0):
@@ -55,11 +57,14 @@ def _backward(problem: AttentionProblem, inputs: Mapping[str, F32]) -> dict[str,
             one = {name: inputs[name][b, rows, head] for name in ("q", "o", "do")}
             one |= {name: inputs[name][b, keys, kv] for name in ("k", "v")}
             one |= {n: inputs[n][b, head, rows] for n in ("lse", "dlse") if n in inputs}
-            dq, dk, dv = _one_head_back(one, at.mask, problem, of_head(inputs, b, head))
+            dq, dk, dv, ds = _one_head_back(one, at.mask, problem, of_head(inputs, at, head))
             found["dq"][b, rows, head] = dq
             found["dk"][b, keys, kv] += dk
             found["dv"][b, keys, kv] += dv
-    return {name: _round(gradient, problem.dtype) for name, gradient in found.items()}
+            if problem.dbias:
+                dbias[b % matrices[0], head % matrices[1]] += ds
+    rounded = {name: _round(gradient, problem.dtype) for name, gradient in found.items()}
+    return rounded | ({"dbias": dbias} if problem.dbias else {})
 
 
 def _one_head_back(
@@ -67,20 +72,22 @@ def _one_head_back(
     mask: Mask,
     problem: AttentionProblem,
     numbers: OfHead,
-) -> tuple[F32, F32, F32]:
-    """dQ, dK and dV of one query head, not yet rounded."""
+) -> tuple[F32, F32, F32, F32]:
+    """dQ, dK and dV of one query head, not yet rounded, and the gradient of its scores."""
     q, k, v, do = one["q"], one["k"], one["v"], one["do"]
     scale = np.float32(problem.softmax_scale)
     with np.errstate(invalid="ignore", over="ignore"):
         products = _mma(q, k.T)
         scores = score(problem, products, mask, numbers)
-        p = np.where(mask.visible(), np.exp(scores - one["lse"][:, None]), np.float32(0))
+        seen = mask.visible() & ~np.isneginf(scores)  # a bias hides keys too
+        p = np.where(seen, np.exp(scores - one["lse"][:, None]), np.float32(0))
         delta = (do * one["o"]).sum(axis=1, dtype=np.float32)
         if problem.dlse:
             delta = delta - one["dlse"]
         of_scores = p * (_mma(do, v.T) - delta[:, None])
         ds = _round(of_scores * score_slope(problem, products), problem.dtype)
-        return ds @ k * scale, ds.T @ q * scale, _round(p, problem.dtype).T @ do
+        dv = _round(p, problem.dtype).T @ do
+        return ds @ k * scale, ds.T @ q * scale, dv, of_scores
 
 
 _OPERATIONS: dict[str, Callable[[AttentionProblem, Mapping[str, F32]], dict[str, F32]]] = {

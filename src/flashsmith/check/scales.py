@@ -50,7 +50,7 @@ def _backward(
     rounded as if it were that. The largest of a row counts.
     """
     wide = {name: array.astype(np.float64) for name, array in inputs.items()}
-    squares = {name: truth[name] ** 2 for name in ("dq", "dk", "dv")}
+    squares = {name: gradient**2 for name, gradient in truth.items()}
     scale = problem.softmax_scale
     for at in sequences_of(problem, inputs):
         b, rows, keys = at.batch, at.rows, at.keys
@@ -60,7 +60,7 @@ def _backward(
             one |= {name: wide[name][b, keys, kv] for name in ("k", "v")}
             one |= {name: wide[name][b, h, rows] for name in ("dlse",) if name in wide}
             q, k, v, do = (one[name] for name in ("q", "k", "v", "do"))
-            head = head_gradients(problem, one, at.mask, of_head(inputs, b, h))
+            head = head_gradients(problem, one, at.mask, of_head(inputs, at, h))
             least = np.where(at.mask.visible(), SMALLEST[problem.dtype], 0.0)
             p2, ds2 = (np.maximum(np.abs(x), least) ** 2 for x in (head.p, head.ds))
             from_o = ((do * (head.p @ v)) ** 2).sum(axis=1, keepdims=True)  # of delta
@@ -68,6 +68,9 @@ def _backward(
             squares["dq"][b, rows, h] += scale**2 * of_row
             squares["dk"][b, keys, kv] += scale**2 * ((ds2 + p2 * head.slope**2 * from_o).T @ q**2)
             squares["dv"][b, keys, kv] += p2.T @ do**2
+            if problem.dbias:
+                own = b % problem.bias_sequences, h % problem.bias_heads
+                squares["dbias"][own] += head.of_scores**2 + p2 * from_o
     return {name: _row_scale(np.sqrt(square)) for name, square in squares.items()}
 
 
@@ -103,10 +106,10 @@ def _score_sums(problem: AttentionProblem, inputs: Mapping[str, F32]) -> F64:
             sums = np.abs(q[b, rows, head]) @ np.abs(k[b, keys, head // problem.group]).T
             sums = problem.softmax_scale * np.nan_to_num(sums, nan=0.0)
             if problem.alibi:
-                slope = of_head(inputs, b, head)["alibi_slopes"]
+                slope = of_head(inputs, at, head)["alibi_slopes"]
                 sums = sums + np.where(at.mask.visible(), abs(slope) * at.mask.distances(), 0.0)
             if problem.bias not in ("", "bool"):
-                bias = np.nan_to_num(np.abs(of_head(inputs, b, head)["bias"]), posinf=0.0)
+                bias = np.nan_to_num(np.abs(of_head(inputs, at, head)["bias"]), posinf=0.0)
                 sums = sums + np.where(bias < -LEAST_SCORE, bias, 0.0)
             largest = np.maximum(sums.max(axis=1), problem.softcap or 1.0)
             scale[b, head, rows] = np.maximum(1.0, largest)

@@ -23,7 +23,7 @@ FACTOR = 2.0  # how many times the same-precision error is allowed
 # Relative error of one rounding to nearest: an output cannot be nearer than its own rounding.
 UNIT_ROUNDOFF = {DType.FP16: 2.0**-11, DType.BF16: 2.0**-8}
 # ex2.approx and lg2.approx are right to 2^-22 (PTX ISA, "Floating Point Instructions").
-LSE_ROUNDOFF = 2.0**-22
+FLOAT32_ROUNDOFF = 2.0**-22
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +65,9 @@ def expectation(problem: AttentionProblem, bits: Inputs) -> Mapping[str, Expecte
     truth, near = reference(problem, inputs), same_precision(problem, inputs)
     scales = error_scales(problem, inputs, truth)
     found = {}
-    for role in (role for role in signature_of(problem).tensors if role.is_output):
+    for role in (r for r in signature_of(problem).tensors if r.is_output and r.name in truth):
         name = role.name
-        roundoff = LSE_ROUNDOFF if role.is_statistics else UNIT_ROUNDOFF[problem.dtype]
+        roundoff = UNIT_ROUNDOFF[problem.dtype] if role.is_rows else FLOAT32_ROUNDOFF
         error = _furthest(_errors(near[name], truth[name], scales[name]))[0]
         found[name] = Expected(truth[name], scales[name], FACTOR * max(error, roundoff))
     return found
@@ -100,6 +100,7 @@ def _furthest(errors: NDArray[np.float64]) -> tuple[float, tuple[int, ...]]:
 def position_text(tensor: str, at: tuple[int, ...]) -> str:
     """`o[batch 0, row 17, head 2, d 5]`."""
     axes = ("batch", "row", "head", "d") if len(at) == 4 else ("batch", "head", "row")
+    axes = ("batch", "head", "row", "key") if tensor == "dbias" else axes
     index = ", ".join(f"{axis} {i}" for axis, i in zip(axes, at, strict=True))
     return f"{tensor}[{index}]"
 

@@ -14,7 +14,7 @@ from concurrent.futures import as_completed
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from flashsmith.base import settings
 from flashsmith.base.errors import ArgumentError, CompileError, FlashsmithError, Unsupported
@@ -24,12 +24,13 @@ from flashsmith.compile.artefact import CompiledKernel, PtxKernel, ptx_of
 from flashsmith.compile.cache.kernel_cache import SCHEMA, KernelCache, default_cache
 from flashsmith.compile.header_closure import INCLUDE_ROOT, closure_hash
 from flashsmith.compile.machine.resources import parse_resources
-from flashsmith.compile.nvrtc import program as nvrtc
-from flashsmith.compile.nvrtc.apart import compile_apart
 from flashsmith.compile.nvrtc.library import find_nvrtc
 from flashsmith.compile.unit import UnitOptions, unit_source
 from flashsmith.kernels.kernel import KernelConfig
 from flashsmith.problem.needs import Needs
+
+if TYPE_CHECKING:
+    from flashsmith.compile.nvrtc.program import NvrtcOutput
 
 # The include folder is left out of the key: what lies in it is there by content.
 PTX_OPTIONS = ("-std=c++20", "-default-device")
@@ -268,8 +269,11 @@ def _placed(kernel: _Kernel, unit: _Unit, log: str, cache: KernelCache | None) -
 
 def _run_compiler(
     unit: _Unit, arch: str, key: str, cache: KernelCache | None
-) -> tuple[nvrtc.NvrtcOutput, float]:
+) -> tuple[NvrtcOutput, float]:
     """What NVRTC makes of a unit, and the seconds that took; keeps what it refuses."""
+    from flashsmith.compile.nvrtc import program as nvrtc
+    from flashsmith.compile.nvrtc.apart import compile_apart
+
     library = find_nvrtc()
     flags = [*_options(arch), *unit.options.flags(), f"--gpu-architecture={arch}"]
     if (library.cuda_major or 0) >= 13:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from flashsmith.arch import Arch, occupancy
+from flashsmith.arch import Arch
+from flashsmith.arch.occupancy import occupancy
 from flashsmith.base.errors import CompileError, FlashsmithError, OutOfResources, Unsupported
 from flashsmith.compile.artefact import CompiledKernel
 from flashsmith.compile.cache.kernel_cache import KernelCache

@@ -6,9 +6,9 @@ import inspect
 from collections.abc import Callable, Mapping
 
 from flashsmith.api.arrays.library import ArrayOrTuple
+from flashsmith.api.caches.kv_cache import flash_attn_with_kvcache as cached
 from flashsmith.api.dropins import flash_attn_func as dense
 from flashsmith.api.dropins import flash_attn_varlen_func as packed
-from flashsmith.api.kv_cache import flash_attn_with_kvcache as cached
 from flashsmith.base.errors import ArgumentTypeError, Unsupported
 from flashsmith.base.loose_types import Foreign
 
@@ -45,7 +45,7 @@ _REFUSED = {
     **dict.fromkeys(_SCALES, "FP8"),
     "attention_chunk": "attention in chunks",
     **dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k_new"), "packed rows on a cache"),
-    "rotary_seqlens": "rotary embeddings",
+    "rotary_seqlens": "rotary embeddings at positions of their own",
 }
 # How its kernels are to be run, which says nothing of the result.
 _HINTS = ("num_splits", "pack_gqa", "sm_margin", "scheduler_metadata")

@@ -72,3 +72,38 @@ def _closed_over(function: object) -> Foreign:
     """The one value that a mask function is made with."""
     values = [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
     return values[0] if len(values) == 1 else None
+
+
+def is_plain_prefill(asked: Asked, causal_mask_function: object) -> bool:
+    """Whether a mask is wanted that `is_causal` and a window state: every query at its own key."""
+    return (
+        q_length_of(asked) == asked["kv_length"]
+        and asked.get("attention_mask") is None
+        and _is_causal(asked, causal_mask_function)
+        and bool(asked.get("allow_is_causal_skip", False))
+    )
+
+
+def _is_causal(asked: Asked, causal_mask_function: object) -> bool:
+    """Whether a row sees all keys up to its own, or those of a window."""
+    function = asked.get("mask_function")
+    if asked.get("local_size") is None:
+        return function is causal_mask_function
+    # transformers makes the function of a window from parts of these names.
+    parts = ("and_mask", "sliding_window", getattr(causal_mask_function, "__qualname__", ""))
+    names = list(_names_in(function))
+    return any("sliding_window" in name for name in names) and all(
+        any(part in name for part in parts) for name in names
+    )
+
+
+def _names_in(function: object, depth: int = 4) -> Iterator[str]:
+    """The names of a mask function and of those that it closes over: it is made of them."""
+    if isinstance(function, tuple | list):
+        for part in function:
+            yield from _names_in(part, depth)
+    if not callable(function) or depth == 0:
+        return
+    yield str(getattr(function, "__qualname__", ""))
+    for cell in getattr(function, "__closure__", None) or ():
+        yield from _names_in(cell.cell_contents, depth - 1)

@@ -39,13 +39,6 @@ def check_model(model: Foreign) -> None:
             f"{name} computes attention in its own code, not through transformers' interface; "
             f"flashsmith cannot take its place; {_around(model)}."
         )
-    if getattr(config, "relative_attention_num_buckets", None) is not None:
-        say_once(
-            f"{name} position bias",
-            f"{name} adds a learnt bias of positions to scores; flashsmith has no gradients of "
-            f"it, so training steps will be refused: {instead(model)} to train. Inference is "
-            f"not affected.",
-        )
     width = _width_of(config)
     if width > MAX_D_HEAD:
         raise Unsupported(

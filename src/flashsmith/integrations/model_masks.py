@@ -17,10 +17,10 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from flashsmith.base.loose_types import Foreign
-from flashsmith.integrations.mask_causes import CAUSE, cause_of, is_plain_prefill
 from flashsmith.integrations.mask_patterns import (
     Asked,
     Pattern,
+    is_plain_prefill,
     pattern_of,
     q_length_of,
     q_offset_of,
@@ -45,10 +45,7 @@ def mask_maker(
                 return None
             setattr(made, PATTERN, pattern)
             return made
-        made = whole_mask(**asked)
-        if made is not None and not is_compiling():  # which would have to read the mask
-            setattr(made, CAUSE, cause_of(asked, causal_mask_function))
-        return made
+        return whole_mask(**asked)
 
     return mask
 

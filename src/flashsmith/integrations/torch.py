@@ -181,12 +181,9 @@ def _of_mask(mask: Foreign, asked: dict[str, Foreign]) -> str:
         return "attn_mask and is_causal"
     if type(mask) not in (Tensor, torch.nn.Parameter) or mask.layout is not torch.strided:
         return "attn_mask is not a plain tensor"
-    query, key = asked["query"], asked["key"]
+    query = asked["query"]
     if mask.dim() < 2 or mask.device != query.device:
         return "attn_mask of another device or of one dimension"
-    inputs = (query, key, asked["value"], mask)
-    if torch.is_grad_enabled() and any(t.requires_grad for t in inputs):
-        return "attn_mask and gradients"
     kinds = (torch.bool, torch.float32, query.dtype)
     return "" if mask.dtype in kinds else f"attn_mask of {mask.dtype}"
 

@@ -12,7 +12,6 @@ from torch.nn import Module
 from flashsmith.api.attention import flash_attention
 from flashsmith.base.errors import ArgumentTypeError, Unsupported
 from flashsmith.base.loose_types import Foreign
-from flashsmith.integrations.mask_causes import CAUSE
 from flashsmith.integrations.model_checks import check_model, instead, remember
 from flashsmith.integrations.model_masks import PATTERN, mask_maker
 from flashsmith.integrations.padded_rows import (
@@ -168,11 +167,6 @@ class _Call:
 
     def masked(self, mask: Tensor) -> Tensor:
         """The mask says for every row and key whether it is seen, or what is added to its score."""
-        if self._is_differentiated() and not torch.compiler.is_compiling():
-            raise Unsupported(
-                f"the model made a mask of shape {tuple(mask.shape)}, {cause_of_mask(mask)}; "
-                f"flashsmith has no gradients of calls with such a mask; {instead(self.module)}."
-            )
         mask = mask[..., : self.key.shape[2]]
         return self._dense(self.key, self.value, False, _both(mask, self.bias), {})
 
@@ -263,12 +257,6 @@ def _of_one_width(*tensors: Tensor) -> list[Tensor]:
         x if x.shape[-1] == width else torch.nn.functional.pad(x, (0, width - x.shape[-1]))
         for x in tensors
     ]
-
-
-def cause_of_mask(attention_mask: Tensor) -> str:
-    """Why a mask was made, and what to do against it; one that we did not make is the caller's."""
-    own = "which the caller passed whole: pass none, or a 2-D one without zeros"
-    return str(getattr(attention_mask, CAUSE, own))
 
 
 def _require_half(query: Tensor) -> None:

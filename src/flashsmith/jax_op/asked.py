@@ -19,10 +19,11 @@ _CALL_NAMES = {name: call_name for call_name, name in CALL_FACTS.items()}
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """The options of a call, and the names of the arrays behind its rows."""
+    """The options of a call, the names of the arrays behind its rows, and what else it gives."""
 
     options: CallOptions
     tables: tuple[str, ...] = ()
+    dbias: bool = False  # of a backward call: the gradient of the bias too
 
     def text(self) -> str:
         """All of it; equal ones have equal texts."""
@@ -33,7 +34,7 @@ class Asked:
             "config": config.short_form() if isinstance(config, KernelConfig) else config,
             "backend": options.backend,
             "tables": self.tables,
-        }
+        } | ({"dbias": True} if self.dbias else {})
         return json.dumps(told, sort_keys=True)
 
 
@@ -47,4 +48,4 @@ def read_asked(text: str) -> Asked:
         )
     facts = {_CALL_NAMES[name]: value for name, value in told["facts"].items()}
     options = checked_options(config=told["config"], backend=told["backend"], **facts)
-    return Asked(options, tuple(told["tables"]))
+    return Asked(options, tuple(told["tables"]), bool(told.get("dbias", False)))

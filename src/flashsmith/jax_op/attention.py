@@ -11,10 +11,10 @@ import jax.numpy as jnp
 
 from flashsmith.api.array_view import ArrayView, compact
 from flashsmith.api.arrays.library import Array
-from flashsmith.api.bias import broadcast_view, scores_shape
+from flashsmith.api.bias import broadcast_view, reduced, scores_shape, shared_by_shape
 from flashsmith.api.options import LSE, CallOptions
 from flashsmith.api.problems import problem_of
-from flashsmith.api.tables import ArrayTables, without_gradient
+from flashsmith.api.tables import ArrayTables, rows_of_tables, without_gradient
 from flashsmith.base.errors import ArgumentError, Unsupported
 from flashsmith.jax_op.asked import Asked
 from flashsmith.jax_op.handlers import ASKED, BACKWARD, FORWARD, HANDLERS, ON_HOST
@@ -85,13 +85,16 @@ def attend(
             )
     _register()
     rows = Rows(*(jnp.asarray(array) for array in (q, k, v)))
-    made = {name: _table(name, table, rows.q) for name, table in tables.items()}
+    made = {
+        name: _table(name, table, rows_of_tables(tables, rows.q.shape[0]))
+        for name, table in tables.items()
+    }
     _problem(rows, options, made)  # what is wrong is said where the call stands
     found = _attention(Asked(options, tuple(made)), rows, tuple(made.values()))
     return found[0], found[1] if options.facts[LSE] else None, None
 
 
-def _table(name: str, table: Array, q: Array) -> Array:
+def _table(name: str, table: Array, sequences: int) -> Array:
     """A table in the type of its role; slopes of heads are those of all sequences."""
     array = jnp.asarray(table)
     if name == BIAS:
@@ -100,7 +103,7 @@ def _table(name: str, table: Array, q: Array) -> Array:
     if jnp.issubdtype(array.dtype, wanted):
         array = array.astype(jnp.int32 if TABLES[name].is_integer else jnp.float32)
     if name == "alibi_slopes" and array.ndim == 1:
-        array = jnp.broadcast_to(array, (q.shape[0], *array.shape))
+        array = jnp.broadcast_to(array, (sequences, *array.shape))
     return array
 
 
@@ -141,6 +144,7 @@ class _Kept(NamedTuple):
     o: Array
     lse: Array
     tables: tuple[Array, ...]
+    of_bias: tuple[()] | None  # not None where its gradient is wanted: JAX traces a bool
 
 
 def _with_gradients(
@@ -152,7 +156,9 @@ def _with_gradients(
     of_tables = tuple(table.value for table in tables)
     with_lse = Asked(asked.options.with_fact("lse", True), asked.tables)
     o, lse = _forward(with_lse, plain, of_tables)
-    return (o, lse) if asked.options.facts[LSE] else (o,), _Kept(plain, o, lse, of_tables)
+    of_bias = any(n == BIAS and t.perturbed for n, t in zip(asked.tables, tables, strict=True))
+    kept = _Kept(plain, o, lse, of_tables, () if of_bias else None)
+    return (o, lse) if asked.options.facts[LSE] else (o,), kept
 
 
 def _require_gradients(asked: Asked, tables: tuple[Array, ...]) -> None:
@@ -166,15 +172,15 @@ def _require_gradients(asked: Asked, tables: tuple[Array, ...]) -> None:
     for name, table in zip(asked.tables, tables, strict=True):
         if name == "alibi_slopes" and table.perturbed:
             raise Unsupported(
-                "alibi_slopes are differentiated; flashsmith computes gradients of q, k, v and "
-                "sinks; pass jax.lax.stop_gradient(alibi_slopes)."
+                "alibi_slopes are differentiated; flashsmith computes gradients of q, k, v, sinks "
+                "and bias; pass jax.lax.stop_gradient(alibi_slopes)."
             )
 
 
 def _gradients(
     asked: Asked, kept: _Kept, cotangents: tuple[Array, ...]
 ) -> tuple[Rows, tuple[Array | None, ...]]:
-    """Gradients of the rows, and of sinks among the tables."""
+    """Gradients of the rows, and of sinks and the bias among the tables."""
     do, dlse = _instantiated(cotangents[0]), None
     if len(cotangents) > 1 and not _is_zero(cotangents[1]):
         dlse = cotangents[1]
@@ -183,14 +189,26 @@ def _gradients(
     options = asked.options.with_fact("lse", False)._replace(config=None)
     arguments = [*kept.rows, kept.o, kept.lse, do] + ([] if dlse is None else [dlse])
     results = tuple(Shape(row.shape, row.dtype) for row in kept.rows)
-    backward = Asked(options, tuple(read))
-    found = Rows(*_call(BACKWARD, results, backward, *arguments, *read.values()))
-    layout = str(options.fact("layout"))
-    of_tables = tuple(
-        _of_sinks(table, do, kept, dlse, layout) if name == "sinks" else None
-        for name, table in tables.items()
-    )
-    return found, of_tables
+    layout, of_bias = str(options.fact("layout")), kept.of_bias is not None
+    if of_bias:
+        results = (*results, _written_bias(kept.rows, tables[BIAS], layout))
+    backward = Asked(options, tuple(read), of_bias)
+    dq, dk, dv, *dbias = _call(BACKWARD, results, backward, *arguments, *read.values())
+    of_tables: dict[str, Array] = {}
+    if "sinks" in tables:
+        of_tables["sinks"] = _of_sinks(tables["sinks"], do, kept, dlse, layout)
+    if of_bias:
+        bias = tables[BIAS]
+        of_tables[BIAS] = reduced(dbias[0], bias.shape).astype(bias.dtype)
+    return Rows(dq, dk, dv), tuple(of_tables.get(name) for name in tables)
+
+
+def _written_bias(rows: Rows, bias: Array, layout: str) -> Array:
+    """The gradient of a bias as the kernels write it, of every row and key."""
+    batch, heads, q_len, k_len = scores_shape(rows.q.shape, rows.k.shape, layout)
+    shared = shared_by_shape(bias.shape)
+    of_batch, of_heads = shared in ("batch", "both"), shared in ("heads", "both")
+    return Shape((1 if of_batch else batch, 1 if of_heads else heads, q_len, k_len), jnp.float32)
 
 
 def _is_zero(cotangent: Array) -> bool:

@@ -99,9 +99,9 @@ def forward_on_gpu(frame: CallFrame) -> None:
 
 
 def backward_on_gpu(frame: CallFrame) -> None:
-    """dQ, dK and dV."""
+    """dQ, dK and dV, and dBias where it is asked for."""
     asked, rows, tables = _named(frame, KEPT)
-    gpu_call.differentiate(_OnGpu(frame), rows, asked.options, tables=tables)
+    gpu_call.differentiate(_OnGpu(frame), rows, asked.options, tables=tables, of_bias=asked.dbias)
 
 
 # By name; kept for as long as XLA may call them.
@@ -119,11 +119,13 @@ def forward_on_host(text: str, *arrays: Array) -> tuple[Array, ...]:
 
 
 def backward_on_host(text: str, *arrays: Array) -> tuple[Array, ...]:
-    """dQ, dK and dV of arrays in the host's memory."""
+    """The same of arrays in the host's memory."""
     asked = _read(text)
     named = _host_arrays(asked, KEPT, arrays)
     tables = {name: named.pop(name) for name in asked.tables}
-    found, _ = host_call.differentiate(NUMPY, named, asked.options, tables=tables)
+    found, _ = host_call.differentiate(
+        NUMPY, named, asked.options, tables=tables, of_bias=asked.dbias
+    )
     return tuple(found)
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cache
+from operator import attrgetter
 from typing import ClassVar
 
 from flashsmith.base.fields import Declared
@@ -93,21 +95,48 @@ class _Kind:
     cpp: str
     doc: str
     is_last: bool = False
+    then: tuple[str, ...] = ()
+    value: Callable[[AttentionProblem], float] | None = None  # where it follows from the problem
 
 
-def argument(cpp: str, doc: str, *, is_last: bool = False) -> Declared:
+# What kernels are told of their problem: a struct says where it has them (`then`), no plan fills
+# them in, and no struct declares them again.
+_OF_PROBLEM = {
+    "batch": _Kind("i32", "sequences", value=attrgetter("batch")),
+    "heads": _Kind("i32", "query heads", value=attrgetter("heads")),
+    "kv_heads": _Kind("i32", "divides heads", value=attrgetter("kv_heads")),
+    "kv_group": _Kind(
+        "i32", "query heads that share one head of K and V", value=attrgetter("group")
+    ),
+    "q_len": _Kind("i32", "query rows", value=attrgetter("q_len")),
+    "k_len": _Kind("i32", "keys", value=attrgetter("k_len")),
+    "d_head": _Kind("i32", "of the problem; at most the kernel's", value=attrgetter("d_head")),
+    "scale_log2": _Kind(
+        "float",
+        "softmax scale times log2(e)",
+        value=lambda problem: problem.softmax_scale * math.log2(math.e),
+    ),
+    "minus_inverse_scale": _Kind(
+        "float", "-1 / softmax scale", value=lambda problem: -1.0 / problem.softmax_scale
+    ),
+}
+
+
+def argument(cpp: str, doc: str, *, is_last: bool = False, then: tuple[str, ...] = ()) -> Declared:
     """A field of a kernel's arguments, of one of the C++ types in `_TYPES`.
 
+    In the struct it is followed by the values of the problem that `then` names (`_OF_PROBLEM`).
     What `is_last` lies behind the values of facts, so that these stay where kernels find them.
     """
-    return field(metadata={_KIND: _Kind(cpp, doc, is_last)})
+    return field(metadata={_KIND: _Kind(cpp, doc, is_last, then)})
 
 
 class Arguments:
     """A frozen dataclass whose fields are arguments, in the order of the C++ struct.
 
-    Behind them come the run-time values of the problem's facts that have an `argument`, and last
-    the fields that are declared so.
+    Between them stand the values of the problem that they name with `then`. Behind them come the
+    run-time values of the problem's facts that have an `argument`, and last the fields that are
+    declared so.
     """
 
     __slots__ = ()
@@ -133,8 +162,11 @@ class Arguments:
         """The bytes of the C++ struct."""
         values: list[object] = []
         own = _kinds(type(self))
-        for name in _all_kinds(type(self)):
-            value = getattr(self, name) if name in own else getattr(problem, name) or 0
+        for name, kind in _all_kinds(type(self)).items():
+            if kind.value:
+                value = kind.value(problem)
+            else:
+                value = getattr(self, name) if name in own else getattr(problem, name) or 0
             if isinstance(value, TensorMapSpec):
                 values.append(encode(value))
             elif isinstance(value, TensorArg):
@@ -147,6 +179,7 @@ class Arguments:
 
 
 _kinds_of: dict[type, dict[str, _Kind]] = {}
+_all_kinds_of: dict[type, dict[str, _Kind]] = {}
 _layout_of: dict[type, struct.Struct] = {}
 
 
@@ -158,9 +191,17 @@ def _kinds(cls: DataClass) -> dict[str, _Kind]:
 
 def _all_kinds(cls: DataClass) -> dict[str, _Kind]:
     """Every argument by name, in the order of the C++ struct."""
-    own = _kinds(cls)
+    if cls not in _all_kinds_of:
+        _all_kinds_of[cls] = _ordered(_kinds(cls))
+    return _all_kinds_of[cls]
+
+
+def _ordered(own: dict[str, _Kind]) -> dict[str, _Kind]:
     last = {name: kind for name, kind in own.items() if kind.is_last}
-    first = {name: kind for name, kind in own.items() if not kind.is_last}
+    first: dict[str, _Kind] = {}
+    for name, kind in own.items():
+        if not kind.is_last:
+            first |= {name: kind, **{then: _OF_PROBLEM[then] for then in kind.then}}
     return {**first, **_of_facts(), **last}
 
 

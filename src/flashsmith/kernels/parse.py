@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
+from itertools import chain
 
 from flashsmith.base.errors import ConfigError
 from flashsmith.base.plain_text import shortened
@@ -31,12 +32,15 @@ def parse_config(text: str) -> KernelConfig:
     The name may stand anywhere in the text (a table row, a profiler's line).
     """
     require_short(text)
-    for name in [text.strip(), *_KERNEL_NAME.findall(text)]:
-        for family in (*CATALOGUE, *PARTS):
+    names = [text.strip(), *_KERNEL_NAME.findall(text)]
+    for name in filter(str.isidentifier, names):
+        for family in chain(CATALOGUE, PARTS):
             config = parse_identifier(name, family)
             if config is not None:
                 return config
-    for family in (*CATALOGUE, *PARTS):
+    # What the text begins with is asked first: no other family is imported for it then.
+    likely = CATALOGUE.written(text.partition("(")[0].strip())
+    for family in chain(likely, CATALOGUE, PARTS):
         config = search_cpp_struct(text, family) or search_short_form(text, family)
         if config is not None:
             return config
@@ -74,6 +78,7 @@ def _nearest_family(text: str) -> type[KernelConfig]:
             f"{text.strip()!r} is not a configuration; a configuration is written {forms}; "
             f"`flashsmith configs` shows some."
         )
-    every = (*CATALOGUE, *PARTS)
-    prefixed = [f for f in every if f.PREFIX and text.strip().startswith(f.PREFIX.strip())]
+    prefixed = [
+        f for f in chain(CATALOGUE, PARTS) if f.PREFIX and text.strip().startswith(f.PREFIX.strip())
+    ]
     return prefixed[0] if prefixed else CATALOGUE[0]

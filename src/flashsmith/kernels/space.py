@@ -14,7 +14,7 @@ from flashsmith.kernels.kernel import KernelConfig
 from flashsmith.kernels.rules import Rule, first_refusal
 
 MOST_TO_WALK = 1_000_000  # a larger space is sampled: one of 10^9 points would take hours
-SAMPLES = 100_000
+SAMPLES = 50_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +65,32 @@ def autotuning_steps() -> list[SpaceStep]:
 def _build_steps(family: type[KernelConfig]) -> list[SpaceStep]:
     rules, total = family.BUILD_RULES, space_size(family)
     if total <= MOST_TO_WALK:
-        refused = _refusals(every_config(family), rules)
-        return _steps(family, "legal values", rules, refused, total)
+        return _steps(family, "legal values", rules, counted_refusals(family, rules), total)
     sampled = _refusals(random_configs(family, SAMPLES), rules)
     scaled = Counter({name: round(total * n / SAMPLES) for name, n in sampled.items()})
     return _steps(family, "legal values", rules, scaled, total, how="sampled")
+
+
+def counted_refusals(family: type[KernelConfig], rules: tuple[Rule, ...]) -> Counter[str]:
+    """As `_refusals` of every combination; knobs that no rule looks at are not walked."""
+    knobs, refused = family.knobs(), Counter[str]()
+
+    def walk(decided: dict[str, object], points: int) -> None:
+        config = _with_values(family, decided)
+        try:
+            refusal = first_refusal(rules, config)
+        except AttributeError as undecided:  # the first knob that is looked at and has no value
+            if undecided.obj is not config or undecided.name not in knobs.keys() - decided:
+                raise
+            values = knobs[undecided.name].values
+            for value in values:
+                walk({**decided, undecided.name: value}, points // len(values))
+        else:
+            if refusal is not None:
+                refused[refusal.rule] += points
+
+    walk({}, space_size(family))
+    return refused
 
 
 def _refusals(configs: Iterable[KernelConfig], rules: tuple[Rule, ...]) -> Counter[str]:
@@ -96,7 +117,12 @@ def _steps(
 
 # Any value is legal by construction: checking 400,000 points again takes seconds.
 def _unchecked(family: type[KernelConfig], values: tuple[object, ...]) -> KernelConfig:
+    return _with_values(family, dict(zip(family.knobs(), values, strict=True)))
+
+
+def _with_values(family: type[KernelConfig], values: dict[str, object]) -> KernelConfig:
+    """A configuration with these values; to look at another knob of it is an AttributeError."""
     config = object.__new__(family)
-    for name, value in zip(family.knobs(), values, strict=True):
+    for name, value in values.items():
         object.__setattr__(config, name, value)
     return config

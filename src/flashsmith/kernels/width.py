@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from flashsmith.arch import get
 from flashsmith.base.errors import Unsupported
-from flashsmith.kernels.catalogue import CATALOGUE
 
 D_HEAD_STEP = 8  # elements of one 16-byte access
-MAX_D_HEAD: int = max(width for family in CATALOGUE for width in family.knobs()["d_head"].values)
+MAX_D_HEAD = 256  # of the widest kernel
 
 
 # Of O a warp holds at least 16 rows of 4 bytes a number in the registers of its 32 threads.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flashsmith.arch import get as get_arch
-from flashsmith.arch import occupancy
+from flashsmith.arch.occupancy import occupancy
 from flashsmith.base.errors import FlashsmithError
 from flashsmith.compile.compiler import compile_kernel
 from flashsmith.emulator.options import EmulatorOptions

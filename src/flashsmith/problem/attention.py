@@ -100,6 +100,7 @@ class AttentionProblem:
         absent="forward",
     )
     dlse: bool = fact(bool, "backward: a gradient of the log-sum-exp is given too", absent=False)
+    dbias: bool = fact(bool, "backward: the gradient of the bias is wanted too", absent=False)
     window_left: int | None = fact(
         int,
         "keys that a row sees left of its own position; without it all",
@@ -231,7 +232,8 @@ class AttentionProblem:
 
     def __post_init__(self) -> None:
         for name, what in FACTS.items():
-            obstacle = what.obstacle(name, getattr(self, name))
+            value = getattr(self, name)
+            obstacle = "" if value is what.absent else what.obstacle(name, value)
             if obstacle:
                 raise ArgumentError(obstacle)
         if self.kv_heads and self.heads % self.kv_heads:
@@ -262,10 +264,16 @@ class AttentionProblem:
                 "lse is True and operation is 'backward', which takes the log-sum-exp and does not "
                 "write it; leave lse out."
             )
-        if self.operation != "backward" and self.dlse:
+        for name in ("dlse", "dbias") if self.operation != "backward" else ():
+            if getattr(self, name):
+                raise ArgumentError(
+                    f"{name} is True and operation is {self.operation!r}; gradients belong to a "
+                    f"backward pass; leave {name} out."
+                )
+        if self.dbias and self.bias in ("", "bool"):
             raise ArgumentError(
-                f"dlse is True and operation is {self.operation!r}; gradients belong to a backward "
-                f"pass; leave dlse out."
+                f"dbias is True and bias is {self.bias!r}; only numbers that are added to scores "
+                f"have a gradient; leave dbias out."
             )
 
     def _require_lengths(self) -> None:
@@ -363,6 +371,16 @@ class AttentionProblem:
     def boundaries(self) -> int:
         """Where packed sequences begin and the last one ends: so many numbers."""
         return self.sequences + 1
+
+    @property
+    def bias_sequences(self) -> int:
+        """Sequences that have a bias of their own; one where they share it."""
+        return 1 if self.bias_shared in ("batch", "both") else self.batch
+
+    @property
+    def bias_heads(self) -> int:
+        """The same of the heads of a sequence."""
+        return 1 if self.bias_shared in ("heads", "both") else self.heads
 
     @property
     def area(self) -> float:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from flashsmith.base.errors import ArgumentError
 from flashsmith.problem.attention import AttentionProblem
 from flashsmith.problem.mask import Mask
-from flashsmith.problem.sequences import sequences_of, without_pages
+from flashsmith.problem.sequences import SequenceOf, sequences_of, without_pages
 from flashsmith.problem.signature import TABLES, TensorRole, signature_of
 
 F64 = NDArray[np.float64]
@@ -40,8 +40,9 @@ def reference(problem: AttentionProblem, inputs: Arrays) -> dict[str, F64]:
         if name in roles
     }
     found = _OPERATIONS[problem.operation](problem, given)
+    rows = [role.name for role in signature_of(problem).tensors if role.is_rows]
     return {
-        name: array if array.ndim == 3 else _problem_layout(problem, array)
+        name: _problem_layout(problem, array) if name in rows else array
         for name, array in found.items()
     }
 
@@ -80,15 +81,15 @@ def score_slope(problem: AttentionProblem, products: NDArray[Any]) -> NDArray[An
     return np.asarray(number(1.0) - capped**2)
 
 
-def of_head(tables: Arrays, batch: int, head: int) -> dict[str, Any]:
+def of_head(tables: Arrays, at: SequenceOf, head: int) -> dict[str, Any]:
     """What tables hold for one head of a sequence: numbers, and of a bias the head's matrix."""
     found: dict[str, Any] = {}
     if "sinks" in tables:
         found["sinks"] = float(tables["sinks"][head])
     if "alibi_slopes" in tables:
-        found["alibi_slopes"] = float(tables["alibi_slopes"][batch, head])
+        found["alibi_slopes"] = float(tables["alibi_slopes"][at.number, head])
     if "bias" in tables:
-        found["bias"] = tables["bias"][batch, head]
+        found["bias"] = tables["bias"][at.batch, head]
     return found
 
 
@@ -97,8 +98,13 @@ class HeadGradients:
     """What lies between one query head's inputs and its gradients: matrices of q_len x k_len."""
 
     p: F64  # the softmax
-    ds: F64  # gradient of the scaled products
+    of_scores: F64  # gradient of what the softmax takes
     slope: F64  # of the scores over the scaled products
+
+    @property
+    def ds(self) -> F64:
+        """Gradient of the scaled products."""
+        return self.of_scores * self.slope
 
 
 def head_gradients(
@@ -109,12 +115,13 @@ def head_gradients(
     o, lse = _one_head(q, k, v, mask, problem, numbers)
     products, seen = q @ k.T, mask.visible()
     scores, slope = score(problem, products, mask, numbers), score_slope(problem, products)
+    seen &= ~np.isneginf(scores)  # what a bias hides
     with np.errstate(invalid="ignore"):  # -inf - -inf, in rows that see no key
         p = np.where(seen, np.exp(scores - lse[:, None]), 0.0)
     delta = (do * o).sum(axis=1)
     if problem.dlse:
         delta = delta - one["dlse"]
-    return HeadGradients(p, p * (do @ v.T - delta[:, None]) * slope, slope)
+    return HeadGradients(p, p * (do @ v.T - delta[:, None]), slope)
 
 
 def _forward(problem: AttentionProblem, given: Mapping[str, F64]) -> dict[str, F64]:
@@ -125,7 +132,7 @@ def _forward(problem: AttentionProblem, given: Mapping[str, F64]) -> dict[str, F
     for one in sequences_of(problem, given):
         b, rows, keys = one.batch, one.rows, one.keys
         for h in range(problem.heads):
-            kv, numbers = h // problem.group, of_head(given, b, h)
+            kv, numbers = h // problem.group, of_head(given, one, h)
             o[b, h, rows], lse[b, h, rows] = _one_head(
                 q[b, h, rows], k[b, kv, keys], v[b, kv, keys], one.mask, problem, numbers
             )
@@ -134,6 +141,7 @@ def _forward(problem: AttentionProblem, given: Mapping[str, F64]) -> dict[str, F
 
 def _backward(problem: AttentionProblem, given: Mapping[str, F64]) -> dict[str, F64]:
     dq, dk, dv = (np.zeros_like(given[name]) for name in "qkv")
+    dbias = np.zeros((problem.bias_sequences, problem.bias_heads, problem.q_len, problem.k_len))
     scale = problem.softmax_scale
     for at in sequences_of(problem, given):
         b, rows, keys = at.batch, at.rows, at.keys
@@ -144,11 +152,13 @@ def _backward(problem: AttentionProblem, given: Mapping[str, F64]) -> dict[str, 
                 for n, array in given.items()
                 if n not in TABLES
             }
-            head = head_gradients(problem, one, at.mask, of_head(given, b, h))
+            head = head_gradients(problem, one, at.mask, of_head(given, at, h))
             dq[b, h, rows] = head.ds @ one["k"] * scale
             dk[b, kv, keys] += head.ds.T @ one["q"] * scale
             dv[b, kv, keys] += head.p.T @ one["do"]
-    return {"dq": dq, "dk": dk, "dv": dv}
+            if problem.dbias:
+                dbias[b % len(dbias), h % dbias.shape[1]] += head.of_scores
+    return {"dq": dq, "dk": dk, "dv": dv} | ({"dbias": dbias} if problem.dbias else {})
 
 
 _OPERATIONS: dict[str, Callable[[AttentionProblem, Mapping[str, F64]], dict[str, F64]]] = {

@@ -24,6 +24,7 @@ class SequenceOf:
     rows: slice
     keys: slice
     mask: Mask
+    number: int  # its row in tables that have one for each sequence
 
 
 def without_pages(problem: AttentionProblem, inputs: Tables) -> tuple[AttentionProblem, Tables]:
@@ -83,7 +84,9 @@ def sequences_of(problem: AttentionProblem, tables: Tables) -> Iterator[Sequence
         yield from _packed(problem, tables)
         return
     for batch in range(problem.batch):
-        whole = SequenceOf(batch, slice(0, problem.q_len), slice(0, problem.k_len), problem.mask)
+        whole = SequenceOf(
+            batch, slice(0, problem.q_len), slice(0, problem.k_len), problem.mask, batch
+        )
         yield from _used(problem, tables, batch, whole)
 
 
@@ -96,11 +99,13 @@ def _used(
     k_end = _entry(tables, "k_lengths", number, int(key_end - key))
     k_first = min(_entry(tables, "k_starts", number, 0, most=k_end), k_end)
     rows, keys = slice(row, row + q_len), slice(key + k_first, key + k_end)
-    yield SequenceOf(whole.batch, rows, keys, problem.mask_of(q_len, k_end - k_first))
+    mask = problem.mask_of(q_len, k_end - k_first)
+    yield SequenceOf(whole.batch, rows, keys, mask, number)
     if row + q_len < row_end:
         rest = slice(row + q_len, row_end)
         none = slice(keys.stop, keys.stop)
-        yield SequenceOf(whole.batch, rest, none, problem.mask_of(int(row_end - rest.start), 0))
+        mask = problem.mask_of(int(row_end - rest.start), 0)
+        yield SequenceOf(whole.batch, rest, none, mask, number)
 
 
 def _entry(tables: Tables, name: str, number: int, absent: int, *, most: int | None = None) -> int:
@@ -123,8 +128,10 @@ def _packed(problem: AttentionProblem, tables: Tables) -> Iterator[SequenceOf]:
     keys = [slice(0, 0), *(slice(*of) for of in pairwise(k)), slice(0, 0)]
     for number, (own_rows, own_keys) in enumerate(zip(rows, keys, strict=True), start=-1):
         q_len, k_len = (int(own.stop - own.start) for own in (own_rows, own_keys))
-        own = SequenceOf(0, own_rows, own_keys, problem.mask_of(q_len, k_len))
-        if 0 <= number < problem.sequences:
+        is_one = 0 <= number < problem.sequences
+        mask = problem.mask_of(q_len, k_len)
+        own = SequenceOf(0, own_rows, own_keys, mask, number if is_one else 0)
+        if is_one:
             yield from _used(problem, tables, number, own)
         else:
             yield own

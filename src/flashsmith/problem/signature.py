@@ -98,7 +98,7 @@ class Signature:
 # What a call brings beside rows, where a fact asks for it.
 _TABLES = (
     TensorRole("sinks", of=("heads",), asked_by="sinks"),
-    TensorRole("alibi_slopes", of=("batch", "heads"), asked_by="alibi"),
+    TensorRole("alibi_slopes", of=("requests", "heads"), asked_by="alibi"),
     TensorRole(BIAS, "heads", "q_len", asked_by="bias", is_scores=True),
     TensorRole("k_lengths", of=("requests",), asked_by="k_lengths", is_integer=True),
     TensorRole("q_lengths", of=("requests",), asked_by="q_lengths", is_integer=True),
@@ -138,6 +138,12 @@ BACKWARD = Signature(
         TensorRole("dq", "heads", "q_len", is_output=True),
         TensorRole("dk", "kv_heads", "k_len", is_output=True),
         TensorRole("dv", "kv_heads", "k_len", is_output=True),
+        TensorRole(
+            "dbias",
+            of=("bias_sequences", "bias_heads", "q_len", "k_len"),
+            asked_by="dbias",
+            is_output=True,
+        ),
     ),
 )
 SIGNATURES = {signature.operation: signature for signature in (FORWARD, BACKWARD)}

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from flashsmith.arch import find_gpu
+from flashsmith.arch.gpus import find_gpu
 from flashsmith.bench.ladder import LADDER
 from flashsmith.bench.versus import GEMM_SIZE, OURS
 from flashsmith.measure.record import Record

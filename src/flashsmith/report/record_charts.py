@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from flashsmith.arch import attainable_tflops, find_gpu
+from flashsmith.arch.gpus import attainable_tflops, find_gpu
 from flashsmith.bench.versus import GEMM_SIZE, OURS
 from flashsmith.measure.record import Record
 from flashsmith.problem.cost import cost_of

@@ -23,7 +23,6 @@ from flashsmith.problem.needs import Needs
 from flashsmith.problem.signature import signature_of
 from flashsmith.runtime.device import Device, Launcher, Start
 from flashsmith.runtime.limits import require_fits
-from flashsmith.runtime.tensors import contiguous_tensors, uploaded
 
 Compile = Callable[[KernelConfig, Needs, str], PtxKernel]
 KernelKey = tuple[KernelConfig, Needs, Compile]  # of `Device.kernels`
@@ -99,7 +98,7 @@ class Prepared:
         call = {**call, WORKSPACE: TensorArg(workspace)}
         encode = self.device.tensor_map
         return tuple(
-            step.bind((step.launch.arguments(call).pack(self.problem, encode),))
+            step.bind((step.launch.arguments(call).pack(step.launch.problem, encode),))
             for step in self.steps
         )
 
@@ -180,6 +179,8 @@ def run_arrays(
     inputs: Mapping[str, NDArray[Any]],
 ) -> dict[str, NDArray[Any]]:
     """The bits of every output, by name, from bits of the inputs; in the problem's layout."""
+    from flashsmith.runtime.tensors import contiguous_tensors, uploaded
+
     signature = signature_of(problem)
     for role in signature.inputs(problem):
         array, wanted = inputs[role.name], role.shape(problem)
@@ -217,6 +218,10 @@ def fill_empty(device: Device, problem: AttentionProblem, call: Call, stream: in
             device.fill(at.address, MINUS_INFINITY, math.prod(shape), stream=stream)
             continue
         n_bytes = role.element_bytes(problem)
+        if role.of:  # without gaps
+            if math.prod(shape):
+                device.fill(at.address, 0, math.prod(shape), stream=stream)
+            continue
         batches, rows, heads, d_head = shape
         for batch in range(batches):
             for head in range(heads):

@@ -30,10 +30,9 @@ from flashsmith.torch_op.autograd import (
     refuse_unknown_gradients,
     wants_gradient,
 )
-from flashsmith.torch_op.cpu_kernel import TORCH_RUNS, is_emulated
 from flashsmith.torch_op.cuda_kernel import current_stream
 from flashsmith.torch_op.fake_kernel import empty_lse, empty_output
-from flashsmith.torch_op.jagged import taken_apart
+from flashsmith.torch_op.on_cpu import TORCH_RUNS, is_emulated
 from flashsmith.torch_op.tables import as_tables, expanded
 from flashsmith.torch_op.tensor_view import (
     are_jagged,
@@ -105,6 +104,8 @@ def _attend_jagged(
     workspace: Array,
 ) -> tuple[Tensor, Tensor | None, Choice | None]:
     """The same of nested tensors, whose values are packed sequences."""
+    from flashsmith.torch_op.jagged import taken_apart
+
     parts = taken_apart(q, k, v, out, str(options.fact("layout")), tables)
     whole = {**tables, **parts.boundaries}
     found, lse, choice = attend(*parts.rows, None, options, explain, whole, workspace)

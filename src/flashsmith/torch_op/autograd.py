@@ -13,6 +13,7 @@ from flashsmith.api.tables import KEPT_TABLES, by_name, in_order, without_gradie
 from flashsmith.base import errors
 from flashsmith.base.errors import Unsupported
 from flashsmith.base.loose_types import Foreign
+from flashsmith.problem.signature import BIAS
 from flashsmith.torch_op.arguments import Argument, options_of, without_config
 from flashsmith.torch_op.batching import Info, Rule, folded, one_by_one
 from flashsmith.torch_op.tensor_view import refuse_gradients
@@ -64,8 +65,8 @@ def refuse_unknown_gradients(
     slopes = tables.get("alibi_slopes")
     if slopes is not None and slopes.requires_grad:
         raise Unsupported(
-            "alibi_slopes requires a gradient; flashsmith computes those of q, k, v and sinks; "
-            "pass alibi_slopes.detach()."
+            "alibi_slopes requires a gradient; flashsmith computes those of q, k, v, sinks and "
+            "bias; pass alibi_slopes.detach()."
         )
 
 
@@ -93,16 +94,19 @@ def _of_rows(
     dlse: Tensor | None,
     given: tuple[Argument, ...],
     tables: Mapping[str, Tensor] = _NO_TABLES,
+    of_bias: bool = False,
 ) -> tuple[Tensor, ...]:
-    """Gradients of q, k and v."""
+    """Gradients of q, k and v; and of the bias, where it is asked for."""
     # A sum's gradient is one number with strides of 0.
     readable = do if do.stride(-1) == 1 else do.contiguous()
     of_lse = None if dlse is None else dlse.contiguous()
     given = without_config(given)
     if is_transformed():
-        return tuple(Gradients.apply(readable, *kept, of_lse, *in_order(tables), *given))
+        inputs = (readable, *kept, of_lse, *in_order(tables), *given)
+        return tuple((GradientsWithBias if of_bias else Gradients).apply(*inputs))
     if tables:
-        differentiate = torch.ops.flashsmith.backward_with.default
+        operators = torch.ops.flashsmith
+        differentiate = (operators.backward_bias if of_bias else operators.backward_with).default
         return tuple(differentiate(readable, *kept, of_lse, in_order(tables), *given))
     return tuple(torch.ops.flashsmith.backward.default(readable, *kept, of_lse, *given))
 
@@ -119,19 +123,23 @@ def keep_tables(ctx: Context, inputs: tuple[Input, ...], output: tuple[Tensor, T
 def backward_kept(
     ctx: Context, do: Tensor | None, dlse: Tensor | None
 ) -> tuple[Tensor | None, ...]:
-    """Gradients of the operator `forward_kept`: of q, k, v and sinks."""
-    others = (None,) * (len(KEPT_TABLES) - 1 + len(ctx.given))
+    """Gradients of the operator `forward_kept`: of q, k, v, sinks and bias."""
+    others = (None,) * len(ctx.given)
     if do is None and dlse is None:
-        return (None, None, None, None, *others)
+        return (None,) * (3 + len(KEPT_TABLES) + len(ctx.given))
     saved = ctx.saved_tensors  # once, as above
     kept, tables = saved[:5], dict(zip(KEPT_TABLES, saved[5:], strict=True))
     do = torch.zeros_like(kept[3]) if do is None else do
-    sinks, of_sinks = tables.pop("sinks"), None
+    sinks, of_tables = tables.pop("sinks"), dict[str, Tensor]()
     if sinks is not None:
         layout = options_of(ctx.given, lse=True).fact("layout")
-        of_sinks = _of_sinks(sinks, do, kept[3], kept[4], dlse, layout)
+        of_tables["sinks"] = _of_sinks(sinks, do, kept[3], kept[4], dlse, layout)
     read = {name: table for name, table in tables.items() if table is not None}
-    return (*_of_rows(kept, do, dlse, ctx.given, read), of_sinks, *others)
+    of_bias = bool(ctx.needs_input_grad[3 + KEPT_TABLES.index(BIAS)])
+    dq, dk, dv, *rest = _of_rows(kept, do, dlse, ctx.given, read, of_bias)
+    if of_bias:
+        of_tables[BIAS] = rest[0]
+    return (dq, dk, dv, *(of_tables.get(name) for name in KEPT_TABLES), *others)
 
 
 def _of_sinks(
@@ -233,6 +241,25 @@ class Gradients(torch.autograd.Function):  # type: ignore[misc]  # torch does no
         """Under torch.vmap."""
         has_tables = any(table is not None for table in args[_KEPT_TENSORS:_GIVEN])
         return (one_by_one if has_tables else folded)(Gradients.apply)(info, in_dims, *args)
+
+    setup_context = staticmethod(keep_nothing)
+    backward = staticmethod(refuse_second)
+
+
+class GradientsWithBias(torch.autograd.Function):  # type: ignore[misc]  # torch does not type it
+    """The same, and the gradient of the bias."""
+
+    @staticmethod
+    def forward(*inputs: Input) -> tuple[Tensor, ...]:
+        """dQ, dK, dV and dBias."""
+        tensors, tables = inputs[:_KEPT_TENSORS], list(inputs[_KEPT_TENSORS:_GIVEN])
+        differentiate = torch.ops.flashsmith.backward_bias.default
+        return tuple(differentiate(*tensors, tables, *inputs[_GIVEN:]))
+
+    @staticmethod
+    def vmap(info: Info, in_dims: tuple[Input, ...], *args: Input) -> tuple[Input, Input]:
+        """Under torch.vmap."""
+        return one_by_one(GradientsWithBias.apply)(info, in_dims, *args)
 
     setup_context = staticmethod(keep_nothing)
     backward = staticmethod(refuse_second)

@@ -13,7 +13,7 @@ from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 
 from flashsmith.api.arrays.library import Array
-from flashsmith.api.kv_cache import Asked
+from flashsmith.api.caches.kv_cache import Asked
 from flashsmith.api.launches import KEPT_LAUNCHES, kept_launch
 from flashsmith.api.options import CallOptions
 from flashsmith.torch_op.arguments import given_of

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +17,6 @@ from flashsmith.api.notices import say_once
 from flashsmith.api.options import CallOptions
 from flashsmith.api.problems import problem_of, require_out_fits, require_room
 from flashsmith.api.tables import by_name
-from flashsmith.base import settings
 from flashsmith.base.errors import ArgumentError
 from flashsmith.problem.attention import AttentionProblem
 from flashsmith.problem.needs import exact_facts
@@ -25,15 +25,14 @@ from flashsmith.problem.sequences import sequences_of, with_packed_keys
 from flashsmith.problem.signature import BIAS, TABLES
 from flashsmith.torch_op.arguments import Argument, options_of
 from flashsmith.torch_op.fake_kernel import empty_output, no_lse
+from flashsmith.torch_op.on_cpu import is_emulated
 from flashsmith.torch_op.tables import cache_by, expanded, kept_by
 from flashsmith.torch_op.tensor_view import refuse_gradients, tensor_view
-from flashsmith.tuner.choose.choice import Choice
 
 _NO_TABLES: Mapping[str, Tensor] = {}
 # Not by its public name: `integrations.torch` may have put flashsmith there.
 _torchs_attention = torch._C._nn.scaled_dot_product_attention
 _BITS = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32}  # by bytes of an element
-TORCH_RUNS = Choice(None, "torch", "CPU tensors go to torch's own attention")
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, *given: Argument) -> Tensor:
@@ -153,11 +152,6 @@ def require_cpu_options(problem: AttentionProblem, options: CallOptions) -> None
         )
 
 
-def is_emulated(options: CallOptions) -> bool:
-    """Whether CPU tensors go to flashsmith's kernels: the call or FLASHSMITH_DEVICE says so."""
-    return (options.backend or settings.device_name()) == "emulator"
-
-
 def _emulate(
     tensors: Mapping[str, Tensor],
     problem: AttentionProblem,
@@ -166,13 +160,19 @@ def _emulate(
     others: tuple[ArrayView, ...] = (),
 ) -> tuple[Tensor, Tensor | None]:
     q = tensors["q"]
-    bits = {name: t.detach().view(_BITS[t.element_size()]).numpy() for name, t in tensors.items()}
+    bits = {name: bits_of(tensor) for name, tensor in tensors.items()}
     found, _ = attend_bits(
         host_device("emulator"), problem, bits, options, workspace=workspace, others=others
     )
     out = _like_real(torch.from_numpy(found["o"]).view(q.dtype), q)
     lse = torch.from_numpy(found["lse"].view(np.float32)) if problem.lse else None
     return out, lse
+
+
+def bits_of(tensor: Tensor) -> NDArray[Any]:
+    """The bits of a tensor as unsigned integers of its elements' size; no copy."""
+    bits: NDArray[Any] = tensor.detach().view(_BITS[tensor.element_size()]).numpy()
+    return bits
 
 
 def _by_matrices(
@@ -196,7 +196,7 @@ def _by_matrices(
         b, rows, keys = one.batch, one.rows, one.keys
         visible = torch.from_numpy(one.mask.visible())
         for head in range(problem.heads):
-            numbers, kv = of_head(tables, b, head), head // problem.group
+            numbers, kv = of_head(tables, one, head), head // problem.group
             if problem.bias:
                 numbers[BIAS] = tensors[BIAS][b, head].float().numpy()
             products = (q[b, head, rows] @ k[b, kv, keys].T).numpy()

@@ -115,6 +115,23 @@ def backward_with(
     return empty_output(q), empty_output(k), empty_output(v)
 
 
+def backward_bias(
+    do: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    o: Tensor,
+    lse: Tensor,
+    dlse: Tensor | None,
+    tables: list[Tensor | None],
+    *given: Argument,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The same, and a gradient like the bias."""
+    found = backward_with(do, q, k, v, o, lse, dlse, tables, *given)
+    bias = by_name(tables)[BIAS]
+    return (*found, torch.empty_like(bias, memory_format=torch.contiguous_format))
+
+
 def refuse(q: Tensor, error: str, message: str) -> Tensor:
     """Anything: it is never made."""
     return torch.empty_like(q)

@@ -5,11 +5,14 @@ those that it does not bring (the last ones may be left away), and returns an LS
 where none is asked for. `forward_into` does the same in memory of the caller's. `forward_kept`
 takes by name those that have a backward pass, and has gradients: torch follows no list with gaps.
 `forward_cache` takes those of a server by name, and is the quickest of these.
+`backward_bias` gives the gradient of the bias as its fourth.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
+from importlib import import_module
 
 import torch
 from torch import Tensor
@@ -17,18 +20,9 @@ from torch.compiler import is_compiling as is_compiling
 
 from flashsmith.api.tables import KEPT_TABLES
 from flashsmith.base.loose_types import Foreign
-from flashsmith.torch_op import (
-    autograd,
-    batching,
-    cpu_backward,
-    cpu_kernel,
-    cuda_backward,
-    cuda_kernel,
-    fake_kernel,
-)
+from flashsmith.torch_op import autograd, batching, cuda_kernel, fake_kernel
 from flashsmith.torch_op.arguments import Argument, schema
 
-Call = Callable[..., Foreign]
 Dims = tuple[Foreign, ...]  # where the mapped dimension of each argument is
 _GIVEN = schema()
 _TENSORS = "Tensor q, Tensor k, Tensor v"
@@ -46,16 +40,37 @@ _SCHEMAS = {
     " -> (Tensor, Tensor, Tensor)",
     "backward_with": f"(Tensor do, {_TENSORS}, Tensor o, Tensor lse, Tensor? dlse, "
     f"Tensor?[] tables, {_GIVEN}) -> (Tensor, Tensor, Tensor)",
+    "backward_bias": f"(Tensor do, {_TENSORS}, Tensor o, Tensor lse, Tensor? dlse, "
+    f"Tensor?[] tables, {_GIVEN}) -> (Tensor, Tensor, Tensor, Tensor)",
 }
-_MODULES = dict.fromkeys(("backward", "backward_with"), (cuda_backward, cpu_backward))
+_BACKWARD = ("backward", "backward_with", "backward_bias")
+Operator = Callable[..., Foreign]  # of tensors and what else its schema says
+
+
+def _late(module: str, name: str) -> Operator:
+    """A function whose module is imported by its first call: a first call on a GPU has none."""
+
+    @cache
+    def found() -> Operator:
+        operator: Operator = getattr(import_module(f"flashsmith.torch_op.{module}"), name)
+        return operator
+
+    return lambda *args: found()(*args)
+
+
+def _on_devices(name: str) -> dict[str, Operator]:
+    """What computes an operator, by the keys of torch's dispatcher."""
+    if name in _BACKWARD:
+        return {"CUDA": _late("cuda_backward", name), "CPU": _late("cpu_backward", name)}
+    return {"CUDA": getattr(cuda_kernel, name), "CPU": _late("cpu_kernel", name)}
+
 
 # A Library costs 6 µs a call where the custom_op decorator costs 19 (H200 host, torch 2.11).
 _library = torch.library.Library("flashsmith", "DEF")
 for _name, _schema in _SCHEMAS.items():
-    _on_gpu, _on_cpu = _MODULES.get(_name, (cuda_kernel, cpu_kernel))
     _library.define(_name + _schema, tags=(torch.Tag.pt2_compliant_tag,))
-    _library.impl(_name, getattr(_on_gpu, _name), "CUDA")
-    _library.impl(_name, getattr(_on_cpu, _name), "CPU")
+    for _key, _operator in _on_devices(_name).items():
+        _library.impl(_name, _operator, _key)
     torch.library.register_fake(f"flashsmith::{_name}", getattr(fake_kernel, _name), lib=_library)
 
 torch.library.register_autograd(
@@ -67,7 +82,7 @@ torch.library.register_autograd(
     setup_context=autograd.keep_tables,
     lib=_library,
 )
-for _name in _MODULES:
+for _name in _BACKWARD:
     torch.library.register_autograd(
         f"flashsmith::{_name}",
         autograd.refuse_second,
@@ -76,7 +91,7 @@ for _name in _MODULES:
     )
 
 
-def _cache_rule(forward_with: Call) -> batching.Rule:
+def _cache_rule(forward_with: Operator) -> batching.Rule:
     """The rule of `forward_cache`: what is mapped is that of the operator with all tables."""
     rule = autograd.refusing_gradients(batching.one_by_one(forward_with))
 
@@ -97,6 +112,7 @@ _RULES = {
     "forward_cache": lambda call: _cache_rule(torch.ops.flashsmith.forward_with.default),
     "backward": batching.folded,
     "backward_with": batching.one_by_one,
+    "backward_bias": batching.one_by_one,
 }
 for _name, _rule in _RULES.items():
     _call = getattr(torch.ops.flashsmith, _name).default
@@ -117,4 +133,5 @@ forward_kept = torch.ops.flashsmith.forward_kept.default
 forward_cache = torch.ops.flashsmith.forward_cache.default
 backward = torch.ops.flashsmith.backward.default
 backward_with = torch.ops.flashsmith.backward_with.default
+backward_bias = torch.ops.flashsmith.backward_bias.default
 refuse = torch.ops.flashsmith.refuse.default

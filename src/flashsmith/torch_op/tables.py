@@ -9,7 +9,7 @@ from torch import Tensor
 
 from flashsmith.api.arrays.library import Array
 from flashsmith.api.bias import require_broadcastable, scores_shape
-from flashsmith.api.tables import KEPT_TABLES, ArrayTables, listed
+from flashsmith.api.tables import KEPT_TABLES, ArrayTables, listed, rows_of_tables
 from flashsmith.base.errors import ArgumentTypeError
 from flashsmith.problem.signature import BIAS, TABLES
 from flashsmith.torch_op.arguments import Argument
@@ -46,7 +46,8 @@ def cache_by(forward_with: Callable[..., Outputs]) -> Callable[..., Tensor]:
 
 def as_tables(tables: ArrayTables, q: Tensor) -> dict[str, Tensor]:
     """Each in its role's type, without gaps; slopes of heads are those of every sequence."""
-    return {name: _as_table(name, table, q) for name, table in tables.items()}
+    rows = rows_of_tables(tables, q.shape[0]) if "alibi_slopes" in tables else 0
+    return {name: _as_table(name, table, rows) for name, table in tables.items()}
 
 
 def expanded(
@@ -61,7 +62,7 @@ def expanded(
     return {**tables, BIAS: bias.expand(wanted)}
 
 
-def _as_table(name: str, table: Array, q: Tensor) -> Tensor:
+def _as_table(name: str, table: Array, rows: int) -> Tensor:
     if name == BIAS:
         return _as_bias(table)
     if not isinstance(table, torch.Tensor):
@@ -71,7 +72,7 @@ def _as_table(name: str, table: Array, q: Tensor) -> Tensor:
         )
     wanted = _TYPES[name]
     if name == "alibi_slopes" and table.dim() == 1:
-        table = table.expand(q.shape[0], -1)
+        table = table.expand(rows, -1)
     # Nearly always: asking takes a fifth of what two calls take that change nothing.
     if table.dtype is wanted and table.is_contiguous():
         return table

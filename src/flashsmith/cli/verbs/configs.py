@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from flashsmith import arch as arches
+from flashsmith.arch.occupancy import occupancy
 from flashsmith.base.fields import value_text
 from flashsmith.cli import options
 from flashsmith.cli.output import Row, say, show
@@ -71,7 +72,7 @@ def command(
 
 def _facts(config: KernelConfig, arch: arches.Arch) -> Row:
     smem_bytes = config.smem_bytes()
-    room = arches.occupancy(arch, threads=config.threads, registers=0, smem_bytes=smem_bytes)
+    room = occupancy(arch, threads=config.threads, registers=0, smem_bytes=smem_bytes)
     blocks = room.blocks if config.runs_on(arch.name) else 0
     return {
         "short_form": config.short_form(),

@@ -15,7 +15,7 @@ from flashsmith.problem.attention import AttentionProblem
 from flashsmith.problem.text import problem_text
 from flashsmith.report.contenders import is_baseline, is_ours, regime_of
 from flashsmith.report.sources import ReportData, gather
-from flashsmith.tuner.store.exchange import Difference, differences
+from flashsmith.tuner.store.differences import Difference, differences
 from flashsmith.tuner.store.measurement import Measurement
 from flashsmith.tuner.store.picks import ALLOWED_GAP, PickPair, compare_picks
 

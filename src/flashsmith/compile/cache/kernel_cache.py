@@ -20,7 +20,6 @@ from flashsmith.base.json_text import parse_json
 from flashsmith.base.loose_types import JsonObject
 from flashsmith.base.whole_file import scratch_folder
 from flashsmith.compile.artefact import CompiledKernel, PtxKernel, resources_from, text_from
-from flashsmith.compile.cache import upkeep as cache_upkeep
 
 try:
     import fcntl
@@ -183,16 +182,18 @@ class KernelCache:
         _log.warning("cache entry %s is damaged (%s); moved to %s", folder.name, reason, aside)
 
     def _note_growth(self, n_bytes: int) -> None:
+        from flashsmith.compile.cache import upkeep  # here: most processes write no entry
+
         self._since_count += 1
         if self._counted_bytes is None:
-            cache_upkeep.sweep(self.root)
+            upkeep.sweep(self.root)
         if self._counted_bytes is None or self._since_count >= RECOUNT_EVERY:
-            self._counted_bytes = sum(e.n_bytes for e in cache_upkeep.entries(self.root))
+            self._counted_bytes = sum(e.n_bytes for e in upkeep.entries(self.root))
             self._since_count = 0
         else:
             self._counted_bytes += n_bytes
         if self._counted_bytes > self.limit_bytes:
-            self._counted_bytes = cache_upkeep.evict(self.root, self.limit_bytes)
+            self._counted_bytes = upkeep.evict(self.root, self.limit_bytes)
 
 
 def default_cache() -> KernelCache:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from flashsmith.arch import Arch, occupancy
+from flashsmith.arch import Arch
 from flashsmith.arch import get as get_arch
+from flashsmith.arch.occupancy import occupancy
 from flashsmith.base.errors import EmulationError, Unsupported
 from flashsmith.emulator.options import LaunchSetup
 from flashsmith.emulator.ptx.instruction import Imm

@@ -1,93 +1,39 @@
-"""The launch that lists kv blocks, and how much memory the list takes."""
+"""The launch that lists kv blocks."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from flashsmith.base.errors import ArgumentError
-from flashsmith.kernels.arguments import NO_TENSOR, ScoresArg, TensorArg
+from flashsmith.kernels.arguments import ScoresArg
 from flashsmith.kernels.block_list.arguments import BlockListArguments
 from flashsmith.kernels.block_list.config import BlockListConfig
-from flashsmith.kernels.launch import SCRATCH, Call, Launch, LaunchGeometry
+from flashsmith.kernels.block_list.lists import BlockLists
+from flashsmith.kernels.launch import Call, Launch, LaunchGeometry
 from flashsmith.problem.attention import AttentionProblem
 from flashsmith.problem.needs import Needs
 from flashsmith.problem.signature import BIAS
 
-WORD_BYTES = 4
 MAX_GRID = 2**31 - 1  # CTAs along x, on every architecture
 
 
-@dataclass(frozen=True, slots=True)
-class BlockLists:
-    """The list of a problem on a kernel with these tiles; nothing where no mask is a bool."""
-
-    problem: AttentionProblem
-    tile_q: int
-    tile_k: int
-
-    @property
-    def exist(self) -> bool:
-        """Whether there is one."""
-        return self.problem.bias == "bool"
-
-    @property
-    def n_bytes(self) -> int:
-        """Scratch memory that it takes."""
-        return WORD_BYTES * self.lines * self._line if self.exist else 0
-
-    @property
-    def lines(self) -> int:
-        """One for each q tile of each mask: sequences and heads that share one share its lines."""
-        return self._sequences * self.heads * self.q_tiles
-
-    def arg(self, call: Call) -> TensorArg:
-        """Where a kernel finds it."""
-        if not self.exist:
-            return NO_TENSOR
-        matrix = self.q_tiles * self._line
-        return TensorArg(
-            call[SCRATCH].address,
-            self.heads * matrix if self._sequences > 1 else 0,
-            self._line,
-            matrix if self.heads > 1 else 0,
+def lists_launch(lists: BlockLists, needs: Needs) -> BlockListLaunch:
+    """What writes them, for a kernel that is compiled with `needs`: its masks come first."""
+    config = BlockListConfig.of(n_threads=512)
+    if lists.lines > MAX_GRID:
+        raise ArgumentError(
+            f"bias is a bool for {lists.lines:,} tiles of {lists.tile_q} query rows, one launch "
+            f"takes {MAX_GRID:,}; split the batch."
         )
-
-    def launch(self, needs: Needs) -> BlockListLaunch:
-        """What writes it, for a kernel that is compiled with `needs`: its masks come first."""
-        config = BlockListConfig.of(n_threads=512)
-        if self.lines > MAX_GRID:
-            raise ArgumentError(
-                f"bias is a bool for {self.lines:,} tiles of {self.tile_q} query rows, one launch "
-                f"takes {MAX_GRID:,}; split the batch."
-            )
-        return BlockListLaunch(
-            config,
-            self.problem,
-            Needs(tuple(name for name in needs if name in ("causal", "window_left"))),
-            LaunchGeometry((self.lines, 1, 1), config.threads, config.smem_bytes()),
-            scratch_bytes=self.n_bytes,
-            tile_q=self.tile_q,
-            tile_k=self.tile_k,
-        )
-
-    @property
-    def _sequences(self) -> int:
-        return 1 if self.problem.bias_shared in ("batch", "both") else self.problem.batch
-
-    @property
-    def heads(self) -> int:
-        """That have a mask of their own."""
-        return 1 if self.problem.bias_shared in ("heads", "both") else self.problem.heads
-
-    @property
-    def q_tiles(self) -> int:
-        """Of one head."""
-        return -(-self.problem.q_len // self.tile_q)
-
-    @property
-    def _line(self) -> int:
-        """Words: as many blocks as there may be, and before them how many there are."""
-        return -(-self.problem.k_len // self.tile_k) + 1
+    return BlockListLaunch(
+        config,
+        lists.problem,
+        Needs(tuple(name for name in needs if name in ("causal", "window_left"))),
+        LaunchGeometry((lists.lines, 1, 1), config.threads, config.smem_bytes()),
+        scratch_bytes=lists.n_bytes,
+        tile_q=lists.tile_q,
+        tile_k=lists.tile_k,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +55,6 @@ class BlockListLaunch(Launch):
             blocks=lists.arg(call),
             mask_heads=lists.heads,
             q_tiles=lists.q_tiles,
-            q_len=problem.q_len,
-            k_len=problem.k_len,
             tile_q=self.tile_q,
             tile_k=self.tile_k,
             diagonal=mask.diagonal,

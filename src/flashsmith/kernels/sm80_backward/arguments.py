@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from flashsmith.kernels.arguments import Arguments, TensorArg, argument
+from flashsmith.kernels.arguments import Arguments, ScoresArg, TensorArg, argument
 
 ROW_PADDING = 128  # query rows of a head in scratch: a multiple of every tile of rows
 
@@ -26,19 +26,24 @@ class BackwardArguments(Arguments):
     dv: TensorArg = argument("TensorArg", "as k")
     lse: int = argument("float*", "(batch, heads, q_len), contiguous; natural logarithm")
     dlse: int = argument("float*", "as lse: the gradient of it; or null")
-    statistics: int = argument("float*", "scratch: (batch, heads, padded_rows) pairs of numbers")
-    batch: int = argument("i32", "sequences")
-    heads: int = argument("i32", "query heads")
-    kv_heads: int = argument("i32", "divides heads")
-    q_len: int = argument("i32", "query rows")
-    k_len: int = argument("i32", "keys")
-    d_head: int = argument("i32", "of the problem; at most the kernel's")
+    statistics: int = argument(
+        "float*",
+        "scratch: (batch, heads, padded_rows) pairs of numbers",
+        then=("batch", "heads", "kv_heads", "q_len", "k_len", "d_head"),
+    )
     padded_rows: int = argument("i32", f"q_len, rounded up to a multiple of {ROW_PADDING}")
-    diagonal: int = argument("i32", "with causal, row i sees key j when j <= i + diagonal")
-    scale_log2: float = argument("float", "softmax scale times log2(e)")
+    diagonal: int = argument(
+        "i32", "with causal, row i sees key j when j <= i + diagonal", then=("scale_log2",)
+    )
     left_diagonal: int = argument("i32", "with a left edge, row i sees key j when j >= i + this")
     softcap: float = argument("float", "what scores do not exceed, or 0")
     position: int = argument("i32", "the key that row 0 stands at; of a list: from the alignment")
     q_list: int = argument("u64", "scratch: q tiles of packed sequences; or 0")
     k_list: int = argument("u64", "scratch: kv blocks of packed sequences; or 0")
-    alibi_slopes: int = argument("float*", "(batch, heads); or null")
+    alibi_slopes: int = argument("float*", "(sequences, heads); or null")
+    bias: ScoresArg = argument("ScoresArg", "(batch, heads, q_len, k_len)", is_last=True)
+    dbias: int = argument(
+        "float*", "(bias_sequences, bias_heads, q_len, k_len), contiguous; or null", is_last=True
+    )
+    bias_sequences: int = argument("i32", "that have a bias of their own", is_last=True)
+    bias_heads: int = argument("i32", "likewise, of a sequence", is_last=True)

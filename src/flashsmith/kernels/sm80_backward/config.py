@@ -19,6 +19,7 @@ from flashsmith.kernels.sm80_backward.parts import (
     WIDTHS,
     KeyGradients,
     Sm80BackwardPart,
+    Sm80BiasGradientConfig,
     Sm80DeltaConfig,
     Sm80KeyGradientsConfig,
     Sm80QueryGradientsConfig,
@@ -79,8 +80,13 @@ class Sm80BackwardConfig(Sm80BackwardPart):
         tiles = (self.dq_rows, self.dq_keys, self.dq_warps)
         return Sm80QueryGradientsConfig(self.dtype, self.d_head, *tiles, self.dq_buffered)
 
+    @property
+    def of_bias(self) -> Sm80BiasGradientConfig:
+        """The kernel of a bias's gradient: tiles that every architecture has room for."""
+        return Sm80BiasGradientConfig(self.dtype, self.d_head, 64 if self.d_head <= 128 else 32)
+
     def kernels(self) -> tuple[KernelConfig, ...]:
-        """What is compiled, in the order of the launches."""
+        """What is compiled, in the order of the launches, where no bias has a gradient."""
         return (self.delta, *self.of_keys, self.of_queries)
 
     @property

@@ -38,7 +38,9 @@ class Sm80BackwardPart(BackwardPart):
     __slots__ = ()
     ARGUMENTS: ClassVar[type[Arguments]] = BackwardArguments
     REFUSED_FACTS: ClassVar[tuple[str, ...]] = tuple(
-        name for name in BackwardPart.REFUSED_FACTS if name not in ("softcap", "sequences", "alibi")
+        name
+        for name in BackwardPart.REFUSED_FACTS
+        if name not in ("softcap", "sequences", "alibi", "bias")
     )
 
     @classmethod
@@ -221,6 +223,41 @@ class Sm80QueryGradientsConfig(Sm80TilePart):
     def smem_bytes(self, elem_size: int = 2) -> int:
         """Q and dO stay; K and V have stages."""
         return 2 * (self.B_r + self.stages * self.B_c) * self.d_head * elem_size
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Sm80BiasGradientConfig(Sm80BackwardPart):
+    """The gradient of a bias, summed over the sequences and heads that share it."""
+
+    NAME: ClassVar[str] = "sm80_backward_dbias"
+    PREFIX: ClassVar[str] = "bwd_dbias"
+    HEADER: ClassVar[str] = "flashsmith/sm80/bias_gradient/kernel.cuh"
+    CPP_TYPE: ClassVar[str] = "flashsmith::Sm80BiasGradientConfig"
+    CPP_METHODS: ClassVar[str] = "flashsmith/sm80/bias_gradient/methods.cuh"
+    CPP_ENTRY: ClassVar[str] = "flashsmith::sm80::backward_bias"
+
+    dtype: DType = knob((DType.FP16, DType.BF16), "element type of q, k, v and o")
+    d_head: int = knob(WIDTHS, "head dimension the kernel is built for")
+    B_c: int = knob(ROWS, "keys of a cta")
+
+    @property
+    def tile_q(self) -> int:
+        """Query rows of one cta: 16 a warp."""
+        return 64
+
+    @property
+    def tile_k(self) -> int:
+        """Keys of one cta."""
+        return self.B_c
+
+    @property
+    def threads(self) -> int:
+        """Threads of one block."""
+        return 128
+
+    def smem_bytes(self, elem_size: int = 2) -> int:
+        """Q and dO, K and V of one head at a time."""
+        return 2 * (self.tile_q + self.B_c) * self.d_head * elem_size
 
 
 TILE_RULES = (

@@ -6,23 +6,19 @@ import math
 from dataclasses import dataclass, replace
 
 from flashsmith.base.errors import ArgumentError
+from flashsmith.kernels.arguments import NO_SCORES
+from flashsmith.kernels.edges import edges_of
 from flashsmith.kernels.kernel import KernelConfig
-from flashsmith.kernels.launch import SCRATCH, Call, Launch, LaunchGeometry, Plan
+from flashsmith.kernels.launch import SCRATCH, Call, Launch, LaunchGeometry, Plan, scores_arg
 from flashsmith.kernels.sm80_backward.arguments import ROW_PADDING, BackwardArguments
 from flashsmith.kernels.sm80_backward.config import Sm80BackwardConfig
 from flashsmith.kernels.sm80_backward.parts import STATISTICS_BYTES
-from flashsmith.kernels.tile_list.plan import (
-    edges_of,
-    list_bytes,
-    list_launch,
-    most_tiles,
-    turned,
-)
+from flashsmith.kernels.tile_list.plan import list_launch
+from flashsmith.kernels.tile_list.sizes import list_bytes, most_tiles, turned
 from flashsmith.problem.attention import AttentionProblem
 from flashsmith.problem.needs import Needs, needs_of
 
 MAX_GRID = 2**31 - 1  # CTAs along x, on every architecture
-LOG2_E = math.log2(math.e)
 LIST_ALIGNMENT = 16  # of a list in scratch memory: entries are read 16 bytes at a time
 
 
@@ -49,21 +45,18 @@ class BackwardLaunch(Launch):
             lse=call["lse"].address,
             dlse=call["dlse"].address if "dlse" in call else 0,
             statistics=call[SCRATCH].address,
-            batch=problem.batch,
-            heads=problem.heads,
-            kv_heads=problem.kv_heads,
-            q_len=problem.q_len,
-            k_len=problem.k_len,
-            d_head=problem.d_head,
             padded_rows=padded_rows(problem),
             diagonal=edges.right,
-            scale_log2=problem.softmax_scale * LOG2_E,
             left_diagonal=edges.left,
             softcap=problem.softcap or 0.0,
             position=edges.position,
             q_list=q_list,
             k_list=k_list,
             alibi_slopes=call["alibi_slopes"].address if "alibi_slopes" in call else 0,
+            bias=scores_arg(self, call) if self.config.smem_bytes() else NO_SCORES,  # of rows alone
+            dbias=call["dbias"].address if problem.dbias else 0,
+            bias_sequences=problem.bias_sequences,
+            bias_heads=problem.bias_heads,
         )
 
 
@@ -82,6 +75,10 @@ def plan_backward(config: Sm80BackwardConfig, problem: AttentionProblem) -> Plan
     counts: dict[KernelConfig, int] = {delta: rows // delta.tile_q * of_rows}
     counts |= {part: math.ceil(problem.k_len / part.B_c) * of_keys for part in config.of_keys}
     counts[queries] = math.ceil(problem.q_len / queries.B_r) * of_rows
+    if problem.dbias:
+        part = config.of_bias
+        tiles = math.ceil(problem.q_len / part.tile_q) * math.ceil(problem.k_len / part.tile_k)
+        counts[part] = tiles * problem.bias_sequences * problem.bias_heads
     if problem.sequences:
         return _plan_packed(config, problem, scratch, counts[delta])
     return tuple(
@@ -149,7 +146,8 @@ def _aligned(n_bytes: int) -> int:
 def _needs(part: KernelConfig, problem: AttentionProblem) -> Needs:
     needs = needs_of(problem, tile_q=part.tile_q, tile_k=part.tile_k, d_head=part.d_head)
     if part.smem_bytes():
-        return needs
+        # Registers are short here: what lies in chunks is read by pairs.
+        return Needs(tuple(name for name in needs if name != "bias_keys_chunks"))
     return Needs(tuple(name for name in needs if name == "narrow_d"))  # of rows alone
 
 

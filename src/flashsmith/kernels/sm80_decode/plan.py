@@ -6,17 +6,17 @@ import math
 from dataclasses import dataclass, replace
 
 from flashsmith.base.errors import ArgumentError
+from flashsmith.kernels.edges import edges_of
 from flashsmith.kernels.kernel import KernelConfig
 from flashsmith.kernels.launch import SCRATCH, WORKSPACE, Call, Launch, LaunchGeometry, Plan
 from flashsmith.kernels.sm80_decode.arguments import DecodeArguments
 from flashsmith.kernels.sm80_decode.config import Sm80DecodeConfig
 from flashsmith.kernels.sm80_decode.sets import wide_config
-from flashsmith.kernels.tile_list.plan import OUTER_ITEMS, edges_of
+from flashsmith.kernels.tile_list.sizes import OUTER_ITEMS
 from flashsmith.problem.attention import AttentionProblem
 from flashsmith.problem.needs import Needs, needs_of
 
 MAX_GRID = 2**31 - 1  # CTAs along x, on every architecture
-LOG2_E = math.log2(math.e)
 FLOAT_BYTES = 4
 # Words at the start of the workspace that every kernel finds zero and leaves zero.
 MOST_COUNTERS = 4096
@@ -55,17 +55,12 @@ class DecodeLaunch(Launch):
             block_table=_address(call, "block_table"),
             first_batch=self.first_batch,
             batch=self.batch,
-            heads=problem.heads,
-            kv_heads=problem.kv_heads,
             group=problem.group,
-            q_len=problem.q_len,
             k_len=problem.k_len,
-            d_head=problem.d_head,
             diagonal=edges.right,
             left_diagonal=edges.left,
             position=edges.position,
             follows_length=problem.diagonal is None,
-            scale_log2=problem.softmax_scale * LOG2_E,
             q_tiles=_q_tiles(config, problem),
             slices=_slices(config, problem),
             slice_keys=slices_of(config, problem.k_len)[0],

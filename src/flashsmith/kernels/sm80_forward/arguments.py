@@ -18,19 +18,18 @@ class ForwardArguments(Arguments):
     k: TensorArg = argument("TensorArg", "(batch, k_len, kv_heads, d_head)")
     v: TensorArg = argument("TensorArg", "as k")
     o: TensorArg = argument("TensorArg", "as q")
-    lse: int = argument("float*", "(batch, heads, q_len), contiguous; natural logarithm; or null")
-    batch: int = argument("i32", "sequences")
-    heads: int = argument("i32", "query heads")
-    kv_heads: int = argument("i32", "divides heads")
-    q_len: int = argument("i32", "query rows")
-    k_len: int = argument("i32", "keys")
-    d_head: int = argument("i32", "of the problem; at most the kernel's")
-    diagonal: int = argument("i32", "with causal, row i sees key j when j <= i + diagonal")
-    scale_log2: float = argument("float", "softmax scale times log2(e)")
+    lse: int = argument(
+        "float*",
+        "(batch, heads, q_len), contiguous; natural logarithm; or null",
+        then=("batch", "heads", "kv_heads", "q_len", "k_len", "d_head"),
+    )
+    diagonal: int = argument(
+        "i32", "with causal, row i sees key j when j <= i + diagonal", then=("scale_log2",)
+    )
     left_diagonal: int = argument("i32", "with a left edge, row i sees key j when j >= i + this")
     position: int = argument("i32", "the key that row 0 stands at, from which distances count")
     sinks: int = argument("float*", "(heads,), or null")
-    alibi_slopes: int = argument("float*", "(batch, heads), or null")
+    alibi_slopes: int = argument("float*", "(sequences, heads), or null")
     tile_list: int = argument("u64", "of sequences with lengths of their own; or 0")
     bias: ScoresArg = argument("ScoresArg", "(batch, heads, q_len, k_len)", is_last=True)
     v_width: int = argument(

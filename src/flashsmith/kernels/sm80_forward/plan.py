@@ -6,7 +6,8 @@ import math
 from dataclasses import dataclass
 
 from flashsmith.base.errors import ArgumentError
-from flashsmith.kernels.block_list.plan import BlockLists
+from flashsmith.kernels.block_list.lists import BlockLists
+from flashsmith.kernels.edges import edges_of
 from flashsmith.kernels.kernel import KernelConfig
 from flashsmith.kernels.launch import (
     SCRATCH,
@@ -17,12 +18,11 @@ from flashsmith.kernels.launch import (
     scores_arg,
 )
 from flashsmith.kernels.sm80_forward.arguments import ForwardArguments
-from flashsmith.kernels.tile_list.plan import edges_of, list_bytes, list_launch, most_tiles
+from flashsmith.kernels.tile_list.sizes import list_bytes, most_tiles
 from flashsmith.problem.attention import AttentionProblem
 from flashsmith.problem.needs import Needs, needs_of
 
 MAX_GRID = 2**31 - 1  # CTAs along x, on every architecture
-LOG2_E = math.log2(math.e)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +44,7 @@ class ForwardLaunch(Launch):
             v=call["v"],
             o=call["o"],
             lse=call["lse"].address if "lse" in call else 0,
-            batch=problem.batch,
-            heads=problem.heads,
-            kv_heads=problem.kv_heads,
-            q_len=problem.q_len,
-            k_len=problem.k_len,
-            d_head=problem.d_head,
             diagonal=edges.right,
-            scale_log2=problem.softmax_scale * LOG2_E,
             left_diagonal=edges.left,
             position=edges.position,
             sinks=call["sinks"].address if "sinks" in call else 0,
@@ -81,9 +74,13 @@ def plan_forward(config: KernelConfig, problem: AttentionProblem) -> Plan:
     blocks = BlockLists(problem, config.tile_q, config.tile_k)
     if blocks.exist:
         launch = ForwardLaunch(config, problem, needs, geometry, scratch_bytes=blocks.n_bytes)
-        return blocks.launch(needs), launch
+        from flashsmith.kernels.block_list.plan import lists_launch
+
+        return lists_launch(blocks, needs), launch
     if not problem.is_listed:
         return (ForwardLaunch(config, problem, needs, geometry),)
+    from flashsmith.kernels.tile_list.plan import list_launch
+
     scratch = list_bytes(problem, config.tile_q)
     return (
         list_launch(problem, needs, tile_q=config.tile_q, tile_k=config.tile_k),

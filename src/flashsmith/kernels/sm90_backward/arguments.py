@@ -33,24 +33,22 @@ class Sm90BackwardArguments(Arguments):
     dlse: int = argument("float*", "as lse: the gradient of it; or null")
     statistics: int = argument("float*", "scratch: of each q tile LSE and delta, as smem has them")
     dq_sums: int = argument("float*", "scratch: dQ in float32, 64 x 64 pieces as wgmma has them")
-    counters: int = argument("u32*", "scratch: tiles drawn, then a count of sums for each piece")
-    heads: int = argument("i32", "query heads")
-    kv_heads: int = argument("i32", "divides heads")
-    kv_group: int = argument("i32", "query heads that share one head of K and V")
-    q_len: int = argument("i32", "query rows")
-    k_len: int = argument("i32", "keys")
-    d_head: int = argument("i32", "of the problem; at most the kernel's")
+    counters: int = argument(
+        "u32*",
+        "scratch: tiles drawn, then a count of sums for each piece",
+        then=("heads", "kv_heads", "kv_group", "q_len", "k_len", "d_head"),
+    )
     diagonal: int = argument("i32", "with causal, row i sees key j when j <= i + diagonal")
     q_tiles: int = argument("i32", "of one head; of packed sequences, in scratch memory")
     k_tiles: int = argument("i32", "of one head of K and V")
     tiles: int = argument("i32", "kv blocks of all heads and sequences")
     section_heads: int = argument("i32", "heads of K and V whose kv blocks are drawn together")
-    n_counters: int = argument("i32", "words of `counters`")
-    scale_log2: float = argument("float", "softmax scale times log2(e)")
-    minus_inverse_scale: float = argument("float", "-1 / softmax scale")
+    n_counters: int = argument(
+        "i32", "words of `counters`", then=("scale_log2", "minus_inverse_scale")
+    )
     left_diagonal: int = argument("i32", "with a left edge, row i sees key j when j >= i + this")
     position: int = argument("i32", "the key that row 0 stands at, with slopes")
-    alibi_slopes: int = argument("float*", "(batch, heads); or null")
+    alibi_slopes: int = argument("float*", "(sequences, heads); or null")
     short_blocks: int = argument("i32", "of a head, that are drawn behind all others")
     rising_heads: int = argument("i32", "the last of K and V, that add from the first block on")
     q_list: int = argument("u64", "scratch: q tiles of packed sequences; or 0")

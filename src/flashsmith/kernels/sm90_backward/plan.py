@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from flashsmith.base.errors import ArgumentError, Unsupported
 from flashsmith.kernels.arguments import TensorArg, TensorMapSpec, maps_obstacle
+from flashsmith.kernels.edges import edges_of
 from flashsmith.kernels.kernel import KernelConfig
 from flashsmith.kernels.launch import SCRATCH, Call, Launch, LaunchGeometry, Plan
 from flashsmith.kernels.sm90_backward.arguments import LISTED_BYTES, Sm90BackwardArguments
@@ -17,12 +18,10 @@ from flashsmith.kernels.sm90_backward.draw_order import (
     hides_first_steps_only,
 )
 from flashsmith.kernels.sm90_backward.parts import PIECE, Sm90TilesConfig, pieces_of_tile
-from flashsmith.kernels.tile_list.plan import (
+from flashsmith.kernels.tile_list.plan import TileListLaunch, list_launch
+from flashsmith.kernels.tile_list.sizes import (
     OUTER_ITEMS,
-    TileListLaunch,
-    edges_of,
     list_bytes,
-    list_launch,
     most_tiles,
     turned,
 )
@@ -31,7 +30,6 @@ from flashsmith.problem.needs import Needs, needs_of
 from flashsmith.problem.signature import BACKWARD
 
 MAX_GRID = 2**31 - 1  # CTAs along x
-LOG2_E = math.log2(math.e)
 ALIGNMENT = 256
 MAPPED = {"q": "q_map", "k": "k_map", "v": "v_map", "do": "d_o_map"}
 
@@ -89,20 +87,12 @@ class Sm90BackwardLaunch(Launch):
             statistics=statistics,
             dq_sums=dq_sums,
             counters=dq_sums + self.scratch.dq_sums,
-            heads=problem.heads,
-            kv_heads=problem.kv_heads,
-            kv_group=problem.group,
-            q_len=problem.q_len,
-            k_len=problem.k_len,
-            d_head=problem.d_head,
             diagonal=edges.right,
             q_tiles=_q_tiles(config, problem),
             k_tiles=k_tiles,
             tiles=k_tiles * problem.kv_heads * problem.batch,
             section_heads=self.order.section_heads,
             n_counters=self.scratch.n_counters,
-            scale_log2=problem.softmax_scale * LOG2_E,
-            minus_inverse_scale=-1.0 / problem.softmax_scale,
             left_diagonal=edges.left,
             position=edges.position,
             alibi_slopes=call["alibi_slopes"].address if "alibi_slopes" in call else 0,

@@ -32,14 +32,14 @@ class ForwardArguments(Arguments):
     o: TensorMapSpec = argument("TensorMap", "as q")
     o_direct: TensorArg = argument("TensorArg", "for kernels that store O from registers")
     lse: int = argument("float*", "(batch, heads, q_len), contiguous; natural logarithm; or null")
-    counter: int = argument("u32*", "tiles drawn, CTAs done, parts given; zero between launches")
-    heads: int = argument("i32", "query heads")
-    kv_group: int = argument("i32", "query heads that share one head of K and V")
-    q_len: int = argument("i32", "query rows")
-    k_len: int = argument("i32", "keys")
-    d_head: int = argument("i32", "of the problem; at most the kernel's")
-    diagonal: int = argument("i32", "with causal, row i sees key j when j <= i + diagonal")
-    scale_log2: float = argument("float", "softmax scale times log2(e)")
+    counter: int = argument(
+        "u32*",
+        "tiles drawn, CTAs done, parts given; zero between launches",
+        then=("heads", "kv_group", "q_len", "k_len", "d_head"),
+    )
+    diagonal: int = argument(
+        "i32", "with causal, row i sees key j when j <= i + diagonal", then=("scale_log2",)
+    )
     batch_heads: int = argument("i32", "batch * heads")
     q_tiles: int = argument("i32", "q tiles of one head, counted in whole clusters")
     tiles: int = argument("i32", "q_tiles * batch_heads")
@@ -52,7 +52,7 @@ class ForwardArguments(Arguments):
     left_diagonal: int = argument("i32", "with a left edge, row i sees key j when j >= i + this")
     position: int = argument("i32", "the key that row 0 stands at, from which distances count")
     sinks: int = argument("float*", "(heads,), or null")
-    alibi_slopes: int = argument("float*", "(batch, heads), or null")
+    alibi_slopes: int = argument("float*", "(sequences, heads), or null")
     scratch: int = argument("u64", "the list of tiles, or slices that are given away; or 0")
     bias: ScoresArg = argument("ScoresArg", "(batch, heads, q_len, k_len)", is_last=True)
     v_width: int = argument(

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from typing import cast
 
 from flashsmith.kernels.arguments import TensorArg, TensorMapSpec, maps_obstacle
-from flashsmith.kernels.block_list.plan import BlockLists
+from flashsmith.kernels.block_list.lists import BlockLists
+from flashsmith.kernels.edges import edges_of
 from flashsmith.kernels.kernel import KernelConfig
 from flashsmith.kernels.launch import (
     SCRATCH,
@@ -42,12 +43,11 @@ from flashsmith.kernels.sm90_forward.slices import (
     q_tiles,
 )
 from flashsmith.kernels.sm90_forward.tile_order import UNORDERED, TileOrder, tile_order
-from flashsmith.kernels.tile_list.plan import edges_of, list_bytes, list_launch, most_tiles
+from flashsmith.kernels.tile_list.sizes import list_bytes, most_tiles
 from flashsmith.problem.attention import AttentionProblem
 from flashsmith.problem.needs import Needs, needs_of
 from flashsmith.problem.signature import FORWARD, TensorRole
 
-LOG2_E = 1.4426950408889634
 MOST_PARTS = 4  # of a tile: who ends it adds them up one after the other
 LEAST_BLOCKS = 4  # of keys that a part is worth having for
 LEAST_SAVED_KEYS = 900  # a cta's; exchanging parts takes the time of some 800 (H200, 2026-11)
@@ -108,13 +108,7 @@ class ForwardLaunch(Launch):
             o_direct=call["o"],
             lse=call["lse"].address if "lse" in call else 0,
             counter=call[WORKSPACE].address if WORKSPACE in call else 0,
-            heads=problem.heads,
-            kv_group=problem.group,
-            q_len=problem.q_len,
-            k_len=problem.k_len,
-            d_head=problem.d_head,
             diagonal=edges.right,
-            scale_log2=problem.softmax_scale * LOG2_E,
             batch_heads=batch_heads,
             q_tiles=q_tiles(config, problem),
             tiles=q_tiles(config, problem) * batch_heads,
@@ -241,9 +235,13 @@ def plan_forward(
         split=split,
     )
     if blocks.exist:
-        return blocks.launch(needs), launch
+        from flashsmith.kernels.block_list.plan import lists_launch
+
+        return lists_launch(blocks, needs), launch
     if not problem.is_listed:
         return (launch,)
+    from flashsmith.kernels.tile_list.plan import list_launch
+
     return list_launch(problem, needs, tile_q=rows, tile_k=own.B_c), launch
 
 

@@ -1,47 +1,19 @@
-"""The launch that lists q tiles, and how much memory the list takes."""
+"""The launch that lists q tiles."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
+from flashsmith.kernels.edges import edges_of
 from flashsmith.kernels.launch import SCRATCH, Call, Launch, LaunchGeometry
 from flashsmith.kernels.tile_list.arguments import TileListArguments
 from flashsmith.kernels.tile_list.config import TileListConfig
+from flashsmith.kernels.tile_list.sizes import ITEM_BYTES, items_at, items_of, list_bytes
 from flashsmith.problem.attention import AttentionProblem
 from flashsmith.problem.needs import Needs
 
-HEADER_BYTES, ENTRY_BYTES, ITEM_BYTES = 16, 32, 16
 BOUNDARIES = ("cu_seqlens_q", "cu_seqlens_k")
-OUTER_ITEMS = 2  # rows before the first sequence, and behind the last
 SECTION_BYTES = 32 << 20  # of K and V that should stay in L2 while a section of heads is worked on
-
-
-def turned(problem: AttentionProblem) -> AttentionProblem:
-    """The problem with queries and keys in each other's place: its q tiles are kv blocks."""
-    return replace(problem, q_len=problem.k_len, k_len=problem.q_len)
-
-
-def most_tiles(problem: AttentionProblem, tile_q: int) -> int:
-    """As many entries as the list of a problem can have, whatever the lengths are."""
-    if not problem.sequences:
-        of_one = -(-problem.q_len // tile_q) + (1 if problem.q_lengths else 0)
-        return problem.batch * min(of_one, problem.q_len)
-    return min(problem.q_len // tile_q + _items(problem), problem.q_len)
-
-
-def list_bytes(problem: AttentionProblem, tile_q: int) -> int:
-    """Scratch memory of the list and of what it is made from."""
-    words = _items(problem) + 1
-    return _items_at(problem, tile_q) + ITEM_BYTES * words + 4 * words
-
-
-def _items(problem: AttentionProblem) -> int:
-    """Rows before the first sequence, of each, behind the last, and behind what each uses."""
-    return problem.requests * (2 if problem.q_lengths else 1) + OUTER_ITEMS
-
-
-def _items_at(problem: AttentionProblem, tile_q: int) -> int:
-    return HEADER_BYTES + ENTRY_BYTES * most_tiles(problem, tile_q)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +30,14 @@ class TileListLaunch(Launch):
         problem = self.problem
         start = call[SCRATCH].address + self.place
         of_rows, of_keys = BOUNDARIES[::-1] if self.of_keys else BOUNDARIES
-        items = start + _items_at(problem, self.tile_q)
+        items = start + items_at(problem, self.tile_q)
         edges = edges_of(problem, is_listed=True)
         return TileListArguments(
             cu_seqlens_q=_address(call, of_rows),
             cu_seqlens_k=_address(call, of_keys),
             list=start,
             items=items,
-            first_tiles=items + ITEM_BYTES * (_items(problem) + 1),
+            first_tiles=items + ITEM_BYTES * (items_of(problem) + 1),
             sequences=problem.requests,
             q_len=problem.q_len,
             k_len=problem.k_len,
@@ -100,9 +72,11 @@ def list_launch(
     """The launch for a kernel that is compiled with `needs`: its masks decide what is long.
 
     With `of_keys` the problem is a turned one, and the list is one of kv blocks. With `numbered`
-    entries hold the number of their sequence: 0 is what lies before the first.
+    entries hold the number of their sequence: 0 is what lies before the first. They do in any case
+    where packed sequences have slopes.
     """
-    config = TileListConfig.of(n_threads=128, numbered=numbered)
+    names = numbered or bool(problem.sequences and problem.alibi)  # slopes of each sequence
+    config = TileListConfig.of(n_threads=128, numbered=names)
     masks = tuple(name for name in needs if name in ("causal", "window_left"))
     has_lengths = problem.k_lengths or problem.q_lengths or problem.k_starts
     return TileListLaunch(
@@ -127,21 +101,3 @@ def section_bits(problem: AttentionProblem) -> int:
     while problem.heads % (2 << bits) == 0 and head_bytes * (2 << bits) <= SECTION_BYTES:
         bits += 1
     return bits
-
-
-@dataclass(frozen=True, slots=True)
-class Edges:
-    """Where masks begin and end, and where distances count from, as kernels are told."""
-
-    right: int
-    left: int
-    position: int
-
-
-def edges_of(problem: AttentionProblem, *, is_listed: bool = False) -> Edges:
-    """From a row's own index; where sequences are packed or listed, from their own alignments."""
-    if problem.sequences or is_listed:
-        edges = problem.edges
-        return Edges(*edges.offsets, edges.alignment)
-    mask = problem.mask
-    return Edges(mask.diagonal, mask.left_diagonal, mask.alignment if problem.alibi else 0)

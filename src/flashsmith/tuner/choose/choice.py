@@ -276,9 +276,7 @@ def _candidates(question: _Question, family: type[KernelConfig]) -> Sequence[Ker
 def _ruled_choice(question: _Question, passed: list[Rejected]) -> Choice:
     """The first candidate that fits; the families of newer GPUs are asked first."""
     chosen: KernelConfig | None = None
-    for family in reversed(CATALOGUE):
-        if question.problem.operation != family.OPERATION:
-            continue
+    for family in reversed(CATALOGUE.of(question.problem.operation)):
         if not family.runs_on(question.arch.name):
             reason = f"no kernels for {question.arch.name}"
             passed.append(Rejected(f"{family.NAME}", reason))

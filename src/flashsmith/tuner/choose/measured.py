@@ -146,7 +146,7 @@ def _read_once(path: Path, stamps: tuple[int, ...]) -> Sequence[Measurement]:
         if path.suffix == ".jsonl":
             from flashsmith.tuner.store.exchange import read_lines
 
-            return read_lines(path)
+            return read_lines(path, is_ours=path.parent == SHIPPED_FOLDER)
         from flashsmith.tuner.store.database import read_store
 
         return read_store(path)

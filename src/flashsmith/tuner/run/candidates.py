@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from flashsmith.arch import Arch, occupancy
+from flashsmith.arch import Arch
 from flashsmith.arch import get as get_arch
+from flashsmith.arch.occupancy import occupancy
 from flashsmith.base.errors import FlashsmithError
 from flashsmith.check.cases import full_cases, quick_cases
 from flashsmith.compile.artefact import CompiledKernel

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from flashsmith.arch import GPUS, find_gpu
 from flashsmith.arch import get as get_arch
+from flashsmith.arch.gpus import GPUS, find_gpu
 from flashsmith.compile.compiler import available_cores
 from flashsmith.kernels.kernel import KernelConfig
 from flashsmith.measure.facts import Facts

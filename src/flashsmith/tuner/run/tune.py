@@ -197,17 +197,23 @@ class _Run:
     ) -> Iterator[list[Candidate]]:
         """Candidates, all at once, or in parts that a budget may end between."""
         first: FirstOfCode = {}
-        size = len(pairs) if at_once or self.deadline is None else 2 * available_cores()
+        size = len(pairs)
+        if self.deadline is not None and not at_once:
+            # Without times a candidate costs more than its compiler: smaller parts end in time.
+            size = available_cores() * (2 if self.target.can_time else 1)
+        took = 0.0  # seconds of the part before: the next one must end in time too
 
         def progress(done: int, total: int) -> None:
             if self.deadline is None:
                 self.on_progress(f"compiling for {self.target.arch}", done, total, "")
 
         for begin in range(0, len(pairs), size):
-            if tuner.is_screening_over():
+            if tuner.is_screening_over(after=took):
                 return
+            began = time.time()
             part = pairs[begin : begin + size]
             yield compiled_candidates(part, self.target, first=first, progress=progress)
+            took = time.time() - began
 
     def _raced(
         self,

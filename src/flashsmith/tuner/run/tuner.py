@@ -158,9 +158,9 @@ class Tuner:
         ]
         self.pool.run(jobs, self.job_seconds, on_reply)
 
-    def is_screening_over(self) -> bool:
-        """Whether screening must leave the rest of the time to the races."""
-        return self._screening_ends_at is not None and time.time() > self._screening_ends_at
+    def is_screening_over(self, after: float = 0.0) -> bool:
+        """Whether screening must leave the rest of the time to the races, so many seconds on."""
+        return self._screening_ends_at is not None and time.time() + after > self._screening_ends_at
 
     def is_over(self) -> bool:
         """Whether all of the time is spent."""

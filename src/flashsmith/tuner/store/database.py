@@ -17,9 +17,9 @@ from typing import Any, Self
 from flashsmith.base.errors import DamagedFile, FileInUse, FlashsmithError, StorageError
 from flashsmith.base.json_text import parse_json
 from flashsmith.problem.text import problem_fields
-from flashsmith.tuner.store import version_0_1
 from flashsmith.tuner.store.measurement import (
     SCHEMA,
+    SCHEMA_OF_0_1,
     Measurement,
     MeasurementKey,
     measurement_from_fields,
@@ -322,7 +322,7 @@ def _measurement(row: Row) -> Measurement:
 
 
 def _measurement_of_0_1(row: Row) -> Measurement:
-    return measurement_from_fields(_fields(_COLUMNS_OF_0_1, row, version_0_1.SCHEMA))
+    return measurement_from_fields(_fields(_COLUMNS_OF_0_1, row, SCHEMA_OF_0_1))
 
 
 def _fields(columns: tuple[str, ...], row: Row, schema: int) -> dict[str, object]:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
 from pathlib import Path
 
 from flashsmith.base.errors import ArgumentError
 from flashsmith.base.whole_file import written_whole
-from flashsmith.problem.attention import AttentionProblem
-from flashsmith.tuner.store.measurement import Measurement, MeasurementKey, measurement_from_line
+from flashsmith.tuner.store.measurement import Measurement, measurement_from_line
 from flashsmith.tuner.store.outcome import Timed
-from flashsmith.tuner.store.stale import stale_measurements
 
 
 def write_lines(measurements: Iterable[Measurement], path: Path) -> int:
@@ -22,14 +19,17 @@ def write_lines(measurements: Iterable[Measurement], path: Path) -> int:
     return len(lines)
 
 
-def read_lines(path: Path) -> list[Measurement]:
-    """Every measurement of a file; the first line that is none is named in the error."""
+def read_lines(path: Path, *, is_ours: bool = False) -> list[Measurement]:
+    """Every measurement of a file; the first line that is none is named in the error.
+
+    A first call reads a file that comes with the package, and is quick because it `is_ours`.
+    """
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ArgumentError(f"{path} cannot be read ({error}); give a JSON lines file.") from error
     return [
-        measurement_from_line(line, f"{path} line {number}")
+        measurement_from_line(line, f"{path} line {number}", is_ours=is_ours)
         for number, line in enumerate(text.splitlines(), start=1)
         if line.strip()
     ]
@@ -50,45 +50,9 @@ def read_any(path: Path) -> list[Measurement]:
 
 def choosable_table(measurements: Iterable[Measurement], gpu: str) -> list[Measurement]:
     """What a choice may be made by on a GPU: gated times of kernels as they are now."""
+    from flashsmith.tuner.store.stale import stale_measurements  # nor what compiles
+
     timed = [m for m in measurements if m.gate and isinstance(m.outcome, Timed)]
     mine = [m for m in timed if m.key.gpu == gpu]
     stale = {m.key for m in stale_measurements(mine)}
     return [m for m in mine if m.key not in stale]
-
-
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """One configuration on one problem in two sets of measurements."""
-
-    config: str
-    problem: AttentionProblem
-    before_us: float | None
-    after_us: float | None
-
-    @property
-    def ratio(self) -> float | None:
-        """After over before; below 1 is faster."""
-        if self.before_us is None or self.after_us is None:
-            return None
-        return self.after_us / self.before_us
-
-
-def differences(before: Sequence[Measurement], after: Sequence[Measurement]) -> list[Difference]:
-    """What changed between two sets, matched by GPU, configuration, problem and protocol."""
-    old, new = _times(before), _times(after)
-    return [
-        Difference(key.config, key.problem, old.get(key), new.get(key))
-        for key in sorted({*old, *new}, key=lambda key: (key.config, str(key.problem)))
-        if old.get(key) != new.get(key)
-    ]
-
-
-def _times(measurements: Sequence[Measurement]) -> dict[MeasurementKey, float]:
-    """Median times under keys that forget driver, compiler and code: the things that changed."""
-    times = {}
-    for m in measurements:
-        if isinstance(m.outcome, Timed):
-            k = m.key
-            same = replace(k, driver="", compiler="", code="")
-            times[same] = m.outcome.median_us
-    return times

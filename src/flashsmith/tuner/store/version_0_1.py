@@ -16,8 +16,8 @@ from flashsmith.base.loose_types import JsonObject
 from flashsmith.kernels import parse_config
 from flashsmith.kernels.plans import plan, sum_order
 from flashsmith.problem.text import problem_fields, problem_from_fields
+from flashsmith.tuner.store.measurement import SCHEMA
 
-SCHEMA = 1
 SIDE_FILE = Path(__file__).parents[2] / "shipped" / "code_of_version_0_1.json"
 UNKNOWN = "source "  # begins what stands for the code of a kernel that is not in the side file
 _SM_COUNT = 132  # of the GPUs that 0.1 shipped measurements for
@@ -29,7 +29,7 @@ def converted(data: Fields) -> Fields:
     """A line of version 0.1 as one of this version; every check of a line is still to be made."""
     old = dict(data)
     source = str(old.pop("source_hash", ""))
-    new = {**old, "schema": SCHEMA + 1, "code": _code_of(source, old)}
+    new = {**old, "schema": SCHEMA, "code": _code_of(source, old)}
     if isinstance(old.get("problem"), dict):
         new["problem"] = problem_fields(problem_from_fields(old["problem"]))
     if "fingerprint" in old and _is_of_two_kinds(new):

@@ -50,7 +50,8 @@ struct Bias {
                 u64 address = args.bias.address;
                 asm volatile("" : "+l"(address));
                 if (address == 0) continue;
-                read_apart(args, pairs, line, key + 2 * from);
+                read_columns<kNeeds.ragged_k>(pairs, line, args.bias.key_stride, key + 2 * from,
+                                              args.k_len);
             } else {
                 read_pairs(args, pairs, line, key + 2 * from);
             }
@@ -58,6 +59,71 @@ struct Bias {
             for (int i = 0; i < kPart; i += 2)
                 apply_pair(s[from + i], s[from + i + 1], pairs[i / 2]);
         }
+    }
+
+    // The same where the tile is turned: of keys `key` and `key` + 8, and of the columns from query
+    // row `row` on. What lies side by side is then a row's stride apart.
+    template <class Args, int kCount>
+    FS_DEVICE void apply_turned(const Args& args, float (&s)[kCount], i32 key, i32 row) const {
+        const u64 line[2] = {column_of(args, key), column_of(args, key + 8)};
+        constexpr int kPart = kCount % 16 == 0 ? 16 : kCount;  // as above
+        FS_UNROLL
+        for (int from = 0; from < kCount; from += kPart) {
+            u64 address = args.bias.address;
+            asm volatile("" : "+l"(address));
+            if (address == 0) continue;
+            Pair pairs[kPart / 2];
+            read_columns<kNeeds.ragged_q>(pairs, line, args.bias.row_stride, row + 2 * from,
+                                          args.q_len);
+            FS_UNROLL
+            for (int i = 0; i < kPart; i += 2)
+                apply_pair(s[from + i], s[from + i + 1], pairs[i / 2]);
+        }
+    }
+
+    // Which of a thread's scores a bool leaves: a bit each, read before there are scores.
+    template <int kCount>
+    struct Seen {
+        u32 words[(kCount + 31) / 32];
+
+        FS_DEVICE void apply(float (&s)[kCount]) const {
+            FS_UNROLL
+            for (int i = 0; i < kCount; ++i) {
+                if ((words[i / 32] >> i % 32 & 1U) == 0) s[i] = kNegativeInfinity;
+            }
+        }
+    };
+
+    // Of rows and columns as `apply` takes them, or `apply_turned`; whether there are any.
+    template <bool kTurned, class Args, int kCount>
+    FS_DEVICE bool read_seen(const Args& args, Seen<kCount>& seen, i32 row, i32 column) const {
+        static_assert(kIsBool, "what is added leaves all scores.");
+        const u64 line[2] = {kTurned ? column_of(args, row) : line_of(args, row),
+                             kTurned ? column_of(args, row + 8) : line_of(args, row + 8)};
+        constexpr int kPart = kCount % 16 == 0 ? 16 : kCount;
+        u32 any = 0;
+        FS_UNROLL
+        for (u32& word : seen.words) word = 0;
+        FS_UNROLL
+        for (int from = 0; from < kCount; from += kPart) {
+            Pair pairs[kPart / 2];
+            const i32 first = column + 2 * from;
+            if constexpr (kTurned) {
+                read_columns<kNeeds.ragged_q>(pairs, line, args.bias.row_stride, first, args.q_len);
+            } else if constexpr (kNeeds.bias_keys_apart) {
+                read_columns<kNeeds.ragged_k>(pairs, line, args.bias.key_stride, first, args.k_len);
+            } else {
+                read_pairs(args, pairs, line, first);
+            }
+            FS_UNROLL
+            for (int i = 0; i < kPart; i += 2) {
+                const u32 pair = pairs[i / 2];
+                const u32 bits = ((pair & 0xffU) != 0 ? 1U : 0U) | (pair >= 0x100U ? 2U : 0U);
+                seen.words[(from + i) / 32] |= bits << (from + i) % 32;
+                any |= bits;
+            }
+        }
+        return any != 0;
     }
 
     // The same in two steps, of which the first comes while the product runs. Elements of 32 bits
@@ -164,19 +230,21 @@ struct Bias {
         }
     }
 
-    // One after the other, at any stride. Keys that do not exist get what the first one has.
-    template <class Args, int kCount>
-    static FS_DEVICE void read_apart(const Args& args, Pair (&pairs)[kCount], const u64 (&line)[2],
-                                     i32 key) {
-        i64 step = args.bias.key_stride * kBytes;
+    // One after the other, at any stride, along two lines: of rows, or of keys where the tile is
+    // turned. Those from `end` on, which do not exist, get what the first one has. What is of the
+    // kernel's parameter is read where it is needed: that takes no register in between.
+    template <bool kRagged, int kCount>
+    static FS_DEVICE void read_columns(Pair (&pairs)[kCount], const u64 (&line)[2],
+                                       const i64& stride, i32 from, const i32& end) {
+        i64 step = stride * kBytes;
         // Opaque: the compiler would keep every key's offset in registers from block to block.
         asm volatile("" : "+l"(step));
-        u64 at[2] = {line[0] + key * step, line[1] + key * step};
+        u64 at[2] = {line[0] + from * step, line[1] + from * step};
         FS_UNROLL
         for (int i = 0; i < kCount; ++i) {
             const int column = i / 2 * 8;
-            const bool first_exists = !kNeeds.ragged_k || key + column < args.k_len;
-            const bool second_exists = !kNeeds.ragged_k || key + column + 1 < args.k_len;
+            const bool first_exists = !kRagged || from + column < end;
+            const bool second_exists = !kRagged || from + column + 1 < end;
             const u64 first = first_exists ? at[i % 2] : line[i % 2];
             const u64 second = second_exists ? at[i % 2] + step : line[i % 2];
             if constexpr (kIsWide) {
@@ -194,6 +262,12 @@ struct Bias {
     FS_DEVICE u64 line_of(const Args& args, i32 row) const {
         if constexpr (kNeeds.ragged_q) row = min(row, args.q_len - 1);
         return head_start + row * args.bias.row_stride * kBytes;
+    }
+
+    template <class Args>
+    FS_DEVICE u64 column_of(const Args& args, i32 key) const {
+        if constexpr (kNeeds.ragged_k) key = min(key, args.k_len - 1);
+        return head_start + key * args.bias.key_stride * kBytes;
     }
 
     template <class T>

@@ -28,9 +28,10 @@ template <Needs kNeeds>
 struct Score {
     static constexpr bool kChanges = kNeeds.changes_scores();
     static constexpr bool kHasDistances = kNeeds.alibi;
+    static constexpr bool kHasBias = kNeeds.bias_bool || kNeeds.bias_same || kNeeds.bias_float32;
+    static constexpr bool kAdds = kNeeds.alibi || kHasBias;  // to scores, whatever they are
     // Distances are all that changes scores: they can be left to the exponents.
-    static constexpr bool kHasLines = kNeeds.alibi && !kNeeds.softcap && !kNeeds.bias_bool &&
-                                      !kNeeds.bias_same && !kNeeds.bias_float32;
+    static constexpr bool kHasLines = kNeeds.alibi && !kNeeds.softcap && !kHasBias;
 
     float alibi_slope = 0.0F;  // of the head
     float rate = 0.0F;         // with a cap: see tanh_rate
@@ -71,7 +72,7 @@ struct Score {
     // multiplied with.
     template <class Args>
     static FS_DEVICE float slope(const Args& args) {
-        static_assert(!kChanges || kBends || kNeeds.alibi, "scores that change have a slope each.");
+        static_assert(!kChanges || kBends || kAdds, "scores that change have a slope each.");
         return args.scale_log2 * kLn2;
     }
 

@@ -17,6 +17,11 @@ namespace flashsmith {
 template <Needs kNeeds>
 inline constexpr bool kListed = kNeeds.sequences || kNeeds.k_lengths;
 
+// Whether entries of the list name their sequences, which have slopes of their own, and not entries
+// of the batch: packed sequences are a batch of one.
+template <Needs kNeeds>
+inline constexpr bool kNumbered = kNeeds.sequences && kNeeds.alibi;
+
 inline constexpr int kListHeaderBytes = 16;
 inline constexpr int kListEntryBytes = 32;
 
@@ -26,6 +31,10 @@ struct ListedTile {
     i32 first;      // the entry of the sequence's first tile, where its tiles stand together
     i32 alignment;  // row i of the sequence stands at key i + this
     i32 batch;      // or, of a numbered list, the sequence: 0 is what lies before the first
+
+    // Of an entry that names its sequence: which row of a table of all sequences is its own. Rows
+    // and keys of no sequence never meet, so that any row will do for them.
+    FS_DEVICE i32 table_row() const { return q_len > 0 && k_len > 0 ? batch - 1 : 0; }
 
     FS_DEVICE void put(u64 entry) const {
         ptx::st_global_16b(entry, {{static_cast<u32>(q_begin), static_cast<u32>(k_begin),

@@ -73,7 +73,7 @@ class DecodeTeam {
             const i32 row = first_row + warp_row_ + half * 8 + threadIdx.x % kWarpLanes / 4;
             const QueryRow at(args_, work, min(row, last_row));
             token_[half] = at.token;
-            score_[half] = Score::of_head(args_, batch_of_rows<Kernel>(work), at.head);
+            score_[half] = Score::of_head(args_, work.batch, at.head);
             maximum[half] = kNegativeInfinity;
             sum[half] = 0.0f;
         }

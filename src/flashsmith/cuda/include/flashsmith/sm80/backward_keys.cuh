@@ -8,10 +8,12 @@
 // every sum is fixed, and the same bits come out every time.
 #pragma once
 
+#include "flashsmith/attention/bias.cuh"
 #include "flashsmith/attention/mask.cuh"
 #include "flashsmith/attention/score.cuh"
 #include "flashsmith/attention/sequence.cuh"
 #include "flashsmith/ptx/special_register.cuh"
+#include "flashsmith/ptx/warp.cuh"
 #include "flashsmith/sm80/backward_products.cuh"
 #include "flashsmith/sm80/backward_tile.cuh"
 
@@ -26,7 +28,7 @@ struct KeysKernel {
     static constexpr int kBc = kConfig.B_c;
     static constexpr int kWarpRows = kConfig.rows_per_warp();
     static constexpr int kRowTiles = kWarpRows / kMatrixSpan;
-    static constexpr int kStep = kConfig.step_rows();
+    static constexpr int kStep = kConfig.step_rows(flashsmith::Score<kNeeds>::kHasBias);
     static constexpr int kDSpans = kConfig.d_head / kMatrixSpan;
     static constexpr bool kDK = kConfig.gradients != KeyGradients::kDV;
     static constexpr bool kDV = kConfig.gradients != KeyGradients::kDK;
@@ -34,6 +36,7 @@ struct KeysKernel {
 
     using Mask = flashsmith::Mask<kNeeds.causal, kNeeds.ragged_k, kNeeds.window_left>;
     using Score = flashsmith::Score<kNeeds>;
+    using Bias = flashsmith::Bias<kNeeds, kDType>;
     using KeyTile = SmemTile<kBc, kConfig.d_head, true>;
     using QueryTile = SmemTile<kBr, kConfig.d_head, true>;
     using Scores = Accumulator<kRowTiles, kStep / 8>;
@@ -89,7 +92,8 @@ class KeyBlock {
           first_key_(own.block * Kernel::kBc),
           smem_(smem),
           warp_row_(threadIdx.x / kWarpLanes * Kernel::kWarpRows),
-          sequence_(own.sequence) {
+          sequence_(own.sequence),
+          table_row_(table_row_of(own)) {
         if constexpr (Kernel::kDK) dk_.clear();
         if constexpr (Kernel::kDV) dv_.clear();
     }
@@ -226,15 +230,20 @@ class KeyBlock {
 
     // Rows of a head from `first_row` on, which lie at row `place` of the stages.
     FS_DEVICE void add_step([[maybe_unused]] i32 head, i32 first_row, u32 place, bool masked) {
+        [[maybe_unused]] Seen seen[Kernel::kRowTiles];
+        if constexpr (Kernel::Bias::kIsBool) {
+            if (!ptx::vote_any(read_seen(seen, head, first_row))) return;
+        }
         typename Kernel::Scores s;
         multiply_by_rows<Kernel::kDType, Kernel::kDSpans>(
             s, OwnedReader(smem_ + Kernel::kK, warp_row_),
             WalkedReader(smem_ + Kernel::kQ, 0).below(place));
         [[maybe_unused]] typename Kernel::Scores bends;
         if constexpr (Kernel::Score::kChanges) {
-            change_scores<typename Kernel::Score>(args_, batch_, head, s, bends,
+            change_scores<typename Kernel::Score>(args_, table_row_, head, s, bends,
                                                   distance_from(first_row));
         }
+        if constexpr (Kernel::Bias::kExists) apply_bias(s, seen, head, first_row);
         if constexpr (kMasks) {
             if (masked) hide(s, first_row);
         }
@@ -257,6 +266,37 @@ class KeyBlock {
             pack<Kernel::kDType>(ds, dp);
             add_product<Kernel::kDType>(dk_, ds,
                                         WalkedTransposed(smem_ + Kernel::kQ, 0).below(place));
+        }
+    }
+
+    using Seen = typename Kernel::Bias::template Seen<Kernel::kStep / 2>;  // of a row tile
+
+    // What a bool leaves of a step, before it is computed; whether this thread has any of it.
+    FS_DEVICE bool read_seen(Seen (&seen)[Kernel::kRowTiles], i32 head, i32 first_row) const {
+        const auto bias = Kernel::Bias::of_head(args_, batch_, head);
+        const i32 lane = threadIdx.x % kWarpLanes;
+        bool any = false;
+        FS_UNROLL
+        for (int i = 0; i < Kernel::kRowTiles; ++i) {
+            const i32 key = warp_key() + i * kMatrixSpan + lane / 4;
+            any |= bias.template read_seen<true>(args_, seen[i], key, first_row + lane % 4 * 2);
+        }
+        return any;
+    }
+
+    FS_DEVICE void apply_bias(typename Kernel::Scores& s,
+                              [[maybe_unused]] const Seen (&seen)[Kernel::kRowTiles], i32 head,
+                              i32 first_row) const {
+        const auto bias = Kernel::Bias::of_head(args_, batch_, head);
+        const i32 lane = threadIdx.x % kWarpLanes;
+        FS_UNROLL
+        for (int i = 0; i < Kernel::kRowTiles; ++i) {
+            if constexpr (Kernel::Bias::kIsBool) {
+                seen[i].apply(s.row_tile(i));
+            } else {
+                bias.apply_turned(args_, s.row_tile(i), warp_key() + i * kMatrixSpan + lane / 4,
+                                  first_row + lane % 4 * 2);
+            }
         }
     }
 
@@ -333,6 +373,7 @@ class KeyBlock {
     typename Kernel::Gradient dk_;
     typename Kernel::Gradient dv_;
     const typename Owned::Sequence sequence_;
+    const u32 table_row_;
 };
 
 // Which kv block this cta owns.

@@ -14,10 +14,11 @@ constexpr int step_registers(int columns) const {
     return gradient_registers() + rows_per_warp() * columns / 16 + rows_per_warp() / 4 + 4;
 }
 
-// Rows of a walked tile whose scores a warp holds at a time: as many as fit, 16 at least.
-constexpr int step_rows() const {
+// Rows of a walked tile whose scores a warp holds at a time: as many as fit, 16 at least. Elements
+// of a bias and their addresses take registers too: without fewer rows ptxas spills.
+constexpr int step_rows(bool has_bias) const {
     int rows = walked();
-    while (rows > 16 && step_registers(rows) > 208) rows /= 2;
+    while (rows > 16 && step_registers(rows) > (has_bias ? 180 : 208)) rows /= 2;
     return rows;
 }
 

@@ -95,6 +95,26 @@ FS_DEVICE float score_gradient(float p, float dp, const RowStatistics& row) {
     return ptx::mul_rn(p, ptx::sub_rn(dp, row.delta));
 }
 
+// From dP to the gradients of scores, where rows of the tile are query rows: a thread has two of
+// every row tile.
+template <int kRowTiles, int kColTiles>
+FS_DEVICE void to_gradients(Accumulator<kRowTiles, kColTiles>& dp,
+                            const Accumulator<kRowTiles, kColTiles>& s,
+                            const RowStatistics (&rows)[kRowTiles][2], const float& factor) {
+    FS_UNROLL
+    for (int i = 0; i < kRowTiles; ++i) {
+        FS_UNROLL
+        for (int n = 0; n < kColTiles; ++n) {
+            FS_UNROLL
+            for (int e = 0; e < 4; ++e) {
+                const RowStatistics& row = rows[i][e / 2];
+                const float p = weight_of(s.at[i][n][e], factor, row);
+                dp.at[i][n][e] = score_gradient(p, dp.at[i][n][e], row);
+            }
+        }
+    }
+}
+
 // From products of one head to scores, and the slope that each has of its own. `distance`: between
 // the query row and the key of this thread's first one.
 template <class Score, class Args, int kRowTiles, int kColTiles>

@@ -5,10 +5,12 @@
 //   else adds to these rows: no atomics, and the same bits
 #pragma once
 
+#include "flashsmith/attention/bias.cuh"
 #include "flashsmith/attention/mask.cuh"
 #include "flashsmith/attention/score.cuh"
 #include "flashsmith/attention/sequence.cuh"
 #include "flashsmith/ptx/special_register.cuh"
+#include "flashsmith/ptx/warp.cuh"
 #include "flashsmith/sm80/backward_products.cuh"
 #include "flashsmith/sm80/backward_tile.cuh"
 
@@ -23,12 +25,13 @@ struct QueriesKernel {
     static constexpr int kBc = kConfig.B_c;
     static constexpr int kWarpRows = kConfig.rows_per_warp();
     static constexpr int kRowTiles = kWarpRows / kMatrixSpan;
-    static constexpr int kStep = kConfig.step_rows();
+    static constexpr int kStep = kConfig.step_rows(flashsmith::Score<kNeeds>::kHasBias);
     static constexpr int kDSpans = kConfig.d_head / kMatrixSpan;
     static constexpr int kStages = kConfig.stages();
 
     using Mask = flashsmith::Mask<kNeeds.causal, kNeeds.ragged_k, kNeeds.window_left>;
     using Score = flashsmith::Score<kNeeds>;
+    using Bias = flashsmith::Bias<kNeeds, kDType>;
     using QueryTile = SmemTile<kBr, kConfig.d_head, true>;
     using KeyTile = SmemTile<kBc, kConfig.d_head, true>;
     using Scores = Accumulator<kRowTiles, kStep / 8>;
@@ -68,7 +71,8 @@ class QueryTileGradient {
           first_row_(own.block * Kernel::kBr),
           smem_(smem),
           warp_row_(threadIdx.x / kWarpLanes * Kernel::kWarpRows),
-          sequence_(own.sequence) {
+          sequence_(own.sequence),
+          table_row_(table_row_of(own)) {
         dq_.clear();
         const i64 head = static_cast<i64>(batch_) * args.heads + head_;
         const i64 row = head * args.padded_rows + warp_row() + threadIdx.x % kWarpLanes / 4;
@@ -182,61 +186,62 @@ class QueryTileGradient {
 
     // Keys from `first_key` on, which lie at row `place` of the stages.
     FS_DEVICE void add_step(i32 first_key, u32 place, bool masked) {
+        [[maybe_unused]] Seen seen[Kernel::kRowTiles];
+        if constexpr (Kernel::Bias::kIsBool) {
+            if (!ptx::vote_any(read_seen(seen, first_key))) return;
+        }
         typename Kernel::Scores s;
         multiply_by_rows<Kernel::kDType, Kernel::kDSpans>(
             s, OwnedReader(smem_ + Kernel::kQ, warp_row_),
             WalkedReader(smem_ + Kernel::kK, 0).below(place));
         [[maybe_unused]] typename Kernel::Scores bends;
         if constexpr (Kernel::Score::kChanges) {
-            change_scores<typename Kernel::Score>(args_, batch_, head_, s, bends,
+            change_scores<typename Kernel::Score>(args_, table_row_, head_, s, bends,
                                                   distance_to(first_key));
         }
+        if constexpr (Kernel::Bias::kExists) apply_bias(s, seen, first_key);
         if constexpr (Kernel::Mask::kHides) {
-            if (masked) hide(s, first_key);
+            if (masked)
+                hide_keys<typename Kernel::Mask>(s, sequence(), first_row_, warp_row_, first_key);
         }
         typename Kernel::Scores dp;
         multiply_by_rows<Kernel::kDType, Kernel::kDSpans>(
             dp, OwnedReader(smem_ + Kernel::kDO, warp_row_),
             WalkedReader(smem_ + Kernel::kV, 0).below(place));
-        to_gradients(dp, s);
+        to_gradients(dp, s, rows_, Kernel::Score::factor(args_));
         if constexpr (Kernel::Score::kBends) multiply_elements(dp, bends);
         Fragments<Kernel::kRowTiles> ds[Kernel::kStep / kMatrixSpan];
         pack<Kernel::kDType>(ds, dp);
         add_product<Kernel::kDType>(dq_, ds, WalkedTransposed(smem_ + Kernel::kK, 0).below(place));
     }
 
-    // Removes keys that rows of this warp do not see, and those beyond the sequence.
-    FS_DEVICE void hide(typename Kernel::Scores& s, i32 first_key) const {
-        constexpr int kCount = Kernel::kStep / 2;
+    using Seen = typename Kernel::Bias::template Seen<Kernel::kStep / 2>;  // of a row tile
+
+    // What a bool leaves of a step, before it is computed; whether this thread has any of it.
+    FS_DEVICE bool read_seen(Seen (&seen)[Kernel::kRowTiles], i32 first_key) const {
+        const auto bias = Kernel::Bias::of_head(args_, batch_, head_);
+        const i32 lane = threadIdx.x % kWarpLanes;
+        bool any = false;
+        FS_UNROLL
+        for (int i = 0; i < Kernel::kRowTiles; ++i) {
+            const i32 row = warp_row() + i * kMatrixSpan + lane / 4;
+            any |= bias.template read_seen<false>(args_, seen[i], row, first_key + lane % 4 * 2);
+        }
+        return any;
+    }
+
+    FS_DEVICE void apply_bias(typename Kernel::Scores& s,
+                              [[maybe_unused]] const Seen (&seen)[Kernel::kRowTiles],
+                              i32 first_key) const {
+        const auto bias = Kernel::Bias::of_head(args_, batch_, head_);
         const i32 lane = threadIdx.x % kWarpLanes;
         FS_UNROLL
         for (int i = 0; i < Kernel::kRowTiles; ++i) {
-            FS_UNROLL
-            for (int half = 0; half < 2; ++half) {
-                const i32 row = warp_row() + i * kMatrixSpan + half * 8 + lane / 4;
-                const i32 seen = Kernel::Mask::seen_by(sequence(), row);
-                hide_columns_of_row<0, kCount>(s.row_tile(i), half,
-                                               seen - first_key - lane % 4 * 2);
-                if constexpr (kNeeds.window_left) {
-                    const i32 first = Kernel::Mask::first_seen(sequence(), row);
-                    hide_columns_before(s.row_tile(i), half, first - first_key - lane % 4 * 2);
-                }
-            }
-        }
-    }
-
-    FS_DEVICE void to_gradients(typename Kernel::Scores& dp,
-                                const typename Kernel::Scores& s) const {
-        FS_UNROLL
-        for (int i = 0; i < Kernel::kRowTiles; ++i) {
-            FS_UNROLL
-            for (int n = 0; n < Kernel::kStep / 8; ++n) {
-                FS_UNROLL
-                for (int e = 0; e < 4; ++e) {
-                    const RowStatistics& row = rows_[i][e / 2];
-                    const float p = weight_of(s.at[i][n][e], Kernel::Score::factor(args_), row);
-                    dp.at[i][n][e] = score_gradient(p, dp.at[i][n][e], row);
-                }
+            if constexpr (Kernel::Bias::kIsBool) {
+                seen[i].apply(s.row_tile(i));
+            } else {
+                bias.apply(args_, s.row_tile(i), warp_row() + i * kMatrixSpan + lane / 4,
+                           first_key + lane % 4 * 2);
             }
         }
     }
@@ -250,6 +255,7 @@ class QueryTileGradient {
     RowStatistics rows_[Kernel::kRowTiles][2];
     typename Kernel::Gradient dq_;
     const typename Owned::Sequence sequence_;
+    const u32 table_row_;
 };
 
 // Which q tile this cta owns.

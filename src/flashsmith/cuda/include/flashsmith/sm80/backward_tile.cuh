@@ -71,6 +71,27 @@ FS_DEVICE void store_gradient(const Accumulator<kRowTiles, kColTiles>& acc, floa
     }
 }
 
+// Removes keys that rows of a warp do not see, and those beyond the sequence.
+template <class Mask, int kRowTiles, int kColTiles, class Sequence>
+FS_DEVICE void hide_keys(Accumulator<kRowTiles, kColTiles>& s, const Sequence& sequence,
+                         const i32& first_row, const i32& warp_row, i32 first_key) {
+    const i32 lane = threadIdx.x % kWarpLanes;
+    FS_UNROLL
+    for (int i = 0; i < kRowTiles; ++i) {
+        FS_UNROLL
+        for (int half = 0; half < 2; ++half) {
+            const i32 row = first_row + warp_row + i * kMatrixSpan + half * 8 + lane / 4;
+            const i32 seen = Mask::seen_by(sequence, row);
+            hide_columns_of_row<0, 4 * kColTiles>(s.row_tile(i), half,
+                                                  seen - first_key - lane % 4 * 2);
+            if constexpr (Mask::kHasLeft) {
+                const i32 first = Mask::first_seen(sequence, row);
+                hide_columns_before(s.row_tile(i), half, first - first_key - lane % 4 * 2);
+            }
+        }
+    }
+}
+
 // Which block of rows of which head a cta owns: all blocks of a head, then the next head. Where
 // they have uneven work, as under a causal mask: block by block over all heads, most work first.
 struct OwnedBlock {
@@ -96,8 +117,13 @@ struct ListedBlock {
     u32 head;
     u32 block;
     Sequence sequence;
+    i32 table_row;  // of tables that have one for each sequence
     bool exists;  // a list may be shorter than the grid: the host only knows how long it is at most
 };
+
+// The row of a block's sequence in tables that have one for each.
+FS_DEVICE u32 table_row_of(const OwnedBlock& own) { return own.batch; }
+FS_DEVICE u32 table_row_of(const ListedBlock& own) { return static_cast<u32>(own.table_row); }
 
 template <bool kOfAList>
 struct OwnedOf {
@@ -126,8 +152,12 @@ FS_DEVICE ListedBlock listed_q_tile(const Args& args, u32 cta) {
     if (cta >= static_cast<u32>(list.entries) * args.heads) return {};
     i32 head;
     const ListedTile found = list.template at<kAlike>(cta, args.heads, kRows, head);
-    return {0, static_cast<u32>(head), static_cast<u32>(found.row) / kRows,
-            listed_sequence(args, found), true};
+    return {0,
+            static_cast<u32>(head),
+            static_cast<u32>(found.row) / kRows,
+            listed_sequence(args, found),
+            found.table_row(),
+            true};
 }
 
 // The kv block of a cta, from the list of kv blocks: one of q tiles in which queries and keys have
@@ -139,7 +169,12 @@ FS_DEVICE ListedBlock listed_kv_block(const Args& args, u32 cta) {
     i32 head;
     ListedTile found = list.template at<true>(cta, args.kv_heads, kRows, head);
     const u32 block = static_cast<u32>(found.row) / kRows;
-    return {0, static_cast<u32>(head), block, listed_sequence(args, transposed(found)), true};
+    return {0,
+            static_cast<u32>(head),
+            block,
+            listed_sequence(args, transposed(found)),
+            found.table_row(),
+            true};
 }
 
 }  // namespace flashsmith::sm80

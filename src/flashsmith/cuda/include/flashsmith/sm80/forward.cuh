@@ -40,7 +40,7 @@ class ForwardTile {
           v_reader_(smem + kV, 0),
           k_stream_(args.k, tile.batch, kv_head(), key_end(n_blocks)),
           v_stream_(args.v, tile.batch, kv_head(), key_end(n_blocks)),
-          score_(Score::of_head(args, tile.batch, tile.head)),
+          score_(Score::of_head(args, table_row_of(tile), tile.head)),
           bias_(Bias::of_head(args, tile.batch, tile.head)) {
         if constexpr (Mask::kHasLeft) first_block_ = first_block;
         if constexpr (kSkips) k_at_ = v_at_ = n_blocks - 1;

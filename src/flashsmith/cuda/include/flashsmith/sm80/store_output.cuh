@@ -21,7 +21,12 @@ struct ListedPosition {
     int head;
     int first_row;
     ListedSequence sequence;
+    int table_row;  // of tables that have one for each sequence
 };
+
+// The row of a tile's sequence in tables that have one for each.
+FS_DEVICE int table_row_of(const TilePosition& tile) { return tile.batch; }
+FS_DEVICE int table_row_of(const ListedPosition& tile) { return tile.table_row; }
 
 template <class Args>
 FS_DEVICE const Args& sequence_of(const Args& args, const TilePosition&) {

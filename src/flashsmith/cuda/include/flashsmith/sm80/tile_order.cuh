@@ -50,7 +50,10 @@ FS_DEVICE ListedPosition listed_tile(const ForwardArgs& args, u32 block) {
     i32 head;
     const ListedTile found =
         list.template at<kAlike>(static_cast<i32>(block), args.heads, Kernel::kBr, head);
-    return {found.batch, head, found.row, listed_sequence(args, found)};
+    if constexpr (kNumbered<Kernel::kNeeds>) {
+        return {0, head, found.row, listed_sequence(args, found), found.table_row()};
+    }
+    return {found.batch, head, found.row, listed_sequence(args, found), found.batch};
 }
 
 // Where the tile of this block lies.

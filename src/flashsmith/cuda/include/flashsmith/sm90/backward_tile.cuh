@@ -177,6 +177,21 @@ FS_DEVICE decltype(auto) masked_sequence(const typename Kernel::Args& args,
     }
 }
 
+// The first slope of the sequence of number `tiles` of a CTA; heads of a dense batch are counted on
+// from entry to entry.
+template <class Kernel>
+FS_DEVICE i32 first_slope(const typename Kernel::Args& args, [[maybe_unused]] u32 tiles) {
+    if constexpr (Kernel::kListed) {
+        const WalkedSequence told = Kernel::ListedPlan::sequence(tiles);
+        if (told.q_len == 0) return 0;  // keys of no sequence
+        // As first_scratch_tile counts them.
+        const i32 before = Kernel::ListedPlan::rows(tiles).tiles_before;
+        return (before - told.q_begin / Walk<Kernel>::kRows - 1) * args.heads;
+    } else {
+        return 0;
+    }
+}
+
 // Number `index` of the launch: block after block of a section's heads, then the next section.
 // In order, blocks that add to a q tile first come first, so that who waits for a sum waits for a
 // block that was drawn before; without order, the longest under a mask do.

@@ -342,7 +342,7 @@ struct WideConsumer {
 
     FS_DEVICE void take_head(i32 next) {
         batch_head = next;
-        slope = args.alibi_slopes[next] * kLog2E;
+        slope = args.alibi_slopes[first_slope<Kernel>(args, tiles) + next] * kLog2E;
     }
 
     // Steps

@@ -306,8 +306,8 @@ struct Consumer {
     // What the scores of a tile's rows depend on beside the products.
     FS_DEVICE void begin_scores(i32 slot) {
         if constexpr (!Kernel::Score::kChanges) return;
-        const QTile tile = QTile::get(smem.tile(slot));
-        score = Kernel::Score::of_head(args, tile.batch, tile.head);
+        const QTile tile = tile_in<kNeeds>(smem.tile(slot));
+        score = Kernel::Score::of_head(args, QTile::get(smem.tile(slot)).batch, tile.head);
         bias = Kernel::Bias::of_head(args, tile.batch, tile.head);
         if constexpr (Kernel::kSkips) {
             line = line_of_tile<Kernel>(args, tile.batch, tile.head, tile.row);
@@ -384,7 +384,7 @@ struct Consumer {
             FS_UNROLL
             for (int i = 0; i < 2; ++i) maxima[i] = softmax.m[i];
         } else {
-            close_rows(QTile::get(smem.tile(slot)), slot, softmax.m);
+            close_rows(tile_in<kNeeds>(smem.tile(slot)), slot, softmax.m);
         }
     }
 
@@ -417,7 +417,7 @@ struct Consumer {
     }
 
     FS_DEVICE void store(i32 slot) {
-        const QTile tile = QTile::get(smem.tile(slot));
+        const QTile tile = tile_in<kNeeds>(smem.tile(slot));
         if constexpr (Kernel::kSplits) {
             const typename Kernel::Exchange exchange{args.counter, args.scratch, args.tiles,
                                                      warpgroup, thread};

@@ -264,7 +264,7 @@ struct Producer {
     // Registers are few: what was told to consumers is read again.
     FS_DEVICE QTile placed(const Segment& at) const {
         const i32 slot = at.tile.batch;
-        QTile found = QTile::get(smem.tile(slot));
+        QTile found = tile_in<Kernel::kNeeds>(smem.tile(slot));
         found.row += listed().first_row(slot);
         return found;
     }

@@ -1,6 +1,7 @@
 // A q tile, or a slice of one, as the producer tells it to the consumers through shared memory.
 #pragma once
 
+#include "flashsmith/attention/tile_list.cuh"
 #include "flashsmith/base/types.cuh"
 #include "flashsmith/ptx/memory.cuh"
 
@@ -25,6 +26,15 @@ struct QTile {
                 static_cast<i32>(words.word[2]), static_cast<i32>(words.word[3])};
     }
 };
+
+// The tile in a slot. Where entries name their sequences, `batch` of the slot is the row of the
+// sequence's in tables, and the batch is one of one.
+template <Needs kNeeds>
+FS_DEVICE QTile tile_in(SmemAddr slot) {
+    QTile tile = QTile::get(slot);
+    if constexpr (kNumbered<kNeeds>) tile.batch = 0;
+    return tile;
+}
 
 // Which of its keys, where a tile is split among CTAs. It lies behind its QTile in the slot.
 struct Slice {

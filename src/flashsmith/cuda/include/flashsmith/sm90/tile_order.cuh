@@ -82,7 +82,8 @@ FS_DEVICE Segment listed_segment(const typename Kernel::Args& args, i32 index, u
     const i32 first = Kernel::Mask::kHasLeft ? first_block_of<Kernel>(of, row, rank) : 0;
     ptx::mbarrier_wait(smem.tile_empty(place.stage), place.parity);  // consumers have left the slot
     typename Kernel::Listed{smem.base}.put(place.stage, of, kv_head);
-    QTile{row, end - first, head, found.batch}.put(smem.tile(place.stage));
+    const i32 batch = kNumbered<Kernel::kNeeds> ? found.table_row() : found.batch;
+    QTile{row, end - first, head, batch}.put(smem.tile(place.stage));
     return {{0, end - first, 0, place.stage}, {first, 0, Slice::kWhole}, false};
 }
 

@@ -10,6 +10,7 @@ import numpy as np
 from flashsmith.api.arrays import origin
 from flashsmith.api.arrays.library import Array, ArrayOrTuple
 from flashsmith.api.attention import attend
+from flashsmith.api.caches.rotary import require_appended, rotated, rotation
 from flashsmith.api.contents import require_contents
 from flashsmith.api.options import (
     CallOptions,
@@ -32,15 +33,14 @@ _Shapes = tuple[tuple[int, ...], tuple[int, ...]]  # of q, and of either cache
 FEW_ROWS = 64  # of all heads of a group: what kernels for few rows divide into slices
 
 
-# Arguments of type object are only accepted when neutral.
 def flash_attn_with_kvcache(
     q: Array,
     k_cache: Array,
     v_cache: Array,
     k: Array = None,
     v: Array = None,
-    rotary_cos: object = None,
-    rotary_sin: object = None,
+    rotary_cos: Array = None,
+    rotary_sin: Array = None,
     cache_seqlens: Array = None,
     cache_batch_idx: Array = None,
     cache_leftpad: Array = None,
@@ -63,9 +63,11 @@ def flash_attn_with_kvcache(
     integer or (batch,) int32, says how many keys each sequence has; without it all rows count.
     With `k` and `v`, (batch, new rows, kv heads, d_head), the rows behind those are written in
     place first, and count. `cache_leftpad`: rows at a sequence's beginning that are padding (not in
-    pages). `cache_batch_idx` says which sequence of the cache each of q is. Masks are aligned
-    bottom-right with a sequence's own length. Nothing waits for the GPU. `num_splits` changes
-    nothing: bits follow from the request alone. Lengths and entries are clamped into the cache.
+    pages). `rotary_cos` and `rotary_sin`, (positions, half of the rotated columns), rotate the new
+    keys by where they are written and query rows alike, without a causal mask or window all at the
+    first of these. `cache_batch_idx` says which sequence of the cache each of q is. Masks are
+    aligned bottom-right with a sequence's own length. Nothing waits for the GPU. `num_splits`
+    changes nothing: bits follow from the request alone. Lengths and entries are clamped.
     """
     scores = causal, softmax_scale, window_size, softcap, return_softmax_lse
     asked = None
@@ -79,12 +81,10 @@ def flash_attn_with_kvcache(
             found = _run_again(q, k_cache, v_cache, cache_seqlens, block_table, asked)
             if found is not None:
                 return found
-    if rotary_cos is not None or rotary_sin is not None:
-        _refuse_rotation("rotary_sin" if rotary_cos is None else "rotary_cos")
-    checked_flag("rotary_interleaved", rotary_interleaved)
+    turns = rotary_cos, rotary_sin, checked_flag("rotary_interleaved", rotary_interleaved)
     tables = cache_seqlens, cache_batch_idx, cache_leftpad, block_table, alibi_slopes
     caches, own = (k_cache, v_cache), (out, workspace)
-    found, options = _attend(q, caches, (k, v), tables, scores, own)
+    found, options = _attend(q, caches, (k, v), turns, tables, scores, own)
     if asked is not None and origin(q) == "torch":
         _keep_launch(q, k_cache, v_cache, cache_seqlens, block_table, asked, options)
     return found
@@ -94,6 +94,7 @@ def _attend(
     q: Array,
     caches: tuple[Array, Array],
     new: tuple[Array, Array],
+    turns: tuple[Array, Array, bool],
     tables: tuple[Array, Array, Array, Array, Array],
     scores: tuple[object, object, object, object, object],
     own: tuple[Array, Array],
@@ -113,7 +114,11 @@ def _attend(
     table = _table(ops, cache_batch_idx, block_table)
     lengths = ops.lengths("cache_seqlens", cache_seqlens)
     if new[0] is not None or new[1] is not None:
-        lengths = _append(ops, q, caches, new, lengths, table, options)
+        _require_new_rows(ops, caches, new, lengths, table)
+        q, k = _rotate(ops, q, new[0], turns, lengths, _capacity(k_cache, table), options)
+        lengths = _append(ops, q, caches, (k, new[1]), lengths, table, options)
+    else:
+        require_appended(*turns[:2])
     if is_known:
         k_cache, v_cache, lengths = *_rows(k_cache, v_cache, cache_seqlens, new[0]), None
     named = {
@@ -207,13 +212,6 @@ def _rows(k_cache: Array, v_cache: Array, length: int | None, new: Array) -> tup
         return k_cache, v_cache
     rows = max(length + (0 if new is None else int(new.shape[1])), 0)
     return k_cache[:, :rows], v_cache[:, :rows]
-
-
-def _refuse_rotation(name: str) -> None:
-    raise Unsupported(
-        f"{name} is given; flashsmith does not rotate queries and keys; rotate q and k before the "
-        f"call."
-    )
 
 
 def _shapes_of(q: Array, k_cache: Array, v_cache: Array) -> _Shapes:
@@ -399,6 +397,34 @@ def _look_into(
         require_contents(q, k_cache, options, read)
 
 
+def _capacity(k_cache: Array, table: Array) -> int:
+    """Keys that a sequence of the cache has room for."""
+    return int(k_cache.shape[1] if table is None else k_cache.shape[1] * table.shape[1])
+
+
+def _rotate(
+    ops: _Operations,
+    q: Array,
+    k: Array,
+    turns: tuple[Array, Array, bool],
+    lengths: Array,
+    capacity: int,
+    options: CallOptions,
+) -> tuple[Array, Array]:
+    """Query rows and new keys, rotated by where they stand; the same where no table is given."""
+    cos, sin, interleaved = turns
+    if cos is None and sin is None:
+        return q, k
+    checked = rotation(q, cos, sin, capacity)
+    sides = (options.fact("window_left"), options.fact("window_right"))
+    # flash-attn's rule: rows that all see the same keys stand at one position, the first.
+    is_one_place = not options.fact("causal") and sides == (None, None)
+    known = int(cos.shape[0])
+    at_q = ops.positions(lengths, 1 if is_one_place else q.shape[1], known)
+    at_k = ops.positions(lengths, k.shape[1], known)
+    return rotated(q, checked, at_q, interleaved), rotated(k, checked, at_k, interleaved)
+
+
 def _append(
     ops: _Operations,
     q: Array,
@@ -409,15 +435,13 @@ def _append(
     options: CallOptions,
 ) -> Array:
     """Writes new rows behind those that each sequence has; the lengths after it."""
-    _require_new_rows(ops, caches, new, before, table)
     k_cache, rows = caches[0], int(new[0].shape[1])
     lengths = ops.longer(before, rows)
     _look_into(q, k_cache, options, table, (before, lengths))
     if not rows:
         return lengths
     page = k_cache.shape[1]
-    capacity = page if table is None else page * table.shape[1]
-    at = ops.positions(before, rows, capacity)
+    at = ops.positions(before, rows, _capacity(k_cache, table))
     first = ops.sequences() if table is None else ops.entries(table, at // page, k_cache.shape[0])
     for cache, array in zip(caches, new, strict=True):
         cache[first, at % page] = array

@@ -1,0 +1,229 @@
+"""Gradients of calls with a bias, and of the bias itself, through every door."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from standin_gpus import plug_in
+
+from flashsmith import (
+    flash_attention,
+    flash_attention_backward,
+    scaled_dot_product_attention,
+)
+from flashsmith.api import host_call, launches
+from flashsmith.api.options import checked_options
+from flashsmith.api.tables import in_order
+from flashsmith.base.errors import ArgumentError, Unsupported
+from flashsmith.integrations import torch as integration
+from flashsmith.runtime.devices import default_device
+from flashsmith.torch_op import cuda_backward, fake_kernel
+from flashsmith.torch_op.arguments import given_of
+
+BATCH, HEADS, ROWS, KEYS = 2, 3, 37, 150
+DRAW = torch.Generator().manual_seed(13)
+Q, DO = (torch.randn(BATCH, HEADS, ROWS, 64, generator=DRAW).bfloat16() for _ in range(2))
+K, V = (torch.randn(BATCH, HEADS, KEYS, 64, generator=DRAW).bfloat16() for _ in "kv")
+MASKS = {
+    "padding": torch.rand(BATCH, 1, 1, KEYS, generator=DRAW) < 0.7,
+    "of two dimensions": torch.rand(ROWS, KEYS, generator=DRAW) < 0.7,
+    "of every head": torch.randn(1, HEADS, ROWS, KEYS, generator=DRAW).bfloat16(),
+    "transposed": torch.randn(HEADS, KEYS, ROWS, generator=DRAW).mT,
+    "of rows": torch.randn(BATCH, 1, ROWS, 1, generator=DRAW),
+    "of keys": torch.randn(KEYS, generator=DRAW)[None],
+    "of everything": torch.randn(BATCH, HEADS, ROWS, KEYS, generator=DRAW),
+    "with a step": torch.randn(BATCH, HEADS, ROWS, 3 * KEYS, generator=DRAW)[..., ::3],
+    "expanded": torch.randn(1, 1, ROWS, KEYS, generator=DRAW).expand(BATCH, HEADS, -1, -1),
+}
+BACKENDS = pytest.mark.parametrize("backend", [None, "emulator"])
+
+
+def leaves(mask):
+    """Q, K, V and the mask, as far as they have gradients."""
+    own = [x.detach().clone().requires_grad_() for x in (Q, K, V)]
+    if mask.dtype is torch.bool:
+        return own, mask
+    return own, mask.detach().requires_grad_()
+
+
+def truths(mask):
+    """Gradients of torch's own attention in float64."""
+    wide = [x.detach().double().requires_grad_() for x in (Q, K, V)]
+    if mask.dtype is not torch.bool:
+        mask = mask.detach().double().requires_grad_()
+    out = F.scaled_dot_product_attention(*wide, attn_mask=mask)
+    wanted = [*wide, *([mask] if mask.requires_grad else [])]
+    return torch.autograd.grad(out, wanted, DO.double())
+
+
+def require_near(found, wanted):
+    for got, want in zip(found, wanted, strict=True):
+        assert got.shape == want.shape
+        # A number added to all scores of a row changes nothing: its gradient is all rounding.
+        assert (got.double() - want).norm() <= 8e-3 * max(want.norm(), 10.0)
+
+
+@BACKENDS
+@pytest.mark.parametrize("name", MASKS)
+def test_autograd_gets_gradients_of_all_that_asks_for_one(name, backend, monkeypatch):
+    if backend:
+        monkeypatch.setenv("FLASHSMITH_DEVICE", backend)
+    own, mask = leaves(MASKS[name])
+    out = flash_attention(*own, layout="bhsd", bias=mask, backend=backend)
+    wanted = [*own, *([mask] if mask.requires_grad else [])]
+    found = torch.autograd.grad(out, wanted, DO)
+    require_near(found, truths(MASKS[name]))
+    assert [x.dtype for x in found] == [x.dtype for x in wanted]
+
+
+def test_a_bias_alone_may_want_its_gradient_and_others_alone():
+    mask = MASKS["of every head"].clone().requires_grad_()
+    out = flash_attention(Q, K, V, layout="bhsd", bias=mask)
+    require_near(torch.autograd.grad(out, [mask], DO), truths(mask)[3:])
+    (q, k, v), _ = leaves(mask)
+    out = flash_attention(q, k, v, layout="bhsd", bias=mask.detach())
+    require_near(torch.autograd.grad(out, [q], DO), truths(mask)[:1])
+
+
+def test_torchs_own_calls_are_taken_with_their_masks():
+    own, mask = leaves(MASKS["of every head"])
+    with integration.sdpa(cpu=True) as routes:
+        out = F.scaled_dot_product_attention(*own, attn_mask=mask)
+    assert [route.choice for route in routes.counts()] == ["flashsmith"]
+    require_near(torch.autograd.grad(out, [*own, mask], DO), truths(mask))
+
+
+def test_a_compiled_step_has_the_same_gradients():
+    own, mask = leaves(MASKS["of every head"])
+
+    def step(q, k, v, mask):
+        return scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+    compiled = torch.compile(step, backend="aot_eager", fullgraph=True)
+    plain, made = (
+        torch.autograd.grad(call(*own, mask), [*own, mask], DO) for call in (step, compiled)
+    )
+    assert all(torch.equal(a, b) for a, b in zip(plain, made, strict=True))
+
+
+def test_transforms_of_torch_func_see_the_bias():
+    mask = MASKS["of every head"].float()
+
+    def loss(q, mask):
+        out = flash_attention(q, K, V, layout="bhsd", bias=mask)
+        return (out.float() * DO.float()).sum()
+
+    dq, *_, of_mask = truths(mask)
+    require_near(torch.func.grad(loss, argnums=(0, 1))(Q, mask), (dq, of_mask))
+    many = torch.stack([mask, 2 * mask, -mask])
+    found = torch.vmap(torch.func.grad(loss, argnums=1), in_dims=(None, 0))(Q, many)
+    for got, one in zip(found, many, strict=True):
+        require_near([got], truths(one)[3:])
+
+
+def test_the_operators_pass_torchs_own_checks():
+    mask = MASKS["of every head"].clone().requires_grad_()
+    facts = (False, None, None, "bhsd")
+    out, lse = torch.ops.flashsmith.forward_kept(Q, K, V, *[None] * 4, mask, *facts)
+    inputs = [x.detach() for x in (DO, Q, K, V, out, lse)]
+    tables = in_order({"bias": mask.detach()})
+    torch.library.opcheck(
+        torch.ops.flashsmith.backward_bias.default, (*inputs, None, tables, *facts)
+    )
+    own, _ = leaves(mask)
+    torch.library.opcheck(
+        torch.ops.flashsmith.forward_kept.default, (*own, *[None] * 4, mask, *facts)
+    )
+
+
+def test_a_second_gradient_is_refused_and_a_tangent_too():
+    own, mask = leaves(MASKS["of every head"])
+    out = flash_attention(*own, layout="bhsd", bias=mask)
+    (first,) = torch.autograd.grad(out, [mask], DO, create_graph=True)
+    with pytest.raises(Unsupported, match="a gradient of a gradient"):
+        first.float().sum().backward()
+
+
+@pytest.mark.parametrize("hides", [-np.inf, float(torch.finfo(torch.bfloat16).min)])
+@BACKENDS
+def test_rows_that_see_nothing_have_no_gradient(hides, backend):
+    mask = torch.zeros(BATCH, 1, ROWS, KEYS, dtype=torch.bfloat16)
+    mask[:, :, 5:8] = hides
+    mask[1] = hides  # a whole sequence
+    own, mask = leaves(mask)
+    out = flash_attention(*own, layout="bhsd", bias=mask, backend=backend)
+    dq, dk, dv, dmask = torch.autograd.grad(out, [*own, mask], DO)
+    assert all(x.isfinite().all() for x in (dq, dk, dv, dmask))
+    assert not dq[:, :, 5:8].any()
+    assert not dmask[:, :, 5:8].any()
+    assert not any(x[1].any() for x in (dq, dk, dv, dmask))
+    assert all(x[0].any() for x in (dq, dk, dv, dmask))
+
+
+def test_numpy_arrays_get_the_gradient_in_the_shape_and_type_of_the_bias(monkeypatch):
+    went_up = []
+    upload = host_call.uploaded
+
+    def watched(device, buffers):
+        went_up.append(buffers["bias"].size)
+        return upload(device, buffers)
+
+    monkeypatch.setattr(host_call, "uploaded", watched)
+    q, k, v, do = (x.float().numpy().astype(ml_dtypes.bfloat16) for x in (Q, K, V, DO))
+    for name in ("of rows", "of every head", "transposed"):
+        mask = MASKS[name]
+        bias = mask.float().numpy()
+        bias = bias.astype(ml_dtypes.bfloat16) if mask.dtype is torch.bfloat16 else bias
+        options = {"layout": "bhsd", "bias": bias, "backend": "emulator"}
+        o, lse = flash_attention(q, k, v, return_lse=True, **options)
+        *rows, dbias = flash_attention_backward(do, q, k, v, o, lse, dbias=True, **options)
+        assert dbias.dtype == bias.dtype
+        found = [torch.from_numpy(x.astype(np.float32)) for x in (*rows, dbias)]
+        require_near(found, truths(mask))
+        plain = flash_attention_backward(do, q, k, v, o, lse, **options)
+        assert all(np.array_equal(a, b) for a, b in zip(rows, plain, strict=True))
+        assert set(went_up) == {bias.size}  # what is broadcast stays as it is
+        went_up.clear()
+
+
+@pytest.mark.parametrize(
+    ("bias", "says"),
+    [
+        (None, "dbias is True and no bias is given; pass the bias"),
+        (np.ones((ROWS, KEYS), np.bool_), "dbias is True and bias is 'bool'; only numbers"),
+    ],
+)
+def test_a_gradient_of_what_has_none_is_refused_by_name(bias, says):
+    q, k, v, do = (x.float().numpy().astype(ml_dtypes.bfloat16) for x in (Q, K, V, DO))
+    options = {"layout": "bhsd", "bias": bias, "backend": "emulator", "dbias": True}
+    lse = np.zeros((BATCH, HEADS, ROWS), np.float32)
+    with pytest.raises(ArgumentError, match=says):
+        flash_attention_backward(do, q, k, v, q, lse, **options)
+
+
+def test_on_a_gpu_a_fourth_kernel_starts_and_the_bias_is_not_copied(monkeypatch):
+    gpus = plug_in(monkeypatch, "NVIDIA H200")
+    monkeypatch.setattr(cuda_backward, "gpu_device", lambda view, backend: default_device("cuda"))
+    monkeypatch.setattr(cuda_backward, "current_stream", lambda ordinal: 0)
+    monkeypatch.setattr(launches, "KEPT_LAUNCHES", {})
+    calls = []
+    monkeypatch.setattr(
+        cuda_backward, "call_of", lambda *given: calls.append(launches.call_of(*given)) or calls[-1]
+    )
+    lse = torch.zeros(BATCH, HEADS, ROWS)
+    asked = given_of(checked_options(layout="bhsd"))
+    for name in ("of rows", "transposed", "expanded"):
+        gpus.started.clear()
+        tables = in_order({"bias": MASKS[name]})
+        made = cuda_backward.backward_bias(DO, Q, K, V, Q, lse, None, tables, *asked)
+        promised = fake_kernel.backward_bias(DO, Q, K, V, Q, lse, None, tables, *asked)
+        assert [(x.shape, x.dtype) for x in made] == [(x.shape, x.dtype) for x in promised]
+        names = [started.kernel.partition("_BF16")[0] for started in gpus.started]
+        assert [name.removeprefix("flashsmith_sm80_backward_") for name in names] == [
+            *("delta", "dkv", "dq", "dbias"),
+        ]
+        assert calls[-1]["bias"].address == MASKS[name].data_ptr()
+    gpus.started.clear()
+    cuda_backward.backward_with(DO, Q, K, V, Q, lse, None, tables, *asked)
+    assert len(gpus.started) == 3
