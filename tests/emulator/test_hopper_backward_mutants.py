@@ -31,6 +31,7 @@ KERNEL = "sm90_backward_tiles"
 CASE = Case("mutants", AttentionProblem(1, 1, 1, 64 + 21, 3 * 128 + 29, 128, operation="backward"))
 # The same in little for wide heads, whose warps add to dQ themselves.
 WIDE = parse_config("hopper_bwd(BF16, 256): ds_2+dq_red")
+APART = replace(WIDE, counts_apart=True)  # two other threads keep the order
 WIDE_CASE = Case("wide", AttentionProblem(1, 1, 1, 64 + 1, 2 * 64 + 1, 256, operation="backward"))
 # Two packed sequences, whose last tiles of rows and keys end early; others lie around them.
 ROWS, KEYS = [5, 79, 90], [7, 144, 170]
@@ -76,12 +77,12 @@ def is_right(device: EmulatedDevice, config: KernelConfig, case: Case) -> bool:
     )
 
 
-def run_wide(ptx: str, options: EmulatorOptions) -> bytes:
+def run_wide(ptx: str, options: EmulatorOptions, config: KernelConfig = WIDE) -> bytes:
     """The sums of dQ in float32, whose bits follow from their order; none of a wrong gradient."""
     device = Poisoned(f"flashsmith_{KERNEL}_", ptx, replace(options, mma_in_order=True))
-    if not is_right(device, WIDE, WIDE_CASE):
+    if not is_right(device, config, WIDE_CASE):
         return b""
-    launch = plan(WIDE, WIDE_CASE.problem, sm_count=device.sm_count)[1]
+    launch = plan(config, WIDE_CASE.problem, sm_count=device.sm_count)[1]
     begin = EmulatedDevice.scratch(device, launch.scratch_bytes) + launch.scratch.statistics
     return device.download(begin, launch.scratch.dq_sums).tobytes()
 
@@ -154,6 +155,19 @@ def wide_mutants(ptx: str) -> list[Mutant]:
     ]  # fmt: skip
 
 
+def apart_mutants(ptx: str) -> list[Mutant]:
+    """Of what goes between the warps that add and the two threads that keep the order."""
+    of_counts = _counts(ptx)[-3:]  # turn, added and noted of a stage
+    return [
+        Mutant("flag without release", "all", ptx.replace("st.release.gpu", "st.relaxed.gpu")),
+        Mutant("flag without acquire", "all", ptx.replace("ld.acquire.gpu", "ld.relaxed.gpu")),
+        *dropped(ptx, "flag not set", r"st\.release\.gpu"),
+        Mutant("turn given without a look", "all",
+               re.sub(r"ld\.acquire\.gpu\.global\.u32 (%r\d+), [^;]*;", r"mov.u32 \1, 99;", ptx)),
+        *[replace(m, kind="order kept by too many") for m in of_counts],
+    ]  # fmt: skip
+
+
 def packed_mutants(ptx: str) -> list[Mutant]:
     """Of the warp that clears what lies behind a sequence's end; its code stands last."""
     at = ptx.rindex("fence.proxy.async.shared")
@@ -206,6 +220,24 @@ def test_every_mutant_of_wide_heads_is_noticed(kind):
     assert right_sums()
     mutant = of_kind[len(of_kind) // 2]
     assert judge(mutant.ptx, run_wide, lambda sums: sums == right_sums(), range(1)).noticed
+
+
+@pytest.mark.parametrize(
+    "kind", sorted({m.kind for m in apart_mutants(original(APART, WIDE_CASE))})
+)
+def test_every_mutant_of_counts_apart_is_noticed(kind):
+    of_kind = [m for m in apart_mutants(original(APART, WIDE_CASE)) if m.kind == kind]
+
+    def run_apart(ptx: str, options: EmulatorOptions) -> bytes:
+        return run_wide(ptx, options, APART)
+
+    assert run_apart(original(APART, WIDE_CASE), EmulatorOptions(seed=1)) == right_sums()
+    missed = [
+        m
+        for m in of_kind
+        if not judge(m.ptx, run_apart, lambda sums: sums == right_sums(), range(1)).noticed
+    ]
+    assert not missed, "\n".join(map(str, missed))
 
 
 def test_every_mutant_of_packed_sequences_is_noticed(monkeypatch):

@@ -57,6 +57,7 @@ def require_right(device, config, name, case_problem, **more):
         replace(SLIM, turns=False, early_dv=False),
         replace(WIDE, fold=False),
         replace(BROAD, sections=True),
+        replace(BROAD, counts_apart=True),
     ],
     ids=str,
 )
@@ -183,6 +184,7 @@ def bits_by_seed(config, sm_count, seeds=range(2), **mask):
         (WIDE, [(0, 1)] * 3),
         (replace(SLIM, sections=True), [(0, 1)] * 3),
         (BROAD, [(0,), (1,), (2,)]),
+        (replace(BROAD, counts_apart=True), [(0,), (1,), (2,)]),
     ],
     ids=str,
 )
@@ -241,6 +243,14 @@ def test_wide_heads_that_rise_are_right(device):
     given = problem(config, 64, 200, heads=4, kv_heads=4, causal=True, diagonal=128)
     assert plan(config, given, sm_count=4)[1].order.rising_heads == 1
     require_right(device, config, "rising", given)
+
+
+def test_sums_that_others_count_have_the_bits_of_those_that_count_themselves():
+    """Over blocks that no row sees and heads that rise."""
+    facts = {"q_len": 130, "k_len": 200, "heads": 4, "kv_heads": 4, "causal": True, "diagonal": 0}
+    configs = [replace(BROAD, rising=True, counts_apart=apart) for apart in (False, True)]
+    bits = [bits_by_seed(config, 3, (0,), **facts) for config in configs]
+    assert bits[0] == bits[1]
 
 
 def test_heads_that_rise_and_three_adders_are_right(device):
@@ -317,6 +327,7 @@ OTHERS = [
     (TILES, {"masks_first": True}),
     (TILES, {"adders": 3}),
     (TILES, {"early_polls": True}),
+    (BROAD.tiles, {"counts_apart": True}),
     (TILES, {"rising": True}),
     (replace(TILES, unordered=True), {"short_last": True}),
     (PLAIN.rows, {"heads_inner": True}),

@@ -61,6 +61,11 @@ def test_a_prefix_that_ends_like_another_is_not_taken_for_it():
         ("hopper_bwd(BF16, 256): ds_3+dq_red", "fits_shared_memory"),
         ("hopper_bwd(BF16, 256): ds_2+dq_red+adders_3", "adders_add_staged_sums"),
         (f"hopper_bwd(BF16, 128): ds_3+{ALL}+unordered+early_polls", "adders_add_staged_sums"),
+        (f"hopper_bwd(BF16, 128): ds_3+{ALL}+counts_apart", "counts_apart_from_registers"),
+        (
+            "hopper_bwd(BF16, 256): ds_2+dq_red+unordered+counts_apart",
+            "counts_apart_from_registers",
+        ),
         (f"hopper_bwd(BF16, 128): ds_3+{ALL}+short_last", "order_has_one_end"),
         (f"hopper_bwd(BF16, 128): ds_3+{ALL}+unordered+rising", "order_has_one_end"),
     ],
@@ -96,6 +101,7 @@ def test_both_languages_agree_on_every_derived_number():
     own = sorted({config.tiles for config in resolve_key("hopper-bwd")})
     own.append(replace(BASE.tiles, fold=False, ds_stages=2))
     own.append(replace(BASE.tiles, adders=3))
+    own.append(replace(BROAD.tiles, counts_apart=True))
     asserts = "".join(
         f"static_assert({c.to_cpp_struct()}.smem_bytes() == {c.smem_bytes()}\n"
         f"    && {c.to_cpp_struct()}.threads() == {c.threads}\n"

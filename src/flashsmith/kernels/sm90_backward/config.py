@@ -14,6 +14,7 @@ from flashsmith.kernels.launch import Plan
 from flashsmith.kernels.rules import Rule
 from flashsmith.kernels.sm90_backward.parts import (
     ADDERS,
+    COUNTS_APART,
     EARLY_POLLS,
     HEADS_INNER,
     MASKS_FIRST,
@@ -65,6 +66,7 @@ class Sm90BackwardConfig(Sm90BackwardPart):
     masks_first: bool = flag("masks_first", MASKS_FIRST)
     adders: int = knob((2, 3), ADDERS, "adders_{}", absent=2)
     early_polls: bool = flag("early_polls", EARLY_POLLS)
+    counts_apart: bool = flag("counts_apart", COUNTS_APART)
     short_last: bool = flag("short_last", SHORT_LAST)
     rising: bool = flag("rising", RISING)
     section_mb: int = knob(
@@ -140,6 +142,7 @@ class Sm90BackwardConfig(Sm90BackwardPart):
             or self.section_mb
             or self.heads_inner
             or self.early_polls
+            or self.counts_apart
             or self.adders > 2
         )
 

@@ -34,6 +34,10 @@ MASKS_FIRST = (
 )
 ADDERS = "threads that add dQ in order: one for each warpgroup, or three in turn"
 EARLY_POLLS = "a thread that adds looks for its turn before the piece of dQ is there"
+COUNTS_APART = (
+    "two threads of the producer's warpgroup look for turns and count sums, once for a q tile; the "
+    "warps that multiply only add"
+)
 SHORT_LAST = "under a causal mask, short kv blocks of all heads are drawn last"
 RISING = "under a causal mask, the last quarter of the heads adds from the longest kv block on"
 HEADS_INNER = "blocks go from head to head, then down the rows, where heads lie side by side"
@@ -145,6 +149,7 @@ class Sm90TilesConfig(Sm90BackwardPart):
     masks_first: bool = flag("masks_first", MASKS_FIRST)
     adders: int = knob((2, 3), ADDERS, "adders_{}", absent=2)
     early_polls: bool = flag("early_polls", EARLY_POLLS)
+    counts_apart: bool = flag("counts_apart", COUNTS_APART)
     short_last: bool = flag("short_last", SHORT_LAST)
     rising: bool = flag("rising", RISING)
 
@@ -173,11 +178,14 @@ class Sm90TilesConfig(Sm90BackwardPart):
         """Full and empty of K, V, Q, dO, dS, the tile ring, and staged dQ or P."""
         staged = 4 if self.adders > 2 else 1  # barriers of a warpgroup's staged pieces
         handed = 2 if has_roles(self.d_head) else 2 * staged + 2
-        return 2 * (2 + 2 * ROW_STAGES + self.ds_stages + TILE_SLOTS) + handed
+        told = 3 * ROW_STAGES if self.counts_apart else 0  # turns, and sums that were made
+        return 2 * (2 + 2 * ROW_STAGES + self.ds_stages + TILE_SLOTS) + handed + told
 
     @property
     def counters(self) -> int:
-        """Of the sums of a q tile: one a piece, or one for each warp of a piece that adds alone."""
+        """Of the sums of a q tile: one in all, one a piece, or one for each warp that adds alone."""
+        if self.counts_apart:
+            return 1
         return pieces_of_tile(self.d_head) * (4 if has_roles(self.d_head) else 1)
 
     def smem_bytes(self, elem_size: int = 2) -> int:
@@ -264,6 +272,13 @@ TILE_RULES = (
         lambda c: (c.adders > 2 or c.early_polls) and (c.dq_red or c.unordered),
         "no thread adds pieces in order: sums leave from registers, or in any order",
         "drop adders_3 and early_polls",
+    ),
+    Rule(
+        "counts_apart_from_registers",
+        lambda c: c.counts_apart and (c.unordered or not has_roles(c.d_head)),
+        "no warp that multiplies counts sums here: others do up to d_head 128, and sums in any "
+        "order are not counted",
+        "drop counts_apart",
     ),
     Rule(
         "order_has_one_end",
