@@ -33,6 +33,10 @@ CASE = Case("mutants", AttentionProblem(1, 1, 1, 64 + 21, 3 * 128 + 29, 128, ope
 WIDE = parse_config("hopper_bwd(BF16, 256): ds_2+dq_red")
 APART = replace(WIDE, counts_apart=True)  # two other threads keep the order
 WIDE_CASE = Case("wide", AttentionProblem(1, 1, 1, 64 + 1, 2 * 64 + 1, 256, operation="backward"))
+# A launch for dQ: three kv blocks for two stages of K and one of V, rows that end in a warpgroup's.
+PASSES = parse_config("hopper_bwd(BF16, 256): ds_2+turns+two_passes")
+QUERIES = "sm90_backward_queries"
+PASSES_CASE = Case("dq", AttentionProblem(1, 1, 1, 65, 130, 256, operation="backward"))
 # Two packed sequences, whose last tiles of rows and keys end early; others lie around them.
 ROWS, KEYS = [5, 79, 90], [7, 144, 170]
 PACKED_CASE = Case(
@@ -55,9 +59,9 @@ class Poisoned(OneChanged):
 
 
 @cache
-def original(whole: KernelConfig = CONFIG, case: Case = CASE) -> str:
+def original(whole: KernelConfig = CONFIG, case: Case = CASE, kernel: str = KERNEL) -> str:
     for config, needs in kernels_of(whole, case.problem):
-        if config.NAME == KERNEL:
+        if config.NAME == kernel:
             return compile_ptx(config, needs, "sm_90a").ptx
     raise AssertionError
 
@@ -168,6 +172,26 @@ def apart_mutants(ptx: str) -> list[Mutant]:
     ]  # fmt: skip
 
 
+def queries_mutants(ptx: str) -> list[Mutant]:
+    """Of the launch that multiplies dQ."""
+    return [
+        *dropped(ptx, "barrier of the block dropped", r"bar\.sync 0"),
+        *dropped(ptx, "turn not given", r"bar\.arrive"),
+        *_register_fences(ptx),
+        *dropped(ptx, "wgmma commit dropped", r"wgmma\.commit_group"),
+        *dropped(ptx, "wgmma wait dropped", r"wgmma\.wait_group"),
+        *dropped(ptx, "expect_tx dropped", r"mbarrier\.arrive\.expect_tx"),
+        *dropped(ptx, "load dropped", r"cp\.async\.bulk\.tensor\.4d\.shared::cluster"),
+        *dropped(ptx, "stage not released", r"@p mbarrier\.arrive"),
+        *_counts(ptx)[:4],  # of Q, dO and V; those of K are behind them
+    ]
+
+
+def run_queries(ptx: str, options: EmulatorOptions) -> bool:
+    """Whether all gradients are right."""
+    return is_right(Poisoned(f"flashsmith_{QUERIES}_", ptx, options), PASSES, PASSES_CASE)
+
+
 def packed_mutants(ptx: str) -> list[Mutant]:
     """Of the warp that clears what lies behind a sequence's end; its code stands last."""
     at = ptx.rindex("fence.proxy.async.shared")
@@ -237,6 +261,14 @@ def test_every_mutant_of_counts_apart_is_noticed(kind):
         for m in of_kind
         if not judge(m.ptx, run_apart, lambda sums: sums == right_sums(), range(1)).noticed
     ]
+    assert not missed, "\n".join(map(str, missed))
+
+
+def test_every_mutant_of_a_launch_for_dq_is_noticed():
+    ptx = original(PASSES, PASSES_CASE, QUERIES)
+    assert not judge(ptx, run_queries, bool, range(1)).noticed
+    of_each = thinned(queries_mutants(ptx), most=2)
+    missed = [m for m in of_each if not judge(m.ptx, run_queries, bool, range(1)).noticed]
     assert not missed, "\n".join(map(str, missed))
 
 

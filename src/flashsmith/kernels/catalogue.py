@@ -15,6 +15,7 @@ from flashsmith.kernels.sm80_forward.config import FlashForwardKernelConfig
 from flashsmith.kernels.sm90_backward.config import Sm90BackwardConfig
 from flashsmith.kernels.sm90_backward.parts import (
     Sm90ConvertConfig,
+    Sm90QueriesConfig,
     Sm90RowsConfig,
     Sm90TilesConfig,
 )
@@ -41,4 +42,5 @@ PARTS: tuple[type[KernelConfig], ...] = (
     Sm90RowsConfig,
     Sm90TilesConfig,
     Sm90ConvertConfig,
+    Sm90QueriesConfig,
 )

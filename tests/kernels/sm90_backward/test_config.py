@@ -20,6 +20,7 @@ from flashsmith.tuner.choose.measured import MeasuredConfig, MeasuredTable
 ALL = "turns+fold+early_dv+late_fences"
 BASE = parse_config(f"hopper_bwd(BF16, 128): ds_3+{ALL}")
 BROAD = parse_config("hopper_bwd(BF16, 256): ds_2+dq_red")
+PASSES = parse_config("hopper_bwd(BF16, 256): ds_2+turns+two_passes")
 PROBLEM = AttentionProblem(2, 6, 3, 300, 200, 128, operation="backward")
 
 
@@ -66,6 +67,10 @@ def test_a_prefix_that_ends_like_another_is_not_taken_for_it():
             "hopper_bwd(BF16, 256): ds_2+dq_red+unordered+counts_apart",
             "counts_apart_from_registers",
         ),
+        ("hopper_bwd(BF16, 256): ds_2+dq_red+two_passes", "two_passes_add_nothing"),
+        ("hopper_bwd(BF16, 256): ds_2+two_passes+rising", "two_passes_add_nothing"),
+        ("hopper_bwd(BF16, 256): ds_3+two_passes", "two_passes_of_wide_heads"),
+        (f"hopper_bwd(BF16, 128): ds_3+{ALL}+two_passes", "two_passes_of_wide_heads"),
         (f"hopper_bwd(BF16, 128): ds_3+{ALL}+short_last", "order_has_one_end"),
         (f"hopper_bwd(BF16, 128): ds_3+{ALL}+unordered+rising", "order_has_one_end"),
     ],
@@ -102,6 +107,7 @@ def test_both_languages_agree_on_every_derived_number():
     own.append(replace(BASE.tiles, fold=False, ds_stages=2))
     own.append(replace(BASE.tiles, adders=3))
     own.append(replace(BROAD.tiles, counts_apart=True))
+    own.append(PASSES.tiles)
     asserts = "".join(
         f"static_assert({c.to_cpp_struct()}.smem_bytes() == {c.smem_bytes()}\n"
         f"    && {c.to_cpp_struct()}.threads() == {c.threads}\n"
@@ -113,6 +119,24 @@ def test_both_languages_agree_on_every_derived_number():
     )
     text = f'{structs(Sm90TilesConfig)}{asserts}extern "C" __global__ void none() {{}}'
     assert compile_text(text, "none", "sm_90a").cubin
+    dq = PASSES.convert
+    text = (
+        f"{structs(type(dq))}static_assert({dq.to_cpp_struct()}.smem_bytes() == {dq.smem_bytes()}\n"
+        f"    && {dq.to_cpp_struct()}.rows() == {dq.tile_q}\n"
+        f"    && {dq.to_cpp_struct()}.keys() == {dq.tile_k}\n"
+        f"    && {dq.to_cpp_struct()}.threads() == {dq.threads});\n"
+        'extern "C" __global__ void none() {}'
+    )
+    assert compile_text(text, "none", "sm_90a").cubin
+
+
+def test_a_launch_for_dq_refuses_what_it_does_not_know_by_name():
+    wide = replace(PROBLEM, d_head=256)
+    for facts in ({"softcap": 5.0}, {"alibi": True}, {"batch": 1, "sequences": 3}):
+        with pytest.raises(Unsupported, match="its launch for dQ knows no caps, no slopes and no"):
+            plan(PASSES, replace(wide, **facts), sm_count=4)
+    assert len(plan(PASSES, wide, sm_count=4)) == 3
+    assert PASSES.repeats_bits
 
 
 def test_the_whole_is_no_kernel_and_a_part_no_plan():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from flashsmith.arch import Arch
@@ -21,11 +21,14 @@ from flashsmith.kernels.sm90_backward.parts import (
     RISING,
     SHORT_LAST,
     TILE_RULES,
+    TWO_PASSES,
     WIDTHS,
     Sm90BackwardPart,
     Sm90ConvertConfig,
+    Sm90QueriesConfig,
     Sm90RowsConfig,
     Sm90TilesConfig,
+    has_roles,
 )
 from flashsmith.problem.attention import AttentionProblem
 
@@ -67,6 +70,7 @@ class Sm90BackwardConfig(Sm90BackwardPart):
     adders: int = knob((2, 3), ADDERS, "adders_{}", absent=2)
     early_polls: bool = flag("early_polls", EARLY_POLLS)
     counts_apart: bool = flag("counts_apart", COUNTS_APART)
+    two_passes: bool = flag("two_passes", TWO_PASSES)
     short_last: bool = flag("short_last", SHORT_LAST)
     rising: bool = flag("rising", RISING)
     section_mb: int = knob(
@@ -86,11 +90,14 @@ class Sm90BackwardConfig(Sm90BackwardPart):
     @property
     def tiles(self) -> Sm90TilesConfig:
         """The kernel of all products."""
-        return Sm90TilesConfig(*(getattr(self, name) for name in Sm90TilesConfig.knobs()))
+        part = Sm90TilesConfig(*(getattr(self, name) for name in Sm90TilesConfig.knobs()))
+        return replace(part, turns=False) if self.two_passes and has_roles(self.d_head) else part
 
     @property
-    def convert(self) -> Sm90ConvertConfig:
-        """The kernel that rounds dQ."""
+    def convert(self) -> Sm90ConvertConfig | Sm90QueriesConfig:
+        """The kernel that rounds dQ, or multiplies it."""
+        if self.two_passes and has_roles(self.d_head):
+            return Sm90QueriesConfig(self.dtype, self.d_head, self.turns)
         return Sm90ConvertConfig(self.dtype, self.d_head, self.heads_inner)
 
     def kernels(self) -> tuple[KernelConfig, ...]:
@@ -129,6 +136,8 @@ class Sm90BackwardConfig(Sm90BackwardPart):
         """A cap is put on products, and fold has LSE in them already; lists have one order."""
         if problem.softcap is not None and self.fold:
             return "it puts LSE into products (fold), on which a cap would have to be put first"
+        if self.two_passes and (problem.softcap is not None or problem.alibi or problem.sequences):
+            return "its launch for dQ knows no caps, no slopes and no packed sequences"
         if problem.sequences and self.has_own_order:
             return "packed sequences are drawn by a list, in one order, with two adders"
         return ""
@@ -143,6 +152,7 @@ class Sm90BackwardConfig(Sm90BackwardPart):
             or self.heads_inner
             or self.early_polls
             or self.counts_apart
+            or self.two_passes
             or self.adders > 2
         )
 

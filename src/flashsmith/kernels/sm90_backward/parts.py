@@ -38,6 +38,10 @@ COUNTS_APART = (
     "two threads of the producer's warpgroup look for turns and count sums, once for a q tile; the "
     "warps that multiply only add"
 )
+TWO_PASSES = (
+    "dQ by a launch of its own that multiplies S and dP again: nothing is added to memory, and no "
+    "order is waited for"
+)
 SHORT_LAST = "under a causal mask, short kv blocks of all heads are drawn last"
 RISING = "under a causal mask, the last quarter of the heads adds from the longest kv block on"
 HEADS_INNER = "blocks go from head to head, then down the rows, where heads lie side by side"
@@ -57,6 +61,30 @@ class Sm90BackwardPart(BackwardPart):
     def runs_on(cls, arch_name: str) -> bool:
         """wgmma and setmaxnreg exist on sm_90a alone."""
         return arch_name == "sm_90a"
+
+
+class MultiplyingPart(Sm90BackwardPart):
+    """One that multiplies on wgmma: what ptxas makes of it is looked at."""
+
+    __slots__ = ()
+    FIXES_REGISTERS: ClassVar[bool] = True
+    PRELUDE: ClassVar[tuple[str, ...]] = (
+        *BackwardPart.PRELUDE,
+        "flashsmith/tile/panel.cuh",
+        "flashsmith/tile/ring.cuh",
+    )
+    d_head: int
+
+    def refused_build(self, spill_bytes: int, remarks: Sequence[str]) -> Refusal | None:
+        """Spills, or products that ptxas runs one after the other, cost a third of the speed."""
+        no_other = "use a configuration of `bwd`" if has_roles(self.d_head) else ""
+        serialised = next((remark for remark in remarks if SERIALISED.search(remark)), None)
+        if serialised is not None:
+            said = f"ptxas says {serialised!r}"
+            return Refusal("wgmma_serialised", said, no_other or "drop late_fences")
+        if spill_bytes:
+            return Refusal("spills", f"ptxas spills {spill_bytes} bytes", no_other or "add fold")
+        return None
 
 
 def has_roles(d_head: int) -> bool:
@@ -118,18 +146,12 @@ class Sm90RowsConfig(Sm90BackwardPart):
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Sm90TilesConfig(Sm90BackwardPart):
+class Sm90TilesConfig(MultiplyingPart):
     """dK and dV of kv blocks, and what each adds to dQ."""
 
     NAME: ClassVar[str] = "sm90_backward_tiles"
-    FIXES_REGISTERS: ClassVar[bool] = True
     PREFIX: ClassVar[str] = "hopper_bwd_tiles"
     HEADER: ClassVar[str] = "flashsmith/sm90/backward.cuh"
-    PRELUDE: ClassVar[tuple[str, ...]] = (
-        *BackwardPart.PRELUDE,
-        "flashsmith/tile/panel.cuh",
-        "flashsmith/tile/ring.cuh",
-    )
     CPP_TYPE: ClassVar[str] = "flashsmith::Sm90TilesConfig"
     CPP_METHODS: ClassVar[str] = "flashsmith/sm90/backward_methods.cuh"
     CPP_ENTRY: ClassVar[str] = "flashsmith::sm90::backward"
@@ -150,6 +172,7 @@ class Sm90TilesConfig(Sm90BackwardPart):
     adders: int = knob((2, 3), ADDERS, "adders_{}", absent=2)
     early_polls: bool = flag("early_polls", EARLY_POLLS)
     counts_apart: bool = flag("counts_apart", COUNTS_APART)
+    two_passes: bool = flag("two_passes", TWO_PASSES)
     short_last: bool = flag("short_last", SHORT_LAST)
     rising: bool = flag("rising", RISING)
 
@@ -184,32 +207,21 @@ class Sm90TilesConfig(Sm90BackwardPart):
     @property
     def counters(self) -> int:
         """Of the sums of a q tile: one in all, one a piece, or one for each warp that adds alone."""
-        if self.counts_apart:
-            return 1
+        if self.two_passes or self.counts_apart:
+            return int(self.counts_apart)
         return pieces_of_tile(self.d_head) * (4 if has_roles(self.d_head) else 1)
 
     def smem_bytes(self, elem_size: int = 2) -> int:
         """K, V, rings of Q, dO and dS, staged dQ or P, statistics, ones, barriers, tile slots."""
         keys = 2 * self.tile_k * self.d_head * elem_size
         rows = 2 * ROW_STAGES * self.tile_q * self.d_head * elem_size
-        ds = self.ds_stages * self.tile_k * self.tile_q * elem_size
-        staged = 0 if self.dq_red else 2 * PIECE * PIECE * 4
+        ds = 0 if self.two_passes else self.ds_stages * self.tile_k * self.tile_q * elem_size
+        staged = 0 if self.dq_red or self.two_passes else 2 * PIECE * PIECE * 4
         handed = self.tile_k * self.tile_q * 4 if has_roles(self.d_head) else 0
         ones = ONES_BYTES if self.fold else 0
         words = self.barriers * 8 + TILE_SLOTS * 16
         statistics = ROW_STAGES * self.statistics_bytes
         return keys + rows + ds + staged + handed + statistics + ones + words
-
-    def refused_build(self, spill_bytes: int, remarks: Sequence[str]) -> Refusal | None:
-        """Spills, or products that ptxas runs one after the other, cost a third of the speed."""
-        no_other = "use a configuration of `bwd`" if has_roles(self.d_head) else ""
-        serialised = next((remark for remark in remarks if SERIALISED.search(remark)), None)
-        if serialised is not None:
-            said = f"ptxas says {serialised!r}"
-            return Refusal("wgmma_serialised", said, no_other or "drop late_fences")
-        if spill_bytes:
-            return Refusal("spills", f"ptxas spills {spill_bytes} bytes", no_other or "add fold")
-        return None
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -248,6 +260,41 @@ class Sm90ConvertConfig(Sm90BackwardPart):
         return 0
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class Sm90QueriesConfig(MultiplyingPart):
+    """dQ of 128 query rows at a time, from S and dP that are multiplied again."""
+
+    NAME: ClassVar[str] = "sm90_backward_queries"
+    PREFIX: ClassVar[str] = "hopper_bwd_queries"
+    HEADER: ClassVar[str] = "flashsmith/sm90/backward_queries.cuh"
+    CPP_TYPE: ClassVar[str] = "flashsmith::Sm90QueriesConfig"
+    CPP_METHODS: ClassVar[str] = "flashsmith/sm90/backward_queries_methods.cuh"
+    CPP_ENTRY: ClassVar[str] = "flashsmith::sm90::backward_queries"
+
+    dtype: DType = knob((DType.FP16, DType.BF16), _DTYPE)
+    d_head: int = knob((256,), "head dimension the kernel is built for")
+    turns: bool = flag("turns", "warpgroups take turns in issuing products")
+
+    @property
+    def tile_q(self) -> int:
+        """Query rows of a block: 64 of each warpgroup that multiplies."""
+        return 2 * PIECE
+
+    @property
+    def tile_k(self) -> int:
+        """Keys of one step."""
+        return kv_block_keys(self.d_head)
+
+    @property
+    def threads(self) -> int:
+        """A producer warpgroup and two that multiply."""
+        return 3 * WARPGROUP_THREADS
+
+    def smem_bytes(self, elem_size: int = 2) -> int:
+        """Q and dO, two stages of K and one of V, barriers."""
+        return (2 * self.tile_q + 3 * self.tile_k) * self.d_head * elem_size + 8 * 8
+
+
 TILE_RULES = (
     Rule(
         "fits_shared_memory",
@@ -281,18 +328,36 @@ TILE_RULES = (
         "drop counts_apart",
     ),
     Rule(
+        "two_passes_add_nothing",
+        lambda c: c.two_passes and (c.dq_red or c.unordered or c.counts_apart or c.rising),
+        "nothing is added to dQ, so nothing leaves in a way, or an order, of its own",
+        "drop dq_red, unordered, counts_apart and rising",
+    ),
+    Rule(
+        "two_passes_of_wide_heads",
+        lambda c: c.two_passes and (not has_roles(c.d_head) or c.ds_stages != 2),
+        "only wide heads, whose sums of 64 keys take longer than two more products, have a launch "
+        "for dQ; dS is not in shared memory then",
+        "drop two_passes, or give d_head 256 and ds_2",
+    ),
+    Rule(
         "order_has_one_end",
-        lambda c: (c.short_last and not c.unordered) or (c.rising and c.unordered),
+        lambda c: (
+            (c.short_last and not (c.unordered or c.two_passes)) or (c.rising and c.unordered)
+        ),
         "blocks of a head are drawn in the order in which they add: short_last is for sums in any "
         "order, rising for sums in order",
         "add or drop unordered",
     ),
     Rule(
         "roles_have_one_order",
-        lambda c: has_roles(c.d_head) and (c.turns or c.fold or c.early_dv or c.late_fences),
+        lambda c: (
+            has_roles(c.d_head)
+            and ((c.turns and not c.two_passes) or c.fold or c.early_dv or c.late_fences)
+        ),
         "at this width one warpgroup makes P and dV, the other dS and dK, in one order of products "
-        "and fences; statistics are loaded",
-        "drop turns, fold, early_dv and late_fences",
+        "and fences; statistics are loaded. With two_passes, turns are those of the launch for dQ",
+        "drop turns (or add two_passes), fold, early_dv and late_fences",
     ),
 )
 Sm90TilesConfig.BUILD_RULES = TILE_RULES

@@ -42,7 +42,7 @@ struct WideConsumer {
     static constexpr int kWarpgroup = kMakesP ? 0 : 1;
     static constexpr int kRows = kConfig.q_tile_rows();
     static constexpr int kKeys = kConfig.keys();
-    static constexpr bool kOrdered = !kConfig.unordered;
+    static constexpr bool kOrdered = !kConfig.in_any_order();
     static_assert(kRows == 64 && kKeys == 64, "a piece of dQ is 64 rows, dS one panel of 64 keys.");
     static_assert(!kConfig.fold, "statistics are loaded.");
     using Plan = typename Kernel::Plan;
@@ -92,8 +92,13 @@ struct WideConsumer {
             if (left == 0) break;
             first_key = ptx::broadcast(tile.first_key);
             begin(ptx::broadcast(tile.batch * args.heads + tile.kv_head * args.kv_group));
-            _Pragma("unroll 1") while (--left > 0) step<false>();
-            step<true>();
+            if constexpr (kConfig.two_passes) {
+                _Pragma("unroll 1") while (--left > 0) step_without_dq<false>();
+                step_without_dq<true>();
+            } else {
+                _Pragma("unroll 1") while (--left > 0) step<false>();
+                step<true>();
+            }
         }
     }
 
@@ -230,9 +235,11 @@ struct WideConsumer {
     FS_DEVICE void make_ds(const Scores& dp) {
         const u32 row = warp * 16 + lane % 16;
         const u32 first = ds_tile(stage()) + row * kPanelRowBytes + ((lane / 16 ^ (row & 7)) << 4);
-        ptx::mbarrier_wait(Plan::q_full(stage()), parity());        // statistics have landed
-        ptx::mbarrier_wait(Plan::p_full(), steps & 1);              // P is there
-        ptx::mbarrier_wait(Plan::ds_empty(stage()), parity() ^ 1);  // dQ from it is complete
+        ptx::mbarrier_wait(Plan::q_full(stage()), parity());  // statistics have landed
+        ptx::mbarrier_wait(Plan::p_full(), steps & 1);        // P is there
+        if constexpr (!kConfig.two_passes) {
+            ptx::mbarrier_wait(Plan::ds_empty(stage()), parity() ^ 1);  // dQ from it is complete
+        }
         FS_UNROLL
         for (int j = 0; j < kRows / 16; ++j) {
             const Chunk delta = load_statistics(j, kRows * 4);
@@ -250,7 +257,7 @@ struct WideConsumer {
                 }
                 operand[4 * j + i] = chunk[i] = ptx::pack2<kConfig.dtype>(x[0], x[1]);
             }
-            ptx::stmatrix_x4({first ^ (j * 32)}, chunk);
+            if constexpr (!kConfig.two_passes) ptx::stmatrix_x4({first ^ (j * 32)}, chunk);
         }
         ptx::bar_warp_sync();  // all lanes have read P
         arrive(Plan::p_empty());
@@ -381,7 +388,9 @@ struct WideConsumer {
         ptx::fence_registers(first);
         make_operand<true>(first);
         // K has landed: both multiply it to dQ.
-        if constexpr (!kMakesP) ptx::mbarrier_wait(Plan::k_full(), tiles & 1);
+        if constexpr (!kMakesP && !kConfig.two_passes) {
+            ptx::mbarrier_wait(Plan::k_full(), tiles & 1);
+        }
     }
 
     // What P or dS of a q tile gives, dQ of the one before, and P or dS of the next.
@@ -431,6 +440,37 @@ struct WideConsumer {
         ptx::fence_registers(first);
         await_turn(now, now_parity);
         add_dq(first, 0);
+    }
+
+    // With `two_passes`: what P or dS of a q tile gives, and P or dS of the next.
+    template <bool kLast>
+    FS_DEVICE void step_without_dq() {
+        const int now = stage();
+        if constexpr (kLast) {
+            arrive(Plan::k_empty());
+            arrive(Plan::v_empty());
+        }
+        issue_gradient();
+        ++steps;
+        Scores next;
+        if constexpr (!kLast) {
+            advance_q_tile();
+            issue_scores(next);
+            ptx::wgmma_wait<1>();
+        } else {
+            ptx::wgmma_wait<0>();
+        }
+        ptx::fence_registers(gradient);
+        // dV or dK is complete: Q and dO have been read.
+        arrive(Plan::q_empty(now));
+        arrive(Plan::d_o_empty(now));
+        if constexpr (kLast) {
+            store();
+        } else {
+            ptx::wgmma_wait<0>();
+            ptx::fence_registers(next);
+            make_operand<!kConfig.masks_first>(next);
+        }
     }
 
     // The block's last dQ, and its dV or dK beside it.
