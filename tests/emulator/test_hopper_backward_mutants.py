@@ -61,7 +61,7 @@ class Poisoned(OneChanged):
 @cache
 def original(whole: KernelConfig = CONFIG, case: Case = CASE, kernel: str = KERNEL) -> str:
     for config, needs in kernels_of(whole, case.problem):
-        if config.NAME == kernel:
+        if kernel == config.NAME:
             return compile_ptx(config, needs, "sm_90a").ptx
     raise AssertionError
 

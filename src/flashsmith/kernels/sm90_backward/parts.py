@@ -206,7 +206,7 @@ class Sm90TilesConfig(MultiplyingPart):
 
     @property
     def counters(self) -> int:
-        """Of the sums of a q tile: one in all, one a piece, or one for each warp that adds alone."""
+        """Of the sums of a q tile: one in all, one a piece, or one for each warp that adds."""
         if self.two_passes or self.counts_apart:
             return int(self.counts_apart)
         return pieces_of_tile(self.d_head) * (4 if has_roles(self.d_head) else 1)
