@@ -68,6 +68,7 @@ def test_a_prefix_that_ends_like_another_is_not_taken_for_it():
             "counts_apart_from_registers",
         ),
         ("hopper_bwd(BF16, 256): ds_2+dq_red+two_passes", "two_passes_add_nothing"),
+        ("hopper_bwd(BF16, 256): ds_2+adders_3+two_passes", "adders_add_staged_sums"),
         ("hopper_bwd(BF16, 256): ds_2+two_passes+rising", "two_passes_add_nothing"),
         ("hopper_bwd(BF16, 256): ds_3+two_passes", "two_passes_of_wide_heads"),
         (f"hopper_bwd(BF16, 128): ds_3+{ALL}+two_passes", "two_passes_of_wide_heads"),

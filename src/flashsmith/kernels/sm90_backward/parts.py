@@ -316,7 +316,7 @@ TILE_RULES = (
     ),
     Rule(
         "adders_add_staged_sums",
-        lambda c: (c.adders > 2 or c.early_polls) and (c.dq_red or c.unordered),
+        lambda c: (c.adders > 2 or c.early_polls) and (c.dq_red or c.unordered or c.two_passes),
         "no thread adds pieces in order: sums leave from registers, or in any order",
         "drop adders_3 and early_polls",
     ),

@@ -1,9 +1,9 @@
 // Two threads of the producer's warpgroup that keep the order of sums of wide heads, so that the
 // warps that multiply neither poll a counter nor wait for a sum to be complete.
 //
-//   counter of a q tile ──► give_turns ──turn──► 8 warps add their pieces ──added──► count_sums ──► counter
-//                               ▲                                                        │
-//                               └────────────────────────noted───────────────────────────┘
+//   counter ──► give_turns ──turn──► 8 warps add their pieces ──added──► count_sums ──► counter
+//                   ▲                                                        │
+//                   └────────────────────────noted───────────────────────────┘
 //
 // One count stands for the whole dQ of a q tile from one kv block: four pieces of two warpgroups.
 // Sums are made by other threads than the one that counts them, and barriers of the block stand

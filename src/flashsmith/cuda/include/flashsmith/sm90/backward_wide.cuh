@@ -29,6 +29,7 @@
 #include "flashsmith/sm90/backward_counts.cuh"
 #include "flashsmith/sm90/backward_products.cuh"
 #include "flashsmith/sm90/backward_tile.cuh"
+#include "flashsmith/sm90/backward_without_dq.cuh"
 #include "flashsmith/sm90/output.cuh"
 #include "flashsmith/sm90/output_bounds.cuh"
 
@@ -93,8 +94,9 @@ struct WideConsumer {
             first_key = ptx::broadcast(tile.first_key);
             begin(ptx::broadcast(tile.batch * args.heads + tile.kv_head * args.kv_group));
             if constexpr (kConfig.two_passes) {
-                _Pragma("unroll 1") while (--left > 0) step_without_dq<false>();
-                step_without_dq<true>();
+                _Pragma("unroll 1") while (--left > 0)
+                    StepWithoutDq<WideConsumer>::template make<false>(*this);
+                StepWithoutDq<WideConsumer>::template make<true>(*this);
             } else {
                 _Pragma("unroll 1") while (--left > 0) step<false>();
                 step<true>();
@@ -103,6 +105,7 @@ struct WideConsumer {
     }
 
   private:
+    friend struct StepWithoutDq<WideConsumer>;
     FS_DEVICE int stage() const { return steps & 1; }
     FS_DEVICE u32 parity() const { return steps >> 1 & 1; }
     FS_DEVICE void arrive(SmemAddr barrier) const {
@@ -440,37 +443,6 @@ struct WideConsumer {
         ptx::fence_registers(first);
         await_turn(now, now_parity);
         add_dq(first, 0);
-    }
-
-    // With `two_passes`: what P or dS of a q tile gives, and P or dS of the next.
-    template <bool kLast>
-    FS_DEVICE void step_without_dq() {
-        const int now = stage();
-        if constexpr (kLast) {
-            arrive(Plan::k_empty());
-            arrive(Plan::v_empty());
-        }
-        issue_gradient();
-        ++steps;
-        Scores next;
-        if constexpr (!kLast) {
-            advance_q_tile();
-            issue_scores(next);
-            ptx::wgmma_wait<1>();
-        } else {
-            ptx::wgmma_wait<0>();
-        }
-        ptx::fence_registers(gradient);
-        // dV or dK is complete: Q and dO have been read.
-        arrive(Plan::q_empty(now));
-        arrive(Plan::d_o_empty(now));
-        if constexpr (kLast) {
-            store();
-        } else {
-            ptx::wgmma_wait<0>();
-            ptx::fence_registers(next);
-            make_operand<!kConfig.masks_first>(next);
-        }
     }
 
     // The block's last dQ, and its dV or dK beside it.

@@ -1,0 +1,51 @@
+// A step of wide heads that gives dV and dK alone, with `two_passes`: another launch multiplies dQ
+// (backward_queries.cuh).
+//
+//   step i    of P (warpgroup 0)      of dS (warpgroup 1)
+//             dV(i)                   dK(i)
+//             S(i + 1)                dP(i + 1)
+//             P(i + 1)                dS(i + 1), from P
+//
+// P takes its way from one to the other in the meantime, which keeps them apart: while one
+// computes, the other multiplies.
+#pragma once
+
+#include "flashsmith/ptx/wgmma.cuh"
+
+namespace flashsmith::sm90 {
+
+template <class Consumer>
+struct StepWithoutDq {
+    template <bool kLast>
+    static FS_DEVICE void make(Consumer& c) {
+        using Plan = typename Consumer::Plan;
+        const int now = c.stage();
+        if constexpr (kLast) {  // of scores, which read them
+            c.arrive(Plan::k_empty());
+            c.arrive(Plan::v_empty());
+        }
+        c.issue_gradient();
+        ++c.steps;
+        typename Consumer::Scores next;
+        if constexpr (kLast) {
+            ptx::wgmma_wait<0>();
+        } else {
+            c.advance_q_tile();
+            c.issue_scores(next);
+            ptx::wgmma_wait<1>();
+        }
+        ptx::fence_registers(c.gradient);
+        // dV or dK is complete: Q and dO have been read.
+        c.arrive(Plan::q_empty(now));
+        c.arrive(Plan::d_o_empty(now));
+        if constexpr (kLast) {
+            c.store();
+        } else {
+            ptx::wgmma_wait<0>();
+            ptx::fence_registers(next);
+            c.template make_operand<!Consumer::kConfig.masks_first>(next);
+        }
+    }
+};
+
+}  // namespace flashsmith::sm90
