@@ -55,17 +55,13 @@ _MASKED, _ADDERS = "masks_first", "adders_3+early_polls"
 # By mask: words behind those above. `free` stands for FREE's.
 WORDS = {
     "full": (
-        "free",
         "free+heads_inner",
         "sections",
-        "sections+early_polls",
         "sections+adders_3",
         f"sections+{_ADDERS}",
         f"{_ADDERS}+section_20+heads_inner",
         "adders_3+section_20+heads_inner",
         "adders_3+section_40+heads_inner",
-        f"{_ADDERS}+section_80",
-        f"{_ADDERS}+section_160",
     ),
     "causal": (
         "free",
