@@ -183,7 +183,7 @@ def queries_mutants(ptx: str) -> list[Mutant]:
         *dropped(ptx, "expect_tx dropped", r"mbarrier\.arrive\.expect_tx"),
         *dropped(ptx, "load dropped", r"cp\.async\.bulk\.tensor\.4d\.shared::cluster"),
         *dropped(ptx, "stage not released", r"@p mbarrier\.arrive"),
-        *_counts(ptx)[:4],  # of Q, dO and V; those of K are behind them
+        *_counts(ptx)[:6],  # of Q, dO and V; those of K are behind them
     ]
 
 

@@ -292,7 +292,7 @@ class Sm90QueriesConfig(MultiplyingPart):
 
     def smem_bytes(self, elem_size: int = 2) -> int:
         """Q and dO, two stages of K and one of V, barriers."""
-        return (2 * self.tile_q + 3 * self.tile_k) * self.d_head * elem_size + 8 * 8
+        return (2 * self.tile_q + 3 * self.tile_k) * self.d_head * elem_size + 10 * 8
 
 
 TILE_RULES = (

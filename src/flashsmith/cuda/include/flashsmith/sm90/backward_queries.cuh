@@ -10,8 +10,11 @@
 //
 // S and dP are multiplied a second time, seven products for five; but nothing is added to memory,
 // which for kv blocks of 64 keys takes longer than those two, and nobody waits for an order. With
-// `turns` a warpgroup issues its products when S of the other is complete: while one computes dS,
+// `turns` a warpgroup issues its products when dQ of the other is complete: while one computes dS,
 // the other multiplies.
+//
+// There is room for one block of V. Its halves, by columns, are waited for and released one by one:
+// the next block's first half is on its way while the second is still multiplied.
 #pragma once
 
 #include "flashsmith/attention/mask.cuh"
@@ -49,18 +52,20 @@ struct QueriesPlan {
     static FS_DEVICE SmemAddr k(int stage) { return {kK + stage * kConfig.kv_bytes()}; }
     static FS_DEVICE SmemAddr q_full() { return barrier(0); }
     static FS_DEVICE SmemAddr d_o_full() { return barrier(1); }
-    static FS_DEVICE SmemAddr v_full() { return barrier(2); }
-    static FS_DEVICE SmemAddr v_empty() { return barrier(3); }
-    static FS_DEVICE SmemAddr k_full(int i) { return barrier(4 + i); }
-    static FS_DEVICE SmemAddr k_empty(int i) { return barrier(4 + kStages + i); }
+    static FS_DEVICE SmemAddr v_full(int half) { return barrier(2 + half); }
+    static FS_DEVICE SmemAddr v_empty(int half) { return barrier(4 + half); }
+    static FS_DEVICE SmemAddr k_full(int i) { return barrier(6 + i); }
+    static FS_DEVICE SmemAddr k_empty(int i) { return barrier(6 + kStages + i); }
 
     // One thread; a barrier of the block must follow.
     static FS_DEVICE void init_barriers() {
         constexpr int kWarps = 8;  // that multiply: one lane of each arrives
         ptx::mbarrier_init(q_full(), 1);
         ptx::mbarrier_init(d_o_full(), 1);
-        ptx::mbarrier_init(v_full(), 1);
-        ptx::mbarrier_init(v_empty(), kWarps);
+        for (int half = 0; half < 2; ++half) {
+            ptx::mbarrier_init(v_full(half), 1);
+            ptx::mbarrier_init(v_empty(half), kWarps);
+        }
         for (int i = 0; i < kStages; ++i) {
             ptx::mbarrier_init(k_full(i), 1);
             ptx::mbarrier_init(k_empty(i), kWarps);
@@ -143,20 +148,26 @@ struct QueriesProducer {
     FS_DEVICE void load_k(i32 step, i32 first) const {
         const int stage = step & 1;
         ptx::mbarrier_wait(Plan::k_empty(stage), ~(step >> 1) & 1);  // the stage has been read
-        load_keys(args.k_map, Plan::k(stage), Plan::k_full(stage), first + step);
+        load_panels<0, kConfig.panels()>(args.k_map, Plan::k(stage), Plan::k_full(stage),
+                                         first + step);
     }
 
     FS_DEVICE void load_v(i32 step, i32 first) const {
-        ptx::mbarrier_wait(Plan::v_empty(), ~step & 1);  // the block before has been read
-        load_keys(args.v_map, {Plan::kV}, Plan::v_full(), first + step);
+        constexpr int kHalf = kConfig.panels() / 2;
+        ptx::mbarrier_wait(Plan::v_empty(0), ~step & 1);  // the block before has been read
+        load_panels<0, kHalf>(args.v_map, {Plan::kV}, Plan::v_full(0), first + step);
+        ptx::mbarrier_wait(Plan::v_empty(1), ~step & 1);  // and its other half
+        load_panels<kHalf, 2 * kHalf>(args.v_map, {Plan::kV}, Plan::v_full(1), first + step);
     }
 
-    FS_DEVICE void load_keys(const TensorMap& map, SmemAddr dst, SmemAddr full, i32 block) const {
-        ptx::mbarrier_arrive_expect_tx(full, kConfig.kv_bytes());
+    template <int kFrom, int kTo>
+    FS_DEVICE void load_panels(const TensorMap& map, SmemAddr dst, SmemAddr full, i32 block) const {
+        constexpr u32 kPanelBytes = Kernel::kKeys * kPanelRowBytes;
+        ptx::mbarrier_arrive_expect_tx(full, (kTo - kFrom) * kPanelBytes);
         FS_UNROLL
-        for (int panel = 0; panel < kConfig.panels(); ++panel) {
+        for (int panel = kFrom; panel < kTo; ++panel) {
             ptx::tma_load_4d(
-                dst + panel * Kernel::kKeys * kPanelRowBytes, map,
+                dst + panel * kPanelBytes, map,
                 {panel * kPanelColumns, block * Kernel::kKeys, own.head / args.kv_group, own.batch},
                 full);
         }
@@ -262,10 +273,24 @@ struct QueriesConsumer {
         ptx::wgmma_commit();
     }
 
+    // In two groups, one for each half of V.
     FS_DEVICE void issue_dp(Scores& to) const {
-        ptx::mbarrier_wait(Plan::v_full(), step & 1);  // V has landed
-        Products::issue_scores(to, of_rows(Plan::kDO), Products::by_rows({Plan::kV}), {0}, {0});
-        ptx::wgmma_commit();
+        constexpr int kHalf = kConfig.d_head / Products::kStep / 2;
+        FS_UNROLL
+        for (int half = 0; half < 2; ++half) {
+            ptx::mbarrier_wait(Plan::v_full(half), step & 1);  // it has landed
+            auto rows = of_rows(Plan::kDO);
+            const auto keys = Products::by_rows({Plan::kV});
+            asm volatile("" : "+r"(rows.low));  // made anew: kept, it would take registers
+            ptx::wgmma_fence();
+            FS_UNROLL
+            for (int i = half * kHalf; i < (half + 1) * kHalf; ++i) {
+                ptx::Wgmma<kConfig.dtype, kKeys>::template ss<0>(
+                    to, (rows + Products::along_row(i, Kernel::kRows)).word(),
+                    (keys + Products::along_row(i, kKeys)).word(), i > 0);
+            }
+            ptx::wgmma_commit();
+        }
     }
 
     // dQ += dS K of stage `of`.
@@ -312,15 +337,15 @@ struct QueriesConsumer {
         }
     }
 
-    // From products S and dP, of which the latter was issued last, to dS of the step.
+    // dS of the step from S, which is complete, and dP, which was issued last.
     FS_DEVICE void make_ds(Scores& s, Scores& dp) {
-        ptx::wgmma_wait<1>();  // S is complete
         ptx::fence_registers(s);
-        Turns::pass(warpgroup);
         to_p(s);
+        ptx::wgmma_wait<1>();
+        arrive(Plan::v_empty(0));
         ptx::wgmma_wait<0>();
         ptx::fence_registers(dp);
-        arrive(Plan::v_empty());
+        arrive(Plan::v_empty(1));
         to_ds(s, dp);
     }
 
@@ -331,6 +356,8 @@ struct QueriesConsumer {
         issue_s(s);
         ptx::mbarrier_wait(Plan::d_o_full(), 0);  // dO has landed
         issue_dp(dp);
+        ptx::wgmma_wait<2>();  // S is complete
+        Turns::pass(warpgroup);
         make_ds(s, dp);
     }
 
@@ -343,9 +370,11 @@ struct QueriesConsumer {
         first_key += kKeys;
         issue_s(s);
         issue_dp(dp);
-        ptx::wgmma_wait<2>();  // dQ is complete: K before has been read
+        ptx::wgmma_wait<3>();  // dQ is complete: K before has been read
         ptx::fence_registers(dq);
         arrive(Plan::k_empty(before));
+        Turns::pass(warpgroup);
+        ptx::wgmma_wait<2>();  // S is complete
         make_ds(s, dp);
     }
 

@@ -9,8 +9,8 @@ constexpr int panels() const { return d_head / kPanelColumns; }
 constexpr int q_bytes() const { return rows() * kPanelRowBytes * panels(); }
 constexpr int kv_bytes() const { return keys() * kPanelRowBytes * panels(); }
 constexpr int k_stages() const { return 2; }
-// Full of Q and dO, full and empty of V and of each stage of K.
-constexpr int barriers() const { return 4 + 2 * k_stages(); }
+// Full of Q and dO, full and empty of each half of V and each stage of K.
+constexpr int barriers() const { return 6 + 2 * k_stages(); }
 
 constexpr int smem_bytes() const {
     return 2 * q_bytes() + (k_stages() + 1) * kv_bytes() + barriers() * 8;
