@@ -35,9 +35,10 @@
 
 namespace flashsmith::sm90 {
 
-// kMakesP: S, P and dV are this warpgroup's; else dP, dS and dK.
-template <class Kernel, bool kMakesP>
+// kMakesPArg: S, P and dV are this warpgroup's; else dP, dS and dK.
+template <class Kernel, bool kMakesPArg>
 struct WideConsumer {
+    static constexpr bool kMakesP = kMakesPArg;
     static constexpr Sm90TilesConfig kConfig = Kernel::kConfig;
     static constexpr Needs kNeeds = Kernel::kNeeds;
     static constexpr int kWarpgroup = kMakesP ? 0 : 1;
@@ -390,6 +391,7 @@ struct WideConsumer {
         ptx::wgmma_wait<0>();
         ptx::fence_registers(first);
         make_operand<true>(first);
+        if constexpr (kConfig.two_passes) StepWithoutDq<WideConsumer>::release_scores(*this);
         // K has landed: both multiply it to dQ.
         if constexpr (!kMakesP && !kConfig.two_passes) {
             ptx::mbarrier_wait(Plan::k_full(), tiles & 1);

@@ -35,16 +35,23 @@ struct StepWithoutDq {
             ptx::wgmma_wait<1>();
         }
         ptx::fence_registers(c.gradient);
-        // dV or dK is complete: Q and dO have been read.
-        c.arrive(Plan::q_empty(now));
-        c.arrive(Plan::d_o_empty(now));
+        // dV or dK is complete: what it was multiplied with has been read.
+        c.arrive(Consumer::kMakesP ? Plan::d_o_empty(now) : Plan::q_empty(now));
         if constexpr (kLast) {
             c.store();
         } else {
             ptx::wgmma_wait<0>();
             ptx::fence_registers(next);
             c.template make_operand<!Consumer::kConfig.masks_first>(next);
+            release_scores(c);
         }
+    }
+
+    // Of a step whose P or dS has been made: what S was multiplied with, and its statistics, or what
+    // dP was. Then the other warpgroup alone keeps the stage, until its dK or dV is complete.
+    static FS_DEVICE void release_scores(Consumer& c) {
+        using Plan = typename Consumer::Plan;
+        c.arrive(Consumer::kMakesP ? Plan::q_empty(c.stage()) : Plan::d_o_empty(c.stage()));
     }
 };
 
