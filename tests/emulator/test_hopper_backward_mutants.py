@@ -34,7 +34,7 @@ WIDE = parse_config("hopper_bwd(BF16, 256): ds_2+dq_red")
 APART = replace(WIDE, counts_apart=True)  # two other threads keep the order
 WIDE_CASE = Case("wide", AttentionProblem(1, 1, 1, 64 + 1, 2 * 64 + 1, 256, operation="backward"))
 # A launch for dQ: three kv blocks for two stages of K and one of V, rows that end in a warpgroup's.
-PASSES = parse_config("hopper_bwd(BF16, 256): ds_2+turns+two_passes")
+PASSES = parse_config("hopper_bwd(BF16, 256): ds_2+turns+two_passes+early_release+v_halves")
 QUERIES = "sm90_backward_queries"
 PASSES_CASE = Case("dq", AttentionProblem(1, 1, 1, 65, 130, 256, operation="backward"))
 # Two packed sequences, whose last tiles of rows and keys end early; others lie around them.

@@ -29,7 +29,7 @@ WIDE = parse_config(f"hopper_bwd(BF16, 128): ds_3+{ALL}")
 SLIM = parse_config(f"hopper_bwd(FP16, 64): ds_2+{ALL}")
 PLAIN = parse_config("hopper_bwd(BF16, 128): ds_2")
 BROAD = parse_config("hopper_bwd(BF16, 256): ds_2+dq_red")
-PASSES = parse_config("hopper_bwd(BF16, 256): ds_2+turns+two_passes")
+PASSES = parse_config("hopper_bwd(BF16, 256): ds_2+turns+two_passes+early_release+v_halves")
 SECTIONS = replace(WIDE, sections=True)
 CONFIGS = [WIDE, replace(SLIM, sections=True), PLAIN]
 _EMULATOR = EmulatedDevice()
@@ -59,7 +59,7 @@ def require_right(device, config, name, case_problem, **more):
         replace(WIDE, fold=False),
         replace(BROAD, sections=True),
         replace(BROAD, counts_apart=True),
-        PASSES,
+        parse_config("hopper_bwd(BF16, 256): ds_2+two_passes"),
     ],
     ids=str,
 )
@@ -363,8 +363,10 @@ OTHERS = [
     (TILES, {"adders": 3}),
     (TILES, {"early_polls": True}),
     (BROAD.tiles, {"counts_apart": True}),
-    (replace(PASSES.tiles, two_passes=False, dq_red=True), {"two_passes": True, "dq_red": False}),
+    (BROAD.tiles, {"two_passes": True, "dq_red": False}),
+    (PASSES.tiles, {"early_release": False}),
     (PASSES.convert, {"turns": False}),
+    (PASSES.convert, {"v_halves": False}),
     (PASSES.convert, {"dtype": DType.FP16}),
     (TILES, {"rising": True}),
     (replace(TILES, unordered=True), {"short_last": True}),

@@ -20,7 +20,7 @@ from flashsmith.tuner.choose.measured import MeasuredConfig, MeasuredTable
 ALL = "turns+fold+early_dv+late_fences"
 BASE = parse_config(f"hopper_bwd(BF16, 128): ds_3+{ALL}")
 BROAD = parse_config("hopper_bwd(BF16, 256): ds_2+dq_red")
-PASSES = parse_config("hopper_bwd(BF16, 256): ds_2+turns+two_passes")
+PASSES = parse_config("hopper_bwd(BF16, 256): ds_2+turns+two_passes+early_release+v_halves")
 PROBLEM = AttentionProblem(2, 6, 3, 300, 200, 128, operation="backward")
 
 
@@ -70,6 +70,7 @@ def test_a_prefix_that_ends_like_another_is_not_taken_for_it():
         ("hopper_bwd(BF16, 256): ds_2+dq_red+two_passes", "two_passes_add_nothing"),
         ("hopper_bwd(BF16, 256): ds_2+adders_3+two_passes", "adders_add_staged_sums"),
         ("hopper_bwd(BF16, 256): ds_2+two_passes+rising", "two_passes_add_nothing"),
+        ("hopper_bwd(BF16, 256): ds_2+dq_red+early_release", "released_in_two_passes"),
         ("hopper_bwd(BF16, 256): ds_3+two_passes", "two_passes_of_wide_heads"),
         (f"hopper_bwd(BF16, 128): ds_3+{ALL}+two_passes", "two_passes_of_wide_heads"),
         (f"hopper_bwd(BF16, 128): ds_3+{ALL}+short_last", "order_has_one_end"),
@@ -95,7 +96,7 @@ def test_spills_and_products_one_by_one_are_refused_after_the_build():
 
 
 def test_the_parts_have_the_fields_of_the_whole():
-    of_others = {"sections", "section_mb", "heads_inner"}
+    of_others = {"v_halves", "sections", "section_mb", "heads_inner"}
     assert Sm90BackwardConfig.knobs().keys() == Sm90TilesConfig.knobs().keys() | of_others
     assert (BASE.rows.fold, BASE.rows.unordered) == (True, False)
     inner = replace(BASE, heads_inner=True)

@@ -15,6 +15,7 @@ from flashsmith.kernels.rules import Rule
 from flashsmith.kernels.sm90_backward.parts import (
     ADDERS,
     COUNTS_APART,
+    EARLY_RELEASE,
     EARLY_POLLS,
     HEADS_INNER,
     MASKS_FIRST,
@@ -22,6 +23,7 @@ from flashsmith.kernels.sm90_backward.parts import (
     SHORT_LAST,
     TILE_RULES,
     TWO_PASSES,
+    V_HALVES,
     WIDTHS,
     Sm90BackwardPart,
     Sm90ConvertConfig,
@@ -71,6 +73,8 @@ class Sm90BackwardConfig(Sm90BackwardPart):
     early_polls: bool = flag("early_polls", EARLY_POLLS)
     counts_apart: bool = flag("counts_apart", COUNTS_APART)
     two_passes: bool = flag("two_passes", TWO_PASSES)
+    early_release: bool = flag("early_release", EARLY_RELEASE)
+    v_halves: bool = flag("v_halves", V_HALVES)
     short_last: bool = flag("short_last", SHORT_LAST)
     rising: bool = flag("rising", RISING)
     section_mb: int = knob(
@@ -97,7 +101,7 @@ class Sm90BackwardConfig(Sm90BackwardPart):
     def convert(self) -> Sm90ConvertConfig | Sm90QueriesConfig:
         """The kernel that rounds dQ, or multiplies it."""
         if self.two_passes and has_roles(self.d_head):
-            return Sm90QueriesConfig(self.dtype, self.d_head, self.turns)
+            return Sm90QueriesConfig(self.dtype, self.d_head, self.turns, self.v_halves)
         return Sm90ConvertConfig(self.dtype, self.d_head, self.heads_inner)
 
     def kernels(self) -> tuple[KernelConfig, ...]:

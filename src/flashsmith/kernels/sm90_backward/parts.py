@@ -42,6 +42,10 @@ TWO_PASSES = (
     "dQ by a launch of its own that multiplies S and dP again: nothing is added to memory, and no "
     "order is waited for"
 )
+V_HALVES = "in the launch for dQ, halves of a block of V are loaded and released one by one"
+EARLY_RELEASE = (
+    "with two_passes, dO is released when dV is complete and Q when dK is, and loaded in that order"
+)
 SHORT_LAST = "under a causal mask, short kv blocks of all heads are drawn last"
 RISING = "under a causal mask, the last quarter of the heads adds from the longest kv block on"
 HEADS_INNER = "blocks go from head to head, then down the rows, where heads lie side by side"
@@ -173,6 +177,7 @@ class Sm90TilesConfig(MultiplyingPart):
     early_polls: bool = flag("early_polls", EARLY_POLLS)
     counts_apart: bool = flag("counts_apart", COUNTS_APART)
     two_passes: bool = flag("two_passes", TWO_PASSES)
+    early_release: bool = flag("early_release", EARLY_RELEASE)
     short_last: bool = flag("short_last", SHORT_LAST)
     rising: bool = flag("rising", RISING)
 
@@ -274,6 +279,7 @@ class Sm90QueriesConfig(MultiplyingPart):
     dtype: DType = knob((DType.FP16, DType.BF16), _DTYPE)
     d_head: int = knob((256,), "head dimension the kernel is built for")
     turns: bool = flag("turns", "warpgroups take turns in issuing products")
+    v_halves: bool = flag("v_halves", V_HALVES)
 
     @property
     def tile_q(self) -> int:
@@ -292,7 +298,8 @@ class Sm90QueriesConfig(MultiplyingPart):
 
     def smem_bytes(self, elem_size: int = 2) -> int:
         """Q and dO, two stages of K and one of V, barriers."""
-        return (2 * self.tile_q + 3 * self.tile_k) * self.d_head * elem_size + 10 * 8
+        barriers = 10 if self.v_halves else 8
+        return (2 * self.tile_q + 3 * self.tile_k) * self.d_head * elem_size + barriers * 8
 
 
 TILE_RULES = (
@@ -332,6 +339,12 @@ TILE_RULES = (
         lambda c: c.two_passes and (c.dq_red or c.unordered or c.counts_apart or c.rising),
         "nothing is added to dQ, so nothing leaves in a way, or an order, of its own",
         "drop dq_red, unordered, counts_apart and rising",
+    ),
+    Rule(
+        "released_in_two_passes",
+        lambda c: not c.two_passes and (c.early_release or getattr(c, "v_halves", False)),
+        "where dQ is multiplied too, Q and dO are read to the end of a step, and V is not walked",
+        "add two_passes, or drop early_release and v_halves",
     ),
     Rule(
         "two_passes_of_wide_heads",

@@ -44,9 +44,9 @@ struct BackwardProducer {
             ++steps;
             _Pragma("unroll 1") for (i32 left = tile.steps; --left > 0; ++steps) {
                 walk.advance(args, tiles);
-                if constexpr (kConfig.two_passes) load_d_o(walk, tile.batch);  // it is free first
+                if constexpr (kConfig.early_release) load_d_o(walk, tile.batch);  // free first
                 load_q(walk, tile.batch);
-                if constexpr (!kConfig.two_passes) load_d_o(walk, tile.batch);
+                if constexpr (!kConfig.early_release) load_d_o(walk, tile.batch);
                 if (kConfig.in_any_order() && left == tile.steps - 1) publish(early, tiles + 1);
             }
             if (!kConfig.in_any_order()) {

@@ -13,8 +13,8 @@
 // `turns` a warpgroup issues its products when dQ of the other is complete: while one computes dS,
 // the other multiplies.
 //
-// There is room for one block of V. Its halves, by columns, are waited for and released one by one:
-// the next block's first half is on its way while the second is still multiplied.
+// There is room for one block of V. With `v_halves` its halves, by columns, are waited for and
+// released one by one: the next block's first half is on its way while the second is multiplied.
 #pragma once
 
 #include "flashsmith/attention/mask.cuh"
@@ -40,6 +40,7 @@ template <Sm90QueriesConfig kConfig>
 struct QueriesPlan {
     static constexpr u32 kBase = 1024;
     static constexpr int kStages = kConfig.k_stages();
+    static constexpr int kVParts = kConfig.v_parts();
     static constexpr u32 kQ = kBase;
     static constexpr u32 kDO = kQ + kConfig.q_bytes();
     static constexpr u32 kK = kDO + kConfig.q_bytes();
@@ -52,19 +53,19 @@ struct QueriesPlan {
     static FS_DEVICE SmemAddr k(int stage) { return {kK + stage * kConfig.kv_bytes()}; }
     static FS_DEVICE SmemAddr q_full() { return barrier(0); }
     static FS_DEVICE SmemAddr d_o_full() { return barrier(1); }
-    static FS_DEVICE SmemAddr v_full(int half) { return barrier(2 + half); }
-    static FS_DEVICE SmemAddr v_empty(int half) { return barrier(4 + half); }
-    static FS_DEVICE SmemAddr k_full(int i) { return barrier(6 + i); }
-    static FS_DEVICE SmemAddr k_empty(int i) { return barrier(6 + kStages + i); }
+    static FS_DEVICE SmemAddr v_full(int part) { return barrier(2 + part); }
+    static FS_DEVICE SmemAddr v_empty(int part) { return barrier(2 + kVParts + part); }
+    static FS_DEVICE SmemAddr k_full(int i) { return barrier(2 + 2 * kVParts + i); }
+    static FS_DEVICE SmemAddr k_empty(int i) { return barrier(2 + 2 * kVParts + kStages + i); }
 
     // One thread; a barrier of the block must follow.
     static FS_DEVICE void init_barriers() {
         constexpr int kWarps = 8;  // that multiply: one lane of each arrives
         ptx::mbarrier_init(q_full(), 1);
         ptx::mbarrier_init(d_o_full(), 1);
-        for (int half = 0; half < 2; ++half) {
-            ptx::mbarrier_init(v_full(half), 1);
-            ptx::mbarrier_init(v_empty(half), kWarps);
+        for (int part = 0; part < kVParts; ++part) {
+            ptx::mbarrier_init(v_full(part), 1);
+            ptx::mbarrier_init(v_empty(part), kWarps);
         }
         for (int i = 0; i < kStages; ++i) {
             ptx::mbarrier_init(k_full(i), 1);
@@ -148,26 +149,28 @@ struct QueriesProducer {
     FS_DEVICE void load_k(i32 step, i32 first) const {
         const int stage = step & 1;
         ptx::mbarrier_wait(Plan::k_empty(stage), ~(step >> 1) & 1);  // the stage has been read
-        load_panels<0, kConfig.panels()>(args.k_map, Plan::k(stage), Plan::k_full(stage),
-                                         first + step);
+        load_panels<1>(args.k_map, Plan::k(stage), Plan::k_full(stage), first + step, 0);
     }
 
     FS_DEVICE void load_v(i32 step, i32 first) const {
-        constexpr int kHalf = kConfig.panels() / 2;
-        ptx::mbarrier_wait(Plan::v_empty(0), ~step & 1);  // the block before has been read
-        load_panels<0, kHalf>(args.v_map, {Plan::kV}, Plan::v_full(0), first + step);
-        ptx::mbarrier_wait(Plan::v_empty(1), ~step & 1);  // and its other half
-        load_panels<kHalf, 2 * kHalf>(args.v_map, {Plan::kV}, Plan::v_full(1), first + step);
+        FS_UNROLL
+        for (int part = 0; part < Plan::kVParts; ++part) {
+            ptx::mbarrier_wait(Plan::v_empty(part), ~step & 1);  // of the block before, it was read
+            load_panels<Plan::kVParts>(args.v_map, {Plan::kV}, Plan::v_full(part), first + step,
+                                       part);
+        }
     }
 
-    template <int kFrom, int kTo>
-    FS_DEVICE void load_panels(const TensorMap& map, SmemAddr dst, SmemAddr full, i32 block) const {
-        constexpr u32 kPanelBytes = Kernel::kKeys * kPanelRowBytes;
-        ptx::mbarrier_arrive_expect_tx(full, (kTo - kFrom) * kPanelBytes);
+    // One of kParts parts, by columns, of a block.
+    template <int kParts>
+    FS_DEVICE void load_panels(const TensorMap& map, SmemAddr dst, SmemAddr full, i32 block,
+                               int part) const {
+        constexpr int kPanels = kConfig.panels() / kParts;
+        ptx::mbarrier_arrive_expect_tx(full, kConfig.kv_bytes() / kParts);
         FS_UNROLL
-        for (int panel = kFrom; panel < kTo; ++panel) {
+        for (int panel = part * kPanels; panel < (part + 1) * kPanels; ++panel) {
             ptx::tma_load_4d(
-                dst + panel * kPanelBytes, map,
+                dst + panel * Kernel::kKeys * kPanelRowBytes, map,
                 {panel * kPanelColumns, block * Kernel::kKeys, own.head / args.kv_group, own.batch},
                 full);
         }
@@ -273,18 +276,18 @@ struct QueriesConsumer {
         ptx::wgmma_commit();
     }
 
-    // In two groups, one for each half of V.
+    // A group for each part of V.
     FS_DEVICE void issue_dp(Scores& to) const {
-        constexpr int kHalf = kConfig.d_head / Products::kStep / 2;
+        constexpr int kSteps = kConfig.d_head / Products::kStep / Plan::kVParts;
         FS_UNROLL
-        for (int half = 0; half < 2; ++half) {
-            ptx::mbarrier_wait(Plan::v_full(half), step & 1);  // it has landed
+        for (int part = 0; part < Plan::kVParts; ++part) {
+            ptx::mbarrier_wait(Plan::v_full(part), step & 1);  // it has landed
             auto rows = of_rows(Plan::kDO);
             const auto keys = Products::by_rows({Plan::kV});
             asm volatile("" : "+r"(rows.low));  // made anew: kept, it would take registers
             ptx::wgmma_fence();
             FS_UNROLL
-            for (int i = half * kHalf; i < (half + 1) * kHalf; ++i) {
+            for (int i = part * kSteps; i < (part + 1) * kSteps; ++i) {
                 ptx::Wgmma<kConfig.dtype, kKeys>::template ss<0>(
                     to, (rows + Products::along_row(i, Kernel::kRows)).word(),
                     (keys + Products::along_row(i, kKeys)).word(), i > 0);
@@ -341,11 +344,13 @@ struct QueriesConsumer {
     FS_DEVICE void make_ds(Scores& s, Scores& dp) {
         ptx::fence_registers(s);
         to_p(s);
-        ptx::wgmma_wait<1>();
-        arrive(Plan::v_empty(0));
+        if constexpr (Plan::kVParts == 2) {
+            ptx::wgmma_wait<1>();  // the first part of V has been read
+            arrive(Plan::v_empty(0));
+        }
         ptx::wgmma_wait<0>();
         ptx::fence_registers(dp);
-        arrive(Plan::v_empty(1));
+        arrive(Plan::v_empty(Plan::kVParts - 1));
         to_ds(s, dp);
     }
 
@@ -356,7 +361,7 @@ struct QueriesConsumer {
         issue_s(s);
         ptx::mbarrier_wait(Plan::d_o_full(), 0);  // dO has landed
         issue_dp(dp);
-        ptx::wgmma_wait<2>();  // S is complete
+        ptx::wgmma_wait<Plan::kVParts>();  // S is complete
         Turns::pass(warpgroup);
         make_ds(s, dp);
     }
@@ -370,11 +375,11 @@ struct QueriesConsumer {
         first_key += kKeys;
         issue_s(s);
         issue_dp(dp);
-        ptx::wgmma_wait<3>();  // dQ is complete: K before has been read
+        ptx::wgmma_wait<1 + Plan::kVParts>();  // dQ is complete: K before has been read
         ptx::fence_registers(dq);
         arrive(Plan::k_empty(before));
         Turns::pass(warpgroup);
-        ptx::wgmma_wait<2>();  // S is complete
+        ptx::wgmma_wait<Plan::kVParts>();  // S is complete
         make_ds(s, dp);
     }
 

@@ -391,7 +391,7 @@ struct WideConsumer {
         ptx::wgmma_wait<0>();
         ptx::fence_registers(first);
         make_operand<true>(first);
-        if constexpr (kConfig.two_passes) StepWithoutDq<WideConsumer>::release_scores(*this);
+        if constexpr (kConfig.early_release) StepWithoutDq<WideConsumer>::release_scores(*this);
         // K has landed: both multiply it to dQ.
         if constexpr (!kMakesP && !kConfig.two_passes) {
             ptx::mbarrier_wait(Plan::k_full(), tiles & 1);

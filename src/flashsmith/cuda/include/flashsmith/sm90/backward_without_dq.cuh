@@ -36,19 +36,22 @@ struct StepWithoutDq {
         }
         ptx::fence_registers(c.gradient);
         // dV or dK is complete: what it was multiplied with has been read.
-        c.arrive(Consumer::kMakesP ? Plan::d_o_empty(now) : Plan::q_empty(now));
+        constexpr bool kEarly = Consumer::kConfig.early_release;
+        if constexpr (!kEarly || !Consumer::kMakesP) c.arrive(Plan::q_empty(now));
+        if constexpr (!kEarly || Consumer::kMakesP) c.arrive(Plan::d_o_empty(now));
         if constexpr (kLast) {
             c.store();
         } else {
             ptx::wgmma_wait<0>();
             ptx::fence_registers(next);
             c.template make_operand<!Consumer::kConfig.masks_first>(next);
-            release_scores(c);
+            if constexpr (kEarly) release_scores(c);
         }
     }
 
-    // Of a step whose P or dS has been made: what S was multiplied with, and its statistics, or what
-    // dP was. Then the other warpgroup alone keeps the stage, until its dK or dV is complete.
+    // With `early_release`, of a step whose P or dS has been made: what S was multiplied with, and
+    // its statistics, or what dP was. The other warpgroup alone keeps the stage from here on, until
+    // its dK or dV is complete.
     static FS_DEVICE void release_scores(Consumer& c) {
         using Plan = typename Consumer::Plan;
         c.arrive(Consumer::kMakesP ? Plan::q_empty(c.stage()) : Plan::d_o_empty(c.stage()));
