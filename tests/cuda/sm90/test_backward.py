@@ -263,6 +263,7 @@ def test_sums_that_others_count_have_the_bits_of_those_that_count_themselves():
         (PASSES, (192, 260), {"heads": 3, "kv_heads": 1, "causal": True, "diagonal": 5}),
         (replace(PASSES, dtype=DType.FP16, turns=False), (150, 200), {"causal": True}),
         (PASSES, (140, 200), {"window_left": 70, "window_right": 30, "d_head": 136}),
+        (PASSES, (150, 200), {"causal": True, "softcap": 1.5, "alibi": True}),
         (replace(PASSES, masks_first=True, short_last=True), (330, 330), {"causal": True}),
     ],
     ids=str,

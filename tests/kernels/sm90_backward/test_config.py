@@ -132,11 +132,10 @@ def test_both_languages_agree_on_every_derived_number():
     assert compile_text(text, "none", "sm_90a").cubin
 
 
-def test_a_launch_for_dq_refuses_what_it_does_not_know_by_name():
+def test_a_launch_for_dq_refuses_packed_sequences_by_name():
     wide = replace(PROBLEM, d_head=256)
-    for facts in ({"softcap": 5.0}, {"alibi": True}, {"batch": 1, "sequences": 3}):
-        with pytest.raises(Unsupported, match="its launch for dQ knows no caps, no slopes and no"):
-            plan(PASSES, replace(wide, **facts), sm_count=4)
+    with pytest.raises(Unsupported, match="its launch for dQ knows no packed sequences"):
+        plan(PASSES, replace(wide, batch=1, sequences=3), sm_count=4)
     assert len(plan(PASSES, wide, sm_count=4)) == 3
     assert PASSES.repeats_bits
 

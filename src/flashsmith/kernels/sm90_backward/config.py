@@ -15,8 +15,8 @@ from flashsmith.kernels.rules import Rule
 from flashsmith.kernels.sm90_backward.parts import (
     ADDERS,
     COUNTS_APART,
-    EARLY_RELEASE,
     EARLY_POLLS,
+    EARLY_RELEASE,
     HEADS_INNER,
     MASKS_FIRST,
     RISING,
@@ -140,8 +140,8 @@ class Sm90BackwardConfig(Sm90BackwardPart):
         """A cap is put on products, and fold has LSE in them already; lists have one order."""
         if problem.softcap is not None and self.fold:
             return "it puts LSE into products (fold), on which a cap would have to be put first"
-        if self.two_passes and (problem.softcap is not None or problem.alibi or problem.sequences):
-            return "its launch for dQ knows no caps, no slopes and no packed sequences"
+        if self.two_passes and problem.sequences:
+            return "its launch for dQ knows no packed sequences"
         if problem.sequences and self.has_own_order:
             return "packed sequences are drawn by a list, in one order, with two adders"
         return ""

@@ -223,7 +223,7 @@ def _needs_by_part(
         # It needs no end of the rows: what TMA and statistics bring from there is zero.
         tiles: set(needs) - {"ragged_q"},
         # Sums that are there are of keys that exist; keys that are multiplied may not.
-        dq: edges | {"ragged_k" if config.two_passes else "sequences"},
+        dq: edges | ({"ragged_k", "softcap", "alibi"} if config.two_passes else {"sequences"}),
     }
     return {
         part: Needs(tuple(name for name in (of_dq if part is dq else needs) if name in kept))

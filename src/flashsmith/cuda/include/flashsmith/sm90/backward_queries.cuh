@@ -28,6 +28,7 @@
 #include "flashsmith/ptx/tma.cuh"
 #include "flashsmith/ptx/warpgroup.cuh"
 #include "flashsmith/ptx/wgmma/m64n256.cuh"
+#include "flashsmith/sm90/backward_cap.cuh"
 #include "flashsmith/sm90/backward_products.cuh"
 #include "flashsmith/sm90/output.cuh"
 #include "flashsmith/sm90/output_bounds.cuh"
@@ -202,6 +203,7 @@ struct QueriesConsumer {
     i32 first_key = 0;  // of the step's kv block
     float shift[2];     // of this thread's two rows, 8 apart: LSE in base 2,
     float delta[2];
+    float slope = 0.0f;  // with distances: what a key further takes off the exponent
     typename Products::Gradient dq;
     typename Products::Operand ds;
 
@@ -225,6 +227,9 @@ struct QueriesConsumer {
         if (left > 0) {
             first_key = ptx::broadcast(span.first) * kKeys;
             load_statistics();
+            if constexpr (kNeeds.alibi) {
+                slope = args.alibi_slopes[own.batch * args.heads + own.head] * kLog2E;
+            }
             begin();
             _Pragma("unroll 1") while (--left > 0) next();
             end();
@@ -316,7 +321,9 @@ struct QueriesConsumer {
         }
     }
 
+    // P; with a cap, times the slopes of scores, all that dS needs.
     FS_DEVICE void to_p(Scores& s) const {
+        if constexpr (kNeeds.softcap) to_tanh<Kernel>(args, s);
         if constexpr (Mask::kHides) {
             constexpr int kOwn = kWarpgroupRows;
             if (Mask::template hides_before<kOwn>(args, first_key + kKeys, first_row(), 0) ||
@@ -324,10 +331,31 @@ struct QueriesConsumer {
                 hide(s);
             }
         }
-        const float factor = Kernel::Score::product_factor(args);
+        [[maybe_unused]] const float nearest = static_cast<float>(
+            first_row() + row_in_tile() + args.position - first_key - lane % 4 * 2);
+        const float factor = exponent_factor();
         FS_UNROLL
         for (int i = 0; i < kKeys / 2; ++i) {
-            s[i] = ptx::ex2(ptx::fma_rn(s[i], factor, -shift[i / 2 % 2]));
+            float less = shift[i / 2 % 2];
+            if constexpr (kNeeds.alibi) {
+                less = ptx::fma_rn(slope, Kernel::Score::distance_at(nearest, i), less);
+            }
+            const float p = ptx::ex2(ptx::fma_rn(s[i], factor, -less));
+            if constexpr (kNeeds.softcap) {
+                const float share = ptx::max(s[i], -1.0F);  // of what is hidden the slope is 0
+                s[i] = p * ptx::fma_rn(-share, share, 1.0F);
+            } else {
+                s[i] = p;
+            }
+        }
+    }
+
+    // What a product, or with a cap tanh of it, is multiplied with in the exponent.
+    FS_DEVICE float exponent_factor() const {
+        if constexpr (kNeeds.softcap) {
+            return args.softcap * kLog2E;
+        } else {
+            return Kernel::Score::product_factor(args);
         }
     }
 
