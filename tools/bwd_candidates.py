@@ -79,27 +79,27 @@ WORDS = {
         f"{_MASKED}+{_ADDERS}+rising",
     ),
 }
-_APART, _PASSES = "dq_red+counts_apart", "two_passes"
+_PASSES = "two_passes"
+_ENDS = "short_last+section_40+heads_inner"
 # The same of wide heads, which stage nothing that threads could add.
 WIDE_WORDS = {
     "full": (
         "free+heads_inner",
-        "dq_red+section_20+heads_inner",
-        f"{_APART}+section_20+heads_inner",
-        f"{_APART}+section_40+heads_inner",
-        f"{_APART}+section_80+heads_inner",
         f"{_PASSES}+heads_inner",
-        f"turns+{_PASSES}+heads_inner",
+        f"{_PASSES}+early_release+heads_inner",
+        f"{_PASSES}+v_halves+heads_inner",
+        f"{_PASSES}+early_release+v_halves+heads_inner",
+        f"turns+{_PASSES}+v_halves+heads_inner",
+        f"turns+{_PASSES}+early_release+v_halves+heads_inner",
     ),
     "causal": (
-        f"free+{_MASKED}+short_last+section_40+heads_inner",
-        f"dq_red+{_MASKED}+rising+section_10",
-        f"{_APART}+{_MASKED}",
-        f"{_APART}+{_MASKED}+rising+section_20+heads_inner",
-        f"{_APART}+{_MASKED}+rising+section_40+heads_inner",
-        f"{_PASSES}+{_MASKED}+short_last+section_40+heads_inner",
-        f"turns+{_PASSES}+{_MASKED}+short_last+section_40+heads_inner",
-        f"turns+{_PASSES}+{_MASKED}+section_20+heads_inner",
+        f"free+{_MASKED}+{_ENDS}",
+        f"{_PASSES}+{_MASKED}+{_ENDS}",
+        f"{_PASSES}+{_MASKED}+early_release+{_ENDS}",
+        f"{_PASSES}+{_MASKED}+v_halves+{_ENDS}",
+        f"{_PASSES}+{_MASKED}+early_release+v_halves+{_ENDS}",
+        f"turns+{_PASSES}+{_MASKED}+early_release+v_halves+{_ENDS}",
+        f"{_PASSES}+{_MASKED}+early_release+v_halves+section_40+heads_inner",
     ),
 }
 CELLS = ",".join(f"{d_head}:{mask}" for d_head in BEGINS for mask in WORDS)

@@ -58,7 +58,6 @@ def require_right(device, config, name, case_problem, **more):
         replace(SLIM, turns=False, early_dv=False),
         replace(WIDE, fold=False),
         replace(BROAD, sections=True),
-        replace(BROAD, counts_apart=True),
         parse_config("hopper_bwd(BF16, 256): ds_2+two_passes"),
     ],
     ids=str,
@@ -186,7 +185,6 @@ def bits_by_seed(config, sm_count, seeds=range(2), **mask):
         (WIDE, [(0, 1)] * 3),
         (replace(SLIM, sections=True), [(0, 1)] * 3),
         (BROAD, [(0,), (1,), (2,)]),
-        (replace(BROAD, counts_apart=True), [(0,), (1,), (2,)]),
     ],
     ids=str,
 )
@@ -245,14 +243,6 @@ def test_wide_heads_that_rise_are_right(device):
     given = problem(config, 64, 200, heads=4, kv_heads=4, causal=True, diagonal=128)
     assert plan(config, given, sm_count=4)[1].order.rising_heads == 1
     require_right(device, config, "rising", given)
-
-
-def test_sums_that_others_count_have_the_bits_of_those_that_count_themselves():
-    """Over blocks that no row sees and heads that rise."""
-    facts = {"q_len": 130, "k_len": 200, "heads": 4, "kv_heads": 4, "causal": True, "diagonal": 0}
-    configs = [replace(BROAD, rising=True, counts_apart=apart) for apart in (False, True)]
-    bits = [bits_by_seed(config, 3, (0,), **facts) for config in configs]
-    assert bits[0] == bits[1]
 
 
 # Rows of a launch for dQ are 128: here they end in a first warpgroup's, or a second one's, and each
@@ -363,7 +353,6 @@ OTHERS = [
     (TILES, {"masks_first": True}),
     (TILES, {"adders": 3}),
     (TILES, {"early_polls": True}),
-    (BROAD.tiles, {"counts_apart": True}),
     (BROAD.tiles, {"two_passes": True, "dq_red": False}),
     (PASSES.tiles, {"early_release": False}),
     (PASSES.convert, {"turns": False}),

@@ -62,11 +62,6 @@ def test_a_prefix_that_ends_like_another_is_not_taken_for_it():
         ("hopper_bwd(BF16, 256): ds_3+dq_red", "fits_shared_memory"),
         ("hopper_bwd(BF16, 256): ds_2+dq_red+adders_3", "adders_add_staged_sums"),
         (f"hopper_bwd(BF16, 128): ds_3+{ALL}+unordered+early_polls", "adders_add_staged_sums"),
-        (f"hopper_bwd(BF16, 128): ds_3+{ALL}+counts_apart", "counts_apart_from_registers"),
-        (
-            "hopper_bwd(BF16, 256): ds_2+dq_red+unordered+counts_apart",
-            "counts_apart_from_registers",
-        ),
         ("hopper_bwd(BF16, 256): ds_2+dq_red+two_passes", "two_passes_add_nothing"),
         ("hopper_bwd(BF16, 256): ds_2+adders_3+two_passes", "adders_add_staged_sums"),
         ("hopper_bwd(BF16, 256): ds_2+two_passes+rising", "two_passes_add_nothing"),
@@ -108,7 +103,6 @@ def test_both_languages_agree_on_every_derived_number():
     own = sorted({config.tiles for config in resolve_key("hopper-bwd")})
     own.append(replace(BASE.tiles, fold=False, ds_stages=2))
     own.append(replace(BASE.tiles, adders=3))
-    own.append(replace(BROAD.tiles, counts_apart=True))
     own.append(PASSES.tiles)
     asserts = "".join(
         f"static_assert({c.to_cpp_struct()}.smem_bytes() == {c.smem_bytes()}\n"
@@ -164,23 +158,32 @@ def test_on_hopper_it_is_chosen_in_order_where_it_computes_the_problem(changes, 
     chosen = choose(problem, "sm_90a").config
     assert f"{name}_backward" == chosen.NAME
     assert not getattr(chosen, "unordered", False)
-    assert chosen.masks_first == chosen.rising == problem.causal
+    wide = problem.d_head > 128
+    assert chosen.two_passes == wide
+    assert chosen.masks_first == problem.causal
+    assert chosen.rising == (problem.causal and not wide)
     packed = choose(replace(problem, batch=1, sequences=3), "sm_90a").config
     assert packed.sections == (problem.d_head <= 64 or not problem.causal)
     assert not packed.has_own_order
-    with pytest.raises(Unsupported, match="packed sequences are drawn by a list, in one order"):
+    refused = "knows no packed sequences" if wide else "drawn by a list, in one order"
+    with pytest.raises(Unsupported, match=refused):
         plan(chosen, replace(problem, batch=1, sequences=3), sm_count=4)
     assert choose(problem, "sm_80").config.NAME == "sm80_backward"
 
 
 def test_times_of_a_gpu_decide_what_is_chosen_by_length_and_mask():
     plain = replace(PROBLEM, q_len=8192, k_len=8192)
-    assert choose(plain, "sm_90a").config.sections
+    assert choose(plain, "sm_90a").config.section_mb == 40
     assert choose(replace(plain, k_len=2048), "sm_90a").config.section_mb == 20
     free = replace(plain, deterministic=False)
     assert choose(free, "sm_90a").config.unordered
     assert not choose(replace(free, causal=True), "sm_90a").config.unordered  # order pays
     assert choose(replace(free, causal=True, d_head=64), "sm_90a").config.short_last
+    for wide in (replace(free, d_head=256), replace(free, d_head=192, causal=True)):
+        assert choose(wide, "sm_90a").config.two_passes  # faster than sums in any order
+        for fact in ({"softcap": 3.0}, {"alibi": True}, {"window_left": 100}):
+            given = replace(wide, deterministic=True, **fact)
+            assert choose(given, "sm_90a").config.two_passes
 
 
 def test_an_empty_length_is_left_to_the_other_kernels():
@@ -210,5 +213,5 @@ def test_any_order_is_chosen_only_where_it_is_allowed(d_head):
         assert all("only deterministic=False allows that" in reason for reason in said)
         assert bool(said) == bool(tables)
         free = choose(replace(problem, deterministic=False), "sm_90a", gpu="x", measurements=tables)
-        assert free.config.unordered
+        assert free.config.unordered == (d_head <= 128 or bool(tables))  # wide heads: measured only
     assert not choose(replace(problem, deterministic=False), "sm_80").config.refusal()

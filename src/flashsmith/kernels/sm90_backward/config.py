@@ -14,7 +14,6 @@ from flashsmith.kernels.launch import Plan
 from flashsmith.kernels.rules import Rule
 from flashsmith.kernels.sm90_backward.parts import (
     ADDERS,
-    COUNTS_APART,
     EARLY_POLLS,
     EARLY_RELEASE,
     HEADS_INNER,
@@ -71,7 +70,6 @@ class Sm90BackwardConfig(Sm90BackwardPart):
     masks_first: bool = flag("masks_first", MASKS_FIRST)
     adders: int = knob((2, 3), ADDERS, "adders_{}", absent=2)
     early_polls: bool = flag("early_polls", EARLY_POLLS)
-    counts_apart: bool = flag("counts_apart", COUNTS_APART)
     two_passes: bool = flag("two_passes", TWO_PASSES)
     early_release: bool = flag("early_release", EARLY_RELEASE)
     v_halves: bool = flag("v_halves", V_HALVES)
@@ -155,7 +153,6 @@ class Sm90BackwardConfig(Sm90BackwardPart):
             or self.section_mb
             or self.heads_inner
             or self.early_polls
-            or self.counts_apart
             or self.two_passes
             or self.adders > 2
         )

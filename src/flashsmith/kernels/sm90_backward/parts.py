@@ -34,10 +34,6 @@ MASKS_FIRST = (
 )
 ADDERS = "threads that add dQ in order: one for each warpgroup, or three in turn"
 EARLY_POLLS = "a thread that adds looks for its turn before the piece of dQ is there"
-COUNTS_APART = (
-    "two threads of the producer's warpgroup look for turns and count sums, once for a q tile; the "
-    "warps that multiply only add"
-)
 TWO_PASSES = (
     "dQ by a launch of its own that multiplies S and dP again: nothing is added to memory, and no "
     "order is waited for"
@@ -175,7 +171,6 @@ class Sm90TilesConfig(MultiplyingPart):
     masks_first: bool = flag("masks_first", MASKS_FIRST)
     adders: int = knob((2, 3), ADDERS, "adders_{}", absent=2)
     early_polls: bool = flag("early_polls", EARLY_POLLS)
-    counts_apart: bool = flag("counts_apart", COUNTS_APART)
     two_passes: bool = flag("two_passes", TWO_PASSES)
     early_release: bool = flag("early_release", EARLY_RELEASE)
     short_last: bool = flag("short_last", SHORT_LAST)
@@ -206,14 +201,13 @@ class Sm90TilesConfig(MultiplyingPart):
         """Full and empty of K, V, Q, dO, dS, the tile ring, and staged dQ or P."""
         staged = 4 if self.adders > 2 else 1  # barriers of a warpgroup's staged pieces
         handed = 2 if has_roles(self.d_head) else 2 * staged + 2
-        told = 3 * ROW_STAGES if self.counts_apart else 0  # turns, and sums that were made
-        return 2 * (2 + 2 * ROW_STAGES + self.ds_stages + TILE_SLOTS) + handed + told
+        return 2 * (2 + 2 * ROW_STAGES + self.ds_stages + TILE_SLOTS) + handed
 
     @property
     def counters(self) -> int:
-        """Of the sums of a q tile: one in all, one a piece, or one for each warp that adds."""
-        if self.two_passes or self.counts_apart:
-            return int(self.counts_apart)
+        """Of the sums of a q tile: one a piece, or one for each warp of a piece that adds alone."""
+        if self.two_passes:
+            return 0
         return pieces_of_tile(self.d_head) * (4 if has_roles(self.d_head) else 1)
 
     def smem_bytes(self, elem_size: int = 2) -> int:
@@ -328,17 +322,10 @@ TILE_RULES = (
         "drop adders_3 and early_polls",
     ),
     Rule(
-        "counts_apart_from_registers",
-        lambda c: c.counts_apart and (c.unordered or not has_roles(c.d_head)),
-        "no warp that multiplies counts sums here: others do up to d_head 128, and sums in any "
-        "order are not counted",
-        "drop counts_apart",
-    ),
-    Rule(
         "two_passes_add_nothing",
-        lambda c: c.two_passes and (c.dq_red or c.unordered or c.counts_apart or c.rising),
+        lambda c: c.two_passes and (c.dq_red or c.unordered or c.rising),
         "nothing is added to dQ, so nothing leaves in a way, or an order, of its own",
-        "drop dq_red, unordered, counts_apart and rising",
+        "drop dq_red, unordered and rising",
     ),
     Rule(
         "released_in_two_passes",

@@ -8,7 +8,6 @@
 
 #include "flashsmith/sm90/backward_adders.cuh"
 #include "flashsmith/sm90/backward_consumer.cuh"
-#include "flashsmith/sm90/backward_counts.cuh"
 #include "flashsmith/sm90/backward_producer.cuh"
 #include "flashsmith/sm90/backward_wide.cuh"
 
@@ -53,10 +52,6 @@ FS_DEVICE void backward(const Sm90BackwardArgs& args) {
             if (threadIdx.x % kWarpLanes == 0 && (warp == 1 || warp == 2)) {
                 DqAdder<Kernel>(args, warp - 1).run();
             }
-        }
-        if constexpr (kConfig.counts_apart) {
-            if (threadIdx.x % kWarpLanes == 0 && warp == 1) SumCounts<Kernel>(args).give_turns();
-            if (threadIdx.x % kWarpLanes == 0 && warp == 2) SumCounts<Kernel>(args).count_sums();
         }
         if constexpr (Kernel::kListed) {
             if (warp == 3) Kernel::ListedPlan::sweep();

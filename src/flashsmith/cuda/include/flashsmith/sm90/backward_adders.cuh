@@ -57,9 +57,18 @@ struct DqAdders {
         }
     }
 
+    // kv blocks that add to a q tile before the one at `first_key`.
+    FS_DEVICE u32 sums_before(i32 q_tile, i32 first_key, bool rising) const {
+        constexpr i32 kKeys = kConfig.keys();
+        const i32 block = first_key / kKeys;
+        if (kConfig.rising && rising) return block;
+        const i32 row_end = (q_tile + 1) * kConfig.q_tile_rows();
+        return (Kernel::Mask::seen_before(args, row_end) + kKeys - 1) / kKeys - 1 - block;
+    }
+
     FS_DEVICE void add(const Walk<Kernel>& walk, i32 first_key, bool rising) const {
         const u32 warpgroup = piece % 2;
-        const u32 before = sums_before<Kernel>(args, walk.tile, first_key, rising);
+        const u32 before = sums_before(walk.tile, first_key, rising);
         const u32 number = walk.index(args, 0) * 2 + warpgroup;  // a launch has fewer than 2^31
         const u64 dst =
             reinterpret_cast<u64>(args.dq_sums) + static_cast<u64>(number) * kConfig.piece_bytes();

@@ -27,8 +27,6 @@ constexpr bool has_many_adders() const { return adders > 2 || early_polls || ris
 // Barriers for staged pieces of a warpgroup, one after the other. Of three adders one comes to its
 // piece when the one four before it is known to be staged, but not always the one right before.
 constexpr int dq_phases() const { return adders > 2 ? 4 : 1; }
-// Threads of the producer's warpgroup, beside its first, that read tile slots.
-constexpr int slot_readers() const { return has_adders() ? adders : counts_apart ? 2 : 0; }
 // Whether the order of kv blocks has an end of its own (backward_order.cuh).
 constexpr bool ends_short() const { return short_last || rising; }
 // P in float32, on its way from one warpgroup to the other.
@@ -40,8 +38,7 @@ constexpr int ones_bytes() const { return fold ? 2048 : 0; }
 // Full and empty of K, V, Q, dO, dS, the tile ring, and staged dQ or P.
 constexpr int barriers() const {
     const int handed = has_roles() ? 2 : 2 * dq_phases() + 2;
-    const int told = counts_apart ? 3 * row_stages() : 0;  // turns, and sums that were made
-    return 2 * (2 + 2 * row_stages() + ds_stages + tile_slots()) + handed + told;
+    return 2 * (2 + 2 * row_stages() + ds_stages + tile_slots()) + handed;
 }
 
 constexpr int smem_bytes() const {

@@ -66,14 +66,11 @@ struct BackwardPlan {
     }
     static FS_DEVICE SmemAddr p_full() { return barrier(kAfterDs + 2 * kTileSlots); }
     static FS_DEVICE SmemAddr p_empty() { return barrier(kAfterDs + 2 * kTileSlots + 1); }
-    // With `counts_apart`, of the dQ of a step: it may be added, has been, and that is known.
-    static FS_DEVICE SmemAddr turn(int i) { return barrier(kAfterP + i); }
-    static FS_DEVICE SmemAddr added(int i) { return barrier(kAfterP + kRowStages + i); }
-    static FS_DEVICE SmemAddr noted(int i) { return barrier(kAfterP + 2 * kRowStages + i); }
 
     // One thread; a barrier of the block must follow.
     static FS_DEVICE void init_barriers() {
         constexpr int kWarps = 4;  // of a warpgroup: one lane of each warp arrives
+        constexpr int kAdders = kConfig.has_adders() ? kConfig.adders : 0;
         constexpr int kDsWarps = kConfig.has_roles() ? kWarps : 2 * kWarps;
         ptx::mbarrier_init(k_full(), 1);
         ptx::mbarrier_init(k_empty(), 2 * kWarps);
@@ -91,16 +88,11 @@ struct BackwardPlan {
         }
         for (int i = 0; i < kTileSlots; ++i) {
             ptx::mbarrier_init(tile_full(i), 1);
-            ptx::mbarrier_init(tile_empty(i), 2 * kWarps + kConfig.slot_readers());
+            ptx::mbarrier_init(tile_empty(i), 2 * kWarps + kAdders);
         }
         if constexpr (kConfig.has_roles()) {
             ptx::mbarrier_init(p_full(), kWarps);
             ptx::mbarrier_init(p_empty(), kWarps);
-            for (int i = 0; kConfig.counts_apart && i < kRowStages; ++i) {
-                ptx::mbarrier_init(turn(i), 1);
-                ptx::mbarrier_init(added(i), 2 * kWarps);
-                ptx::mbarrier_init(noted(i), 1);
-            }
         } else {
             for (int w = 0; w < 2; ++w) {
                 for (int i = 0; i < kConfig.dq_phases(); ++i) {
@@ -115,7 +107,6 @@ struct BackwardPlan {
   private:
     static constexpr int kAfterRows = 4 + 4 * kRowStages;
     static constexpr int kAfterDs = kAfterRows + 2 * kDsStages;
-    static constexpr int kAfterP = kAfterDs + 2 * kTileSlots + 2;
 
     static FS_DEVICE SmemAddr barrier(int index) { return {kBarriers + index * kBarrierBytes}; }
 };

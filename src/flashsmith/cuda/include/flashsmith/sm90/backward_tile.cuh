@@ -177,17 +177,6 @@ FS_DEVICE decltype(auto) masked_sequence(const typename Kernel::Args& args,
     }
 }
 
-// In order: kv blocks that add to a q tile before the one at `first_key`.
-template <class Kernel>
-FS_DEVICE u32 sums_before(const typename Kernel::Args& args, i32 q_tile, i32 first_key,
-                          bool rising) {
-    constexpr i32 kKeys = Kernel::kConfig.keys();
-    const i32 block = first_key / kKeys;
-    if (Kernel::kConfig.rising && rising) return block;
-    const i32 row_end = (q_tile + 1) * Kernel::kConfig.q_tile_rows();
-    return (Kernel::Mask::seen_before(args, row_end) + kKeys - 1) / kKeys - 1 - block;
-}
-
 // Number `index` of the launch: block after block of a section's heads, then the next section.
 // In order, blocks that add to a q tile first come first, so that who waits for a sum waits for a
 // block that was drawn before; without order, the longest under a mask do.

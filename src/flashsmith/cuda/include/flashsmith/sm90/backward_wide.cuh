@@ -12,8 +12,7 @@
 //
 // In order, a warp adds its 16 rows of a piece when the kv blocks before have added theirs: it
 // counts every sum of its own (release) and waits for the count of others (acquire). The producer
-// draws blocks in the order of the sums, so that who waits, waits for a block that runs. With
-// `counts_apart` two other threads wait and count (backward_counts.cuh).
+// draws blocks in the order of the sums, so that who waits, waits for a block that runs.
 #pragma once
 
 #include "flashsmith/ptx/barrier.cuh"
@@ -26,7 +25,6 @@
 #include "flashsmith/ptx/warpgroup.cuh"
 #include "flashsmith/ptx/wgmma/m64n256.cuh"
 #include "flashsmith/sm90/backward_cap.cuh"
-#include "flashsmith/sm90/backward_counts.cuh"
 #include "flashsmith/sm90/backward_products.cuh"
 #include "flashsmith/sm90/backward_tile.cuh"
 #include "flashsmith/sm90/backward_without_dq.cuh"
@@ -294,9 +292,7 @@ struct WideConsumer {
     // In order, who waits for the sum that was made last is told of it; then this warp waits until
     // its next one, of piece `part`, may be made. Products run meanwhile.
     FS_DEVICE void take_turn(int part) {
-        if constexpr (kConfig.counts_apart) {
-            if (part == 0) before = sums_before<Kernel>(args, dq_tile, first_key, rising);
-        } else if constexpr (kOrdered) {
+        if constexpr (kOrdered) {
             count_sum();
             constexpr i32 kBlock = kKeys;
             const i32 row_end = (dq_tile + 1) * kRows;
@@ -312,21 +308,8 @@ struct WideConsumer {
         }
     }
 
-    // With `counts_apart` another thread has looked: dQ of step `now` may be added.
-    FS_DEVICE void await_turn([[maybe_unused]] int now, [[maybe_unused]] u32 now_parity) const {
-        if constexpr (kConfig.counts_apart) ptx::mbarrier_wait(Plan::turn(now), now_parity);
-    }
-
-    // And another one counts what this warp has added.
-    FS_DEVICE void tell_sum([[maybe_unused]] int of, [[maybe_unused]] bool is_made) const {
-        if constexpr (kConfig.counts_apart) {
-            ptx::bar_warp_sync();  // all lanes have added
-            ptx::mbarrier_arrive_if(is_first_lane && is_made, Plan::added(of));
-        }
-    }
-
     FS_DEVICE void count_sum() {
-        if constexpr (kOrdered && !kConfig.counts_apart) {
+        if constexpr (kOrdered) {
             ptx::bar_warp_sync();  // all lanes have added
             ptx::st_release_gpu_if(is_first_lane && uncounted, counter, before + 1);
             uncounted = false;
@@ -416,7 +399,6 @@ struct WideConsumer {
         // dQ is complete.
         ptx::mbarrier_arrive_if(is_first_lane && has_dq, Plan::ds_empty(last));
         add_dq(second, 1);
-        tell_sum(last, has_dq);
         if (has_dq) advance_dq();
         has_dq = adds;
         ++steps;
@@ -443,7 +425,6 @@ struct WideConsumer {
         make_operand<!kConfig.masks_first>(next);
         ptx::wgmma_wait<0>();
         ptx::fence_registers(first);
-        await_turn(now, now_parity);
         add_dq(first, 0);
     }
 
@@ -463,11 +444,9 @@ struct WideConsumer {
         ptx::fence_registers(second);
         arrive(Plan::ds_empty(now));
         arrive(Plan::k_empty());
-        await_turn(now, now_parity);
         add_dq(first, 0);
         take_turn(1);
         add_dq(second, 1);
-        tell_sum(now, true);
         count_sum();
         store();
     }
