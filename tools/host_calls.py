@@ -14,8 +14,10 @@ import ctypes
 import os
 import sys
 import time
+import traceback
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 
 MMA = "(BF16, 128, 128, 64, 4): async+eager+swizzled+load_2_2_2_tiles+buffer+opt_softmax"
 STAND_IN = os.environ.get("STAND_IN", "")
@@ -35,7 +37,14 @@ def use_stand_in() -> None:
     driver._found = [driver.Driver(ctypes.CDLL(STAND_IN))]
     from flashsmith.torch_op import cpu_kernel, cuda_kernel
 
-    for name in ("forward", "forward_lse", "forward_out", "forward_with", "forward_into"):
+    for name in (
+        "forward",
+        "forward_lse",
+        "forward_out",
+        "forward_with",
+        "forward_into",
+        "forward_cache",
+    ):
         if hasattr(cuda_kernel, name):
             setattr(cpu_kernel, name, getattr(cuda_kernel, name))
     cuda_kernel.gpu_device = lambda view, backend: default_device("cuda")
@@ -131,14 +140,14 @@ def table_operators(q, cache, pages, lengths, table) -> dict:
     from flashsmith.api.tables import listed
     from flashsmith.torch_op import operator
 
-    brought = listed(lengths)
-    with_pages = listed({**lengths, "block_table": table})
-    return {
-        "kv cache operator": partial(operator.forward_with, q, cache, cache, brought, False, True),
-        "kv cache pages operator": partial(
-            operator.forward_with, q, pages, pages, with_pages, False, True
-        ),
-    }
+    if hasattr(operator, "forward_cache"):
+        one = partial(operator.forward_cache, q, cache, cache, lengths["k_lengths"], None, True)
+        other = partial(operator.forward_cache, q, pages, pages, lengths["k_lengths"], table, True)
+    else:
+        brought, with_pages = listed(lengths), listed({**lengths, "block_table": table})
+        one = partial(operator.forward_with, q, cache, cache, brought, False, True)
+        other = partial(operator.forward_with, q, pages, pages, with_pages, False, True)
+    return {"kv cache operator": one, "kv cache pages operator": other}
 
 
 def calls_of_this_version() -> dict:
@@ -204,13 +213,20 @@ def answer_first() -> None:
         if child == 0:
             sys.path.insert(0, src)
             os.environ["FLASHSMITH_CACHE_DIR"] = cache
-            time_first(case)
-            sys.stdout.flush()
-            os._exit(0)
-        os.waitpid(child, 0)
+            status = 1
+            try:
+                time_first(src, case)
+                status = 0
+            finally:  # the lines that follow are its parent's
+                if status:
+                    traceback.print_exc()
+                sys.stdout.flush()
+                os._exit(status)
+        if os.waitpid(child, 0)[1]:
+            sys.exit(f"the first call of {src} failed")
 
 
-def time_first(case: str) -> None:
+def time_first(src: str, case: str) -> None:
     """Seconds of the import, the first call and the second, in this process."""
     import torch
 
@@ -227,6 +243,8 @@ def time_first(case: str) -> None:
         flash_attention(q, q, q, causal=True, **FIRST[case])
         wait(torch)
         times.append(clock())
+    if not Path(sys.modules["flashsmith"].__file__).is_relative_to(src):
+        raise ImportError(f"flashsmith was found elsewhere than in {src}")
     print("|".join(str(end - start) for start, end in pairwise(times)))
 
 

@@ -3,6 +3,7 @@
 import pytest
 
 from flashsmith import arch
+from flashsmith.arch import gpus
 from flashsmith.base.errors import Unsupported
 
 
@@ -40,15 +41,15 @@ def test_every_block_limit_leaves_the_reserved_bytes_of_the_sm():
 
 def test_every_named_gpu_is_found_by_its_drivers_name():
     names = ["A100", "RTX 3090", "RTX 4090", "H100", "H200", "B200", "RTX 5090"]
-    assert [gpu.name for gpu in arch.GPUS] == names
-    found = arch.find_gpu("NVIDIA A100-SXM4-80GB")
+    assert [gpu.name for gpu in gpus.GPUS] == names
+    found = gpus.find_gpu("NVIDIA A100-SXM4-80GB")
     assert found is not None
     assert found.name == "A100"
-    assert arch.find_gpu("NVIDIA GeForce RTX 4090").arch.name == "sm_89"
-    assert arch.find_gpu("NVIDIA T4") is None
+    assert gpus.find_gpu("NVIDIA GeForce RTX 4090").arch.name == "sm_89"
+    assert gpus.find_gpu("NVIDIA T4") is None
 
 
 def test_the_roofline_is_memory_left_of_the_ridge_and_arithmetic_right_of_it():
-    h200 = arch.find_gpu("NVIDIA H200")
-    assert arch.attainable_tflops(h200, 1.0) == pytest.approx(4.8)
-    assert arch.attainable_tflops(h200, 2 * h200.ridge_flop_per_byte) == h200.tflops
+    h200 = gpus.find_gpu("NVIDIA H200")
+    assert gpus.attainable_tflops(h200, 1.0) == pytest.approx(4.8)
+    assert gpus.attainable_tflops(h200, 2 * h200.ridge_flop_per_byte) == h200.tflops

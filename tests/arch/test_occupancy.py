@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flashsmith import arch
+from flashsmith.arch.occupancy import occupancy
 
 POINTS = Path(__file__).parents[1] / "data" / "occupancy_points.csv"
 # The bits of `limitingFactors` in cuda_occupancy.h.
@@ -32,7 +33,7 @@ def test_the_stored_points_say_where_they_come_from_and_cover_every_architecture
 def test_blocks_and_limit_agree_with_cuda_occupancy_h():
     for point in _points()[1]:
         names = ("threads", "registers", "smem_bytes", "barriers")
-        result = arch.occupancy(arch.get(point["arch"]), **{n: int(point[n]) for n in names})
+        result = occupancy(arch.get(point["arch"]), **{n: int(point[n]) for n in names})
         assert result.blocks == int(point["blocks"]), point
         assert LIMIT_BITS[result.limit] & int(point["limits"]), point
 
@@ -46,10 +47,10 @@ def test_blocks_and_limit_agree_with_cuda_occupancy_h():
 )
 def test_more_of_any_resource_never_gives_more_blocks(device, threads, registers, smem, barriers):
     base = {"threads": threads, "registers": registers, "smem_bytes": smem, "barriers": barriers}
-    blocks = arch.occupancy(device, **base).blocks
+    blocks = occupancy(device, **base).blocks
     for name in base:
         more = base | {name: base[name] + 1}
-        assert arch.occupancy(device, **more).blocks <= blocks
+        assert occupancy(device, **more).blocks <= blocks
 
 
 @pytest.mark.parametrize(
@@ -63,11 +64,11 @@ def test_more_of_any_resource_never_gives_more_blocks(device, threads, registers
     ],
 )
 def test_the_limit_that_binds_is_named(limit, needs):
-    assert arch.occupancy(arch.get("sm_90a"), **needs).limit == limit
+    assert occupancy(arch.get("sm_90a"), **needs).limit == limit
 
 
 def test_a_block_that_does_not_fit_has_no_occupancy():
     sm_86 = arch.get("sm_86")
-    too_much = arch.occupancy(sm_86, threads=128, registers=64, smem_bytes=101_377)
+    too_much = occupancy(sm_86, threads=128, registers=64, smem_bytes=101_377)
     assert (too_much.blocks, too_much.limit) == (0, "shared memory")
-    assert arch.occupancy(sm_86, threads=128, registers=64, smem_bytes=101_376).blocks == 1
+    assert occupancy(sm_86, threads=128, registers=64, smem_bytes=101_376).blocks == 1
