@@ -37,8 +37,8 @@ _ENDS = {
         ONE_BY_ONE: "",
     },
     256: {
-        FULL: "two_passes+heads_inner",
-        HIDING: "masks_first+two_passes+short_last+section_40+heads_inner",
+        FULL: "two_passes+early_release+v_halves+heads_inner",
+        HIDING: "masks_first+two_passes+early_release+v_halves+short_last+section_40+heads_inner",
         FREE_FULL: "dq_red+unordered+heads_inner",
         FREE_HIDING: "dq_red+unordered+masks_first+short_last+section_40+heads_inner",
         SECTIONS: "dq_red+sections",
