@@ -20,6 +20,7 @@ from pages.statements import (
 )
 from pages.svg import Panel, panels_svg
 from pages.tables import (
+    FA3,
     backward_table,
     beside_fa3_table,
     between_marks,
@@ -60,6 +61,7 @@ GRADIENTS = [
     ROOT / "benchmarks" / "results" / "h200_backward" / f"{name}.jsonl"
     for name in ("backward", "candidates", "wide")
 ]
+GRADIENT_GRID = ROOT / "benchmarks" / "results" / "h200_backward" / "paper.jsonl"
 SPILLS = Path("docs/kernels/sm80_forward.md")
 
 
@@ -85,7 +87,9 @@ def pages() -> dict[Path, str]:
     eager = (ROOT / EAGER).read_text(encoding="utf-8")
     made[EAGER] = between_marks(eager, "eager", knob_table(data.records, "eager_load_blocks"))
     backward = (ROOT / BACKWARD).read_text(encoding="utf-8")
-    made[BACKWARD] = between_marks(backward, "backward", backward_table(gradients()))
+    backward = between_marks(backward, "backward", backward_table(gradients()))
+    grid = peers_table(read_records(GRADIENT_GRID), (FA3, "cuDNN"))
+    made[BACKWARD] = between_marks(backward, "grid", grid)
     masks = (ROOT / MASKS).read_text(encoding="utf-8")
     made[MASKS] = between_marks(masks, "masks", masks_table(read_records(MASKED)))
     serving = (ROOT / SERVING).read_text(encoding="utf-8")
@@ -163,7 +167,7 @@ def readme(data: ReportData) -> str:
             "",
             peers_table(data.records, PEERS),
             "",
-            beside_fa3_table(gradients(), read_records(SERVED)),
+            beside_fa3_table(gradients(), read_records(SERVED), read_records(GRADIENT_GRID)),
             "",
             "The tuner's winners in the picture ran without peers; the Hopper kernels cell by "
             "cell: [docs/kernels/sm90_forward.md](docs/kernels/sm90_forward.md).",
