@@ -58,7 +58,7 @@ MASKS = Path("docs/masks_and_scores.md")
 MASKED = ROOT / "benchmarks" / "results" / "h200_masks" / "masks.jsonl"
 GRADIENTS = [
     ROOT / "benchmarks" / "results" / "h200_backward" / f"{name}.jsonl"
-    for name in ("backward", "candidates")
+    for name in ("backward", "candidates", "wide")
 ]
 SPILLS = Path("docs/kernels/sm80_forward.md")
 

@@ -1,7 +1,8 @@
 """Races candidate configurations of the backward kernels on wgmma within a time.
 
     PYTHONPATH=src python tools/bwd_candidates.py -o FILE --budget SECONDS \\
-        [--peer FILE.py:NAME] [--unrecorded FILE.py:NAME] [--skip SHORT_FORM] [--lengths 512,2048]
+        [--peer FILE.py:NAME] [--unrecorded FILE.py:NAME] [--skip SHORT_FORM] \\
+        [--lengths 512,2048] [--cells 256:full,256:causal]
 
 Compiles all candidates on all cores, checks each on small problems of the same kernels, races them
 interleaved with the peers on every cell, repeats the ordered ones bit by bit at full size, and
@@ -48,21 +49,19 @@ REPEATED = (512, 4096)  # lengths
 HANGS_AFTER = 25.0  # seconds of one step that ought to take two
 FAR = 0.02  # of a peer's gradient, in its own norm: 16-bit roundings give a tenth of it
 _ALL = "turns+fold+early_dv+late_fences"
-BEGINS = {64: f"ds_2+{_ALL}", 128: f"ds_3+{_ALL}", 256: "ds_2+dq_red"}
-FREE = {64: "dq_red+unordered", 128: "unordered", 256: "unordered"}
+BEGINS = {64: f"ds_2+{_ALL}", 128: f"ds_3+{_ALL}", 256: "ds_2"}
+FREE = {64: "dq_red+unordered", 128: "unordered", 256: "dq_red+unordered"}
 _MASKED, _ADDERS = "masks_first", "adders_3+early_polls"
 # By mask: words behind those above. `free` stands for FREE's.
 WORDS = {
     "full": (
-        "free",
         "free+heads_inner",
         "sections",
-        "sections+early_polls",
         "sections+adders_3",
         f"sections+{_ADDERS}",
         f"{_ADDERS}+section_20+heads_inner",
-        f"{_ADDERS}+section_80",
-        f"{_ADDERS}+section_160",
+        "adders_3+section_20+heads_inner",
+        "adders_3+section_40+heads_inner",
     ),
     "causal": (
         "free",
@@ -80,16 +79,38 @@ WORDS = {
         f"{_MASKED}+{_ADDERS}+rising",
     ),
 }
+_PASSES = "two_passes"
+_ENDS = "short_last+section_40+heads_inner"
+# The same of wide heads, which stage nothing that threads could add.
+WIDE_WORDS = {
+    "full": (
+        "free+heads_inner",
+        f"{_PASSES}+heads_inner",
+        f"{_PASSES}+early_release+heads_inner",
+        f"{_PASSES}+v_halves+heads_inner",
+        f"{_PASSES}+early_release+v_halves+heads_inner",
+        f"turns+{_PASSES}+v_halves+heads_inner",
+        f"turns+{_PASSES}+early_release+v_halves+heads_inner",
+    ),
+    "causal": (
+        f"free+{_MASKED}+{_ENDS}",
+        f"{_PASSES}+{_MASKED}+{_ENDS}",
+        f"{_PASSES}+{_MASKED}+early_release+{_ENDS}",
+        f"{_PASSES}+{_MASKED}+v_halves+{_ENDS}",
+        f"{_PASSES}+{_MASKED}+early_release+v_halves+{_ENDS}",
+        f"turns+{_PASSES}+{_MASKED}+early_release+v_halves+{_ENDS}",
+        f"{_PASSES}+{_MASKED}+early_release+v_halves+section_40+heads_inner",
+    ),
+}
+CELLS = ",".join(f"{d_head}:{mask}" for d_head in BEGINS for mask in WORDS)
 # One head of rows in three kv blocks, and keys that end early: the kernels of the cells, and more.
 SMALL = ({"q_len": 512, "k_len": 512}, {"q_len": 400, "k_len": 400})
 
 
 def candidates(d_head: int, mask: str) -> list[tuple[str, Sm90BackwardConfig]]:
-    """Labels and configurations of a width; what only narrower heads have is left out."""
-    found = []
-    for words in WORDS[mask]:
-        if d_head == 256 and ("adders" in words or "polls" in words):
-            words = "+".join(w for w in words.split("+") if w not in _ADDERS.split("+"))
+    """Labels and configurations of a width."""
+    found: list[tuple[str, Sm90BackwardConfig]] = []
+    for words in (WIDE_WORDS if d_head == 256 else WORDS)[mask]:
         text = f"{BEGINS[d_head]}+{words.replace('free', FREE[d_head], 1)}".rstrip("+")
         ordered = sorted(text.split("+")[1:], key=_place)
         text = "+".join([text.split("+")[0], *ordered])
@@ -307,24 +328,23 @@ def race_all(device, session: Session, right, arguments, peers, unrecorded) -> N
     """Every cell, as far as time allows: wide lengths last of each kind."""
     environment = environment_of(device, compiler=find_nvrtc().compiler)
     for length in map(int, arguments.lengths.split(",")):
-        for d_head in map(int, arguments.widths.split(",")):
-            for mask in WORDS:
-                if session.left < arguments.repeat_seconds:
-                    session.say(f"not raced in time: d {d_head} {mask} {length}")
-                    continue
-                problem = problem_of(d_head, length, mask == "causal")
-                raced = [(n, c) for n, c in candidates(d_head, mask) if c in right]
-                try:
-                    run, labels = race(device, session, raced, problem, peers, arguments.rounds)
-                except FlashsmithError as error:
-                    session.say(f"FAILED d {d_head} {mask} {length} in {session.doing}: {error}")
-                    continue
-                flops = cost_of(problem).flops
-                found = records_of(run, problem, environment, suite="backward", flops=flops)
-                kept = [record for record in found if record.what["name"] not in unrecorded]
-                append_records(arguments.output, kept)
-                session.cells.append(Cell(d_head, mask, length, flops, run, labels))
-                session.say(f"d {d_head} {mask} {length}{' VOID' if run.is_void else ''}")
+        for d_head, mask in cells_of(arguments):
+            if session.left < arguments.repeat_seconds:
+                session.say(f"not raced in time: d {d_head} {mask} {length}")
+                continue
+            problem = problem_of(d_head, length, mask == "causal")
+            raced = [(n, c) for n, c in candidates(d_head, mask) if c in right]
+            try:
+                run, labels = race(device, session, raced, problem, peers, arguments.rounds)
+            except FlashsmithError as error:
+                session.say(f"FAILED d {d_head} {mask} {length} in {session.doing}: {error}")
+                continue
+            flops = cost_of(problem).flops
+            found = records_of(run, problem, environment, suite="backward", flops=flops)
+            kept = [record for record in found if record.what["name"] not in unrecorded]
+            append_records(arguments.output, kept)
+            session.cells.append(Cell(d_head, mask, length, flops, run, labels))
+            session.say(f"d {d_head} {mask} {length}{' VOID' if run.is_void else ''}")
 
 
 def show(session: Session) -> None:
@@ -361,6 +381,12 @@ def name_of(peer: str) -> str:
     return Path(peer.rpartition(":")[0]).stem
 
 
+def cells_of(arguments: argparse.Namespace) -> list[tuple[int, str]]:
+    """Widths and masks."""
+    cells = [cell.split(":") for cell in arguments.cells.split(",")]
+    return [(int(width), mask) for width, mask in cells]
+
+
 def parsed() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -371,7 +397,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--repeat-seconds", type=float, default=20.0, help="kept for repeats")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--lengths", default=LENGTHS)
-    parser.add_argument("--widths", default="64,128,256")
+    parser.add_argument("--cells", default=CELLS, help="widths and masks")
     parser.add_argument("--skip", action="append", default=[], help="a candidate's short form")
     parser.add_argument("--until", type=float, default=0.0, help="of time.time(), for restarts")
     return parser.parse_args()
@@ -385,8 +411,7 @@ def main() -> None:
     threading.Thread(target=session.watch, daemon=True).start()
     work = [
         (config, mask)
-        for d_head in map(int, arguments.widths.split(","))
-        for mask in WORDS
+        for d_head, mask in cells_of(arguments)
         for _, config in candidates(d_head, mask)
         if config.short_form() not in arguments.skip
     ]

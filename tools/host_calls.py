@@ -37,7 +37,14 @@ def use_stand_in() -> None:
     driver._found = [driver.Driver(ctypes.CDLL(STAND_IN))]
     from flashsmith.torch_op import cpu_kernel, cuda_kernel
 
-    for name in ("forward", "forward_lse", "forward_out", "forward_with", "forward_into"):
+    for name in (
+        "forward",
+        "forward_lse",
+        "forward_out",
+        "forward_with",
+        "forward_into",
+        "forward_cache",
+    ):
         if hasattr(cuda_kernel, name):
             setattr(cpu_kernel, name, getattr(cuda_kernel, name))
     cuda_kernel.gpu_device = lambda view, backend: default_device("cuda")
@@ -133,14 +140,14 @@ def table_operators(q, cache, pages, lengths, table) -> dict:
     from flashsmith.api.tables import listed
     from flashsmith.torch_op import operator
 
-    brought = listed(lengths)
-    with_pages = listed({**lengths, "block_table": table})
-    return {
-        "kv cache operator": partial(operator.forward_with, q, cache, cache, brought, False, True),
-        "kv cache pages operator": partial(
-            operator.forward_with, q, pages, pages, with_pages, False, True
-        ),
-    }
+    if hasattr(operator, "forward_cache"):
+        one = partial(operator.forward_cache, q, cache, cache, lengths["k_lengths"], None, True)
+        other = partial(operator.forward_cache, q, pages, pages, lengths["k_lengths"], table, True)
+    else:
+        brought, with_pages = listed(lengths), listed({**lengths, "block_table": table})
+        one = partial(operator.forward_with, q, cache, cache, brought, False, True)
+        other = partial(operator.forward_with, q, pages, pages, with_pages, False, True)
+    return {"kv cache operator": one, "kv cache pages operator": other}
 
 
 def calls_of_this_version() -> dict:

@@ -39,13 +39,14 @@ _LOOP = "overlap+early_rescale+tiles_DYNAMIC+late_draw+sections"
 _SUM = f"{_LOOP}+stats_SUM+lazy_8"
 _WIDE = f"(BF16, 128, 2, 128): kv_2+q_4+{_SUM}+halves+pingpong+early_tests"
 _VOTE = f"{_LOOP}+stats_VOTE+lazy_8+halves+pingpong+early_tests+o_smem"
+_BITS = _VOTE.replace("VOTE", "BITS")
 _THREE = f"(BF16, 64, 3, 128): kv_3+q_6+{_SUM}+halves+pingpong"
 CONFIGS = {
     128: (
         f"{_WIDE}+split+o_smem+late_store+regs_232_40",
-        f"{_WIDE}+early_tiles+early_q+o_smem+late_store+regs_232_40",
-        f"(BF16, 128, 2, 128): kv_2+q_4+{_VOTE}+late_store+regs_232_40",
+        f"(BF16, 128, 2, 128): kv_2+q_4+{_BITS}+late_store+regs_232_40",
         f"(BF16, 128, 3, 80): kv_2+q_6+{_LOOP}+stats_BITS+lazy_8+early_tests+o_smem+regs_160_32",
+        f"(BF16, 128, 3, 80): kv_2+q_6+{_SUM}+pingpong+early_tests+split+o_smem+hints+regs_160_32",
     ),
     64: (
         f"{_THREE}+o_smem+regs_160_32",

@@ -261,7 +261,8 @@ def plug_in(monkeypatch, *names):
 
 def plug_in_torch(monkeypatch):
     """One GPU, on which torch's tensors of the CPU are said to lie."""
-    from flashsmith.api.caches import kv_cache, launches
+    from flashsmith.api import launches
+    from flashsmith.api.caches import kv_cache
     from flashsmith.torch_op import cache_call, cuda_kernel
 
     gpus = plug_in(monkeypatch, "NVIDIA H200")

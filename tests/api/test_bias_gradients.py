@@ -161,6 +161,19 @@ def test_rows_that_see_nothing_have_no_gradient(hides, backend):
     assert all(x[0].any() for x in (dq, dk, dv, dmask))
 
 
+@BACKENDS
+@pytest.mark.parametrize("shape", [(0, 5, 9), (2, 0, 9), (2, 5, 0)])
+def test_where_nothing_is_computed_gradients_are_zero(shape, backend):
+    batch, rows, keys = shape
+    q, k = (torch.zeros(batch, 3, n, 64, dtype=torch.bfloat16) for n in (rows, keys))
+    bias = torch.zeros(1, 3, rows, keys)
+    own = [x.requires_grad_() for x in (q, k, bias)]
+    out = flash_attention(q, k, k, layout="bhsd", bias=bias, backend=backend)
+    found = torch.autograd.grad(out.float().sum(), own)
+    assert [x.shape for x in found] == [x.shape for x in own]
+    assert not any(x.any() for x in found)
+
+
 def test_numpy_arrays_get_the_gradient_in_the_shape_and_type_of_the_bias(monkeypatch):
     went_up = []
     upload = host_call.uploaded

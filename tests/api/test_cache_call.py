@@ -28,9 +28,9 @@ def gpu(monkeypatch):
     """A GPU that computes nothing, and what was started on it."""
     seen = Seen(plug_in_torch(monkeypatch))
 
-    def by_operator(*arguments):
+    def counted(name, *arguments):
         seen.operators += 1
-        return cuda_kernel.forward_with(*arguments)
+        return getattr(cuda_kernel, name)(*arguments)
 
     def recording(*of):
         bind = make_launcher(*of)
@@ -38,7 +38,8 @@ def gpu(monkeypatch):
 
     make_launcher = device.make_launcher
     monkeypatch.setattr(device, "make_launcher", recording)
-    monkeypatch.setattr(operator, "forward_with", by_operator)
+    for name in ("forward_with", "forward_cache"):
+        monkeypatch.setattr(operator, name, partial(counted, name))
     return seen
 
 

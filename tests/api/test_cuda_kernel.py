@@ -116,7 +116,12 @@ def functions_of(call):
 
 @pytest.mark.parametrize("case", MOST_FUNCTIONS)
 def test_a_warm_call_runs_few_functions(gpu, case, monkeypatch):
-    for name in ("forward", "forward_lse", "forward_with"):  # tensors lie on the CPU here
+    for name in (
+        "forward",
+        "forward_lse",
+        "forward_with",
+        "forward_cache",
+    ):  # tensors lie on the CPU here
         monkeypatch.setattr(operator, name, getattr(cuda_kernel, name))
     q, k, v = tensors()
     lengths = torch.tensor([5, 203], dtype=torch.int32)

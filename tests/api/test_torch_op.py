@@ -115,10 +115,12 @@ def test_a_bad_call_is_refused_for_meta_tensors():
 def test_torchs_own_checks_of_operators_pass(where):
     q, k, v = tensors(where)
     lse = torch.empty(2, 6, 70, device=where)
+    lengths = torch.tensor([5, 70], dtype=torch.int32, device=where)
     for operator, arguments in (
         (torch.ops.flashsmith.forward.default, (q, k, v, None, True)),
         (torch.ops.flashsmith.forward_lse.default, (q, k, v, 0.3)),
         (torch.ops.flashsmith.forward_out.default, (q, k, v, torch.empty_like(q), lse)),
+        (torch.ops.flashsmith.forward_cache.default, (q, k, v, lengths, None, True)),
     ):
         torch.library.opcheck(operator, arguments)
 

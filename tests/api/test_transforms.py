@@ -185,6 +185,34 @@ def test_keys_with_lengths_are_mapped_one_by_one():
         assert torch.equal(found[call], wanted)
 
 
+def test_the_operator_of_caches_is_mapped_as_the_one_with_all_tables():
+    q, k, v = inputs()
+    lengths = torch.tensor([[5, 37], [1, 20], [36, 2]], dtype=torch.int32)
+    table = torch.tensor([[[1], [0]], [[0], [0]], [[1], [1]]], dtype=torch.int32)
+    operator = torch.ops.flashsmith.forward_cache.default
+    for given, dims in (((lengths, None), (0, None)), ((lengths, table), (0, 0))):
+        found = torch.vmap(operator, (0, 0, 0, *dims))(q, k, v, *given)
+        for call in range(CALLS):
+            own = [x if x is None else x[call] for x in given]
+            assert torch.equal(found[call], operator(q[call], k[call], v[call], *own))
+    q.requires_grad_()
+    with pytest.raises(Unsupported, match="gradient"):
+        torch.vmap(operator, (0, 0, 0, 0, None))(q, k, v, lengths, None)
+
+
+@pytest.mark.parametrize("pages", [False, True])
+def test_a_call_on_a_cache_takes_the_operator_of_caches(pages):
+    q, k, v = (x[0] for x in inputs())
+    lengths = torch.tensor([5, 37], dtype=torch.int32)
+    tables = {"block_table": torch.tensor([[1], [0]], dtype=torch.int32)} if pages else {}
+    with Seen() as seen:
+        found = flash_attention(q, k, v, k_lengths=lengths, **tables)
+        same, _ = flash_attention(q, k, v, k_lengths=lengths, return_lse=True, **tables)
+        flash_attention(q, k, v, k_lengths=lengths, sinks=torch.zeros(3), **tables)
+    assert seen.names == ["forward_cache", "forward_with", "forward_with"]
+    assert torch.equal(found, same)
+
+
 def test_compiled_vmap_is_right():
     q, k, v = inputs()
     compiled = torch.compile(torch.vmap(attend), fullgraph=True, backend="aot_eager")

@@ -51,6 +51,7 @@ class Part:
 
     name: str  # of the kernel
     short_form: str
+    bias: bool = False  # whose gradient is wanted too: of two sequences that share it
 
     @property
     def config(self):
@@ -61,7 +62,10 @@ class Part:
         problem = AttentionProblem(
             1, 2, 1, 64 + 21, 64 + 29, 64, self.config.dtype, causal=True, operation="backward"
         )
-        return Case("mutants", problem)
+        if not self.bias:
+            return Case("mutants", problem)
+        shared = {"bias": "same", "bias_keys": "apart", "bias_shared": "batch", "dbias": True}
+        return Case("mutants", replace(problem, batch=2, **shared), placement="transposed")
 
     @property
     def ptx(self) -> str:
@@ -92,6 +96,7 @@ PARTS = [
     Part("sm80_backward_dkv", BUFFERED),
     Part("sm80_backward_dq", SIMPLE),
     Part("sm80_backward_dq", BUFFERED),
+    Part("sm80_backward_dbias", BUFFERED, bias=True),
 ]
 REG = r"(%[rf]\d+)"
 
@@ -124,18 +129,29 @@ def _warp_barriers(ptx: str) -> list[Mutant]:
     return found
 
 
-def number_mutants(ptx: str) -> list[Mutant]:
+def number_mutants(ptx: str, of_bias: bool) -> list[Mutant]:
     """Products, fragments, statistics, masks and stores."""
-    return [
+    both = [
         *mutants(ptx, "ldmatrix transposed", r"(ldmatrix[^ ]*x4)\.shared", r"\1.trans.shared"),
-        *mutants(ptx, "ldmatrix not transposed", r"(ldmatrix[^ ]*x4)\.trans", r"\1"),
         *mutants(ptx, "exponential lost", r"ex2\.approx\.ftz\.f32", "mov.f32"),
         *mutants(ptx, "delta lost", rf"sub\.rn\.f32 {REG}, {REG}, {REG}", r"mov.f32 \1, \2"),
         *mutants(ptx, "weight lost", rf"mul\.rn\.f32 {REG}, {REG}, {REG}", r"mov.f32 \1, \3"),
-        *mutants(ptx, "halves swapped in packing", rf"(cvt\.rn\.f16x2\.f32) {REG}, {REG}, {REG}",
-                 r"\1 \2, \4, \3"),
         *mutants(ptx, "copy dropped", r"^[ \t]*cp\.async\.cg[^;]*;", ""),
         *mutants(ptx, "copy to another place", r"(cp\.async\.cg[^\[]*\[%r\d+)", r"\1+16"),
+    ]
+    if of_bias:  # what is added: elements of the bias, and what one sequence gives after another
+        added = rf"add\.f32 \t{REG}, {REG}, {REG}"
+        return [
+            *both,
+            *mutants(ptx, "element or sum lost", added, r"mov.f32 \t\1, \2"),
+            *mutants(ptx, "element of another key", r"(ld\.global\.u16[^\[]*\[%rd\d+)", r"\1+2"),
+            *mutants(ptx, "store at another place", r"(st\.global\.f32[^\[]*\[%rd\d+)", r"\1+4"),
+        ]
+    return [
+        *both,
+        *mutants(ptx, "ldmatrix not transposed", r"(ldmatrix[^ ]*x4)\.trans", r"\1"),
+        *mutants(ptx, "halves swapped in packing", rf"(cvt\.rn\.f16x2\.f32) {REG}, {REG}, {REG}",
+                 r"\1 \2, \4, \3"),
         *mutants(ptx, "guard of a store taken off", r"@p (st\.global)", r"\1"),
         *mutants(ptx, "store at another place", r"(st\.global\.v4[^\[]*\[%rd\d+)", r"\1+16"),
     ]  # fmt: skip
@@ -144,7 +160,9 @@ def number_mutants(ptx: str) -> list[Mutant]:
 def chosen(part: Part) -> list[Mutant]:
     """All mutants of synchronisation, and two of every other kind."""
     order = order_mutants(part.ptx, "buffer" in part.short_form)
-    return thinned(order, most=12, once=EQUIVALENT) + thinned(number_mutants(part.ptx), most=2)
+    return thinned(order, most=12, once=EQUIVALENT) + thinned(
+        number_mutants(part.ptx, part.bias), most=2
+    )
 
 
 @pytest.mark.parametrize("part", PARTS, ids=lambda part: f"{part.name} {part.short_form}")
@@ -161,3 +179,12 @@ def test_every_mutant_is_noticed_or_proved_equivalent(part):
         if verdict.noticed == (mutant.kind in EQUIVALENT):
             missed.append(f"{mutant} {verdict}")
     assert not missed, "\n".join(missed)
+
+
+def test_the_guard_of_rows_that_see_nothing_is_missed():
+    """A bias hides all keys from some rows, whose LSE is -inf: without it their P is no number."""
+    part = Part("sm80_backward_delta", SIMPLE, bias=True)
+    pattern = r"(setp\.eq\.f32[^;]*)0fFF800000"
+    (mutant,) = mutants(part.ptx, "guard taken off", pattern, r"\g<1>0f7F800000")
+    assert part.run(part.ptx, EmulatorOptions())
+    assert not part.run(mutant.ptx, EmulatorOptions())

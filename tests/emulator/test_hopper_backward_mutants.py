@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 import pytest
@@ -32,6 +32,10 @@ CASE = Case("mutants", AttentionProblem(1, 1, 1, 64 + 21, 3 * 128 + 29, 128, ope
 # The same in little for wide heads, whose warps add to dQ themselves.
 WIDE = parse_config("hopper_bwd(BF16, 256): ds_2+dq_red")
 WIDE_CASE = Case("wide", AttentionProblem(1, 1, 1, 64 + 1, 2 * 64 + 1, 256, operation="backward"))
+# A launch for dQ: three kv blocks for two stages of K and one of V, rows that end in a warpgroup's.
+PASSES = parse_config("hopper_bwd(BF16, 256): ds_2+turns+two_passes+early_release+v_halves")
+QUERIES = "sm90_backward_queries"
+PASSES_CASE = Case("dq", AttentionProblem(1, 1, 1, 65, 130, 256, operation="backward"))
 # Two packed sequences, whose last tiles of rows and keys end early; others lie around them.
 ROWS, KEYS = [5, 79, 90], [7, 144, 170]
 PACKED_CASE = Case(
@@ -54,9 +58,9 @@ class Poisoned(OneChanged):
 
 
 @cache
-def original(whole: KernelConfig = CONFIG, case: Case = CASE) -> str:
+def original(whole: KernelConfig = CONFIG, case: Case = CASE, kernel: str = KERNEL) -> str:
     for config, needs in kernels_of(whole, case.problem):
-        if config.NAME == KERNEL:
+        if kernel == config.NAME:
             return compile_ptx(config, needs, "sm_90a").ptx
     raise AssertionError
 
@@ -154,6 +158,35 @@ def wide_mutants(ptx: str) -> list[Mutant]:
     ]  # fmt: skip
 
 
+def queries_mutants(ptx: str) -> list[Mutant]:
+    """Of the launch that multiplies dQ."""
+    return [
+        *dropped(ptx, "barrier of the block dropped", r"bar\.sync 0"),
+        *dropped(ptx, "turn not given", r"bar\.arrive"),
+        *_register_fences(ptx),
+        *dropped(ptx, "wgmma commit dropped", r"wgmma\.commit_group"),
+        *dropped(ptx, "wgmma wait dropped", r"wgmma\.wait_group"),
+        *dropped(ptx, "expect_tx dropped", r"mbarrier\.arrive\.expect_tx"),
+        *dropped(ptx, "load dropped", r"cp\.async\.bulk\.tensor\.4d\.shared::cluster"),
+        *dropped(ptx, "stage not released", r"@p mbarrier\.arrive"),
+        *_counts(ptx)[:6],  # of Q, dO and V; those of K are behind them
+    ]
+
+
+def without_dq_mutants(ptx: str) -> list[Mutant]:
+    """Of the launch beside it, whose warpgroups release Q and dO one after the other."""
+    return [
+        *dropped(ptx, "wgmma wait dropped", r"wgmma\.wait_group"),
+        *dropped(ptx, "stage not released", r"@p mbarrier\.arrive"),
+        *[replace(m, kind="P awaited by too many") for m in _counts(ptx)[-2:]],
+    ]
+
+
+def run_passes(kernel: str, ptx: str, options: EmulatorOptions) -> bool:
+    """Whether all gradients are right."""
+    return is_right(Poisoned(f"flashsmith_{kernel}_", ptx, options), PASSES, PASSES_CASE)
+
+
 def packed_mutants(ptx: str) -> list[Mutant]:
     """Of the warp that clears what lies behind a sequence's end; its code stands last."""
     at = ptx.rindex("fence.proxy.async.shared")
@@ -206,6 +239,17 @@ def test_every_mutant_of_wide_heads_is_noticed(kind):
     assert right_sums()
     mutant = of_kind[len(of_kind) // 2]
     assert judge(mutant.ptx, run_wide, lambda sums: sums == right_sums(), range(1)).noticed
+
+
+@pytest.mark.parametrize(
+    ("kernel", "mutants_of"), [(QUERIES, queries_mutants), (KERNEL, without_dq_mutants)]
+)
+def test_every_mutant_of_two_passes_is_noticed(kernel, mutants_of):
+    ptx, run_one = original(PASSES, PASSES_CASE, kernel), partial(run_passes, kernel)
+    assert not judge(ptx, run_one, bool, range(1)).noticed
+    of_each = thinned(mutants_of(ptx), most=2)
+    missed = [m for m in of_each if not judge(m.ptx, run_one, bool, range(1)).noticed]
+    assert not missed, "\n".join(map(str, missed))
 
 
 def test_every_mutant_of_packed_sequences_is_noticed(monkeypatch):

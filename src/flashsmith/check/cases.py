@@ -250,8 +250,23 @@ def bias_cases(config: KernelConfig) -> tuple[Case, ...]:
         Case("whole blocks", replace(full, bias="same", q_len=rows, k_len=2 * keys, lse=False)),
         Case("added by chunks", replace(full, bias="same", bias_keys="chunks", k_len=3 * keys + 8)),
     )
+    more = () if FORWARD.operation == config.OPERATION else _of_bias(causal)
     return tuple(
-        case for case in cases if not set(facts_that_hold(case.problem)) & set(config.REFUSED_FACTS)
+        case
+        for case in (*cases, *more)
+        if not set(facts_that_hold(case.problem)) & set(config.REFUSED_FACTS)
+    )
+
+
+def _of_bias(problem: AttentionProblem) -> tuple[Case, ...]:
+    """The gradient of a bias of each sequence and head, of all heads, and of all sequences."""
+    own = replace(problem, bias="same", dbias=True, softcap=30.0)
+    of_heads = replace(own, bias_shared="heads")
+    of_batch = replace(own, bias="float32", bias_shared="batch", bias_keys="apart")
+    return (
+        Case("its gradient", own),
+        Case("the gradient of all heads", of_heads, placement="padded"),
+        Case("the gradient of all sequences", of_batch, placement="transposed"),
     )
 
 

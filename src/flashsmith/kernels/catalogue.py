@@ -63,4 +63,5 @@ PARTS = Catalogue(
     "backward hopper_bwd_rows sm90_backward.parts Sm90RowsConfig",
     "backward hopper_bwd_tiles sm90_backward.parts Sm90TilesConfig",
     "backward hopper_bwd_dq sm90_backward.parts Sm90ConvertConfig",
+    "backward hopper_bwd_queries sm90_backward.parts Sm90QueriesConfig",
 )

@@ -129,11 +129,18 @@ def _attend_with(
     if wants or (is_mapped and set(KEPT_TABLES).issuperset(tables)):
         kept = AttentionWithTables.apply if is_mapped else operator.forward_kept
         found, lse = kept(q, k, v, *(tables.get(name) for name in KEPT_TABLES), *given)
+    elif not wants_lse and not is_mapped and _are_of_a_cache(tables):
+        lengths, table = tables["k_lengths"], tables.get("block_table")
+        found, lse = operator.forward_cache(q, k, v, lengths, table, *given), None
     else:
         found, lse = operator.forward_with(q, k, v, listed(tables), wants_lse, *given)
     lse = lse if wants_lse else None
     choice = _choice(_named(q, k, v, found, lse), options, tables) if explain else None
     return found, lse, choice
+
+
+def _are_of_a_cache(tables: Mapping[str, Tensor]) -> bool:
+    return "k_lengths" in tables and len(tables) == 1 + ("block_table" in tables)
 
 
 def _attend_into(

@@ -102,7 +102,8 @@ def _by_products(
     problem: AttentionProblem, tensors: Mapping[str, Tensor]
 ) -> tuple[list[Tensor], Tensor | None]:
     """The definition in float32, all scores of a dense batch, or of a sequence, at once."""
-    dbias = None
+    matrices = (problem.bias_sequences, problem.bias_heads)
+    dbias = torch.zeros(*matrices, problem.q_len, problem.k_len) if problem.dbias else None
     rows = {n: _heads_first(tensors[n], problem).float() for n in ("q", "k", "v", "o", "do")}
     rows |= {n: tensors[n].unsqueeze(-1) for n in ("lse", "dlse") if n in tensors}
     found = [torch.zeros_like(rows[name]) for name in "qkv"]

@@ -26,7 +26,7 @@ from flashsmith.problem.signature import BIAS, TABLES
 from flashsmith.torch_op.arguments import Argument, options_of
 from flashsmith.torch_op.fake_kernel import empty_output, no_lse
 from flashsmith.torch_op.on_cpu import is_emulated
-from flashsmith.torch_op.tables import expanded, kept_by
+from flashsmith.torch_op.tables import cache_by, expanded, kept_by
 from flashsmith.torch_op.tensor_view import refuse_gradients, tensor_view
 
 _NO_TABLES: Mapping[str, Tensor] = {}
@@ -90,6 +90,7 @@ def forward_into(
 
 
 forward_kept = kept_by(forward_with)
+forward_cache = cache_by(forward_with)
 
 
 def forward_out(

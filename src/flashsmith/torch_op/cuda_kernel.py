@@ -95,6 +95,22 @@ def forward_with(
     return run_with(_launch_with(q, k, v, whole, lse, given), q, k, v, whole, lse)
 
 
+def forward_cache(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    k_lengths: Tensor,
+    block_table: Tensor | None,
+    *given: Argument,
+) -> Tensor:
+    """The output alone of a call on a cache."""
+    tables = (k_lengths,) if block_table is None else (k_lengths, block_table)
+    launch = _launch_with(q, k, v, tables, False, given)
+    out = launch.empty_output(q)
+    _start(launch, q, k, v, out, None, tables)
+    return out
+
+
 def run_with(
     launch: TorchLaunch, q: Tensor, k: Tensor, v: Tensor, tables: Tables, lse: bool
 ) -> tuple[Tensor, Tensor]:
@@ -144,14 +160,24 @@ def key_with(
     q: Tensor, k: Tensor, v: Tensor, tables: Tables, lse: bool, given: Hashable
 ) -> Hashable:
     """What the launch of a call with tables follows from."""
-    of_tables = [t if t is None else (t.shape, t.stride(), t.dtype, t.device) for t in tables]
-    bias = tables[_BIAS] if len(tables) > _BIAS else None
-    begins = 0 if bias is None else begins_of(bias)
-    return (
-        *(q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride(), q.dtype, k.dtype),
-        *(v.dtype, q.device, k.device, v.device, lse, given, begins),
-        *of_tables,
+    # A device is told by its number: on another kind of device tensors lie elsewhere, and what lies
+    # where nothing did before is looked at.
+    # fmt: off
+    of_rows = (
+        q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride(), q.dtype, k.dtype, v.dtype,
+        q.get_device(), k.get_device(), v.get_device(), lse, given,
     )
+    # fmt: on
+    # The lengths of a decode step, in half of the time.
+    if len(tables) == 1 and (first := tables[0]) is not None:
+        return of_rows, first.shape, first.stride(), first.dtype, first.get_device()
+    of_tables: list[Hashable] = [
+        t if t is None else (t.shape, t.stride(), t.dtype, t.get_device()) for t in tables
+    ]
+    bias = tables[_BIAS] if len(tables) > _BIAS else None
+    if bias is not None:
+        of_tables.append(begins_of(bias))
+    return of_rows, tuple(of_tables)
 
 
 def _launch_with(

@@ -14,7 +14,7 @@ from flashsmith.api.problems import problem_of
 from flashsmith.api.tables import by_name, in_order
 from flashsmith.problem.signature import BIAS
 from flashsmith.torch_op.arguments import Argument, Given, options_of
-from flashsmith.torch_op.tables import kept_by
+from flashsmith.torch_op.tables import cache_by, kept_by
 
 _NO_TABLES: Mapping[str, Tensor] = {}
 
@@ -77,6 +77,7 @@ def forward_into(
 
 
 forward_kept = kept_by(forward_with)
+forward_cache = cache_by(forward_with)
 
 
 def no_lse(q: Tensor) -> Tensor:

@@ -33,6 +33,17 @@ def kept_by(forward_with: Callable[..., Outputs]) -> Callable[..., Outputs]:
     return forward_kept
 
 
+def cache_by(forward_with: Callable[..., Outputs]) -> Callable[..., Tensor]:
+    """The operator `forward_cache` of a kind of device: two tables by name, and no LSE."""
+
+    def forward_cache(
+        q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, table: Tensor | None, *given: Argument
+    ) -> Tensor:
+        return forward_with(q, k, v, [lengths, table], False, *given)[0]
+
+    return forward_cache
+
+
 def as_tables(tables: ArrayTables, q: Tensor) -> dict[str, Tensor]:
     """Each in its role's type, without gaps; slopes of heads are those of every sequence."""
     rows = rows_of_tables(tables, q.shape[0]) if "alibi_slopes" in tables else 0

@@ -29,6 +29,7 @@ WIDE = parse_config(f"hopper_bwd(BF16, 128): ds_3+{ALL}")
 SLIM = parse_config(f"hopper_bwd(FP16, 64): ds_2+{ALL}")
 PLAIN = parse_config("hopper_bwd(BF16, 128): ds_2")
 BROAD = parse_config("hopper_bwd(BF16, 256): ds_2+dq_red")
+PASSES = parse_config("hopper_bwd(BF16, 256): ds_2+turns+two_passes+early_release+v_halves")
 SECTIONS = replace(WIDE, sections=True)
 CONFIGS = [WIDE, replace(SLIM, sections=True), PLAIN]
 _EMULATOR = EmulatedDevice()
@@ -57,6 +58,7 @@ def require_right(device, config, name, case_problem, **more):
         replace(SLIM, turns=False, early_dv=False),
         replace(WIDE, fold=False),
         replace(BROAD, sections=True),
+        parse_config("hopper_bwd(BF16, 256): ds_2+two_passes"),
     ],
     ids=str,
 )
@@ -243,6 +245,40 @@ def test_wide_heads_that_rise_are_right(device):
     require_right(device, config, "rising", given)
 
 
+# Rows of a launch for dQ are 128: here they end in a first warpgroup's, or a second one's, and each
+# may see another last kv block.
+@pytest.mark.parametrize(
+    ("config", "lengths", "facts"),
+    [
+        (PASSES, (192, 260), {"heads": 3, "kv_heads": 1, "causal": True, "diagonal": 5}),
+        (replace(PASSES, dtype=DType.FP16, turns=False), (150, 200), {"causal": True}),
+        (PASSES, (140, 200), {"window_left": 70, "window_right": 30, "d_head": 136}),
+        (PASSES, (150, 200), {"causal": True, "softcap": 1.5, "alibi": True}),
+        (replace(PASSES, masks_first=True, short_last=True), (330, 330), {"causal": True}),
+    ],
+    ids=str,
+)
+def test_dq_by_a_launch_of_its_own_is_right(device, monkeypatch, config, lengths, facts):
+    monkeypatch.setattr(draw_order, "TOGETHER", 0)
+    given = problem(config, *lengths, **{"heads": 1, "kv_heads": 1, **facts})
+    launches = plan(config, given, sm_count=4)
+    assert launches[-1].config.NAME == "sm90_backward_queries"
+    assert launches[-1].scratch.dq_sums == 0
+    assert bool(launches[1].order.short_blocks) == config.short_last
+    require_right(device, config, "two passes", given, placement="transposed")
+
+
+def test_a_launch_for_dq_gives_the_same_bits_on_every_schedule_and_number_of_sms():
+    case = Case("repeated", problem(PASSES, 200, 250, heads=1, kv_heads=1, causal=True))
+    seen = set()
+    for seed, sms in enumerate((1, 7, 132)):
+        options = EmulatorOptions(seed=seed, delayed_landing=True, mma_in_order=True)
+        device = EmulatedDevice(sm_count=sms, options=options)
+        found = run_arrays(device, PASSES, case.problem, inputs_of(case))
+        seen.add(tuple(found[name].tobytes() for name in ("dq", "dk", "dv")))
+    assert len(seen) == 1
+
+
 def test_heads_that_rise_and_three_adders_are_right(device):
     given = problem(RISING, 130, 260, heads=4, kv_heads=4, causal=True, diagonal=128)
     order = plan(RISING, given, sm_count=4)[1].order
@@ -317,6 +353,11 @@ OTHERS = [
     (TILES, {"masks_first": True}),
     (TILES, {"adders": 3}),
     (TILES, {"early_polls": True}),
+    (BROAD.tiles, {"two_passes": True, "dq_red": False}),
+    (PASSES.tiles, {"early_release": False}),
+    (PASSES.convert, {"turns": False}),
+    (PASSES.convert, {"v_halves": False}),
+    (PASSES.convert, {"dtype": DType.FP16}),
     (TILES, {"rising": True}),
     (replace(TILES, unordered=True), {"short_last": True}),
     (PLAIN.rows, {"heads_inner": True}),

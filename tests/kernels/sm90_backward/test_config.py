@@ -20,6 +20,7 @@ from flashsmith.tuner.choose.measured import MeasuredConfig, MeasuredTable
 ALL = "turns+fold+early_dv+late_fences"
 BASE = parse_config(f"hopper_bwd(BF16, 128): ds_3+{ALL}")
 BROAD = parse_config("hopper_bwd(BF16, 256): ds_2+dq_red")
+PASSES = parse_config("hopper_bwd(BF16, 256): ds_2+turns+two_passes+early_release+v_halves")
 PROBLEM = AttentionProblem(2, 6, 3, 300, 200, 128, operation="backward")
 
 
@@ -61,6 +62,12 @@ def test_a_prefix_that_ends_like_another_is_not_taken_for_it():
         ("hopper_bwd(BF16, 256): ds_3+dq_red", "fits_shared_memory"),
         ("hopper_bwd(BF16, 256): ds_2+dq_red+adders_3", "adders_add_staged_sums"),
         (f"hopper_bwd(BF16, 128): ds_3+{ALL}+unordered+early_polls", "adders_add_staged_sums"),
+        ("hopper_bwd(BF16, 256): ds_2+dq_red+two_passes", "two_passes_add_nothing"),
+        ("hopper_bwd(BF16, 256): ds_2+adders_3+two_passes", "adders_add_staged_sums"),
+        ("hopper_bwd(BF16, 256): ds_2+two_passes+rising", "two_passes_add_nothing"),
+        ("hopper_bwd(BF16, 256): ds_2+dq_red+early_release", "released_in_two_passes"),
+        ("hopper_bwd(BF16, 256): ds_3+two_passes", "two_passes_of_wide_heads"),
+        (f"hopper_bwd(BF16, 128): ds_3+{ALL}+two_passes", "two_passes_of_wide_heads"),
         (f"hopper_bwd(BF16, 128): ds_3+{ALL}+short_last", "order_has_one_end"),
         (f"hopper_bwd(BF16, 128): ds_3+{ALL}+unordered+rising", "order_has_one_end"),
     ],
@@ -84,7 +91,7 @@ def test_spills_and_products_one_by_one_are_refused_after_the_build():
 
 
 def test_the_parts_have_the_fields_of_the_whole():
-    of_others = {"sections", "section_mb", "heads_inner"}
+    of_others = {"v_halves", "sections", "section_mb", "heads_inner"}
     assert Sm90BackwardConfig.knobs().keys() == Sm90TilesConfig.knobs().keys() | of_others
     assert (BASE.rows.fold, BASE.rows.unordered) == (True, False)
     inner = replace(BASE, heads_inner=True)
@@ -96,6 +103,7 @@ def test_both_languages_agree_on_every_derived_number():
     own = sorted({config.tiles for config in resolve_key("hopper-bwd")})
     own.append(replace(BASE.tiles, fold=False, ds_stages=2))
     own.append(replace(BASE.tiles, adders=3))
+    own.append(PASSES.tiles)
     asserts = "".join(
         f"static_assert({c.to_cpp_struct()}.smem_bytes() == {c.smem_bytes()}\n"
         f"    && {c.to_cpp_struct()}.threads() == {c.threads}\n"
@@ -107,6 +115,23 @@ def test_both_languages_agree_on_every_derived_number():
     )
     text = f'{structs(Sm90TilesConfig)}{asserts}extern "C" __global__ void none() {{}}'
     assert compile_text(text, "none", "sm_90a").cubin
+    dq = PASSES.convert
+    text = (
+        f"{structs(type(dq))}static_assert({dq.to_cpp_struct()}.smem_bytes() == {dq.smem_bytes()}\n"
+        f"    && {dq.to_cpp_struct()}.rows() == {dq.tile_q}\n"
+        f"    && {dq.to_cpp_struct()}.keys() == {dq.tile_k}\n"
+        f"    && {dq.to_cpp_struct()}.threads() == {dq.threads});\n"
+        'extern "C" __global__ void none() {}'
+    )
+    assert compile_text(text, "none", "sm_90a").cubin
+
+
+def test_a_launch_for_dq_refuses_packed_sequences_by_name():
+    wide = replace(PROBLEM, d_head=256)
+    with pytest.raises(Unsupported, match="its launch for dQ knows no packed sequences"):
+        plan(PASSES, replace(wide, batch=1, sequences=3), sm_count=4)
+    assert len(plan(PASSES, wide, sm_count=4)) == 3
+    assert PASSES.repeats_bits
 
 
 def test_the_whole_is_no_kernel_and_a_part_no_plan():
@@ -133,23 +158,32 @@ def test_on_hopper_it_is_chosen_in_order_where_it_computes_the_problem(changes, 
     chosen = choose(problem, "sm_90a").config
     assert f"{name}_backward" == chosen.NAME
     assert not getattr(chosen, "unordered", False)
-    assert chosen.masks_first == chosen.rising == problem.causal
+    wide = problem.d_head > 128
+    assert chosen.two_passes == wide
+    assert chosen.masks_first == problem.causal
+    assert chosen.rising == (problem.causal and not wide)
     packed = choose(replace(problem, batch=1, sequences=3), "sm_90a").config
     assert packed.sections == (problem.d_head <= 64 or not problem.causal)
     assert not packed.has_own_order
-    with pytest.raises(Unsupported, match="packed sequences are drawn by a list, in one order"):
+    refused = "knows no packed sequences" if wide else "drawn by a list, in one order"
+    with pytest.raises(Unsupported, match=refused):
         plan(chosen, replace(problem, batch=1, sequences=3), sm_count=4)
     assert choose(problem, "sm_80").config.NAME == "sm80_backward"
 
 
 def test_times_of_a_gpu_decide_what_is_chosen_by_length_and_mask():
     plain = replace(PROBLEM, q_len=8192, k_len=8192)
-    assert choose(plain, "sm_90a").config.sections
+    assert choose(plain, "sm_90a").config.section_mb == 40
     assert choose(replace(plain, k_len=2048), "sm_90a").config.section_mb == 20
     free = replace(plain, deterministic=False)
     assert choose(free, "sm_90a").config.unordered
     assert not choose(replace(free, causal=True), "sm_90a").config.unordered  # order pays
     assert choose(replace(free, causal=True, d_head=64), "sm_90a").config.short_last
+    for wide in (replace(free, d_head=256), replace(free, d_head=192, causal=True)):
+        assert choose(wide, "sm_90a").config.two_passes  # faster than sums in any order
+        for fact in ({"softcap": 3.0}, {"alibi": True}, {"window_left": 100}):
+            given = replace(wide, deterministic=True, **fact)
+            assert choose(given, "sm_90a").config.two_passes
 
 
 def test_an_empty_length_is_left_to_the_other_kernels():
@@ -179,5 +213,5 @@ def test_any_order_is_chosen_only_where_it_is_allowed(d_head):
         assert all("only deterministic=False allows that" in reason for reason in said)
         assert bool(said) == bool(tables)
         free = choose(replace(problem, deterministic=False), "sm_90a", gpu="x", measurements=tables)
-        assert free.config.unordered
+        assert free.config.unordered == (d_head <= 128 or bool(tables))  # wide heads: measured only
     assert not choose(replace(problem, deterministic=False), "sm_80").config.refusal()

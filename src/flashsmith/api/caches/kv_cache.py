@@ -69,18 +69,39 @@ def flash_attn_with_kvcache(
     aligned bottom-right with a sequence's own length. Nothing waits for the GPU. `num_splits`
     changes nothing: bits follow from the request alone. Lengths and entries are clamped.
     """
+    scores = causal, softmax_scale, window_size, softcap, return_softmax_lse
     asked = None
     if (
         (k is None and v is None and rotary_cos is None and rotary_sin is None)
         and (cache_batch_idx is None and cache_leftpad is None and alibi_slopes is None)
         and (out is None and workspace is None and rotary_interleaved is True)
     ):
-        asked = _asked_of(causal, softmax_scale, window_size, softcap, return_softmax_lse)
+        asked = _asked_of(*scores)
         if asked is not None and _run_again is not None:
             found = _run_again(q, k_cache, v_cache, cache_seqlens, block_table, asked)
             if found is not None:
                 return found
-    interleaved = checked_flag("rotary_interleaved", rotary_interleaved)
+    turns = rotary_cos, rotary_sin, checked_flag("rotary_interleaved", rotary_interleaved)
+    tables = cache_seqlens, cache_batch_idx, cache_leftpad, block_table, alibi_slopes
+    caches, own = (k_cache, v_cache), (out, workspace)
+    found, options = _attend(q, caches, (k, v), turns, tables, scores, own)
+    if asked is not None and origin(q) == "torch":
+        _keep_launch(q, k_cache, v_cache, cache_seqlens, block_table, asked, options)
+    return found
+
+
+def _attend(
+    q: Array,
+    caches: tuple[Array, Array],
+    new: tuple[Array, Array],
+    turns: tuple[Array, Array, bool],
+    tables: tuple[Array, Array, Array, Array, Array],
+    scores: tuple[object, object, object, object, object],
+    own: tuple[Array, Array],
+) -> tuple[ArrayOrTuple, CallOptions]:
+    """The result and the options under flashsmith's names; arguments as the caller gave them."""
+    cache_seqlens, cache_batch_idx, cache_leftpad, block_table, alibi_slopes = tables
+    k_cache, v_cache = caches
     shapes = _shapes_of(q, k_cache, v_cache)
     is_known = (
         cache_batch_idx is None
@@ -88,30 +109,28 @@ def flash_attn_with_kvcache(
         and cache_leftpad is None
         and _is_known(cache_seqlens, shapes)
     )
-    options = _options_of(causal, softmax_scale, window_size, softcap, return_softmax_lse, is_known)
+    options = _options_of(*scores, is_known)
     ops = _Operations(q, shapes[0][0])
     table = _table(ops, cache_batch_idx, block_table)
     lengths = ops.lengths("cache_seqlens", cache_seqlens)
-    turns = (rotary_cos, rotary_sin, interleaved)
-    if k is not None or v is not None:
-        _require_new_rows(ops, (k_cache, v_cache), (k, v), lengths, table)
-        q, k = _rotate(ops, q, k, turns, lengths, _capacity(k_cache, table), options)
-        lengths = _append(ops, q, (k_cache, v_cache), (k, v), lengths, table, options)
+    if new[0] is not None or new[1] is not None:
+        _require_new_rows(ops, caches, new, lengths, table)
+        q, k = _rotate(ops, q, new[0], turns, lengths, _capacity(k_cache, table), options)
+        lengths = _append(ops, q, caches, (k, new[1]), lengths, table, options)
     else:
-        require_appended(rotary_cos, rotary_sin)
+        require_appended(*turns[:2])
     if is_known:
-        k_cache, v_cache, lengths = *_rows(k_cache, v_cache, cache_seqlens, k), None
-    tables = {
+        k_cache, v_cache, lengths = *_rows(k_cache, v_cache, cache_seqlens, new[0]), None
+    named = {
         "block_table": table,
         "k_lengths": lengths,
         "k_starts": ops.lengths("cache_leftpad", cache_leftpad),
         "alibi_slopes": alibi_slopes,
     }
-    given = {name: array for name, array in tables.items() if array is not None}
-    result = attend(q, k_cache, v_cache, options, out=out, tables=given, workspace=workspace)
-    if asked is not None and ops.library == "torch":
-        _keep_launch(q, k_cache, v_cache, cache_seqlens, block_table, asked, options)
-    return result
+    given = {name: array for name, array in named.items() if array is not None}
+    out, workspace = own
+    found = attend(q, k_cache, v_cache, options, out=out, tables=given, workspace=workspace)
+    return found, options
 
 
 def _asked_of(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from flashsmith.arch import Arch
@@ -15,16 +15,21 @@ from flashsmith.kernels.rules import Rule
 from flashsmith.kernels.sm90_backward.parts import (
     ADDERS,
     EARLY_POLLS,
+    EARLY_RELEASE,
     HEADS_INNER,
     MASKS_FIRST,
     RISING,
     SHORT_LAST,
     TILE_RULES,
+    TWO_PASSES,
+    V_HALVES,
     WIDTHS,
     Sm90BackwardPart,
     Sm90ConvertConfig,
+    Sm90QueriesConfig,
     Sm90RowsConfig,
     Sm90TilesConfig,
+    has_roles,
 )
 from flashsmith.problem.attention import AttentionProblem
 
@@ -65,6 +70,9 @@ class Sm90BackwardConfig(Sm90BackwardPart):
     masks_first: bool = flag("masks_first", MASKS_FIRST)
     adders: int = knob((2, 3), ADDERS, "adders_{}", absent=2)
     early_polls: bool = flag("early_polls", EARLY_POLLS)
+    two_passes: bool = flag("two_passes", TWO_PASSES)
+    early_release: bool = flag("early_release", EARLY_RELEASE)
+    v_halves: bool = flag("v_halves", V_HALVES)
     short_last: bool = flag("short_last", SHORT_LAST)
     rising: bool = flag("rising", RISING)
     section_mb: int = knob(
@@ -84,11 +92,14 @@ class Sm90BackwardConfig(Sm90BackwardPart):
     @property
     def tiles(self) -> Sm90TilesConfig:
         """The kernel of all products."""
-        return Sm90TilesConfig(*(getattr(self, name) for name in Sm90TilesConfig.knobs()))
+        part = Sm90TilesConfig(*(getattr(self, name) for name in Sm90TilesConfig.knobs()))
+        return replace(part, turns=False) if self.two_passes and has_roles(self.d_head) else part
 
     @property
-    def convert(self) -> Sm90ConvertConfig:
-        """The kernel that rounds dQ."""
+    def convert(self) -> Sm90ConvertConfig | Sm90QueriesConfig:
+        """The kernel that rounds dQ, or multiplies it."""
+        if self.two_passes and has_roles(self.d_head):
+            return Sm90QueriesConfig(self.dtype, self.d_head, self.turns, self.v_halves)
         return Sm90ConvertConfig(self.dtype, self.d_head, self.heads_inner)
 
     def kernels(self) -> tuple[KernelConfig, ...]:
@@ -127,6 +138,8 @@ class Sm90BackwardConfig(Sm90BackwardPart):
         """A cap is put on products, and fold has LSE in them already; lists have one order."""
         if problem.softcap is not None and self.fold:
             return "it puts LSE into products (fold), on which a cap would have to be put first"
+        if self.two_passes and problem.sequences:
+            return "its launch for dQ knows no packed sequences"
         if problem.sequences and self.has_own_order:
             return "packed sequences are drawn by a list, in one order, with two adders"
         return ""
@@ -140,6 +153,7 @@ class Sm90BackwardConfig(Sm90BackwardPart):
             or self.section_mb
             or self.heads_inner
             or self.early_polls
+            or self.two_passes
             or self.adders > 2
         )
 

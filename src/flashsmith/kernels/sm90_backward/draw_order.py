@@ -55,7 +55,7 @@ def section_heads(config: Sm90BackwardConfig, problem: AttentionProblem, heads: 
 
 def section_rows(config: Sm90BackwardConfig, problem: AttentionProblem) -> int:
     """Query rows of heads whose kv blocks are drawn together; 0: of one head at a time."""
-    is_divided = config.sections or (config.unordered and problem.mask.hides)
+    is_divided = config.sections or ((config.unordered or config.two_passes) and problem.mask.hides)
     if not (config.section_mb or is_divided):
         return 0
     row_bytes = 8 * config.d_head * problem.group  # Q, dO: 2 bytes; dQ: 4

@@ -34,6 +34,14 @@ MASKS_FIRST = (
 )
 ADDERS = "threads that add dQ in order: one for each warpgroup, or three in turn"
 EARLY_POLLS = "a thread that adds looks for its turn before the piece of dQ is there"
+TWO_PASSES = (
+    "dQ by a launch of its own that multiplies S and dP again: nothing is added to memory, and no "
+    "order is waited for"
+)
+V_HALVES = "in the launch for dQ, halves of a block of V are loaded and released one by one"
+EARLY_RELEASE = (
+    "with two_passes, dO is released when dV is complete and Q when dK is, and loaded in that order"
+)
 SHORT_LAST = "under a causal mask, short kv blocks of all heads are drawn last"
 RISING = "under a causal mask, the last quarter of the heads adds from the longest kv block on"
 HEADS_INNER = "blocks go from head to head, then down the rows, where heads lie side by side"
@@ -53,6 +61,30 @@ class Sm90BackwardPart(BackwardPart):
     def runs_on(cls, arch_name: str) -> bool:
         """wgmma and setmaxnreg exist on sm_90a alone."""
         return arch_name == "sm_90a"
+
+
+class MultiplyingPart(Sm90BackwardPart):
+    """One that multiplies on wgmma: what ptxas makes of it is looked at."""
+
+    __slots__ = ()
+    FIXES_REGISTERS: ClassVar[bool] = True
+    PRELUDE: ClassVar[tuple[str, ...]] = (
+        *BackwardPart.PRELUDE,
+        "flashsmith/tile/panel.cuh",
+        "flashsmith/tile/ring.cuh",
+    )
+    d_head: int
+
+    def refused_build(self, spill_bytes: int, remarks: Sequence[str]) -> Refusal | None:
+        """Spills, or products that ptxas runs one after the other, cost a third of the speed."""
+        no_other = "use a configuration of `bwd`" if has_roles(self.d_head) else ""
+        serialised = next((remark for remark in remarks if SERIALISED.search(remark)), None)
+        if serialised is not None:
+            said = f"ptxas says {serialised!r}"
+            return Refusal("wgmma_serialised", said, no_other or "drop late_fences")
+        if spill_bytes:
+            return Refusal("spills", f"ptxas spills {spill_bytes} bytes", no_other or "add fold")
+        return None
 
 
 def has_roles(d_head: int) -> bool:
@@ -114,18 +146,12 @@ class Sm90RowsConfig(Sm90BackwardPart):
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Sm90TilesConfig(Sm90BackwardPart):
+class Sm90TilesConfig(MultiplyingPart):
     """dK and dV of kv blocks, and what each adds to dQ."""
 
     NAME: ClassVar[str] = "sm90_backward_tiles"
-    FIXES_REGISTERS: ClassVar[bool] = True
     PREFIX: ClassVar[str] = "hopper_bwd_tiles"
     HEADER: ClassVar[str] = "flashsmith/sm90/backward.cuh"
-    PRELUDE: ClassVar[tuple[str, ...]] = (
-        *BackwardPart.PRELUDE,
-        "flashsmith/tile/panel.cuh",
-        "flashsmith/tile/ring.cuh",
-    )
     CPP_TYPE: ClassVar[str] = "flashsmith::Sm90TilesConfig"
     CPP_METHODS: ClassVar[str] = "flashsmith/sm90/backward_methods.cuh"
     CPP_ENTRY: ClassVar[str] = "flashsmith::sm90::backward"
@@ -145,6 +171,8 @@ class Sm90TilesConfig(Sm90BackwardPart):
     masks_first: bool = flag("masks_first", MASKS_FIRST)
     adders: int = knob((2, 3), ADDERS, "adders_{}", absent=2)
     early_polls: bool = flag("early_polls", EARLY_POLLS)
+    two_passes: bool = flag("two_passes", TWO_PASSES)
+    early_release: bool = flag("early_release", EARLY_RELEASE)
     short_last: bool = flag("short_last", SHORT_LAST)
     rising: bool = flag("rising", RISING)
 
@@ -178,30 +206,21 @@ class Sm90TilesConfig(Sm90BackwardPart):
     @property
     def counters(self) -> int:
         """Of the sums of a q tile: one a piece, or one for each warp of a piece that adds alone."""
+        if self.two_passes:
+            return 0
         return pieces_of_tile(self.d_head) * (4 if has_roles(self.d_head) else 1)
 
     def smem_bytes(self, elem_size: int = 2) -> int:
         """K, V, rings of Q, dO and dS, staged dQ or P, statistics, ones, barriers, tile slots."""
         keys = 2 * self.tile_k * self.d_head * elem_size
         rows = 2 * ROW_STAGES * self.tile_q * self.d_head * elem_size
-        ds = self.ds_stages * self.tile_k * self.tile_q * elem_size
-        staged = 0 if self.dq_red else 2 * PIECE * PIECE * 4
+        ds = 0 if self.two_passes else self.ds_stages * self.tile_k * self.tile_q * elem_size
+        staged = 0 if self.dq_red or self.two_passes else 2 * PIECE * PIECE * 4
         handed = self.tile_k * self.tile_q * 4 if has_roles(self.d_head) else 0
         ones = ONES_BYTES if self.fold else 0
         words = self.barriers * 8 + TILE_SLOTS * 16
         statistics = ROW_STAGES * self.statistics_bytes
         return keys + rows + ds + staged + handed + statistics + ones + words
-
-    def refused_build(self, spill_bytes: int, remarks: Sequence[str]) -> Refusal | None:
-        """Spills, or products that ptxas runs one after the other, cost a third of the speed."""
-        no_other = "use a configuration of `bwd`" if has_roles(self.d_head) else ""
-        serialised = next((remark for remark in remarks if SERIALISED.search(remark)), None)
-        if serialised is not None:
-            said = f"ptxas says {serialised!r}"
-            return Refusal("wgmma_serialised", said, no_other or "drop late_fences")
-        if spill_bytes:
-            return Refusal("spills", f"ptxas spills {spill_bytes} bytes", no_other or "add fold")
-        return None
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -240,6 +259,43 @@ class Sm90ConvertConfig(Sm90BackwardPart):
         return 0
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class Sm90QueriesConfig(MultiplyingPart):
+    """dQ of 128 query rows at a time, from S and dP that are multiplied again."""
+
+    NAME: ClassVar[str] = "sm90_backward_queries"
+    PREFIX: ClassVar[str] = "hopper_bwd_queries"
+    HEADER: ClassVar[str] = "flashsmith/sm90/backward_queries.cuh"
+    CPP_TYPE: ClassVar[str] = "flashsmith::Sm90QueriesConfig"
+    CPP_METHODS: ClassVar[str] = "flashsmith/sm90/backward_queries_methods.cuh"
+    CPP_ENTRY: ClassVar[str] = "flashsmith::sm90::backward_queries"
+
+    dtype: DType = knob((DType.FP16, DType.BF16), _DTYPE)
+    d_head: int = knob((256,), "head dimension the kernel is built for")
+    turns: bool = flag("turns", "warpgroups take turns in issuing products")
+    v_halves: bool = flag("v_halves", V_HALVES)
+
+    @property
+    def tile_q(self) -> int:
+        """Query rows of a block: 64 of each warpgroup that multiplies."""
+        return 2 * PIECE
+
+    @property
+    def tile_k(self) -> int:
+        """Keys of one step."""
+        return kv_block_keys(self.d_head)
+
+    @property
+    def threads(self) -> int:
+        """A producer warpgroup and two that multiply."""
+        return 3 * WARPGROUP_THREADS
+
+    def smem_bytes(self, elem_size: int = 2) -> int:
+        """Q and dO, two stages of K and one of V, barriers."""
+        barriers = 10 if self.v_halves else 8
+        return (2 * self.tile_q + 3 * self.tile_k) * self.d_head * elem_size + barriers * 8
+
+
 TILE_RULES = (
     Rule(
         "fits_shared_memory",
@@ -261,23 +317,47 @@ TILE_RULES = (
     ),
     Rule(
         "adders_add_staged_sums",
-        lambda c: (c.adders > 2 or c.early_polls) and (c.dq_red or c.unordered),
+        lambda c: (c.adders > 2 or c.early_polls) and (c.dq_red or c.unordered or c.two_passes),
         "no thread adds pieces in order: sums leave from registers, or in any order",
         "drop adders_3 and early_polls",
     ),
     Rule(
+        "two_passes_add_nothing",
+        lambda c: c.two_passes and (c.dq_red or c.unordered or c.rising),
+        "nothing is added to dQ, so nothing leaves in a way, or an order, of its own",
+        "drop dq_red, unordered and rising",
+    ),
+    Rule(
+        "released_in_two_passes",
+        lambda c: not c.two_passes and (c.early_release or getattr(c, "v_halves", False)),
+        "where dQ is multiplied too, Q and dO are read to the end of a step, and V is not walked",
+        "add two_passes, or drop early_release and v_halves",
+    ),
+    Rule(
+        "two_passes_of_wide_heads",
+        lambda c: c.two_passes and (not has_roles(c.d_head) or c.ds_stages != 2),
+        "only wide heads, whose sums of 64 keys take longer than two more products, have a launch "
+        "for dQ; dS is not in shared memory then",
+        "drop two_passes, or give d_head 256 and ds_2",
+    ),
+    Rule(
         "order_has_one_end",
-        lambda c: (c.short_last and not c.unordered) or (c.rising and c.unordered),
+        lambda c: (
+            (c.short_last and not (c.unordered or c.two_passes)) or (c.rising and c.unordered)
+        ),
         "blocks of a head are drawn in the order in which they add: short_last is for sums in any "
         "order, rising for sums in order",
         "add or drop unordered",
     ),
     Rule(
         "roles_have_one_order",
-        lambda c: has_roles(c.d_head) and (c.turns or c.fold or c.early_dv or c.late_fences),
+        lambda c: (
+            has_roles(c.d_head)
+            and ((c.turns and not c.two_passes) or c.fold or c.early_dv or c.late_fences)
+        ),
         "at this width one warpgroup makes P and dV, the other dS and dK, in one order of products "
-        "and fences; statistics are loaded",
-        "drop turns, fold, early_dv and late_fences",
+        "and fences; statistics are loaded. With two_passes, turns are those of the launch for dQ",
+        "drop turns (or add two_passes), fold, early_dv and late_fences",
     ),
 )
 Sm90TilesConfig.BUILD_RULES = TILE_RULES

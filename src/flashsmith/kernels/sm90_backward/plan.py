@@ -180,18 +180,14 @@ def plan_backward(config: Sm90BackwardConfig, problem: AttentionProblem, sm_coun
         tiles: min(k_tiles, max(sm_count, 1)),
         config.convert: pieces,
     }
-    needs = needs_of(problem, tile_q=tiles.tile_q, tile_k=tiles.tile_k, d_head=config.d_head)
-    # The tiles kernel needs no end of the rows: what TMA and statistics bring from there is zero.
-    left_out: dict[KernelConfig, set[str]] = {
-        rows: set(needs) - {"sequences", "narrow_d"},
-        tiles: {"ragged_q"},
-        config.convert: set(needs) - {"sequences", "causal", "window_left", "ragged_q", "narrow_d"},
-    }
+    if config.two_passes:
+        grids[config.convert] = math.ceil(problem.q_len / config.convert.tile_q) * heads
+    needs = _needs_by_part(config, tiles, problem)
     launches = tuple(
         Sm90BackwardLaunch(
             part,
             problem,
-            Needs(tuple(name for name in needs if name not in left_out[part])),
+            needs[part],
             _geometry(part, ctas, LISTED_BYTES if part is tiles and problem.sequences else 0),
             scratch_bytes=scratch.bytes,
             tiles_config=tiles,
@@ -201,6 +197,28 @@ def plan_backward(config: Sm90BackwardConfig, problem: AttentionProblem, sm_coun
         for part, ctas in grids.items()
     )
     return (*_lists(tiles, problem, scratch), *launches) if problem.sequences else launches
+
+
+def _needs_by_part(
+    config: Sm90BackwardConfig, tiles: Sm90TilesConfig, problem: AttentionProblem
+) -> dict[KernelConfig, Needs]:
+    """What each launch looks at, by the length of its own tiles."""
+    dq = config.convert
+    tile_q = dq.tile_q if config.two_passes else tiles.tile_q
+    needs = needs_of(problem, tile_q=tiles.tile_q, tile_k=tiles.tile_k, d_head=config.d_head)
+    of_dq = needs_of(problem, tile_q=tile_q, tile_k=tiles.tile_k, d_head=config.d_head)
+    edges = {"causal", "window_left", "ragged_q", "narrow_d"}
+    looks_at: dict[KernelConfig, set[str]] = {
+        config.rows: {"sequences", "narrow_d"},
+        # It needs no end of the rows: what TMA and statistics bring from there is zero.
+        tiles: set(needs) - {"ragged_q"},
+        # Sums that are there are of keys that exist; keys that are multiplied may not.
+        dq: edges | ({"ragged_k", "softcap", "alibi"} if config.two_passes else {"sequences"}),
+    }
+    return {
+        part: Needs(tuple(name for name in (of_dq if part is dq else needs) if name in kept))
+        for part, kept in looks_at.items()
+    }
 
 
 def _lists(
@@ -231,7 +249,7 @@ def _scratch(config: Sm90TilesConfig, q_tiles: int) -> Scratch:
     statistics = q_tiles * config.statistics_bytes
     return Scratch(
         math.ceil(statistics / ALIGNMENT) * ALIGNMENT,
-        q_tiles * config.tile_q * config.d_head * 4,
+        0 if config.two_passes else q_tiles * config.tile_q * config.d_head * 4,
         1 + config.counters * q_tiles,
     )
 

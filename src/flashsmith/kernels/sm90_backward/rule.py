@@ -22,15 +22,15 @@ from flashsmith.problem.attention import AttentionProblem
 
 NARROW = 64  # d_head up to which sections pay under a mask too
 SHORT = 2048  # keys up to which small sections are faster at d_head 128
-# Under a mask the ordered kernel ends in short blocks and has no sums to clear before: at this
-# width it is faster than those in any order.
+# From this width on the same bits cost nothing under a mask, where the ordered kernel ends in short
+# blocks and has no sums to clear before; of wider heads nothing is added at all.
 ORDER_PAYS = 128
 
 
 def candidates(problem: AttentionProblem, arch: Arch) -> Sequence[Sm90BackwardConfig]:
     """The configurations that compute `problem`, or none; those in any order only where it is free.
 
-    Times of 18 problems decide (H200, 2026-11). Packed sequences have lists, whose order is one of
+    Times of 24 problems decide (H200, 2026-11). Packed sequences have lists, whose order is one of
     two: sections pay but for wide heads under a mask, whose kv blocks have different lengths.
     """
     width = next((w for w in WIDTHS if w >= problem.d_head), None)
@@ -49,5 +49,6 @@ def candidates(problem: AttentionProblem, arch: Arch) -> Sequence[Sm90BackwardCo
     ordered = simple if problem.sequences else [*own, *simple]
     uses = ordered
     if not problem.deterministic and not problem.sequences:
-        uses = [*ordered, free] if hides and width == ORDER_PAYS else [free, *ordered]
+        pays = width > ORDER_PAYS or (hides and width == ORDER_PAYS)
+        uses = [*ordered, free] if pays else [free, *ordered]
     return [configs[use] for use in uses if use in configs]

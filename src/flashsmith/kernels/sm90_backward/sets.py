@@ -12,11 +12,12 @@ from flashsmith.kernels.sm90_backward.config import Sm90BackwardConfig
 
 _ALL = "turns+fold+early_dv+late_fences"
 # Of dS as many tiles as shared memory holds.
-_BEGINS = {64: f"ds_2+{_ALL}", 128: f"ds_3+{_ALL}", 256: "ds_2+dq_red"}
+_BEGINS = {64: f"ds_2+{_ALL}", 128: f"ds_3+{_ALL}", 256: "ds_2"}
 FULL, HIDING, LONG = "full", "hiding", "long"  # no mask; one; no mask, many keys
 FREE_FULL, FREE_HIDING = "free full", "free hiding"  # sums in any order
 SECTIONS, ONE_BY_ONE = "sections", "one by one"  # also for lists of packed sequences
-# The fastest of benchmarks/results/h200_backward/candidates.jsonl (H200, 2026-11, BF16).
+# The fastest of benchmarks/results/h200_backward/candidates.jsonl and wide.jsonl (H200, 2026-11,
+# BF16). Wide heads with sums are slower than two passes: in order they are for lists.
 _ENDS = {
     64: {
         FULL: "adders_3+early_polls+section_20+heads_inner",
@@ -27,8 +28,8 @@ _ENDS = {
         ONE_BY_ONE: "",
     },
     128: {
-        FULL: "adders_3+early_polls+section_20+heads_inner",
-        LONG: "sections+adders_3",
+        FULL: "adders_3+section_20+heads_inner",
+        LONG: "adders_3+section_40+heads_inner",
         HIDING: "masks_first+adders_3+early_polls+rising+section_10",
         FREE_FULL: "unordered+heads_inner",
         FREE_HIDING: "unordered+masks_first+short_last+section_40+heads_inner",
@@ -36,12 +37,12 @@ _ENDS = {
         ONE_BY_ONE: "",
     },
     256: {
-        FULL: "section_20+heads_inner",
-        HIDING: "masks_first+rising+section_10",
-        FREE_FULL: "unordered+heads_inner",
-        FREE_HIDING: "unordered+masks_first+short_last+section_40+heads_inner",
-        SECTIONS: "sections",
-        ONE_BY_ONE: "",
+        FULL: "two_passes+heads_inner",
+        HIDING: "masks_first+two_passes+short_last+section_40+heads_inner",
+        FREE_FULL: "dq_red+unordered+heads_inner",
+        FREE_HIDING: "dq_red+unordered+masks_first+short_last+section_40+heads_inner",
+        SECTIONS: "dq_red+sections",
+        ONE_BY_ONE: "dq_red",
     },
 }
 

@@ -58,6 +58,17 @@ _TALL_BIASED = {
     64: ((2, 128, f"kv_2+q_4+{_SUM}+halves+pingpong+o_smem+{_TWO}"),),
 }
 
+# What is faster than the first of these where a mask or a score asks for more, at width 128
+# (benchmarks/results/h200_masks); each was raced alone.
+_BITS = (
+    2,
+    128,
+    f"kv_2+q_4+{_LOOP}+stats_BITS+lazy_8+halves+pingpong+early_tests+o_smem+late_store+{_TWO}",
+)
+_SLOPES = (3, 80, f"kv_2+q_6+{_SUM}+pingpong+early_tests+split+o_smem+hints+{_THREE}")
+_OWN = {"window": _BITS, "bias": _BITS, "cap": _TALL[128][1], "slopes": _SLOPES}
+_ASKING = 128  # the width
+
 
 # Of chunks, few rows on many keys: tiles that are cut along the keys, and no taller than most
 # chunks are.
@@ -78,12 +89,39 @@ def candidates(problem: AttentionProblem, arch: Arch) -> Sequence[Sm90ForwardCon
         return ()
     ranked = _ranked(problem.dtype, width, bool(problem.bias))
     is_short = problem.q_len <= SHORT_QUERIES
+    own = _asked(problem.dtype, _own_of(problem)) if width == _ASKING else None
+    if own is not None:
+        ranked = (own, *(config for config in ranked if config != own))
     if is_short:
         ranked = (ranked[-1], *ranked[:-1])
     cut = _cut(problem.dtype, width, is_short)
     if _is_cut(cut, problem):
         return (cut, *(config for config in ranked if config != cut))
     return ranked
+
+
+def _own_of(problem: AttentionProblem) -> str:
+    """Which of the faster ones a problem asks for, or an empty text: what was not measured."""
+    has_window = problem.window_left is not None or problem.window_right is not None
+    asks = {
+        "window": has_window,
+        "cap": problem.softcap is not None,
+        "slopes": problem.alibi,
+        "sinks": problem.sinks,
+        "bias": bool(problem.bias),
+    }
+    asked = [name for name, is_asked in asks.items() if is_asked]
+    if problem.is_listed or len(asked) != 1:
+        return ""
+    if (asked == ["slopes"] and problem.causal) or (asked == ["bias"] and problem.bias != "same"):
+        return ""
+    return asked[0]
+
+
+@cache
+def _asked(dtype: DType, own: str) -> Sm90ForwardConfig | None:
+    parts = _OWN.get(own)
+    return None if parts is None else _read(dtype, _ASKING, parts)
 
 
 def _is_cut(config: Sm90ForwardConfig, problem: AttentionProblem) -> bool:

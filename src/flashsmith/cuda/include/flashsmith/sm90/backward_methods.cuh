@@ -15,8 +15,11 @@ constexpr int row_stages() const { return 2; }
 constexpr int tile_slots() const { return 4; }
 constexpr int kv_bytes() const { return keys() * kPanelRowBytes * panels(); }
 constexpr int q_bytes() const { return q_tile_rows() * kPanelRowBytes * panels(); }
-constexpr int ds_bytes() const { return keys() * q_tile_rows() * 2; }
-constexpr bool stages_dq() const { return !dq_red; }
+// With `two_passes` dS stays in registers, and this launch adds nothing to dQ.
+constexpr int ds_bytes() const { return two_passes ? 0 : keys() * q_tile_rows() * 2; }
+constexpr bool stages_dq() const { return !dq_red && !two_passes; }
+// Whether kv blocks may run in any order.
+constexpr bool in_any_order() const { return unordered || two_passes; }
 // Whether threads of the producer's warpgroup add what is staged, in order.
 constexpr bool has_adders() const { return !unordered && stages_dq(); }
 // Whether they are more than one for each warpgroup, poll early, or have heads that rise.

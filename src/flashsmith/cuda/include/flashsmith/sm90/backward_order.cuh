@@ -44,7 +44,7 @@ FS_DEVICE DrawnBlock block_of_section(u32 index, u32 heads, u32 blocks, u32 sect
 template <class Kernel>
 FS_DEVICE DrawnBlock draw_short_last(const typename Kernel::Args& args, u32 index) {
     const u32 heads = args.tiles / args.k_tiles;
-    if constexpr (Kernel::kConfig.unordered) {
+    if constexpr (Kernel::kConfig.in_any_order()) {
         const u32 long_blocks = args.k_tiles - args.short_blocks;
         if (index < long_blocks * heads) {
             return block_of_section(index, heads, long_blocks, args.section_heads);

@@ -34,7 +34,7 @@ struct BackwardProducer {
             }
             // Asked for here, needed when the rings are full. In order, others wait for the block
             // that a number stands for: it is drawn when this one's loads are out, not before.
-            [[maybe_unused]] const u32 early = kConfig.unordered ? draw() : 0;
+            [[maybe_unused]] const u32 early = kConfig.in_any_order() ? draw() : 0;
             Walk<Kernel> walk(args, tile, tiles);
             // In the order of need. V is free before K: a tile's last dQ still reads that.
             load_q(walk, tile.batch);
@@ -44,11 +44,12 @@ struct BackwardProducer {
             ++steps;
             _Pragma("unroll 1") for (i32 left = tile.steps; --left > 0; ++steps) {
                 walk.advance(args, tiles);
+                if constexpr (kConfig.early_release) load_d_o(walk, tile.batch);  // free first
                 load_q(walk, tile.batch);
-                load_d_o(walk, tile.batch);
-                if (kConfig.unordered && left == tile.steps - 1) publish(early, tiles + 1);
+                if constexpr (!kConfig.early_release) load_d_o(walk, tile.batch);
+                if (kConfig.in_any_order() && left == tile.steps - 1) publish(early, tiles + 1);
             }
-            if (!kConfig.unordered) {
+            if (!kConfig.in_any_order()) {
                 publish(draw(), tiles + 1);
             } else if (tile.steps == 1) {
                 publish(early, tiles + 1);

@@ -213,7 +213,7 @@ FS_DEVICE KvTile decode_kv_tile(const typename Kernel::Args& args, u32 index) {
     const u32 heads = min(static_cast<u32>(args.section_heads), all_heads - first_head);
     const u32 turn = rest / heads;
     const u32 batch_head = first_head + rest - turn * heads;
-    const u32 block = Kernel::kConfig.unordered ? turn : args.k_tiles - 1 - turn;
+    const u32 block = Kernel::kConfig.in_any_order() ? turn : args.k_tiles - 1 - turn;
     const i32 first_key = block * Kernel::kConfig.keys();
     const u32 batch = batch_head / args.kv_heads;
     return {first_key, Walk<Kernel>::steps(args, first_key),

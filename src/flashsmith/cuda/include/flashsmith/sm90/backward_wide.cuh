@@ -27,20 +27,22 @@
 #include "flashsmith/sm90/backward_cap.cuh"
 #include "flashsmith/sm90/backward_products.cuh"
 #include "flashsmith/sm90/backward_tile.cuh"
+#include "flashsmith/sm90/backward_without_dq.cuh"
 #include "flashsmith/sm90/output.cuh"
 #include "flashsmith/sm90/output_bounds.cuh"
 
 namespace flashsmith::sm90 {
 
-// kMakesP: S, P and dV are this warpgroup's; else dP, dS and dK.
-template <class Kernel, bool kMakesP>
+// kMakesPArg: S, P and dV are this warpgroup's; else dP, dS and dK.
+template <class Kernel, bool kMakesPArg>
 struct WideConsumer {
+    static constexpr bool kMakesP = kMakesPArg;
     static constexpr Sm90TilesConfig kConfig = Kernel::kConfig;
     static constexpr Needs kNeeds = Kernel::kNeeds;
     static constexpr int kWarpgroup = kMakesP ? 0 : 1;
     static constexpr int kRows = kConfig.q_tile_rows();
     static constexpr int kKeys = kConfig.keys();
-    static constexpr bool kOrdered = !kConfig.unordered;
+    static constexpr bool kOrdered = !kConfig.in_any_order();
     static_assert(kRows == 64 && kKeys == 64, "a piece of dQ is 64 rows, dS one panel of 64 keys.");
     static_assert(!kConfig.fold, "statistics are loaded.");
     using Plan = typename Kernel::Plan;
@@ -90,12 +92,19 @@ struct WideConsumer {
             if (left == 0) break;
             first_key = ptx::broadcast(tile.first_key);
             begin(ptx::broadcast(tile.batch * args.heads + tile.kv_head * args.kv_group));
-            _Pragma("unroll 1") while (--left > 0) step<false>();
-            step<true>();
+            if constexpr (kConfig.two_passes) {
+                _Pragma("unroll 1") while (--left > 0)
+                    StepWithoutDq<WideConsumer>::template make<false>(*this);
+                StepWithoutDq<WideConsumer>::template make<true>(*this);
+            } else {
+                _Pragma("unroll 1") while (--left > 0) step<false>();
+                step<true>();
+            }
         }
     }
 
   private:
+    friend struct StepWithoutDq<WideConsumer>;
     FS_DEVICE int stage() const { return steps & 1; }
     FS_DEVICE u32 parity() const { return steps >> 1 & 1; }
     FS_DEVICE void arrive(SmemAddr barrier) const {
@@ -228,9 +237,11 @@ struct WideConsumer {
     FS_DEVICE void make_ds(const Scores& dp) {
         const u32 row = warp * 16 + lane % 16;
         const u32 first = ds_tile(stage()) + row * kPanelRowBytes + ((lane / 16 ^ (row & 7)) << 4);
-        ptx::mbarrier_wait(Plan::q_full(stage()), parity());        // statistics have landed
-        ptx::mbarrier_wait(Plan::p_full(), steps & 1);              // P is there
-        ptx::mbarrier_wait(Plan::ds_empty(stage()), parity() ^ 1);  // dQ from it is complete
+        ptx::mbarrier_wait(Plan::q_full(stage()), parity());  // statistics have landed
+        ptx::mbarrier_wait(Plan::p_full(), steps & 1);        // P is there
+        if constexpr (!kConfig.two_passes) {
+            ptx::mbarrier_wait(Plan::ds_empty(stage()), parity() ^ 1);  // dQ from it is complete
+        }
         FS_UNROLL
         for (int j = 0; j < kRows / 16; ++j) {
             const Chunk delta = load_statistics(j, kRows * 4);
@@ -248,7 +259,7 @@ struct WideConsumer {
                 }
                 operand[4 * j + i] = chunk[i] = ptx::pack2<kConfig.dtype>(x[0], x[1]);
             }
-            ptx::stmatrix_x4({first ^ (j * 32)}, chunk);
+            if constexpr (!kConfig.two_passes) ptx::stmatrix_x4({first ^ (j * 32)}, chunk);
         }
         ptx::bar_warp_sync();  // all lanes have read P
         arrive(Plan::p_empty());
@@ -363,8 +374,11 @@ struct WideConsumer {
         ptx::wgmma_wait<0>();
         ptx::fence_registers(first);
         make_operand<true>(first);
+        if constexpr (kConfig.early_release) StepWithoutDq<WideConsumer>::release_scores(*this);
         // K has landed: both multiply it to dQ.
-        if constexpr (!kMakesP) ptx::mbarrier_wait(Plan::k_full(), tiles & 1);
+        if constexpr (!kMakesP && !kConfig.two_passes) {
+            ptx::mbarrier_wait(Plan::k_full(), tiles & 1);
+        }
     }
 
     // What P or dS of a q tile gives, dQ of the one before, and P or dS of the next.
