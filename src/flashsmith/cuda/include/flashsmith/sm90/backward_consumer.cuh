@@ -396,9 +396,8 @@ struct BackwardConsumer {
         Piece dq;
         ptx::mbarrier_wait(Plan::ds_full(before), before_parity);  // of both warpgroups
         ptx::wgmma_fence();
-        // In the first step of a kv block there is none: K, which nobody writes meanwhile, stands in
-        // for dS, and the product is not stored. A branch would make ptxas wait for products one by
-        // one.
+        // In the first step of a kv block there is none: K, which nobody writes, stands in for dS,
+        // and the product is not stored. A branch would make ptxas wait for products one by one.
         issue_dq(dq, has_dq ? ds_panel(before) : Plan::kK);
         ptx::wgmma_commit();
         if constexpr (kConfig.late_fences) publish_ds();

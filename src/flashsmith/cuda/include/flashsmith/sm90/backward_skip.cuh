@@ -31,8 +31,8 @@ struct HiddenStep {
     }
 
   private:
-    // Stores zeros as dS, which the other warpgroup's dQ reads. It waits for Q and dO even so: their
-    // stages would be released twice if it released them earlier.
+    // Stores zeros as dS, which the other warpgroup's dQ reads. It waits for Q and dO even so:
+    // their stages would be released twice if it released them earlier.
     static FS_DEVICE void leave_out(Consumer& c) {
         using Plan = typename Consumer::Plan;
         ptx::mbarrier_wait(Plan::q_full(c.stage()), c.parity());
