@@ -86,6 +86,29 @@ def test_a_bias_alone_may_want_its_gradient_and_others_alone():
     require_near(torch.autograd.grad(out, [q], DO), truths(mask)[:1])
 
 
+def by_definition(q, k, v, bias, sinks, slopes):
+    """Causal, capped at 5, with slopes and sinks; `diagonal` is KEYS - ROWS."""
+    scores = 5.0 * torch.tanh(q @ k.mT / 8 / 5.0)
+    places = torch.arange(ROWS)[:, None] + KEYS - ROWS - torch.arange(KEYS)
+    scores = scores - slopes[:, None, None] * places.abs() + bias
+    scores = scores.masked_fill(places < 0, -torch.inf)
+    logits = sinks[None, :, None, None].expand(BATCH, HEADS, ROWS, 1)
+    return torch.cat([scores, logits], -1).softmax(-1)[..., :KEYS] @ v
+
+
+@BACKENDS
+def test_a_bias_beside_every_other_fact_has_gradients(backend):
+    sinks, slopes = torch.tensor([0.5, -1.0, 2.0]), torch.tensor([0.02, 0.1, 0.3])
+    own, mask = leaves(MASKS["of every head"])
+    sinks.requires_grad_()
+    facts = {"causal": True, "softcap": 5.0, "alibi_slopes": slopes, "backend": backend}
+    out = flash_attention(*own, layout="bhsd", bias=mask, sinks=sinks, **facts)
+    found = torch.autograd.grad(out, [*own, mask, sinks], DO)
+    wide = [x.detach().double().requires_grad_() for x in (*own, mask, sinks)]
+    wanted = torch.autograd.grad(by_definition(*wide, slopes.double()), wide, DO.double())
+    require_near(found, wanted)
+
+
 def test_torchs_own_calls_are_taken_with_their_masks():
     own, mask = leaves(MASKS["of every head"])
     with integration.sdpa(cpu=True) as routes:
