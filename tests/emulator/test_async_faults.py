@@ -34,7 +34,7 @@ FAULTS = [
     ("a destination too high", r"(shared::cluster\.global[^\[]*\[%r\d+)\]", r"\1+98304]",
      r"out of bounds: 8192 bytes outside shared memory"),
     ("an odd coordinate", r"(shared::cluster\.global[^{]*\{)%r\d+", r"\g<1>3",
-     r"misaligned: innermost coordinate 3 is no multiple of 16 bytes"),
+     r"misaligned: innermost coordinate 3 is not a multiple of 16 bytes"),
     ("a store before the tensor", r"(tensor\.2d\.global[^{]*\{)%r\d+", r"\g<1>-8",
      r"out of bounds: a store begins at coordinates \[-8, 0\], before the tensor"),
     ("no tensor map", r"(mov\.b64 \t%rd\d+, attention_like_param_)0;", r"\g<1>4;",

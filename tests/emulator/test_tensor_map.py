@@ -35,7 +35,7 @@ def test_other_bytes_are_no_tensor_map():
         ({"address": 0x4008}, "multiple of 16"),
         ({"dims": (64, 0)}, "each lies in 1"),
         ({"strides_bytes": (120,)}, "multiple of 16 bytes"),
-        ({"strides_bytes": ()}, "one stride less"),
+        ({"strides_bytes": ()}, "one stride fewer"),
         ({"box": (64, 257)}, "each extent lies in 1 .. 256"),
         ({"box": (128, 8)}, "at most the swizzle"),
         ({"box": (4, 8)}, "multiples of 16 bytes"),

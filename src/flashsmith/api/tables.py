@@ -165,9 +165,9 @@ def _require_fits(role: TensorRole, view: ArrayView, problem: AttentionProblem) 
     if view.dtype != kind:
         raise ArgumentTypeError(f"{role.name} is {view.dtype}; it must be {kind}.")
     if view.shape != shape:
-        raise ArgumentError(
-            f"{role.name} has shape {view.shape}; it must be {shape}: ({', '.join(role.of)})."
-        )
+        words = {"requests": "sequences" if problem.sequences else "batch"}
+        means = ", ".join(words.get(name, name) for name in role.of)
+        raise ArgumentError(f"{role.name} has shape {view.shape}; it must be {shape}: ({means}).")
     # The stride of a dimension with one element has no meaning.
     gaps = [n > 1 and s != c for n, s, c in zip(shape, view.strides, compact(shape), strict=True)]
     if any(gaps) and not view.is_empty:

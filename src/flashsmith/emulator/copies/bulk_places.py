@@ -80,7 +80,7 @@ def _check_corner(c: Chunk, u: Unit, index: int, lanes: NDArray[np.intp], place:
     crooked = corner[:, 0] * place.tensor.element_bytes % CHUNK_BYTES != 0
     before = (corner < 0).any(axis=1) if place.is_store else np.zeros_like(crooked)
     for bad, kind, message in (
-        (crooked, "misaligned", "innermost coordinate {} is no multiple of 16 bytes"),
+        (crooked, "misaligned", "innermost coordinate {} is not a multiple of 16 bytes"),
         (before, "out of bounds", "a store begins at coordinates {}, before the tensor"),
     ):
         if bad.any():

@@ -107,7 +107,7 @@ def _refusal(
     """Why the driver's encoder would refuse this map, or an empty text."""
     rank = len(dims)
     if rank not in RANKS or len(box) != rank or len(strides) != rank - 1:
-        return f"{rank} dims, {len(box)} box extents, {len(strides)} strides; 1 to 5 dims are needed, as many box extents and one stride less"  # noqa: E501
+        return f"{rank} dims, {len(box)} box extents, {len(strides)} strides; there must be 1 to 5 dims, an equal number of box extents and one stride fewer"  # noqa: E501
     if kind not in ELEMENT_TYPES or element_bytes not in DEFAULT_TYPES:
         return f"elements of {element_bytes} bytes and type {kind!r}; take 1, 2, 4 or 8 bytes"
     if address % 16:

@@ -37,7 +37,7 @@ def is_apart(c: Chunk, u: Unit, m: NDArray[np.bool_], members: int, index: int) 
 
 
 class Convergence(Wait):
-    """Waits until all lanes of a warp that have not ended stand at the same place."""
+    """Waits until all lanes of a warp that have not ended are at the same instruction."""
 
     def __init__(
         self,

@@ -151,7 +151,7 @@ class Scheduler:
         return unit.mask is None or unit.pc not in self.meeting_points or self._together(unit)
 
     def _together(self, unit: Unit) -> bool:
-        """Whether all lanes of the unit's warps that have not ended stand at the same place."""
+        """Whether all lanes of the unit's warps that have not ended are at the same instruction."""
         mine, pc = unit.warps, unit.pc
         return not any(
             (other.pc != pc or other.wait is not None)

@@ -52,7 +52,7 @@ def special_value(c: Chunk, u: Unit, name: str) -> Value:
 
 
 def _multiprocessor(c: Chunk, u: Unit) -> Value:
-    """By slot where blocks take the place of others, else by number."""
+    """By slot where ctas begin as others end, else by number."""
     return (u.lane_block if c.later or c.ended else c.blocks[u.lane_block]) % c.sm_count
 
 

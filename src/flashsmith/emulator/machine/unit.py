@@ -1,4 +1,4 @@
-"""What runs: warps of several blocks that stand at the same place of the program."""
+"""What runs: warps of several ctas that are at the same instruction."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def _stacked(unit: Unit, numbers: Sequence[int]) -> NDArray[Any]:
 
 
 def merge(units: Sequence[Unit], live: Sequence[int]) -> Unit:
-    """One unit of several that stand at the same place; `live` are the registers still needed."""
+    """One unit of several at the same instruction; `live` are the registers still needed."""
     pairs = np.concatenate([u.block * 64 + u.warp for u in units])
     keys, position = np.unique(pairs, return_inverse=True)
     total = 32 * len(keys)

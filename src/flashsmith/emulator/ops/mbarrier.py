@@ -77,7 +77,7 @@ def _wait(e: Emitter, i: Instruction, address: str) -> None:
         e.write(i.operands[0], result, "pred")
 
 
-def _place(c: Chunk, u: Unit, m: Mask, address: Value) -> tuple[NDArray[np.intp], Ints, Ints]:
+def _barrier_of(c: Chunk, u: Unit, m: Mask, address: Value) -> tuple[NDArray[np.intp], Ints, Ints]:
     lanes = active_lanes(u, m)
     block, at = cluster_target(c, u.lane_block[lanes], at_lanes(address, lanes))
     return lanes, block, at
@@ -113,21 +113,21 @@ def find_barrier(
 
 
 def _init(c: Chunk, u: Unit, m: Mask, index: int, address: Value, count: Value) -> None:
-    lanes, block, at = _place(c, u, m, address)
+    lanes, block, at = _barrier_of(c, u, m, address)
     state = AsyncState.of(c)
     column = told(c, u, index, lanes, state.barriers.init, block, at, at_lanes(count, lanes))
     state.initialised(block, column, u.lane_warp[lanes], index)
 
 
 def _inval(c: Chunk, u: Unit, m: Mask, index: int, address: Value, _: None) -> None:
-    lanes, block, at = _place(c, u, m, address)
+    lanes, block, at = _barrier_of(c, u, m, address)
     told(c, u, index, lanes, AsyncState.of(c).barriers.inval, block, at)
 
 
 def _arrive(
     c: Chunk, u: Unit, m: Mask, index: int, address: Value, count: Value, tx: Value
 ) -> Value:
-    lanes, block, at = _place(c, u, m, address)
+    lanes, block, at = _barrier_of(c, u, m, address)
     state = AsyncState.of(c)
     column = find_barrier(c, u, index, lanes, block, at)
     state.release(block, column, u.lane_block[lanes], u.lane_warp[lanes])
@@ -141,12 +141,12 @@ def _arrive(
 
 
 def _expect(c: Chunk, u: Unit, m: Mask, index: int, address: Value, tx: Value) -> None:
-    lanes, block, at = _place(c, u, m, address)
+    lanes, block, at = _barrier_of(c, u, m, address)
     told(c, u, index, lanes, AsyncState.of(c).barriers.expect_tx, block, at, at_lanes(tx, lanes))
 
 
 def _complete(c: Chunk, u: Unit, m: Mask, index: int, address: Value, tx: Value) -> None:
-    lanes, block, at = _place(c, u, m, address)
+    lanes, block, at = _barrier_of(c, u, m, address)
     told(c, u, index, lanes, AsyncState.of(c).barriers.complete_tx, block, at, at_lanes(tx, lanes))
 
 
@@ -159,7 +159,7 @@ def _done(state: AsyncState, block: Ints, at: Ints, phase: Ints, parity: bool) -
 def _test_wait(
     c: Chunk, u: Unit, m: Mask, index: int, address: Value, phase: Value, parity: bool
 ) -> Value:
-    lanes, block, at = _place(c, u, m, address)
+    lanes, block, at = _barrier_of(c, u, m, address)
     state = AsyncState.of(c)
     wanted = at_lanes(phase, lanes)
     column = told(c, u, index, lanes, state.barriers.find, block, at)
@@ -176,7 +176,7 @@ def _try_wait(
     c: Chunk, u: Unit, m: Mask, index: int, address: Value, phase: Value, parity: bool
 ) -> Value:
     """Always true: the unit sleeps until it is."""
-    lanes, block, at = _place(c, u, m, address)
+    lanes, block, at = _barrier_of(c, u, m, address)
     state = AsyncState.of(c)
     find_barrier(c, u, index, lanes, block, at)
     wanted = at_lanes(phase, lanes)

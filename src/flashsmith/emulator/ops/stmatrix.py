@@ -28,7 +28,7 @@ def stmatrix(e: Emitter, i: Instruction) -> None:
     vector = i.operands[1]
     items = vector.items if isinstance(vector, Vector) else (vector,)
     if not i.has("m8n8") or i.type != "b16" or len(items) != count:
-        raise Unknown("only m8n8 of b16 with as many registers as matrices")
+        raise Unknown("only m8n8 of b16, with one register per matrix")
     words = ", ".join(e.read(item, "u32") for item in items)
     address = e.address(i.operands[0], "shared")
     e.do(f"{e.use(_store)}(c, u, m, {e.index}, {address}, ({words},), {i.has('trans')})")

@@ -59,7 +59,7 @@ def _bytes(name: str, size: int, extents: list[str]) -> int:
 
 
 def read_params(text: str) -> tuple[Param, ...]:
-    """The parameters between the brackets of an entry, at their places in the buffer."""
+    """The parameters between the brackets of an entry, at their offsets in the buffer."""
     params: list[Param] = []
     offset = 0
     for part in split_operands(text):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Reg:
-    """A register by its name inside the kernel, scopes resolved; `number` is its place in R."""
+    """A register by its name inside the kernel, scopes resolved; `number` is its index in R."""
 
     name: str
     number: int

@@ -9,7 +9,7 @@ from flashsmith.emulator.ptx.instruction import Instruction, Reg
 
 @dataclass(frozen=True, slots=True)
 class Param:
-    """A kernel parameter at its place in the parameter buffer."""
+    """A kernel parameter at its offset in the parameter buffer."""
 
     name: str
     offset: int

@@ -52,15 +52,15 @@ struct BackwardConsumer {
     const bool is_first_lane;
     const float factor;
 
-    u32 steps = 0;     // made in all: stage and parity of Q and dO
-    u32 tiles = 0;     // seen in all: slot, and parity of K and V
+    u32 steps = 0;     // before this one, of all kv blocks: stage and parity of Q and dO
+    u32 tiles = 0;     // kv blocks before this one: its slot, and the parity of K and V
     int ds_stage = 0;  // and of dS, whose ring may be longer
     u32 ds_parity = 0;
     u32 pieces = 0;       // of dQ, staged in all
     i32 first_key = 0;    // of the kv block
     i32 q_tile = 0;       // of the step's scores
-    bool adds = true;     // whether what this block multiplies belongs to any dQ
-    bool has_dq = false;  // whether there was a step before this one in the block
+    bool adds = true;     // whether the kv block adds to any dQ
+    bool has_dq = false;  // whether the kv block had a step before this one
     i32 dq_tile = 0;      // q tile of the next dQ that leaves,
     u32 dq_index = 0;     // and its number among those of all heads
     i32 batch_head = 0;   // with distances: the head of the step's scores,
@@ -185,7 +185,7 @@ struct BackwardConsumer {
         return ptx::ld_shared_16b(Plan::statistics(stage()) + (offset + j * 64 + lane % 4 * 16));
     }
 
-    // kMayHide: with `masks_first`, of a block's first step.
+    // kMayHide: with `masks_first`, true only in the first step of a kv block.
     template <bool kMayHide>
     FS_DEVICE void to_p() {
         const auto& of = masked_sequence<Kernel>(args, tiles);
@@ -396,8 +396,8 @@ struct BackwardConsumer {
         Piece dq;
         ptx::mbarrier_wait(Plan::ds_full(before), before_parity);  // of both warpgroups
         ptx::wgmma_fence();
-        // In a block's first step there is none: a product of K, which nobody writes, is dropped. A
-        // branch around it would make ptxas wait for products one by one.
+        // In the first step of a kv block there is none: K, which nobody writes, stands in for dS,
+        // and the product is not stored. A branch would make ptxas wait for products one by one.
         issue_dq(dq, has_dq ? ds_panel(before) : Plan::kK);
         ptx::wgmma_commit();
         if constexpr (kConfig.late_fences) publish_ds();
@@ -473,7 +473,7 @@ struct BackwardConsumer {
         take(dp, next_dp);
     }
 
-    // The block's last two dQ, and its dV and dK beside them.
+    // The kv block's last two dQ, and its dV and dK beside them.
     FS_DEVICE void end(Piece& dq, int before, int now, u32 now_parity) {
         Turns::pass(warpgroup);
         ptx::wgmma_wait<0>();

@@ -58,7 +58,7 @@ FS_DEVICE void backward_convert(const Sm90BackwardArgs& args) {
             FS_UNROLL
             for (int e = 0; e < 4; ++e) dq[4 * r + e] = __builtin_bit_cast(float, held.word[e]);
         }
-    } else {  // no block of keys has added anything
+    } else {  // no kv block has added anything
         FS_UNROLL
         for (int i = 0; i < 32; ++i) dq[i] = 0.0f;
     }

@@ -1,14 +1,14 @@
-// What the backward kernel adds where sequences are packed: the sequence of each kv block, and ends
-// of sequences inside of tiles.
+// What the backward kernel adds where sequences are packed: which sequence a kv block belongs to,
+// and sequences that end inside a q tile or a kv block.
 //
 // A tensor map ends where the packed tensor does: behind the last row or key of a sequence TMA
 // brings those of the next. Their weights are 0, but 0 times what is not a number is not 0. A warp
 // of its own, the sweeper, clears these rows in shared memory:
 //
-//   tile inside a sequence    TMA ─────────────────────────► full (of the stage)
-//   tile behind its end       TMA ──► tail_full ──► sweeper ──► full
+//   all rows are the sequence's    TMA ─────────────────────────► full (of the stage)
+//   the sequence ends in it        TMA ──► tail_full ──► sweeper ──► full
 //
-// Who multiplies waits for `full` in either case.
+// The warps that multiply wait for `full` in either case.
 #pragma once
 
 #include "flashsmith/ptx/barrier.cuh"
@@ -21,14 +21,14 @@
 namespace flashsmith::sm90 {
 
 // What a tile slot holds beside the kv block (KvTile), as two 16-byte accesses.
-struct WalkedSequence {  // as an entry of the list begins, in which queries and keys change places
+struct WalkedSequence {  // as an entry of the list begins, with queries and keys swapped
     i32 k_begin, q_begin;
     i32 k_len, q_len;
 };
 struct WalkedRows {
-    i32 first;         // q tile of the sequence that the block is walked with,
-    i32 end;           // and the one behind the last; the same where no row sees the block
-    i32 tiles_before;  // in scratch memory, among those of a head
+    i32 first;         // q tile of the sequence that sees the kv block,
+    i32 end;           // and one past the last; equal to `first` where no row sees it
+    i32 tiles_before;  // q tiles of the head's earlier sequences, in scratch memory
     i32 alignment;     // row i stands at key i + this
 };
 
@@ -38,7 +38,7 @@ struct WalkedRows {
 template <Sm90TilesConfig kConfig>
 struct BackwardListedPlan {
     // One more than there are buffers that TMA fills: K, V, and stages of Q and dO. When a slot
-    // comes round again one of the tiles behind it has been read, and the sweeper takes turns.
+    // is used again, a tile that was announced after it has been read: the sweeper goes in order.
     static constexpr int kTailSlots = 2 + 2 * kConfig.row_stages() + 1;
     static constexpr u32 kTold = BackwardPlan<kConfig>::kBase + kConfig.smem_bytes();
     static constexpr u32 kTails = kTold + kConfig.tile_slots() * 32;
@@ -53,7 +53,7 @@ struct BackwardListedPlan {
     static FS_DEVICE SmemAddr tail(u32 slot) { return {kTails + slot * 16}; }
     static FS_DEVICE SmemAddr tail_full(u32 slot) { return {kBarriers + slot * kBarrierBytes}; }
 
-    // One thread, before the plan of the configuration initialises its own.
+    // Run by one thread, before the plan of the configuration initialises its own barriers.
     static FS_DEVICE void init_barriers() {
         for (int i = 0; i < kTailSlots; ++i) ptx::mbarrier_init(tail_full(i), 1);
         ptx::st_shared_b32({kNext}, 0);
@@ -76,9 +76,9 @@ struct BackwardListedPlan {
         return __builtin_bit_cast(WalkedSequence, ptx::ld_shared_16b(told(tiles) + 16));
     }
 
-    // The producer tells of a tile of which the first `kept` rows are the sequence's; returns the
-    // barrier that its copies are to complete on. Which slot comes next is kept in shared memory:
-    // registers are few.
+    // Announces a tile whose first `kept` rows belong to the sequence; returns the barrier that its
+    // copies must complete on. The number of the next slot is kept in shared memory: registers are
+    // few.
     static FS_DEVICE SmemAddr send_tail(SmemAddr tile, i32 kept, int rows, SmemAddr full,
                                         u32 bytes) {
         const u32 slot = take_slot();
@@ -94,8 +94,8 @@ struct BackwardListedPlan {
         ptx::mbarrier_arrive(tail_full(slot));
     }
 
-    // One warp: clears what is behind the end of sequences, tile by tile, until the producer ends
-    // it.
+    // Run by one warp: clears the rows past the end of sequences, tile by tile, until the producer
+    // stops it.
     static FS_DEVICE void sweep() {
         const u32 lane = threadIdx.x % kWarpLanes;
         u32 slot = 0, parity = 0;

@@ -1,5 +1,5 @@
-// What the backward kernel on wgmma needs to know of every query row, as its shared memory has it,
-// one block of `statistics_bytes` a q tile:
+// What the backward kernel on wgmma needs to know of every query row, laid out as in its shared
+// memory, `statistics_bytes` for each q tile:
 //
 //   fold:   a = -LSE / scale, b = -delta, each 16 bytes: three bf16 numbers whose sum it is, zeros
 //           | a of row 0 | a of row 1 | … | b of row 0 | …     an operand of wgmma, no swizzle
@@ -45,7 +45,7 @@ struct QueryRow {
         return row < args.q_len;
     }
 
-    FS_DEVICE u64 place(const TensorArg& tensor, u32 chunk) const {
+    FS_DEVICE u64 address_of(const TensorArg& tensor, u32 chunk) const {
         const i64 element =
             batch * tensor.batch_stride + (batch_head - batch * args.heads) * tensor.head_stride +
             static_cast<i64>(row + of.q_begin) * tensor.seq_stride + chunk * kChunkElements;
@@ -56,8 +56,8 @@ struct QueryRow {
     FS_DEVICE float product(u32 chunk) const {
         float sum = 0.0f;
         if (!exists() || (kNeeds.narrow_d && chunk * kChunkElements >= args.d_head)) return sum;
-        const Chunk o = ptx::ld_global_16b(place(args.o, chunk));
-        const Chunk d_o = ptx::ld_global_16b(place(args.d_o, chunk));
+        const Chunk o = ptx::ld_global_16b(address_of(args.o, chunk));
+        const Chunk d_o = ptx::ld_global_16b(address_of(args.d_o, chunk));
         FS_UNROLL
         for (int i = 0; i < 4; ++i) {
             float a[2], b[2];
@@ -80,22 +80,22 @@ struct QueryRow {
         }
         const bool sees_none = lse == kNegativeInfinity;
         const i32 tile = row / kTile + of.tiles_before, column = row % kTile;
-        const u64 block = reinterpret_cast<u64>(args.statistics) +
-                          (static_cast<u64>(batch_head) * args.q_tiles + tile) *
-                              static_cast<u64>(kConfig.statistics_bytes());
+        const u64 of_tile = reinterpret_cast<u64>(args.statistics) +
+                            (static_cast<u64>(batch_head) * args.q_tiles + tile) *
+                                static_cast<u64>(kConfig.statistics_bytes());
         if constexpr (kConfig.fold) {
             constexpr u32 kMinusInfinity = 0xff80;  // and its other parts are zero
             const Chunk shift = sees_none ? Chunk{{kMinusInfinity, 0, 0, 0}}
                                           : three_parts(ptx::mul_rn(lse, args.minus_inverse_scale));
-            ptx::st_global_16b(block + column * 16, shift);
-            ptx::st_global_16b(block + (kTile + column) * 16, three_parts(-delta));
+            ptx::st_global_16b(of_tile + column * 16, shift);
+            ptx::st_global_16b(of_tile + (kTile + column) * 16, three_parts(-delta));
         } else {
             const i32 group = column / 8;
             const i32 at = group / 2 * 16 + column / 2 % 4 * 4 + group % 2 * 2 + column % 2;
-            float* const of_tile = reinterpret_cast<float*>(block);
+            float* const numbers = reinterpret_cast<float*>(of_tile);
             const float shift = sees_none ? -kNegativeInfinity : ptx::mul_rn(lse, kLog2E);
-            ptx::st_global_f32_if(of_tile + at, shift, true);
-            ptx::st_global_f32_if(of_tile + kTile + at, delta, true);
+            ptx::st_global_f32_if(numbers + at, shift, true);
+            ptx::st_global_f32_if(numbers + kTile + at, delta, true);
         }
     }
 };
@@ -107,15 +107,15 @@ FS_DEVICE void backward_rows(const Sm90BackwardArgs& args) {
     static_assert(kLanes <= kWarpLanes, "a row must lie in one warp.");
     static_assert(kConfig.q_tile_rows() % kRows == 0, "a cta must lie in one q tile.");
     const u32 chunk = threadIdx.x % kLanes;
-    const u32 blocks = args.q_tiles * (kConfig.q_tile_rows() / kRows);
-    u32 batch_head = ptx::ctaid_x() / blocks;
-    u32 block = ptx::ctaid_x() - batch_head * blocks;
+    const u32 ctas = args.q_tiles * (kConfig.q_tile_rows() / kRows);  // of one head
+    u32 batch_head = ptx::ctaid_x() / ctas;
+    u32 cta = ptx::ctaid_x() - batch_head * ctas;
     if (kConfig.heads_inner && args.o.head_stride < args.o.seq_stride) {
-        const u32 rest = ptx::ctaid_x() / args.heads, batch = rest / blocks;
+        const u32 rest = ptx::ctaid_x() / args.heads, batch = rest / ctas;
         batch_head = batch * args.heads + ptx::ctaid_x() - rest * args.heads;
-        block = rest - batch * blocks;
+        cta = rest - batch * ctas;
     }
-    i32 first = block * kRows;
+    i32 first = cta * kRows;
     ScratchTile of{};
     if constexpr (kListed<kNeeds>) {
         constexpr i32 kTile = kConfig.q_tile_rows();

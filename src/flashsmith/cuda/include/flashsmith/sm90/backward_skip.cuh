@@ -1,6 +1,6 @@
-// A step that a warpgroup leaves out: the q tile stands wholly before its keys, which the other
-// warpgroup's first rows still see. With `masks_first`, at d_head 128, that is a block's first step
-// for the second warpgroup under a causal mask.
+// A step that a warpgroup leaves out: no row of the q tile sees any of its keys, while some rows
+// still see keys of the other warpgroup. With `masks_first`, at d_head 128, that is the second
+// warpgroup's first step of a kv block under a causal mask.
 //
 //   keys →      warpgroup 0   warpgroup 1
 //   q tile 0     \ . . .       . . . .       warpgroup 1 leaves it out
@@ -16,11 +16,11 @@ namespace flashsmith::sm90 {
 
 template <class Consumer>
 struct HiddenStep {
-    // How many steps of a block that has `left` were left out: one or none.
+    // Leaves out the first of the kv block's `left` steps if it may; returns how many: 1 or 0.
     static FS_DEVICE i32 skip(Consumer& c, i32 left) {
         if constexpr (!Consumer::kConfig.masks_first || !Consumer::Mask::kHides ||
                       Consumer::kHalves == 2) {
-            return 0;  // with 128 rows a q tile stands before no warpgroup's keys
+            return 0;  // a q tile of 128 rows never lies wholly before a warpgroup's keys
         } else {
             const i32 key = c.first_key + c.warpgroup * kWarpgroupRows;
             const i32 row_end = (c.q_tile + 1) * Consumer::kRows;
@@ -31,8 +31,8 @@ struct HiddenStep {
     }
 
   private:
-    // dS is zero, for the other warpgroup's dQ. Q and dO are waited for all the same: released
-    // earlier, their stages would be released twice.
+    // Stores zeros as dS, which the other warpgroup's dQ reads. It waits for Q and dO even so:
+    // their stages would be released twice if it released them earlier.
     static FS_DEVICE void leave_out(Consumer& c) {
         using Plan = typename Consumer::Plan;
         ptx::mbarrier_wait(Plan::q_full(c.stage()), c.parity());
