@@ -57,13 +57,23 @@ def test_a_backward_step_is_one_loop_of_all_products_and_does_not_spill(config, 
         assert wgmma_faults(sass) == []
 
 
-def test_a_step_of_wide_heads_is_one_loop_a_warpgroup_without_spills():
-    config = next(c for c in get_kernel_configs("hopper-bwd") if c.d_head == 256)
-    kernel = compile_kernel(config.tiles, Needs(("causal", "ragged_k")), "sm_90a")
+SCORES, ROWS = 256 // 16, 64 // 16  # steps of S or dP, and of what is summed up over 64 rows
+
+
+@pytest.mark.parametrize(
+    ("text", "steps"),
+    [
+        ("hopper_bwd_tiles(BF16, 256): ds_2+dq_red", SCORES + ROWS + 2 * ROWS),  # two pieces of dQ
+        ("hopper_bwd_tiles(BF16, 256): ds_2+masks_first+two_passes+short_last", SCORES + ROWS),
+        ("hopper_bwd_queries(BF16, 256)", 2 * SCORES + ROWS),
+    ],
+)
+def test_a_step_of_wide_heads_is_one_loop_a_warpgroup_without_spills(text, steps):
+    kernel = compile_kernel(parse_config(text), Needs(("causal", "ragged_k")), "sm_90a")
     assert kernel.resources.spill_bytes == 0
     sass = disassemble(kernel.cubin)
     products = [i for i in wgmma_loop(sass) if i.opcode.startswith("HGMMA")]
-    assert len(products) == 256 // 16 + 64 // 16 + 2 * (64 // 16)
+    assert len(products) == steps
     assert not any("BRA.DIV" in fault for fault in wgmma_faults(sass))
 
 
