@@ -21,6 +21,8 @@ DEVICES = ["emulator"]
 if has_cuda():
     DEVICES.append(pytest.param("cuda", marks=pytest.mark.gpu))
 
+LONG_FIRST = ("tests/repo/", "tests/tuner/")
+
 
 @pytest.fixture(params=DEVICES)
 def device(request):
@@ -35,6 +37,12 @@ def pytest_addoption(parser):
         metavar="N",
         help="draw all numbers of tests with other seeds: what holds by luck of one fails here",
     )
+
+
+def pytest_collection_modifyitems(items):
+    # Single tests of half a minute stand in these folders: where one is the last of all, the other
+    # worker has nothing to do beside it.
+    items.sort(key=lambda item: not item.nodeid.startswith(LONG_FIRST))
 
 
 def pytest_collection_finish():

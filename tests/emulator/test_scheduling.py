@@ -8,6 +8,7 @@ from flashsmith.base.errors import EmulationError
 from flashsmith.emulator.machine import processes, scheduler
 from flashsmith.emulator.machine.barriers import BarrierWait
 from flashsmith.emulator.options import EmulatorOptions
+from flashsmith.emulator.ordering.traits import traits_of
 from flashsmith.emulator.program import load
 from flashsmith.emulator.ptx.parse import parse_kernel
 
@@ -201,9 +202,11 @@ def test_faults_come_back_from_other_processes():
 def test_blocks_that_talk_to_each_other_stay_in_one_process():
     quiet = parse_kernel(text("mov.u32 %r1, 1;", 0))
     loud = parse_kernel(text("ld.param.u64 %rd1, [p0]; atom.global.add.u32 %r1, [%rd1], 1;", 1))
-    assert processes.process_count(quiet, 20, 4) == 4
-    assert processes.process_count(loud, 20, 4) == 1
-    assert processes.process_count(quiet, 1, 4) == 1
+    assert not traits_of(quiet).communicates
+    assert traits_of(loud).communicates
+    assert processes.process_count(False, 20, 4) == 4
+    assert processes.process_count(True, 20, 4) == 1
+    assert processes.process_count(False, 1, 4) == 1
 
 
 def test_a_text_is_translated_once():

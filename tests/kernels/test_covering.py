@@ -5,7 +5,7 @@ import pytest
 
 from flashsmith.base.dtypes import DType
 from flashsmith.check.cases import Case, inputs_of
-from flashsmith.compile.compiler import compile_kernel
+from flashsmith.compile.compiler import compile_kernel, compile_ptx
 from flashsmith.emulator.options import EmulatorOptions
 from flashsmith.kernels import parse_config
 from flashsmith.problem.attention import AttentionProblem
@@ -32,7 +32,9 @@ def output(device, config, problem, more=()):
     """The bits of O, by the problem's own kernel or by one that knows more needs."""
 
     def other(launch):
-        return compile_kernel(launch.config, Needs((*launch.needs, *more)), device.arch)
+        runs_ptx = device.runs_ptx and not launch.workspace_bytes
+        compiled = compile_ptx if runs_ptx else compile_kernel
+        return compiled(launch.config, Needs((*launch.needs, *more)), device.arch)
 
     device.kernels.clear()  # what is loaded is not asked for
     places, buffers = contiguous_tensors(problem, inputs_of(Case("covered", problem)))

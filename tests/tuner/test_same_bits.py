@@ -44,7 +44,8 @@ def classes_of(device, configs):
     """The fingerprints of configurations, by what decides about them."""
     fixed = fingerprint_problem(PROBLEM)
     traits = {c: plan(c, fixed, sm_count=device.sm_count)[0].needs for c in configs}
-    compile_many([CompileJob(c, traits[c], device.arch) for c in configs])
+    if not device.runs_ptx:  # machine code takes nearly half of a compile
+        compile_many([CompileJob(c, traits[c], device.arch) for c in configs])
     classes = defaultdict(set)
     for config in configs:
         classes[what_decides(config)].add(fingerprint_of(device, config, PROBLEM))

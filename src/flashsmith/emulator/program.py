@@ -116,7 +116,7 @@ class Program:
             return self._run(chunk, options), chunk.counters
 
         firsts = range(0, blocks, step)
-        processes = process_count(self.kernel, len(firsts), options.processes)
+        processes = process_count(self.traits.communicates, len(firsts), options.processes)
         return run_all(run, firsts, processes, at_once=options.processes is not None)
 
     def _check_wgmma_registers(self) -> None:

@@ -8,7 +8,7 @@ import pytest
 from flashsmith.base.dtypes import DType
 from flashsmith.check.cases import Case, quick_cases
 from flashsmith.check.verdict import check_case
-from flashsmith.compile.compiler import compile_kernel
+from flashsmith.compile.compiler import compile_kernel, compile_ptx
 from flashsmith.compile.machine.cubin import machine_code
 from flashsmith.emulator.options import EmulatorOptions
 from flashsmith.kernels import get_kernel_configs, parse_config
@@ -348,9 +348,9 @@ def test_hints_are_given_to_loads_and_stores():
         (pairs, "multicast::cluster.L2::cache_hint"),
         (pairs, "st.global.L2::cache_hint.v4.b32"),
     ):
-        assert hint in compile_kernel(config, Needs(), "sm_90a").ptx
+        assert hint in compile_ptx(config, Needs(), "sm_90a").ptx
         without = config.replace(l2_hints=False)
-        assert "cache_hint" not in compile_kernel(without, Needs(), "sm_90a").ptx
+        assert "cache_hint" not in compile_ptx(without, Needs(), "sm_90a").ptx
 
 
 @pytest.mark.parametrize("d_head", [8, 40, 56])

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from flashsmith.emulator.machine.segments import Segment
+from flashsmith.emulator.machine.segments import Segment, numbers
 from flashsmith.emulator.machine.unit import Unit
 from flashsmith.emulator.machine.values import Value
 
@@ -20,12 +20,8 @@ if TYPE_CHECKING:
 
 def add_companions(segments: list[Segment], registers: int) -> dict[int, int]:
     """Register → companion; the segments' sets of live registers then hold the companions too."""
-    doubtful = left = segments[0].live_in
-    companions: dict[int, int] = {}
-    while left:
-        low = left & -left
-        companions[low.bit_length() - 1] = registers + len(companions)
-        left ^= low
+    doubtful = segments[0].live_in
+    companions = {number: registers + n for n, number in enumerate(numbers(doubtful))}
     if companions:
         for segment in segments:
             _add_companions(segment, doubtful, companions)
@@ -35,9 +31,8 @@ def add_companions(segments: list[Segment], registers: int) -> dict[int, int]:
 def _add_companions(segment: Segment, doubtful: int, companions: dict[int, int]) -> None:
     def spread(registers: int) -> int:
         some = registers & doubtful
-        for number, companion in companions.items() if some else ():
-            if some >> number & 1:
-                registers |= 1 << companion
+        for number in numbers(some) if some else ():
+            registers |= 1 << companions[number]
         return registers
 
     segment.uses, segment.defines = spread(segment.uses), spread(segment.defines)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
@@ -183,6 +183,19 @@ class Emitter:
         if operand.number in self.companions:
             self._note_written(operand.number)
 
+    def write_rows(self, operands: Sequence[Operand], rows: str, kind: str) -> None:
+        """Assigns the rows of a named array, one each; in one statement where nothing converts."""
+        found = [operand for operand in operands if isinstance(operand, Reg)]
+        is_plain = self.guard is None and len(found) == len(operands) > 1
+        if not is_plain or any(name_of(self.storage[r.number]) != name_of(kind) for r in found):
+            for number, operand in enumerate(operands):
+                self.write(operand, f"{rows}[{number}]", kind)
+            return
+        self.do(f"{', '.join(f'r{reg.number}' for reg in found)} = {rows}")
+        for reg in found:
+            if reg.number in self.companions:
+                self._note_written(reg.number)
+
     def _note_written(self, number: int) -> None:
         name = f"r{self.companions[number]}"
         if self.guard is None:
@@ -269,8 +282,7 @@ class Emitter:
         changed = 0
         for _, writes in segment.effects:
             changed |= writes
-        for number in numbers(changed & segment.live_out):
-            self.lines.append(f" R[{number}] = r{number}")
+        self._give_registers(numbers(changed & segment.live_out))
         if goes_on:
             self.lines.append(f" return {segment.successors[0]}")
         else:
@@ -286,6 +298,19 @@ class Emitter:
             return
         taken = self.value(f"G{segment.number}", itemgetter(*uses))
         self.lines.append(f" {', '.join(f'r{number}' for number in uses)} = {taken}(R)")
+
+    def _give_registers(self, found: list[int]) -> None:
+        """Locals into registers; neighbours in one statement, which Python compiles much sooner."""
+        begin = 0
+        for end in range(1, len(found) + 1):
+            if end < len(found) and found[end] == found[end - 1] + 1:
+                continue
+            first, names = found[begin], [f"r{number}" for number in found[begin:end]]
+            if end - begin < 3:
+                self.lines += [f" R[{first + n}] = {name}" for n, name in enumerate(names)]
+            else:
+                self.lines.append(f" R[{first}:{first + end - begin}] = {', '.join(names)}")
+            begin = end
 
     def _require_convergence(self, segment: Segment) -> None:
         """Diverged lanes wait at the start of a segment that has an instruction of whole warps."""

@@ -133,11 +133,7 @@ def _write_group(e: Emitter, group: list[_Chain]) -> None:
     function = e.use(matrix_product)
     fixed = f"u.pairs, c.options.mma_in_order, {first.bf16}, {len(first.a)}"
     out = e.assign(f"{function}({fixed}, ({a},), ({b},), ({start},))")
-    number = 0
-    for chain in group:
-        for register in chain.end:
-            e.write(register, f"{out}[{number}]", "f32")
-            number += 1
+    e.write_rows([register for chain in group for register in chain.end], out, "f32")
 
 
 def _stacked(pairs: int, registers: tuple[Value, ...]) -> NDArray[np.uint32]:

@@ -16,8 +16,6 @@ from typing import Any, Generic, Self, TypeVar
 
 from flashsmith.base.errors import EmulationError, FlashsmithError
 from flashsmith.base.forks import forking_helpers
-from flashsmith.emulator.ordering.traits import blocks_communicate
-from flashsmith.emulator.ptx.module import Kernel
 
 PAYS_SECONDS = 0.5  # work that is worth starting processes for
 
@@ -25,9 +23,9 @@ Job = TypeVar("Job")
 Result = TypeVar("Result")
 
 
-def process_count(kernel: Kernel, chunks: int, wanted: int | None) -> int:
+def process_count(communicates: bool, chunks: int, wanted: int | None) -> int:
     """How many processes a launch may use: one where blocks may depend on each other."""
-    if blocks_communicate(kernel) or not sys.platform.startswith("linux"):
+    if communicates or not sys.platform.startswith("linux"):
         return 1
     if multiprocessing.parent_process() is not None:
         return 1  # a worker of someone who has divided the work already

@@ -33,8 +33,7 @@ def emit_ldmatrix(e: Emitter, i: Instruction) -> None:
         parts = e.assign(
             f"{e.use(ldmatrix)}(c, u, {mask}, {address}, {count}, {i.has('trans')}, {e.index})"
         )
-        for number, item in enumerate(items):
-            e.write(item, f"{parts}[{number}]", "u32")
+        e.write_rows(items, parts, "u32")
 
 
 def ldmatrix(

@@ -83,10 +83,9 @@ def _write_parts(e: Emitter, parts: list[str], items: tuple[Operand, ...], kind:
     per_part = len(items) // len(parts)
     for number, part in enumerate(parts):
         rows = e.assign(f"{e.use(take_apart)}({part}, {name_of(raw)}, {per_part})")
-        for position in range(per_part):
-            value = f"{rows}[{position}]"
-            value = value if name_of(raw) == name_of(kind) else f"{value}.view({name_of(kind)})"
-            e.write(items[number * per_part + position], value, kind)
+        if name_of(raw) != name_of(kind):
+            rows = e.assign(f"{rows}.view({name_of(kind)})")
+        e.write_rows(items[number * per_part : (number + 1) * per_part], rows, kind)
 
 
 def take_apart(cells: Value, dtype: type[np.generic], count: int) -> Value:

@@ -87,8 +87,7 @@ def _product(e: Emitter, i: Instruction) -> None:
         f"{e.use(_multiply)}(c, u, m, {form}, ({old},), {a_text}, {e.read(b, 'u64')}, "
         f"{e.read(scale_d, 'pred')})"
     )
-    for number, register in enumerate(d.items):
-        e.write(register, f"{result}[{number}]", kind)
+    e.write_rows(d.items, result, kind)
 
 
 def _or_none(register: Operand) -> str:

@@ -63,8 +63,3 @@ def traits_of(kernel: Kernel) -> KernelTraits:
         adds_in_bulk=bool(sums),
         adds_floats=floats,
     )
-
-
-def blocks_communicate(kernel: Kernel) -> bool:
-    """Whether a block may see what another writes while both run."""
-    return traits_of(kernel).communicates

@@ -46,7 +46,8 @@ class Names:
         self._known: dict[str, Reg] = {}
         self._scopes: list[dict[str, Reg]] = [{}]
         self._ranges: list[dict[str, tuple[str, int]]] = [{}]
-        self._cache: dict[str, Operand] = {}
+        self._cache: dict[str, Operand] = {}  # of texts with no name that an inner scope declares
+        self._hidden: list[str] = []  # names that inner scopes declare
 
     def open(self) -> None:
         """Begins a `{` scope."""
@@ -57,6 +58,8 @@ class Names:
         """Ends a scope; False when it was the kernel's own."""
         self._scopes.pop()
         self._ranges.pop()
+        self._hidden = [name for scope in self._scopes[1:] for name in scope]
+        self._hidden += [prefix for ranges in self._ranges[1:] for prefix in ranges]
         return bool(self._scopes)
 
     def declare(self, kind: str, names: str) -> None:
@@ -65,8 +68,12 @@ class Names:
             if name.endswith(">"):
                 prefix, count = name[:-1].split("<")
                 self._ranges[-1][prefix] = (kind, int(count))
+                hidden = prefix
             else:
                 self._scopes[-1][name] = self._new(name, kind)
+                hidden = name
+            if len(self._scopes) > 1:
+                self._hidden.append(hidden)
 
     def _new(self, name: str, kind: str) -> Reg:
         reg = Reg(name, len(self.registers), kind)
@@ -88,12 +95,11 @@ class Names:
 
     def operand(self, text: str) -> Operand:
         """The operand that `text` spells; raises OperandError."""
-        cacheable = len(self._scopes) == 1
-        if cacheable and text in self._cache:
-            return self._cache[text]
-        operand = self._parse(text)
-        if cacheable:
-            self._cache[text] = operand
+        if any(hidden in text for hidden in self._hidden):
+            return self._parse(text)
+        operand = self._cache.get(text)
+        if operand is None:
+            operand = self._cache[text] = self._parse(text)
         return operand
 
     def _parse(self, text: str) -> Operand:

@@ -68,7 +68,7 @@ def parse_kernel(text: str, entry: str | None = None) -> Kernel:
 
 def _without_comments(text: str) -> str:
     """The text with blanks for comments and for what strings hold; lines stay where they are."""
-    clean = _COMMENT.sub(lambda m: re.sub(r"[^\n]", " ", m.group()), text)
+    clean = _COMMENT.sub(lambda m: _blanks(m.group()), text)
     clean = _STRING.sub(lambda m: f'"{" " * (len(m.group()) - 2)}"', clean)
     for mark, what in (("/*", "comment"), ('"', "string")):
         left = clean if mark == "/*" else re.sub(r'" *"', lambda m: " " * len(m.group()), clean)
@@ -76,6 +76,10 @@ def _without_comments(text: str) -> str:
         if at >= 0:
             raise EmulationError("bad PTX", f"a {what} does not end", line=_line(clean, at))
     return clean
+
+
+def _blanks(comment: str) -> str:
+    return "\n".join(" " * len(line) for line in comment.split("\n"))
 
 
 def _line(text: str, position: int) -> int:
