@@ -151,9 +151,7 @@ def test_what_shares_a_bias_is_summed_in_one_order(device):
     made = dict(inputs_of(Case("order", problem, placement="transposed")))
     is_emulated = isinstance(device, EmulatedDevice)  # of which another has other schedules
     other = EmulatedDevice(options=EmulatorOptions(seed=5)) if is_emulated else device
-    found = [
-        run_arrays(one, parse_config(MMA), problem, made)["dbias"] for one in (device, other)
-    ]
+    found = [run_arrays(one, parse_config(MMA), problem, made)["dbias"] for one in (device, other)]
     np.testing.assert_array_equal(*found)
 
 
