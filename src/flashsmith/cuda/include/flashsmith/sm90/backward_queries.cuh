@@ -325,9 +325,9 @@ struct QueriesConsumer {
     FS_DEVICE void to_p(Scores& s) const {
         if constexpr (kNeeds.softcap) to_tanh<Kernel>(args, s);
         if constexpr (Mask::kHides) {
-            constexpr int kOwn = kWarpgroupRows;
-            if (Mask::template hides_before<kOwn>(args, first_key + kKeys, first_row(), 0) ||
-                Mask::template hides_after<kOwn>(args, first_key, first_row(), 0)) {
+            constexpr int kHere = kWarpgroupRows;
+            if (Mask::template hides_before<kHere>(args, first_key + kKeys, first_row(), 0) ||
+                Mask::template hides_after<kHere>(args, first_key, first_row(), 0)) {
                 hide(s);
             }
         }
