@@ -5,8 +5,9 @@
 Each grid multiplies the values that flash-attn's tests try. Of each, points are drawn by a seed: a
 sample that holds every value and every pair of values of different lists, then any. A call is held
 against float64 attention, by flash-attn's own rule: at most twice as far off as the same sum in the
-tensors' precision, its gradients three times. What is refused is counted by what was said; what is
-wrong is listed. One line a grid is appended to FILE; the table comes last.
+tensors' precision, its gradients three times; in the grids of few rows 1e-5 and 2e-4 more. What is
+refused is counted by what was said; what is wrong is listed. One line a grid is appended to FILE;
+the table comes last.
 """
 
 from __future__ import annotations
@@ -197,31 +198,36 @@ class Case:
         return found
 
 
-def worst(found, truth, same) -> float:
-    """How many times as far off as the same precision is, which may be exact, and half a digit."""
+def worst(found, truth, same, times: int, more: float = 0.0) -> float:
+    """How far off, over what is allowed: so many times what the same precision is, and `more`.
+
+    The same precision may be exact: half a digit is added.
+    """
     if not truth.numel():
         return 0.0
     far = (found.double() - truth).abs().max().item()
     digit = torch.finfo(same.dtype).eps * truth.abs().max().item()
-    allowed = (same.double() - truth).abs().max().item() + digit / 2
+    allowed = times * ((same.double() - truth).abs().max().item() + digit / 2) + more
     if not far:  # all numbers may be zeros
         return 0.0
     return far / allowed if math.isfinite(far) and allowed else math.inf
 
 
-def with_gradients(inputs, call, truths) -> float:
+def with_gradients(case: Case, inputs, call, truths) -> float:
     """The worst of output and gradients, over what is allowed."""
     leaves = [x.requires_grad_(True) for x in inputs]
     out = call(*leaves)
     truth, same = truths(*leaves)
     d_out = torch.randn_like(out)
-    ratio = worst(out.reshape(truth.shape), truth, same) / 2
+    # Of few rows or keys gradients may be zeros, of which rounding leaves something.
+    more = (1e-5, 2e-4) if "short rows" in case.name else (0.0, 0.0)
+    ratio = worst(out.reshape(truth.shape), truth, same, 2, more[0])
     ours = torch.autograd.grad(out, leaves, d_out)
     shaped = d_out.reshape(truth.shape)
     right = torch.autograd.grad(truth, leaves, shaped.double(), retain_graph=True)
     near = torch.autograd.grad(same, leaves, shaped)
     for a, b, c in zip(ours, right, near, strict=True):
-        ratio = max(ratio, worst(a, b.double(), c) / 3)
+        ratio = max(ratio, worst(a, b.double(), c, 3, more[1]))
     return ratio
 
 
@@ -237,6 +243,7 @@ def dense(case: Case) -> float:
     if case.name.startswith("flash_attn_qkvpacked"):
         qkv = case.tensor(batch, case.rows, 3, case.heads, d)
         return with_gradients(
+            case,
             [qkv],
             lambda x: flashsmith.flash_attn_qkvpacked_func(x, **options),
             lambda x: truths(*x.unbind(2)),
@@ -245,13 +252,14 @@ def dense(case: Case) -> float:
     if case.name.startswith("flash_attn_kvpacked"):
         kv = case.tensor(batch, case.keys, 2, case.kv_heads, d)
         return with_gradients(
+            case,
             [q, kv],
             lambda q, kv: flashsmith.flash_attn_kvpacked_func(q, kv, **options),
             lambda q, kv: truths(q, *kv.unbind(2)),
         )
     k, v = (case.tensor(batch, case.keys, case.kv_heads, d) for _ in "kv")
     return with_gradients(
-        [q, k, v], lambda *qkv: flashsmith.flash_attn_func(*qkv, **options), truths
+        case, [q, k, v], lambda *qkv: flashsmith.flash_attn_func(*qkv, **options), truths
     )
 
 
@@ -289,8 +297,9 @@ def varlen(case: Case) -> float:
             block_table=table,
             **options,
         )
-        return worst(out, *truths(q, k, v)) / 2
+        return worst(out, *truths(q, k, v), 2)
     return with_gradients(
+        case,
         [q, k, v],
         lambda *qkv: flashsmith.flash_attn_varlen_func(
             *qkv, cu_q, cu_k, case.rows, case.keys, **options
@@ -393,7 +402,7 @@ def cached(case: Case) -> float:
     )
     seen = [[x[pad:] for x, pad in zip(f, pads, strict=True)] for f in full]
     truth, same = case.truths([*zip(q_rotated, *seen, strict=True)], slopes)
-    return worst(out.reshape(truth.shape), truth, same) / 2
+    return worst(out.reshape(truth.shape), truth, same, 2)
 
 
 def outcome(job: tuple[str, int, dict]) -> tuple[str, str, str]:
