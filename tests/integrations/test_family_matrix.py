@@ -3,6 +3,7 @@
 `make test` runs two of them on the CPU; FAMILIES=all runs all there, `make test-gpu` on a GPU.
 """
 
+import contextlib
 import copy
 import os
 
@@ -108,6 +109,33 @@ def test_logits_of_generated_steps_behind_padding_are_eagers(name, device):
                 if "position_ids" in state:
                     state["position_ids"] = state["position_ids"][:, -1:] + 1
     require_near(*(torch.stack(logits) for logits in found))
+
+
+def prompts(device, count=30):
+    """Of 5 to 39 tokens each, padded on the left, and their mask."""
+    random = torch.Generator().manual_seed(7)
+    lengths = torch.randint(5, 40, (count,), generator=random)
+    tokens = torch.randint(3, WORDS, (count, int(lengths.max())), generator=random)
+    mask = torch.arange(tokens.shape[1])[None] >= tokens.shape[1] - lengths[:, None]
+    return (tokens * mask).to(device), mask.long().to(device)
+
+
+@decoders
+def test_texts_that_run_free_leave_eagers_no_more_often_than_torchs_attention(name, device):
+    """Twenty tokens behind thirty prompts: how many differ from those of float32.
+
+    Random weights leave many near ties, on which any rounding decides: two deviations of such a
+    count are allowed. Where a family has no attention by torch, eager in bfloat16 is the peer.
+    """
+    truth, near, ours = three(name, device)
+    with contextlib.suppress(ValueError):
+        near = model_of(name, "sdpa", torch.bfloat16, device)
+    tokens, mask = prompts(device)
+    told = {"max_new_tokens": 20, "min_new_tokens": 20, "do_sample": False}
+    with torch.no_grad():
+        texts = [m.generate(tokens, attention_mask=mask, **told) for m in (truth, near, ours)]
+    theirs, own = (int((text != texts[0]).any(1).sum()) for text in texts[1:])
+    assert own <= theirs + 2 * max(theirs, 1) ** 0.5
 
 
 @decoders
