@@ -10,9 +10,10 @@ from flashsmith.problem.attention import AttentionProblem
 CASES = {
     "nothing": ({}, (2, 128, "SUM")),
     "window": ({"window_left": 1024, "causal": True}, (2, 128, "BITS")),
-    "cap": ({"softcap": 50.0}, (3, 80, "BITS")),
+    "cap": ({"softcap": 50.0}, (3, 80, "SUM")),
+    "cap under a causal mask": ({"softcap": 50.0, "causal": True}, (3, 80, "BITS")),
     "slopes": ({"alibi": True}, (3, 80, "SUM")),
-    "slopes under a causal mask": ({"alibi": True, "causal": True}, (2, 128, "SUM")),
+    "slopes under a causal mask": ({"alibi": True, "causal": True}, (3, 80, "SUM")),
     "bias": ({"bias": "same"}, (2, 128, "BITS")),
     "bool": ({"bias": "bool"}, (2, 128, "SUM")),
     "two at once": ({"alibi": True, "softcap": 50.0}, (2, 128, "SUM")),

@@ -65,8 +65,14 @@ _BITS = (
     128,
     f"kv_2+q_4+{_LOOP}+stats_BITS+lazy_8+halves+pingpong+early_tests+o_smem+late_store+{_TWO}",
 )
-_SLOPES = (3, 80, f"kv_2+q_6+{_SUM}+pingpong+early_tests+split+o_smem+hints+{_THREE}")
-_OWN = {"window": _BITS, "bias": _BITS, "cap": _TALL[128][1], "slopes": _SLOPES}
+_TURNS = (3, 80, f"kv_2+q_6+{_SUM}+pingpong+early_tests+split+o_smem+hints+{_THREE}")
+_OWN = {
+    "window": _BITS,
+    "bias": _BITS,
+    "cap": _TURNS,
+    "causal cap": _TALL[128][1],
+    "slopes": _TURNS,
+}
 _ASKING = 128  # the width
 
 
@@ -113,9 +119,9 @@ def _own_of(problem: AttentionProblem) -> str:
     asked = [name for name, is_asked in asks.items() if is_asked]
     if problem.is_listed or len(asked) != 1:
         return ""
-    if (asked == ["slopes"] and problem.causal) or (asked == ["bias"] and problem.bias != "same"):
+    if asked == ["bias"] and problem.bias != "same":
         return ""
-    return asked[0]
+    return "causal cap" if asked == ["cap"] and problem.causal else asked[0]
 
 
 @cache
