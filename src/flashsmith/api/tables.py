@@ -145,7 +145,7 @@ def rows_of_tables(tables: ArrayTables, batch: int) -> int:
     """The same of tables as a caller gives them, whose shapes are not checked yet."""
     boundaries: Array = tables.get("cu_seqlens_q")
     shape: tuple[int, ...] = getattr(boundaries, "shape", ())
-    return int(shape[0]) - 1 if len(shape) == 1 and shape[0] > 1 else batch
+    return shape[0] - 1 if len(shape) == 1 and shape[0] > 1 else batch
 
 
 def pages_of_a_sequence(table: ArrayView, batch: int) -> int:
