@@ -181,8 +181,8 @@ FAULTS = [
     ),
     Fault(
         *("sm90_backward", ONE_KEY, "the last block is left out", "sm90/backward_tile.cuh"),
-        "const u32 block = Kernel::kConfig.unordered ? turn : args.k_tiles - 1 - turn;",
-        "u32 block = Kernel::kConfig.unordered ? turn : args.k_tiles - 1 - turn;\n"
+        "const u32 block = Kernel::kConfig.in_any_order() ? turn : args.k_tiles - 1 - turn;",
+        "u32 block = Kernel::kConfig.in_any_order() ? turn : args.k_tiles - 1 - turn;\n"
         "    if (block * Kernel::kConfig.keys() + 1 == static_cast<u32>(args.k_len)) --block;",
     ),
     Fault(

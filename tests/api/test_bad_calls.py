@@ -317,7 +317,7 @@ BAD_CALLS = {
     "flash_attn_func with ALiBi": (
         lambda: flash_attn_func(array(), array(), array(), alibi_slopes=np.ones(77)),
         ArgumentError,
-        "alibi_slopes has shape (2, 77); it must be (2, 3): (requests, heads).",
+        "alibi_slopes has shape (2, 77); it must be (2, 3): (batch, heads).",
     ),
     "a window of one number": (
         lambda: call(window=5),

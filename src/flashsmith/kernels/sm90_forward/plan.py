@@ -141,7 +141,7 @@ class ForwardLaunch(Launch):
             at, elements = call[role.name], 0
             if role.is_rows or role.is_scores:
                 elements = at.batch_stride
-            elif role.is_statistics or role.of[0] == "batch":
+            elif role.is_statistics or role.of[0] in ("batch", "requests"):
                 elements = math.prod(role.shape(self.problem)[1:])
             n_bytes = self.first_batch * elements * role.element_bytes(self.problem)
             moved[role.name] = replace(at, address=at.address + n_bytes)
