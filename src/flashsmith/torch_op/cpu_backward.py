@@ -20,7 +20,7 @@ from flashsmith.torch_op.arguments import Argument, Given, options_of
 from flashsmith.torch_op.cpu_kernel import bits_of, require_cpu_options
 from flashsmith.torch_op.fake_kernel import empty_output
 from flashsmith.torch_op.tables import expanded
-from flashsmith.torch_op.tensor_view import tensor_view
+from flashsmith.torch_op.tensor_view import rows_by_name, tensor_view
 
 
 def backward(
@@ -79,8 +79,7 @@ def _differentiate(
 ) -> tuple[Tensor, ...]:
     """dQ, dK and dV; with the shape of a bias its gradient, of every row and key."""
     options = options_of(given, lse=False)
-    named = zip(("do", "q", "k", "v", "o", "lse", "dlse"), rows, strict=True)
-    tensors = {name: tensor for name, tensor in named if tensor is not None}
+    tensors = rows_by_name(*rows)
     q, k, v = (tensors[name] for name in "qkv")
     tensors |= expanded(tables, q, k, str(options.fact("layout")))
     views = {name: tensor_view(name, tensor) for name, tensor in tensors.items()}

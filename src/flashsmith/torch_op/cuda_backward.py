@@ -16,7 +16,7 @@ from flashsmith.torch_op.arguments import Argument, Given, layout_of, options_of
 from flashsmith.torch_op.cuda_kernel import begins_of, current_stream
 from flashsmith.torch_op.fake_kernel import empty_output
 from flashsmith.torch_op.tables import expanded
-from flashsmith.torch_op.tensor_view import tensor_view
+from flashsmith.torch_op.tensor_view import rows_by_name, tensor_view
 
 
 def backward(
@@ -30,8 +30,7 @@ def backward(
     *given: Argument,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dq, dk and dv of tensors on a GPU, in torch's current stream."""
-    inputs = {"q": q, "k": k, "v": v, "o": o, "lse": lse, "do": do}
-    inputs |= {} if dlse is None else {"dlse": dlse}
+    inputs = rows_by_name(do, q, k, v, o, lse, dlse)
     dq, dk, dv = _differentiate(inputs, given)
     return dq, dk, dv
 
@@ -48,8 +47,7 @@ def backward_with(
     *given: Argument,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The same of a call with tables."""
-    inputs = {"q": q, "k": k, "v": v, "o": o, "lse": lse, "do": do}
-    inputs |= {} if dlse is None else {"dlse": dlse}
+    inputs = rows_by_name(do, q, k, v, o, lse, dlse)
     inputs |= expanded(by_name(tables), q, k, layout_of(given))
     dq, dk, dv = _differentiate(inputs, given)
     return dq, dk, dv
@@ -67,8 +65,7 @@ def backward_bias(
     *given: Argument,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The same, and the gradient of the bias."""
-    inputs = {"q": q, "k": k, "v": v, "o": o, "lse": lse, "do": do}
-    inputs |= {} if dlse is None else {"dlse": dlse}
+    inputs = rows_by_name(do, q, k, v, o, lse, dlse)
     named = by_name(tables)
     inputs |= expanded(named, q, k, layout_of(given))
     shape = tuple(named[BIAS].shape)

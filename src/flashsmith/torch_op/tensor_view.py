@@ -104,3 +104,9 @@ def tensor_view(name: str, tensor: Tensor) -> ArrayView:
         address=tensor.data_ptr(),
         device="cpu" if kind == "cpu" else f"cuda:{index}",
     )
+
+
+def rows_by_name(*rows: Tensor | None) -> dict[str, Tensor]:
+    """What operators of gradients are given, in their order, by the names of the roles."""
+    named = zip(("do", "q", "k", "v", "o", "lse", "dlse"), rows, strict=True)
+    return {name: tensor for name, tensor in named if tensor is not None}

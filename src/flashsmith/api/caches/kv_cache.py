@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -246,7 +247,8 @@ class _Operations:
             )
 
     @property
-    def _module(self) -> Any:  # Any: two libraries with the same names for these
+    def module(self) -> Any:  # Any: two libraries with the same names for these
+        """The library itself."""
         if self.library == "torch":
             import torch
 
@@ -263,7 +265,7 @@ class _Operations:
             return None
         if isinstance(given, int) and not isinstance(given, bool):
             length = min(max(given, 0), _MOST_KEYS)
-            return self._module.full((self.batch,), length, dtype=self.int32, **self._where)
+            return self.module.full((self.batch,), length, dtype=self.int32, **self._where)
         return self.indices(name, given, 1)
 
     def indices(self, name: str, given: Array, dimensions: int) -> Array:
@@ -315,20 +317,20 @@ class _Operations:
     @property
     def int32(self) -> object:
         """The library's type of 32-bit integers."""
-        return self._module.int32
+        return self.module.int32
 
     def positions(self, lengths: Array, new: int, rows: int) -> Array:
         """Where new rows go: behind those of each sequence, inside its `rows`."""
-        behind = self._module.arange(new, dtype=self.int32, **self._where)
+        behind = self.module.arange(new, dtype=self.int32, **self._where)
         return (self._long(lengths)[:, None] + behind[None]).clip(0, max(rows - 1, 0))
 
     def sequences(self) -> Array:
         """The sequences in order, a row each."""
-        return self._module.arange(self.batch, **self._where)[:, None]
+        return self.module.arange(self.batch, **self._where)[:, None]
 
     def entries(self, table: Array, pages: Array, pool: int) -> Array:
         """Entries of a table at these pages of each sequence, inside the pool."""
-        take = getattr(self._module, "take_along_dim", None) or np.take_along_axis
+        take = getattr(self.module, "take_along_dim", None) or np.take_along_axis
         return take(self._long(table), pages, 1).clip(0, max(pool - 1, 0))
 
     def _long(self, indices: Array) -> Array:
@@ -422,7 +424,8 @@ def _rotate(
     known = int(cos.shape[0])
     at_q = ops.positions(lengths, 1 if is_one_place else q.shape[1], known)
     at_k = ops.positions(lengths, k.shape[1], known)
-    return rotated(q, checked, at_q, interleaved), rotated(k, checked, at_k, interleaved)
+    turn = partial(rotated, ops.module, tables=checked, interleaved=interleaved)
+    return turn(q, at=at_q), turn(k, at=at_k)
 
 
 def _append(

@@ -54,13 +54,19 @@ def require_appended(cos: Array, sin: Array) -> None:
         )
 
 
-def rotated(x: Array, tables: tuple[Array, Array], at: Array, interleaved: bool) -> Array:
+def rotated(
+    module: Any,  # Any: torch or numpy, whose arrays these are
+    x: Array,
+    *,
+    tables: tuple[Array, Array],
+    at: Array,
+    interleaved: bool,
+) -> Array:
     """Rows (batch, rows, heads, d_head) turned by the tables' rows `at`, (batch, rows) integers.
 
     Pairs are neighbouring columns where they are interleaved, otherwise a column of the first half
     and one of the second. Products are float32; the sum is rounded once.
     """
-    module = _module(x)
     half = tables[0].shape[1]
     cos, sin = (_wide(table)[at][:, :, None, :] for table in tables)
     turned, rest = _wide(x[..., : 2 * half]), x[..., 2 * half :]
@@ -75,14 +81,6 @@ def rotated(x: Array, tables: tuple[Array, Array], at: Array, interleaved: bool)
         both = module.concatenate(pair, -1)
     narrow = both.to(x.dtype) if origin(x) == "torch" else both.astype(x.dtype)
     return module.concatenate((narrow, rest), -1)
-
-
-def _module(x: Array) -> Any:  # Any: two libraries with the same names for these
-    if origin(x) == "torch":
-        import torch
-
-        return torch
-    return np
 
 
 def _wide(x: Array) -> Any:  # Any: of two libraries

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from flashsmith.kernels.arguments import NO_TENSOR, TensorArg
 from flashsmith.kernels.launch import SCRATCH, Call
 from flashsmith.problem.attention import AttentionProblem
-
-WORD_BYTES = 4
+from flashsmith.problem.signature import WORD_BYTES
 
 
 @dataclass(frozen=True, slots=True)
