@@ -50,7 +50,7 @@ def read_any(path: Path) -> list[Measurement]:
 
 def choosable_table(measurements: Iterable[Measurement], gpu: str) -> list[Measurement]:
     """What a choice may be made by on a GPU: gated times of kernels as they are now."""
-    from flashsmith.tuner.store.stale import stale_measurements  # nor what compiles
+    from flashsmith.tuner.store.stale import stale_measurements  # here: lines need no compiler
 
     timed = [m for m in measurements if m.gate and isinstance(m.outcome, Timed)]
     mine = [m for m in timed if m.key.gpu == gpu]
