@@ -289,9 +289,10 @@ def _ruled_choice(question: _Question, passed: list[Rejected]) -> Choice:
                 reason = obstacle or "the rule ranks it lower here"
                 passed.append(Rejected(config.short_form(), reason))
     if chosen is None:
+        smallest = f"{passed[-1].what}: {passed[-1].reason}; " if passed else ""
         raise Unsupported(
             f"No configuration computes {problem_text(question.problem)} on {question.arch.name}; "
-            f"the kernels take d_head in multiples of {D_HEAD_STEP} up to {MAX_D_HEAD}."
+            f"{smallest}the kernels take d_head in multiples of {D_HEAD_STEP} up to {MAX_D_HEAD}."
         )
     reason = "nothing was measured near this shape; the rule's first configuration that fits"
     return Choice(chosen, "rule", reason, tuple(passed))
