@@ -63,3 +63,11 @@ class ForwardArguments(Arguments):
         "the kv blocks of q tiles under a boolean mask, in words",
         is_last=True,
     )
+    parts: int = argument(
+        "u64", "slices that are given away, where tiles come from a list; or 0", is_last=True
+    )
+    most_slices: int = argument(
+        "i32", "of a tile, where its sequence's length is in memory", is_last=True
+    )
+    least_keys: int = argument("i32", "of such a sequence, for its tiles to be cut", is_last=True)
+    least_span: int = argument("i32", "kv blocks of its longest tile, for the same", is_last=True)

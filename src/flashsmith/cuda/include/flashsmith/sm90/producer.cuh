@@ -125,7 +125,9 @@ struct Producer {
 
     // Tiles, or whole ones and ranges, that blocks draw.
     FS_DEVICE i32 numbers() const {
-        if constexpr (Kernel::kListed) return TileList(args.scratch).entries * args.heads;
+        if constexpr (Kernel::kListed && !Kernel::kSliced) {
+            return TileList(args.scratch).entries * args.heads;
+        }
         return Kernel::kSplits ? args.whole_tiles + args.split_ranges : args.tiles;
     }
 
