@@ -188,7 +188,7 @@ def _launches(kind: DecodeLaunch, sm_count: int) -> tuple[DecodeLaunch, ...]:
     return tuple(
         replace(
             kind,
-            geometry=_geometry(config, (batch * of_sequence * slices) + more, sm_count),
+            geometry=_geometry(config, (of_sequence, slices, batch), more, sm_count),
             workspace_bytes=MOST_COUNTERS * 4 if slices > 1 else 0,
             scratch_bytes=parts * rows * (config.d_head + 2) * FLOAT_BYTES,
             first_batch=first,
@@ -212,13 +212,22 @@ def _needs(config: Sm80DecodeConfig, problem: AttentionProblem) -> Needs:
     return Needs((*needs, "ragged_q"))
 
 
-def _geometry(config: Sm80DecodeConfig, ctas: int, sm_count: int) -> LaunchGeometry:
-    """A CTA a slice, or as many as run at once, which share out what slices there are."""
+def _geometry(
+    config: Sm80DecodeConfig, slices: tuple[int, int, int], more: int, sm_count: int
+) -> LaunchGeometry:
+    """A CTA a slice, or as many as run at once, which share out what slices there are.
+
+    `slices`: q tiles of a sequence, slices of each, sequences; `more`: CTAs beside those.
+    """
+    ctas = math.prod(slices) + more
     if ctas > MAX_GRID:
         raise ArgumentError(
             f"{config.short_form()}: the problem has {ctas:,} slices, one launch takes "
             f"{MAX_GRID:,}; split the batch."
         )
+    grid = (ctas, 1, 1)
     if config.persistent:
-        ctas = min(ctas, sm_count * config.ctas)
-    return LaunchGeometry((ctas, 1, 1), config.threads, config.smem_bytes())
+        grid = (min(ctas, sm_count * config.ctas), 1, 1)
+    elif config.quick_start:
+        grid = slices
+    return LaunchGeometry(grid, config.threads, config.smem_bytes())
