@@ -167,18 +167,31 @@ def race_decode(race: Race, shape: tuple[int, ...], texts: Sequence[str]) -> Non
     race.run(problem, contenders, cache)
 
 
+# How the cache of a chunk is given: in pages, with lengths in memory, and facts.
+CHUNK_WAYS = {
+    "ours, slices that fill the SMs": (False, False, {}),
+    "ours, slices by the sequence": (False, False, {"batch_invariant": True}),
+    "ours, lengths": (False, True, {}),
+    f"ours, page {PAGE}": (True, True, {}),
+}
+
+
+def chunk_work(device) -> Iterator[tuple[KernelConfig, Case]]:
+    """What is chosen for every chunk, to be compiled beforehand."""
+    for shape in CHUNKS:
+        for paged, lengths, facts in CHUNK_WAYS.values():
+            pages = {"page": PAGE, "pages": PAGE} if paged else {}
+            problem = replace(problem_of(*shape), k_lengths=lengths, **pages, **facts)
+            chosen = choose(problem, device.arch, gpu=device.name).config
+            yield chosen, Case("chunk", problem)
+
+
 def race_chunk(race: Race, shape: tuple[int, ...]) -> None:
     """A chunk of a prompt by what is chosen for it, in every way that a cache may be given."""
     problem = problem_of(*shape)
     cache = Cache(problem)
     truth, contenders = cache.truth(), []
-    ways = {
-        "ours, slices that fill the SMs": (False, False, {}),
-        "ours, slices by the sequence": (False, False, {"batch_invariant": True}),
-        "ours, lengths": (False, True, {}),
-        f"ours, page {PAGE}": (True, True, {}),
-    }
-    for name, (paged, lengths, facts) in ways.items():
+    for name, (paged, lengths, facts) in CHUNK_WAYS.items():
         asked, call, out = cache.call(paged=paged, lengths=lengths)
         asked = replace(asked, **facts)
         config = choose(asked, race.device.arch, gpu=race.device.name).config
@@ -226,6 +239,8 @@ def main() -> None:
         for text in texts
         for facts in ({}, {"k_lengths": True}, {"k_lengths": True, "page": PAGE, "pages": PAGE})
     ]
+    if "chunks" in arguments.only:
+        work += chunk_work(device)
     compile_many(compile_jobs(device, work))
     print(f"[{time.monotonic() - begin:5.0f} s] compiled", flush=True)
     if "check" in arguments.only:

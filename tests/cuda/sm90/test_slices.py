@@ -185,6 +185,13 @@ def test_tiles_of_other_lists_are_not_cut(facts):
     assert "sliced" not in plan_forward(CONFIG, problem, 132)[-1].needs
 
 
+def test_kernels_without_registers_for_it_do_not_cut_tiles_of_a_list():
+    config = replace(CONFIG, d_head=192)
+    problem = replace(INVARIANT, d_head=192)
+    assert slices.may_be_cut(config, problem)
+    assert not slices.may_be_cut(config, replace(problem, k_lengths=True))
+
+
 MUTANTS = {
     "a slice counted twice": (
         "tile_order.cuh",

@@ -135,7 +135,7 @@ def _is_cut(config: Sm90ForwardConfig, problem: AttentionProblem) -> bool:
 
     Where bits must not depend on the batch, the sequence alone says so.
     """
-    if not may_be_cut(problem) or not is_chunk(config, problem):
+    if not may_be_cut(config, problem) or not is_chunk(config, problem):
         return False
     tiles = q_tiles(config, problem) * problem.batch * problem.heads
     return problem.is_batch_invariant or tiles <= FEW_TILES

@@ -13,6 +13,7 @@ from flashsmith.problem.needs import Needs
 ROWS_TO_KEYS = 4  # a chunk has at most this part of the keys that its tiles see as rows
 LEAST_KEYS = 2048  # that a tile sees: fewer are not worth an exchange
 MOST_WINDOWED_D = 128  # d_head of kernels that have registers for slices beside a left edge
+UNCUT_LISTS = 192  # d_head of kernels that have none for slices of tiles from a list
 MOST_SLICES = 16  # of a tile: who ends it adds them up one after the other
 # What slices cost, in the time of so many keys of a tile. That an exchange of up to four parts
 # takes that of 800 was reckoned from races (H200, 2026-11); how it divides is estimated.
@@ -39,14 +40,14 @@ def is_sliced(config: Sm90ForwardConfig, problem: AttentionProblem, needs: Needs
     has_left = "window_left" in needs
     # For these ptxas has no registers left.
     is_full = "narrow_d" in needs or (has_left and config.d_head > MOST_WINDOWED_D)
-    if not config.split_last or is_full or not may_be_cut(problem):
+    if not config.split_last or is_full or not may_be_cut(config, problem):
         return False
     if problem.is_batch_invariant:
         return invariant_slices(config, problem).count > 1
     return ("causal" in needs or has_left) and is_chunk(config, problem)
 
 
-def may_be_cut(problem: AttentionProblem) -> bool:
+def may_be_cut(config: Sm90ForwardConfig, problem: AttentionProblem) -> bool:
     """Whether the kernel can tell where to cut, by the sequence that a tile is of.
 
     Of a boolean mask, how many kv blocks a tile sees is in memory. Lengths of keys may be there
@@ -56,7 +57,8 @@ def may_be_cut(problem: AttentionProblem) -> bool:
         return problem.bias != "bool"
     facts = ("sequences", "q_lengths", "k_starts", "bias", "alibi")
     others = any(getattr(problem, name) for name in facts)
-    return problem.k_lengths and not others and problem.window_left is None
+    others = others or problem.window_left is not None
+    return problem.k_lengths and not others and config.d_head != UNCUT_LISTS
 
 
 def is_chunk(config: Sm90ForwardConfig, problem: AttentionProblem) -> bool:
