@@ -147,6 +147,13 @@ class Sm80DecodeConfig(KernelConfig):
         return sets.NAMED_SETS
 
     @classmethod
+    def is_last_resort(cls, problem: AttentionProblem) -> bool:
+        """Several q tiles of a sequence read its keys as often; and tensor cores decide."""
+        from flashsmith.kernels.sm80_decode import rule
+
+        return not problem.sequences and problem.q_len * problem.group > rule.MOST_ROWS
+
+    @classmethod
     def candidates(cls, problem: AttentionProblem, arch: Arch) -> Sequence[KernelConfig]:
         """What to run where nothing was measured, best first; none where rows are many."""
         from flashsmith.kernels.sm80_decode import rule

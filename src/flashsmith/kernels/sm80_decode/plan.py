@@ -9,6 +9,7 @@ from flashsmith.base.errors import ArgumentError
 from flashsmith.kernels.edges import edges_of
 from flashsmith.kernels.kernel import KernelConfig
 from flashsmith.kernels.launch import SCRATCH, WORKSPACE, Call, Launch, LaunchGeometry, Plan
+from flashsmith.kernels.paging import page_shift
 from flashsmith.kernels.sm80_decode.arguments import DecodeArguments
 from flashsmith.kernels.sm80_decode.config import Sm80DecodeConfig
 from flashsmith.kernels.sm80_decode.sets import wide_config
@@ -66,7 +67,7 @@ class DecodeLaunch(Launch):
             slice_keys=slices_of(config, problem.k_len)[0],
             part_rows=rows,
             page=problem.page,
-            page_shift=_shift(problem.page),
+            page_shift=page_shift(problem.page),
             pages=problem.pages,
             table_pages=problem.table_pages,
             cu_seqlens_q=_address(call, "cu_seqlens_q"),
@@ -79,11 +80,6 @@ class DecodeLaunch(Launch):
 
 def _address(call: Call, name: str) -> int:
     return call[name].address if name in call else 0
-
-
-def _shift(page: int) -> int:
-    """The logarithm of a power of two; -1 of any other number."""
-    return page.bit_length() - 1 if page and page & (page - 1) == 0 else -1
 
 
 def _own(config: KernelConfig) -> Sm80DecodeConfig:

@@ -19,6 +19,7 @@ from flashsmith.kernels.launch import (
     Plan,
     scores_arg,
 )
+from flashsmith.kernels.paging import page_shift
 from flashsmith.kernels.sm90_forward.arguments import (
     COUNTER_BYTES,
     FIRST_FLAG,
@@ -135,6 +136,11 @@ class ForwardLaunch(Launch):
             most_slices=most_invariant(config, problem),
             least_keys=least_keys(problem),
             least_span=least_span(config, problem),
+            block_table=call["block_table"].address if "block_table" in call else 0,
+            page=problem.page,
+            page_shift=page_shift(problem.page),
+            pages=problem.pages,
+            table_pages=problem.table_pages,
         )
 
     def obstacle(self, call: Call) -> str:
@@ -148,6 +154,8 @@ class ForwardLaunch(Launch):
         moved = dict(call)
         for role in FORWARD.of(self.problem):
             at, elements = call[role.name], 0
+            if self.problem.page and role.name in ("k", "v"):
+                continue  # one pool for all sequences
             if role.is_rows or role.is_scores:
                 elements = at.batch_stride
             elif role.is_statistics or role.of[0] in ("batch", "requests"):
@@ -159,9 +167,10 @@ class ForwardLaunch(Launch):
     def _maps(self, call: Call) -> dict[str, TensorMapSpec]:
         config = _own(self.config)
         box_rows = {"q": WARPGROUP_ROWS, "o": WARPGROUP_ROWS}
+        kv_rows = config.B_c // config.cluster
+        kv_rows = min(self.problem.page or kv_rows, kv_rows)
         return {
             role.name: _map(self.problem, role, call[role.name], box_rows.get(role.name, kv_rows))
-            for kv_rows in (config.B_c // config.cluster,)
             for role in FORWARD.tensors
             if role.is_rows
         }
