@@ -47,8 +47,8 @@ struct ForwardKernel {
     // from the last one down to where it began.
     static constexpr bool kBeginsNear =
         kLines && kConfig.overlap && !kNeeds.causal && !Mask::kHasLeft && !kListed && !kSliced;
-    // Only masks leave half a block unseen; here at the end of a tile's first blocks. Where tiles of
-    // a list are cut, ptxas has no registers left for it.
+    // Only masks leave half a block unseen; here at the end of a tile's first blocks. Where tiles
+    // of a list are cut, ptxas has no registers left for it.
     static constexpr bool kHalves =
         kConfig.half_blocks && Mask::kHides && !kBeginsNear && !(kListed && kSliced);
     static constexpr int kHalf = kHalves ? kConfig.B_c / 2 : kConfig.B_c;
