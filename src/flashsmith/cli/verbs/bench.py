@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from flashsmith.bench.versus import Versus
     from flashsmith.measure.interleaved import Regime, Timed
 
+NO_PEERS = "none"  # of those that are known; files that are given race all the same
 DEFAULT_KEY = "what is chosen for each shape"  # without KEY and KERNELS
 SuiteOption = Annotated[
     str,
@@ -43,15 +44,18 @@ SuiteOption = Annotated[
 ]
 PeersOption = Annotated[
     str,
-    typer.Option("--peers", help="Only peers whose name contains one of these, as in cudnn,fa3."),
+    typer.Option(
+        "--peers", help="Only peers whose name contains one of these, as in cudnn,fa3; or none."
+    ),
 ]
 PeerOption = Annotated[
     list[str] | None,
     typer.Option(
         "--peer",
         metavar="FILE.py:NAME",
-        help="A contender of your own: NAME(problem, q, k, v), of gradients NAME(problem, d_out, "
-        "q, k, v, out, lse), returns the call; repeatable.",
+        help="A contender of your own: NAME(problem, q, k, v), and k_lengths and block_table where "
+        "it has parameters for them, of gradients NAME(problem, d_out, q, k, v, out, lse), returns "
+        "the call; repeatable.",
     ),
 ]
 NumbersOption = Annotated[
@@ -150,10 +154,14 @@ class Wanted:
         from flashsmith.bench.peers import find_peers, peer_of_file
 
         given = [name.strip() for name in self.names.split(",") if name.strip()]
+        if given == [NO_PEERS]:
+            return [*map(peer_of_file, self.files)]
         for name in given:
             if not find_peers([name]):
                 listed = ", ".join(peer.name for peer in find_peers([]))
-                raise ArgumentError(f"--peers is {name!r}; peers are {listed}; name one of them.")
+                raise ArgumentError(
+                    f"--peers is {name!r}; peers are {listed}; name one of them, or {NO_PEERS}."
+                )
         known = find_peers(given) if given or not self.files else []
         return [*map(peer_of_file, self.files), *known]
 

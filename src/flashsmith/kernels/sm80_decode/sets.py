@@ -34,6 +34,7 @@ BY_WIDTH: dict[int, dict[int, tuple[tuple[int, int, str], ...]]] = {
             (16, 4, "slice_512+most_32+stages_3+ctas_2"),
             (16, 4, "slice_512+most_32+stages_2+ctas_3"),
             (16, 4, "slice_512+most_32+stages_2+ctas_3+persistent"),
+            (16, 4, "slice_512+most_32+stages_6+ctas_1+quick_start+quick_end"),
         ),
         16: (
             (16, 4, "slice_1024+most_32+stages_3+ctas_2"),

@@ -9,7 +9,7 @@ from flashsmith.arch import Arch
 from flashsmith.base.dtypes import DType
 from flashsmith.kernels.short_form import parse_short_form
 from flashsmith.kernels.sm90_forward.config import Sm90ForwardConfig
-from flashsmith.kernels.sm90_forward.slices import is_chunk, q_tiles
+from flashsmith.kernels.sm90_forward.slices import is_chunk, may_be_cut, q_tiles
 from flashsmith.problem.attention import AttentionProblem
 
 WIDTHS = (64, 96, 128, 192, 256)  # the d_head that kernels are built for
@@ -135,8 +135,7 @@ def _is_cut(config: Sm90ForwardConfig, problem: AttentionProblem) -> bool:
 
     Where bits must not depend on the batch, the sequence alone says so.
     """
-    in_memory = problem.is_listed or problem.bias == "bool"
-    if in_memory or not is_chunk(config, problem):
+    if not may_be_cut(config, problem) or not is_chunk(config, problem):
         return False
     tiles = q_tiles(config, problem) * problem.batch * problem.heads
     return problem.is_batch_invariant or tiles <= FEW_TILES

@@ -274,9 +274,13 @@ def _candidates(question: _Question, family: type[KernelConfig]) -> Sequence[Ker
 
 
 def _ruled_choice(question: _Question, passed: list[Rejected]) -> Choice:
-    """The first candidate that fits; the families of newer GPUs are asked first."""
+    """The first candidate that fits; the families of newer GPUs are asked first.
+
+    And those last that say so themselves, as kernels for few rows do of many.
+    """
     chosen: KernelConfig | None = None
-    for family in reversed(CATALOGUE.of(question.problem.operation)):
+    newest_first = reversed(CATALOGUE.of(question.problem.operation))
+    for family in sorted(newest_first, key=lambda family: family.is_last_resort(question.like)):
         if not family.runs_on(question.arch.name):
             reason = f"no kernels for {question.arch.name}"
             passed.append(Rejected(f"{family.NAME}", reason))
