@@ -97,12 +97,6 @@ struct Mask {
         return kLeft ? row + sequence.left_diagonal : 0;
     }
 
-    // Of a row with a left edge and a right one: keys from the first to the last that it sees.
-    template <class Sequence>
-    static FS_DEVICE i32 reach(const Sequence& sequence) {
-        return sequence.diagonal - sequence.left_diagonal;
-    }
-
     // kv blocks, from the first on, that rows up to `last_row` do not all see the beginning of.
     template <int kBlock, class Sequence>
     static FS_DEVICE i32 blocks_cut(const Sequence& sequence, i32 last_row) {

@@ -104,8 +104,8 @@ FS_DEVICE i32 begins_near(const typename Kernel::Args& args, i32 row, i32 n_bloc
     return min(max(middle, 0) / kConfig.B_c, n_blocks - 1) - (n_blocks - 1);
 }
 
-// Of the q tile that begins at `row`, where tiles begin inside their spans: the number of the block
-// that it begins with, less n_blocks - 1. Its blocks are first .. first + n_blocks - 1.
+// Of the q tile that begins at `row` and whose blocks are first .. first + n_blocks - 1, where tiles
+// begin inside their spans: the number of the block that it begins with, less n_blocks - 1.
 template <class Kernel>
 FS_DEVICE i32 begins_inside(const typename Kernel::Args& args, i32 row, i32 first, i32 n_blocks,
                             u32 rank) {
@@ -114,7 +114,7 @@ FS_DEVICE i32 begins_inside(const typename Kernel::Args& args, i32 row, i32 firs
     i32 near = row - static_cast<i32>(rank) * kConfig.tile_q();
     if constexpr (kConfig.beginning == Beginning::kSHARED) {
         // As many rows, a power of two, as see a block in common.
-        const i32 shared = Kernel::Mask::reach(args) - kRows - kConfig.B_c;
+        const i32 shared = args.diagonal - args.left_diagonal - kRows - kConfig.B_c;
         near &= -(shared > 0 ? 1 << (31 - __clz(shared)) : 1);
     }
     const i32 whole = Kernel::Mask::seen_before(args, near + 1) / kConfig.B_c;
