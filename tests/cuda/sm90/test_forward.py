@@ -15,7 +15,6 @@ from flashsmith.kernels import get_kernel_configs, parse_config
 from flashsmith.kernels.sm90_forward import plan as launch
 from flashsmith.kernels.sm90_forward.config import (
     Ascending,
-    Beginning,
     Scheduler,
     Sm90ForwardConfig,
     Statistics,
@@ -57,7 +56,6 @@ PAIRS = {
     "rescale_threshold": (SMALL.replace(statistics=Statistics.MAX), 0),
     "half_blocks": (SMALL.replace(B_c=128), True),
     "ascending": (SMALL, Ascending.ALL),
-    "beginning": (SMALL, Beginning.WHOLE),
     "l_by_mma": (SMALL, True),
     "cluster": (SMALL.replace(pingpong=False), 2),
     "scheduler": (SMALL.replace(l2_sections=False), Scheduler.STATIC),
@@ -101,11 +99,10 @@ def test_a_field_alone_changes_the_machine_code_and_not_the_result(device, field
     config, other = PAIRS[field]
     changed = config.replace(**{field: other})
     assert changed.refusal() is None
-    facts = {"window_left": 200} if field == "beginning" else {}
-    needs = Needs(("causal", *facts))
+    needs = Needs(("causal",))
     codes = {machine_code(compile_kernel(c, needs, "sm_90a").cubin) for c in (config, changed)}
     assert len(codes) == 2
-    require(device, changed, Case(field, problem(changed, causal=True, lse=False, **facts)))
+    require(device, changed, Case(field, problem(changed, causal=True, lse=False)))
 
 
 def test_every_field_has_a_pair():

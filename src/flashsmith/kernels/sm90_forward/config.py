@@ -55,14 +55,6 @@ class Ascending(IntEnum):
     ALL = 2
 
 
-class Beginning(IntEnum):
-    """In a window, the kv block that a tile begins with; it goes down, around, and up to there."""
-
-    LAST = 0  # of its span: at the diagonal, where rows see parts of it
-    WHOLE = 1  # the last one that all of its rows see all of
-    SHARED = 2  # the same of the first of some neighbours, which all begin with it
-
-
 class Scheduler(IntEnum):
     """How a cta comes to its next q tile."""
 
@@ -128,12 +120,6 @@ class Sm90ForwardConfig(KernelConfig):
         "causal: tiles whose keys come from the first on, not from the diagonal",
         "up_{}",
         absent=Ascending.NONE,
-    )
-    beginning: Beginning = knob(
-        tuple(Beginning),
-        "window: the kv block that a tile begins with",
-        "from_{}",
-        absent=Beginning.LAST,
     )
     l_by_mma: bool = flag("l_mma", "row sums are a column of P V where no log-sum-exp is asked for")
     cluster: int = knob((1, 2), "ctas that share K and V by multicast", "cluster_{}", absent=1)
@@ -341,12 +327,6 @@ Sm90ForwardConfig.BUILD_RULES = (
         lambda c: (c.early_rescale or c.late_store or c.early_tests) and not c.overlap,
         "without overlap nothing runs behind a Q Kᵀ",
         "add overlap or drop early_rescale, early_tests and late_store",
-    ),
-    Rule(
-        "beginning_needs_overlap",
-        lambda c: c.beginning is not Beginning.LAST and not c.overlap,
-        "without overlap tiles begin with their last kv block",
-        "add overlap or drop from",
     ),
     Rule(
         "lazy_needs_threshold",

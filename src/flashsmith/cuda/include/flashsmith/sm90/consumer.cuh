@@ -49,7 +49,7 @@ struct Consumer {
     QSlots<kConfig.q_slots, kConfig.q_slot_bytes(), kConfig.n_warpgroups> q;
     u32 tiles_seen;
     i32 present;  // slot of the tile at hand, where sequences have lengths of their own
-    i32 blocks;   // of the tile at hand, where tiles do not begin with their last
+    i32 blocks;   // of the tile at hand, where tiles begin near their rows
 
     typename Products::O o;
     typename Products::P p;
@@ -99,8 +99,7 @@ struct Consumer {
         }
         const i32 row = first_row(work.row);
         work.own = work.n_blocks;
-        // Where tiles begin inside their spans, blocks that only others see are masked as a whole.
-        if constexpr (kNeeds.causal && !Kernel::kBeginsInside) {
+        if constexpr (kNeeds.causal) {
             const i32 row_end = row + kWarpgroupRows;
             const i32 seen = Mask::template blocks_seen<kConfig.B_c>(sequence(), row_end);
             constexpr bool kFromFirst = Mask::kHasLeft || Kernel::kSliced;

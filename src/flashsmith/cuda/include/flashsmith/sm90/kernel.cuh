@@ -47,10 +47,6 @@ struct ForwardKernel {
     // from the last one down to where it began.
     static constexpr bool kBeginsNear =
         kLines && kConfig.overlap && !kNeeds.causal && !Mask::kHasLeft && !kListed && !kSliced;
-    // In a window a tile may begin inside its span: then it goes down to its first block, and from
-    // its last one down to where it began.
-    static constexpr bool kBeginsInside = kConfig.beginning != Beginning::kLAST && kNeeds.causal &&
-                                          Mask::kHasLeft && !kListed && !kSliced && !kSkips;
     // Only masks leave half a block unseen; here at the end of a tile's first blocks. Where tiles
     // of a list are cut, ptxas has no registers left for it.
     static constexpr bool kHalves =
@@ -104,26 +100,9 @@ FS_DEVICE i32 begins_near(const typename Kernel::Args& args, i32 row, i32 n_bloc
     return min(max(middle, 0) / kConfig.B_c, n_blocks - 1) - (n_blocks - 1);
 }
 
-// Of the q tile that begins at `row` and whose blocks are first .. first + n_blocks - 1, where tiles
-// begin inside their spans: the number of the block that it begins with, less n_blocks - 1.
-template <class Kernel>
-FS_DEVICE i32 begins_inside(const typename Kernel::Args& args, i32 row, i32 first, i32 n_blocks,
-                            u32 rank) {
-    constexpr Sm90ForwardConfig kConfig = Kernel::kConfig;
-    constexpr i32 kRows = kConfig.tile_q() * kConfig.cluster;
-    i32 near = row - static_cast<i32>(rank) * kConfig.tile_q();
-    if constexpr (kConfig.beginning == Beginning::kSHARED) {
-        // As many rows, a power of two, as see a block in common.
-        const i32 shared = args.diagonal - args.left_diagonal - kRows - kConfig.B_c;
-        near &= -(shared > 0 ? 1 << (31 - __clz(shared)) : 1);
-    }
-    const i32 whole = Kernel::Mask::seen_before(args, near + 1) / kConfig.B_c;
-    return min(max(whole - 1, first), first + n_blocks - 1) - (n_blocks - 1);
-}
-
-// The block that `n` others come before, of a tile whose n_blocks, from `first` on, begin inside.
-FS_DEVICE i32 block_near(i32 begin, i32 n, i32 n_blocks, i32 first = 0) {
-    return begin + n < first ? begin + n + n_blocks : begin + n;
+// The block that `n` others come before, of a tile of `n_blocks` that begins near its rows.
+FS_DEVICE i32 block_near(i32 begin, i32 n, i32 n_blocks) {
+    return begin + n < 0 ? begin + n + n_blocks : begin + n;
 }
 
 // Under a boolean mask: the line of the q tile that begins at `row`; one for all CTAs of a cluster.

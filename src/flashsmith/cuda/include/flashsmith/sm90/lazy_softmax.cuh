@@ -55,12 +55,11 @@ struct LazySoftmax {
         grown = false;
     }
 
-    // Sees to it that m is near enough to this block's maximum; sets grown and correction. `fresh`:
-    // it is known to be a tile's first, which every row outgrows.
+    // Sees to it that m is near enough to this block's maximum; sets grown and correction.
     template <int kCount>
-    FS_DEVICE void update_maximum(const float (&s)[kCount], float factor, bool fresh = false) {
+    FS_DEVICE void update_maximum(const float (&s)[kCount], float factor) {
         if constexpr (kStatistics == Statistics::kBITS) {
-            grown = fresh || outgrew_bits(s, factor);
+            grown = outgrew_bits(s, factor);
             if (!grown) return;
         }
         float low, high;

@@ -99,15 +99,13 @@ struct OverlappedLoop : UpperHalf<Kernel::kUpperHalves> {
     static constexpr bool kSum = kConfig.statistics == Statistics::kSUM;
     static constexpr Ascending kUp = Kernel::kAscends;
     // Half a block may be another one than a tile's first.
-    static constexpr bool kHalvesAnywhere =
-        kUp != Ascending::kNONE || Kernel::kUpperHalves || Kernel::kBeginsInside;
+    static constexpr bool kHalvesAnywhere = kUp != Ascending::kNONE || Kernel::kUpperHalves;
 
     Consumer<Kernel> consumer;
 
     i32 row, slot;  // of the tile whose blocks are being multiplied with Q
     bool ascends;   // its blocks of keys come from the first on
     i32 last;       // of its blocks, in the order in which they come
-    i32 lowest;     // of its blocks, where tiles begin inside their spans
     i32 n;          // of its blocks, after the one whose scores are in p or whose softmax runs
     i32 behind;     // blocks after the last that other warpgroups need
     bool first;     // that block is its tile's first: P V starts a new O
@@ -133,9 +131,8 @@ struct OverlappedLoop : UpperHalf<Kernel::kUpperHalves> {
             start(work);
             while (step<Step::kGeneral>(work)) {
                 // Row maxima are set, Q stays, no mask until the tile ends.
-                const i32 masked = Kernel::Mask::kHasLeft ? blocks_kept() : 1;
-                if (!first && n > masked && !has_half() &&
-                    !consumer.needs_mask(row, block(n - 1))) {
+                const i32 masked = Kernel::Mask::kHasLeft ? max(consumer.cut(row, last), 1) : 1;
+                if (!first && n > masked && !consumer.needs_mask(row, block(n - 1))) {
                     i32 rest = ascends ? max(last + 1 - consumer.unmasked(row), 1) : masked;
                     if constexpr (Kernel::kBeginsNear && Kernel::Mask::kHides) {
                         const i32 cut = -1 - last;  // n of the block that the last key ends in
@@ -159,21 +156,8 @@ struct OverlappedLoop : UpperHalf<Kernel::kUpperHalves> {
         i32 skipped;       // blocks before the new tile's first that others need
     };
 
-    // Of the blocks that are left, those that plain steps leave: from the next one on that the left
-    // edge cuts; where tiles begin inside their spans, at most down to the first one of the span.
-    // There Q is released when the next tile begins, and a plain step may be a tile's last.
-    FS_DEVICE i32 blocks_kept() const {
-        if constexpr (!Kernel::kBeginsInside) return max(consumer.cut(row, last), 1);
-        const i32 below = lowest - last, cut = max(consumer.cut(row, lowest), 0);
-        return max(below + cut - (n > below ? 0 : consumer.blocks), 0);
-    }
-
-    // Whether P V of the last scores is of half a block, which no plain step is for.
-    FS_DEVICE bool has_half() const { return Kernel::kBeginsInside && half; }
-
     // The block of keys that comes `n` before the last.
     FS_DEVICE i32 block(i32 n) const {
-        if constexpr (Kernel::kBeginsInside) return block_near(last, n, consumer.blocks, lowest);
         if constexpr (Kernel::kSkips) return consumer.block_at(last, n);
         if constexpr (Kernel::kBeginsNear) return block_near(last, n, consumer.blocks);
         return ascends ? last - n : last + n;
@@ -207,12 +191,6 @@ struct OverlappedLoop : UpperHalf<Kernel::kUpperHalves> {
         ascends = kUp == Ascending::kALL || (kUp == Ascending::kFIRST && consumer.tiles_seen == 1);
         last = ascends ? n : work.first;
         if constexpr (Kernel::kBeginsNear) consumer.blocks = work.n_blocks;
-        if constexpr (Kernel::kBeginsInside) {
-            const u32 rank = kConfig.cluster > 1 ? ptx::cluster_ctarank() : 0;
-            consumer.blocks = work.n_blocks;
-            lowest = work.first;
-            last = begins_inside<Kernel>(consumer.args, row, lowest, work.n_blocks, rank);
-        }
         behind = ascends ? work.n_blocks - work.own : 0;
         consumer.begin_scores(work.slot);
         find_present(true);
@@ -239,7 +217,7 @@ struct OverlappedLoop : UpperHalf<Kernel::kUpperHalves> {
         ptx::wgmma_wait<0>();
         ptx::fence_registers(s);
         consumer.release(consumer.k);
-        if (!Kernel::kBeginsInside && n == 0) consumer.release_q();
+        if (n == 0) consumer.release_q();
         consumer.softmax.reset();
         consumer.softmax_alone(s, row, present(), true);
     }
@@ -255,7 +233,6 @@ struct OverlappedLoop : UpperHalf<Kernel::kUpperHalves> {
                 consumer.skip_v(v_skipped);
                 v_skipped = 0;
             }
-            if constexpr (Kernel::kBeginsInside) consumer.release_q();
             next = consumer.next_tile();
             at.skipped = behind + (kUp == Ascending::kALL ? 0 : next.n_blocks - next.own);
             if (next.n_blocks == 0 || next.own == 0 || at.skipped > passable()) return false;
@@ -267,13 +244,12 @@ struct OverlappedLoop : UpperHalf<Kernel::kUpperHalves> {
             find_present(false);
         }
         if constexpr (kGeneral) consumer.q.use();
-        bool at_edge = ascends ? kGeneral && n == 0 : at.starts_tile;
-        if constexpr (Kernel::kBeginsInside) at_edge = kGeneral;
+        const bool at_edge = ascends ? kGeneral && n == 0 : at.starts_tile;
         if (at_edge && consumer.is_half(row, present())) {
             products<Step::kHalf>(at);
         } else {
             if constexpr (kGeneral && Kernel::kUpperHalves) {
-                if ((n == 0 || Kernel::kBeginsInside) && consumer.is_upper_half(row, present())) {
+                if (n == 0 && consumer.is_upper_half(row, present())) {
                     products<Step::kUpperHalf>(at);
                     return true;
                 }
@@ -322,7 +298,7 @@ struct OverlappedLoop : UpperHalf<Kernel::kUpperHalves> {
         ptx::wgmma_wait<1>();  // S is complete, K and, in a tile's last block, Q have been read
         ptx::fence_registers(s);
         consumer.release(consumer.k);
-        if (!Kernel::kBeginsInside && kGeneral && n == 0) consumer.release_q();
+        if (kGeneral && n == 0) consumer.release_q();
         softmax_of<kGeneral, kIsUpper>(s, early, boundary);
         if (boundary) {
             if constexpr (Kernel::kMmaSums) consumer.finish(at.finished);
@@ -353,8 +329,7 @@ struct OverlappedLoop : UpperHalf<Kernel::kUpperHalves> {
                                                   masked);
         } else {
             if constexpr (kGeneral) consumer.hide(s, row, present(), kIsUpper);
-            consumer.softmax.update_maximum(s, consumer.factor,
-                                            Kernel::Mask::kHasLeft && kGeneral && starts_tile);
+            consumer.softmax.update_maximum(s, consumer.factor);
             consumer.k.test();
             consumer.softmax.exponentials(s, consumer.factor);
             end_pv();

@@ -19,16 +19,6 @@ struct LineOf<true> {
     using Type = BlockLine;
 };
 
-// And of where a tile begins inside its span: its first block.
-template <bool kBeginsInside>
-struct LowestOf {
-    struct Type {};
-};
-template <>
-struct LowestOf<true> {
-    using Type = i32;
-};
-
 template <class Kernel>
 struct Producer {
     using Plan = typename Kernel::Plan;
@@ -51,12 +41,11 @@ struct Producer {
     // The K and V that a tile needs, from block `first` on; n_blocks 0: no tile. They are counted
     // down as they are loaded: the last one comes first, or where they ascend block 0, which
     // `first` says by lying behind them all. Of tiles that begin near their rows `first` is
-    // `begins_near`, of those that begin inside their spans `begins_inside`.
+    // `begins_near`.
     // Where sequences have lengths of their own, `batch` is the slot that the tile's lies in.
     struct Source {
         i32 n_blocks, head, batch, first;
         [[no_unique_address]] typename LineOf<Kernel::kSkips>::Type line;
-        [[no_unique_address]] typename LowestOf<Kernel::kBeginsInside>::Type lowest;
     };
 
     // What is drawn, and which of a range's two segments.
@@ -160,15 +149,6 @@ struct Producer {
             return {at.tile.n_blocks, Division(at.tile.head, args.kv_group).quotient, at.tile.batch,
                     begins_near<Kernel>(args, at.tile.row, at.tile.n_blocks, rank), line_of(at)};
         }
-        if constexpr (Kernel::kBeginsInside) {
-            const i32 first = at.slice.first, n_blocks = at.tile.n_blocks;
-            return {n_blocks,
-                    Division(at.tile.head, args.kv_group).quotient,
-                    at.tile.batch,
-                    begins_inside<Kernel>(args, at.tile.row, first, n_blocks, rank),
-                    {},
-                    first};
-        }
         const bool ascends = kUp == Ascending::kALL || (kUp == Ascending::kFIRST && is_first);
         return {at.tile.n_blocks, Division(at.tile.head, args.kv_group).quotient, at.tile.batch,
                 ascends ? at.tile.n_blocks : at.slice.first, line_of(at)};
@@ -185,9 +165,6 @@ struct Producer {
 
     FS_DEVICE static i32 block_of(const Source& at, i32 n) {
         if constexpr (Kernel::kSkips) return at.line.block(n);
-        if constexpr (Kernel::kBeginsInside) {
-            return block_near(at.first, n, at.n_blocks, at.lowest);
-        }
         if constexpr (Kernel::kBeginsNear) return block_near(at.first, n, at.n_blocks);
         if constexpr (Kernel::kAscends == Ascending::kNONE) return at.first + n;
         return at.first == at.n_blocks ? at.n_blocks - 1 - n : at.first + n;
