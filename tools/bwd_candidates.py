@@ -51,72 +51,66 @@ FAR = 0.02  # of a peer's gradient, in its own norm: 16-bit roundings give a ten
 _ALL = "turns+fold+early_dv+late_fences"
 BEGINS = {64: f"ds_2+{_ALL}", 128: f"ds_3+{_ALL}", 256: "ds_2"}
 FREE = {64: "dq_red+unordered", 128: "unordered", 256: "dq_red+unordered"}
-_MASKED, _ADDERS = "masks_first", "adders_3+early_polls"
-# By mask: words behind those above. `free` stands for FREE's.
+# By width and mask: words behind those above, those of today's choice first. `free` stands for
+# FREE's; what a group of words ends with is tried behind each of them.
+_PASSES = "two_passes+early_release+v_halves"
+_HIDING = "masks_first+adders_3+early_polls+rising"
+_FREE_HIDING = "free+masks_first+short_last"
+_ENDS = ("", "early_start", "rounds_dq", "rounds_dq+early_start")
 WORDS = {
-    "full": (
-        "free+heads_inner",
-        "sections",
-        "sections+adders_3",
-        f"sections+{_ADDERS}",
-        f"{_ADDERS}+section_20+heads_inner",
-        "adders_3+section_20+heads_inner",
-        "adders_3+section_40+heads_inner",
+    (64, "full"): (
+        *("adders_3+early_polls+section_20+heads_inner", *_ENDS),
+        *("free+heads_inner", "", "early_start"),
     ),
-    "causal": (
-        "free",
-        f"free+{_MASKED}",
-        f"free+{_MASKED}+short_last+section_10",
-        f"free+{_MASKED}+short_last+section_20",
-        f"free+{_MASKED}+short_last+section_40+heads_inner",
-        "sections",
-        "",
-        f"{_MASKED}+rising",
-        f"sections+{_MASKED}+{_ADDERS}",
-        f"{_MASKED}+{_ADDERS}+rising+section_10",
-        f"{_MASKED}+{_ADDERS}+rising+section_20+heads_inner",
-        f"{_MASKED}+{_ADDERS}+rising+section_40",
-        f"{_MASKED}+{_ADDERS}+rising",
+    (64, "causal"): (
+        *(f"{_HIDING}+section_20+heads_inner", *_ENDS),
+        *(f"{_HIDING}+section_10", "rounds_dq+early_start"),
+        *(f"{_FREE_HIDING}+section_10", "", "early_start"),
     ),
-}
-_PASSES = "two_passes"
-_ENDS = "short_last+section_40+heads_inner"
-# The same of wide heads, which stage nothing that threads could add.
-WIDE_WORDS = {
-    "full": (
-        "free+heads_inner",
-        f"{_PASSES}+heads_inner",
-        f"{_PASSES}+early_release+heads_inner",
-        f"{_PASSES}+v_halves+heads_inner",
-        f"{_PASSES}+early_release+v_halves+heads_inner",
-        f"turns+{_PASSES}+v_halves+heads_inner",
-        f"turns+{_PASSES}+early_release+v_halves+heads_inner",
+    (128, "full"): (
+        *("adders_3+section_20+heads_inner", *_ENDS),
+        *("adders_3+section_40+heads_inner", *_ENDS),
+        *("adders_3+section_10+heads_inner", "rounds_dq+early_start"),
+        *("free+heads_inner", "", "early_start"),
     ),
-    "causal": (
-        f"free+{_MASKED}+{_ENDS}",
-        f"{_PASSES}+{_MASKED}+{_ENDS}",
-        f"{_PASSES}+{_MASKED}+early_release+{_ENDS}",
-        f"{_PASSES}+{_MASKED}+v_halves+{_ENDS}",
-        f"{_PASSES}+{_MASKED}+early_release+v_halves+{_ENDS}",
-        f"turns+{_PASSES}+{_MASKED}+early_release+v_halves+{_ENDS}",
-        f"{_PASSES}+{_MASKED}+early_release+v_halves+section_40+heads_inner",
+    (128, "causal"): (
+        *(f"{_HIDING}+section_10", *_ENDS),
+        *(f"{_HIDING}+section_20", "rounds_dq+early_start"),
+        *(f"{_HIDING}+section_40", "rounds_dq+early_start"),
+        *(f"{_FREE_HIDING}+section_40+heads_inner", "", "early_start"),
+    ),
+    (256, "full"): (f"{_PASSES}+heads_inner", "", "early_start"),
+    (256, "causal"): (
+        *(f"masks_first+{_PASSES}+short_last+section_40+heads_inner", "", "early_start"),
+        *(f"masks_first+{_PASSES}+section_40+heads_inner", "early_start"),
     ),
 }
-CELLS = ",".join(f"{d_head}:{mask}" for d_head in BEGINS for mask in WORDS)
+CELLS = ",".join(f"{d_head}:{mask}" for d_head, mask in WORDS)
 # One head of rows in three kv blocks, and keys that end early: the kernels of the cells, and more.
 SMALL = ({"q_len": 512, "k_len": 512}, {"q_len": 400, "k_len": 400})
+
+
+def words_of(d_head: int, mask: str) -> list[str]:
+    """Each group's words with each of its ends."""
+    found, begin = [], ""
+    for words in WORDS[d_head, mask]:
+        if words in _ENDS:
+            found.append(f"{begin}+{words}".rstrip("+"))
+        else:
+            begin = words
+    return found
 
 
 def candidates(d_head: int, mask: str) -> list[tuple[str, Sm90BackwardConfig]]:
     """Labels and configurations of a width."""
     found: list[tuple[str, Sm90BackwardConfig]] = []
-    for words in (WIDE_WORDS if d_head == 256 else WORDS)[mask]:
-        text = f"{BEGINS[d_head]}+{words.replace('free', FREE[d_head], 1)}".rstrip("+")
+    for words in words_of(d_head, mask):
+        text = f"{BEGINS[d_head]}+{words.replace('free', FREE[d_head], 1)}"
         ordered = sorted(text.split("+")[1:], key=_place)
         text = "+".join([text.split("+")[0], *ordered])
         config = parse_config(f"hopper_bwd(BF16, {d_head}): {text}")
         if config not in [other for _, other in found]:
-            found.append((words or "plain", config))
+            found.append((words, config))
     return found
 
 

@@ -27,6 +27,7 @@ from flashsmith.runtime.tensors import numbers_of
 
 CONFIG = parse_config("hopper_bwd(BF16, 128): ds_3+turns+fold+early_dv+late_fences")
 KERNEL = "sm90_backward_tiles"
+ROUNDING = replace(CONFIG, rounds_dq=True)
 # Two q tiles, ragged tails, four kv blocks on two SMs: each adds to every dQ.
 CASE = Case("mutants", AttentionProblem(1, 1, 1, 64 + 21, 3 * 128 + 29, 128, operation="backward"))
 # The same in little for wide heads, whose warps add to dQ themselves.
@@ -215,6 +216,31 @@ def run_packed(ptx: str, options: EmulatorOptions) -> bool:
         distance(r.name, expected[r.name], numbers_of(r, found[r.name], problem)).ok
         for r in signature_of(problem).outputs(problem)
     )
+
+
+def rounding_mutants(ptx: str) -> list[Mutant]:
+    """Of the warps that multiply, where they round sums that others have counted."""
+    looks = r"(@p) ld\.acquire\.gpu\.global\.u32 (%r\d+), \[[^\]]*\]"
+    return [
+        *mutants(ptx, "sums not awaited", looks, r"\1 mov.u32 \2, 65535"),
+        *mutants(ptx, "look without acquire", r"@p ld\.acquire\.gpu", "@p ld.relaxed.gpu"),
+        *mutants(ptx, "nothing rounded at the last", looks, r"\1 mov.u32 \2, 0"),
+    ]
+
+
+def run_rounding(ptx: str, options: EmulatorOptions) -> bool:
+    """Whether all gradients are right."""
+    device = Poisoned(f"flashsmith_{KERNEL}_", ptx, replace(options, ordered_sums=True))
+    return is_right(device, ROUNDING, CASE)
+
+
+def test_every_mutant_of_rounding_is_noticed():
+    ptx = original(ROUNDING)
+    assert not judge(ptx, run_rounding, bool, range(2)).noticed
+    missed = [
+        m for m in rounding_mutants(ptx) if not judge(m.ptx, run_rounding, bool, range(2)).noticed
+    ]
+    assert not missed, "\n".join(map(str, missed))
 
 
 def is_noticed(ptx: str) -> bool:

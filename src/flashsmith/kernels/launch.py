@@ -26,6 +26,8 @@ class LaunchGeometry:
     threads: int
     smem_bytes: int
     cluster: int = 1
+    # It may begin while the launch before it ends: its kernel waits for what it needs of that one.
+    is_early: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -353,6 +353,8 @@ OTHERS = [
     (TILES, {"masks_first": True}),
     (TILES, {"adders": 3}),
     (TILES, {"early_polls": True}),
+    (TILES, {"rounds_dq": True}),
+    *((part, {"early_start": True}) for part in (*PLAIN.kernels(), PASSES.convert)),
     (BROAD.tiles, {"two_passes": True, "dq_red": False}),
     (PASSES.tiles, {"early_release": False}),
     (PASSES.convert, {"turns": False}),

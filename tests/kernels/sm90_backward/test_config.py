@@ -70,6 +70,8 @@ def test_a_prefix_that_ends_like_another_is_not_taken_for_it():
         (f"hopper_bwd(BF16, 128): ds_3+{ALL}+two_passes", "two_passes_of_wide_heads"),
         (f"hopper_bwd(BF16, 128): ds_3+{ALL}+short_last", "order_has_one_end"),
         (f"hopper_bwd(BF16, 128): ds_3+{ALL}+unordered+rising", "order_has_one_end"),
+        (f"hopper_bwd(BF16, 128): ds_3+{ALL}+unordered+rounds_dq", "rounded_sums_are_counted"),
+        ("hopper_bwd(BF16, 256): ds_2+dq_red+rounds_dq", "rounded_sums_are_counted"),
     ],
 )
 def test_what_cannot_be_built_is_refused_by_a_rule(text, rule):
@@ -103,6 +105,7 @@ def test_both_languages_agree_on_every_derived_number():
     own = sorted({config.tiles for config in resolve_key("hopper-bwd")})
     own.append(replace(BASE.tiles, fold=False, ds_stages=2))
     own.append(replace(BASE.tiles, adders=3))
+    own.append(replace(BASE.tiles, rounds_dq=True))
     own.append(PASSES.tiles)
     asserts = "".join(
         f"static_assert({c.to_cpp_struct()}.smem_bytes() == {c.smem_bytes()}\n"

@@ -37,6 +37,12 @@ def test_rows_come_first_then_kv_blocks_then_dq():
     assert plan(CONFIG, PROBLEM, sm_count=7)[1].geometry.grid == (7, 1, 1)
 
 
+def test_with_an_early_start_all_launches_but_the_first_may_begin_early():
+    for early in (False, True):
+        launches = plan(replace(CONFIG, early_start=early), PROBLEM, sm_count=132)
+        assert [launch.geometry.is_early for launch in launches] == [False, early, early]
+
+
 def test_scratch_holds_statistics_sums_and_counters():
     q_tiles = 5 * 6 * 2
     expected = q_tiles * 2048 + q_tiles * 64 * 128 * 4 + 4 * (1 + 2 * q_tiles)

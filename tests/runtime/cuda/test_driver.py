@@ -59,6 +59,17 @@ def test_a_cluster_launch_passes_its_shape_as_an_attribute(driver, library):
     assert words[10] == int.from_bytes(PARAMS[0][:8], "little")
 
 
+def test_a_launch_that_may_begin_early_says_so_in_an_attribute(driver, library):
+    geometry = LaunchGeometry((10, 1, 1), 384, 228000, is_early=True)
+    make_launcher(driver, 7, 0xF00D, geometry)(PARAMS)(0x58)
+    words = seen(library)
+    assert words[:10] == [0xF00D, 10, 1, 1, 384, 1, 1, 228000, 0x58, 1]
+    assert words[13:15] == [6, 1]
+    both = LaunchGeometry((10, 1, 1), 384, 0, cluster=2, is_early=True)
+    make_launcher(driver, 7, 0xF00D, both)(PARAMS)(0x58)
+    assert (seen(library)[9], seen(library)[13]) == (2, 4)
+
+
 def test_a_launch_in_another_context_pushes_its_own_and_restores(driver, library):
     pops = seen(library)[61]
     make_launcher(driver, 8, 0xF00D, LaunchGeometry((1, 1, 1), 32, 0))(PARAMS)(0)

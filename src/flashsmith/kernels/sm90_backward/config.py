@@ -16,9 +16,11 @@ from flashsmith.kernels.sm90_backward.parts import (
     ADDERS,
     EARLY_POLLS,
     EARLY_RELEASE,
+    EARLY_START,
     HEADS_INNER,
     MASKS_FIRST,
     RISING,
+    ROUNDS_DQ,
     SHORT_LAST,
     TILE_RULES,
     TWO_PASSES,
@@ -83,11 +85,13 @@ class Sm90BackwardConfig(Sm90BackwardPart):
         absent=0,
     )
     heads_inner: bool = flag("heads_inner", HEADS_INNER)
+    rounds_dq: bool = flag("rounds_dq", ROUNDS_DQ)
+    early_start: bool = flag("early_start", EARLY_START)
 
     @property
     def rows(self) -> Sm90RowsConfig:
         """The kernel that prepares query rows."""
-        return Sm90RowsConfig(self.dtype, self.d_head, self.fold, self.unordered, self.heads_inner)
+        return Sm90RowsConfig(*(getattr(self, name) for name in Sm90RowsConfig.knobs()))
 
     @property
     def tiles(self) -> Sm90TilesConfig:
@@ -99,12 +103,12 @@ class Sm90BackwardConfig(Sm90BackwardPart):
     def convert(self) -> Sm90ConvertConfig | Sm90QueriesConfig:
         """The kernel that rounds dQ, or multiplies it."""
         if self.two_passes and has_roles(self.d_head):
-            return Sm90QueriesConfig(self.dtype, self.d_head, self.turns, self.v_halves)
-        return Sm90ConvertConfig(self.dtype, self.d_head, self.heads_inner)
+            return Sm90QueriesConfig(*(getattr(self, name) for name in Sm90QueriesConfig.knobs()))
+        return Sm90ConvertConfig(*(getattr(self, name) for name in Sm90ConvertConfig.knobs()))
 
     def kernels(self) -> tuple[KernelConfig, ...]:
         """What is compiled, in the order of the launches."""
-        return (self.rows, self.tiles, self.convert)
+        return (self.rows, self.tiles) if self.rounds_dq else (self.rows, self.tiles, self.convert)
 
     @property
     def repeats_bits(self) -> bool:
@@ -154,6 +158,8 @@ class Sm90BackwardConfig(Sm90BackwardPart):
             or self.heads_inner
             or self.early_polls
             or self.two_passes
+            or self.rounds_dq
+            or self.early_start
             or self.adders > 2
         )
 

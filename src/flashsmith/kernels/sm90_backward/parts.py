@@ -19,6 +19,7 @@ WARPGROUP_THREADS = 128
 PIECE = 64  # rows and columns of a piece of dQ: what a warpgroup multiplies at a time
 ROW_STAGES = 2  # of Q with its statistics, and of dO
 TILE_SLOTS = 4
+ROUNDED_BYTES = 8 * 4  # a word for each warp that multiplies
 ONES_BYTES = 2048  # 128 are read; compute-sanitizer takes the descriptor's strides for real
 MAX_SMEM_BYTES = 232_448  # a block of sm_90: 227 KB
 # What ptxas calls a potential performance loss: wgmma instructions are serialized due to …
@@ -44,6 +45,14 @@ EARLY_RELEASE = (
 )
 SHORT_LAST = "under a causal mask, short kv blocks of all heads are drawn last"
 RISING = "under a causal mask, the last quarter of the heads adds from the longest kv block on"
+ROUNDS_DQ = (
+    "dQ is rounded by the warps that multiply, when its sums are complete: at a kv block's end, "
+    "where they wait for the next one's keys, instead of by a launch"
+)
+EARLY_START = (
+    "launches begin while the one before them ends: they set up meanwhile, and one that needs "
+    "nothing of it takes the SMs that it leaves"
+)
 HEADS_INNER = "blocks go from head to head, then down the rows, where heads lie side by side"
 
 
@@ -123,6 +132,7 @@ class Sm90RowsConfig(Sm90BackwardPart):
     fold: bool = flag("fold", _FOLD)
     unordered: bool = flag("unordered", _UNORDERED)
     heads_inner: bool = flag("heads_inner", HEADS_INNER)
+    early_start: bool = flag("early_start", EARLY_START)
 
     @property
     def tile_q(self) -> int:
@@ -175,6 +185,8 @@ class Sm90TilesConfig(MultiplyingPart):
     early_release: bool = flag("early_release", EARLY_RELEASE)
     short_last: bool = flag("short_last", SHORT_LAST)
     rising: bool = flag("rising", RISING)
+    rounds_dq: bool = flag("rounds_dq", ROUNDS_DQ)
+    early_start: bool = flag("early_start", EARLY_START)
 
     @property
     def tile_q(self) -> int:
@@ -211,14 +223,14 @@ class Sm90TilesConfig(MultiplyingPart):
         return pieces_of_tile(self.d_head) * (4 if has_roles(self.d_head) else 1)
 
     def smem_bytes(self, elem_size: int = 2) -> int:
-        """K, V, rings of Q, dO and dS, staged dQ or P, statistics, ones, barriers, tile slots."""
+        """K, V, rings, staged dQ or P, statistics, ones, barriers, tile slots, dQ rounded."""
         keys = 2 * self.tile_k * self.d_head * elem_size
         rows = 2 * ROW_STAGES * self.tile_q * self.d_head * elem_size
         ds = 0 if self.two_passes else self.ds_stages * self.tile_k * self.tile_q * elem_size
         staged = 0 if self.dq_red or self.two_passes else 2 * PIECE * PIECE * 4
         handed = self.tile_k * self.tile_q * 4 if has_roles(self.d_head) else 0
         ones = ONES_BYTES if self.fold else 0
-        words = self.barriers * 8 + TILE_SLOTS * 16
+        words = self.barriers * 8 + TILE_SLOTS * 16 + ROUNDED_BYTES * self.rounds_dq
         statistics = ROW_STAGES * self.statistics_bytes
         return keys + rows + ds + staged + handed + statistics + ones + words
 
@@ -237,6 +249,7 @@ class Sm90ConvertConfig(Sm90BackwardPart):
     dtype: DType = knob((DType.FP16, DType.BF16), "element type of dQ")
     d_head: int = knob(WIDTHS, "head dimension the kernel is built for")
     heads_inner: bool = flag("heads_inner", HEADS_INNER)
+    early_start: bool = flag("early_start", EARLY_START)
 
     @property
     def tile_q(self) -> int:
@@ -274,6 +287,7 @@ class Sm90QueriesConfig(MultiplyingPart):
     d_head: int = knob((256,), "head dimension the kernel is built for")
     turns: bool = flag("turns", "warpgroups take turns in issuing products")
     v_halves: bool = flag("v_halves", V_HALVES)
+    early_start: bool = flag("early_start", EARLY_START)
 
     @property
     def tile_q(self) -> int:
@@ -320,6 +334,12 @@ TILE_RULES = (
         lambda c: (c.adders > 2 or c.early_polls) and (c.dq_red or c.unordered or c.two_passes),
         "no thread adds pieces in order: sums leave from registers, or in any order",
         "drop adders_3 and early_polls",
+    ),
+    Rule(
+        "rounded_sums_are_counted",
+        lambda c: c.rounds_dq and (c.dq_red or c.unordered or c.two_passes or has_roles(c.d_head)),
+        "only of staged sums in order is it known when they are complete",
+        "drop rounds_dq, or dq_red and unordered up to d_head 128",
     ),
     Rule(
         "two_passes_add_nothing",

@@ -178,8 +178,9 @@ def plan_backward(config: Sm90BackwardConfig, problem: AttentionProblem, sm_coun
     grids: dict[KernelConfig, int] = {
         rows: q_tiles * tiles.tile_q // rows.tile_q * heads,
         tiles: min(k_tiles, max(sm_count, 1)),
-        config.convert: pieces,
     }
+    if not config.rounds_dq:
+        grids[config.convert] = pieces
     if config.two_passes:
         grids[config.convert] = math.ceil(problem.q_len / config.convert.tile_q) * heads
     needs = _needs_by_part(config, tiles, problem)
@@ -188,7 +189,12 @@ def plan_backward(config: Sm90BackwardConfig, problem: AttentionProblem, sm_coun
             part,
             problem,
             needs[part],
-            _geometry(part, ctas, LISTED_BYTES if part is tiles and problem.sequences else 0),
+            _geometry(
+                part,
+                ctas,
+                LISTED_BYTES if part is tiles and problem.sequences else 0,
+                is_early=config.early_start and part is not rows,
+            ),
             scratch_bytes=scratch.bytes,
             tiles_config=tiles,
             scratch=scratch,
@@ -210,8 +216,9 @@ def _needs_by_part(
     edges = {"causal", "window_left", "ragged_q", "narrow_d"}
     looks_at: dict[KernelConfig, set[str]] = {
         config.rows: {"sequences", "narrow_d"},
-        # It needs no end of the rows: what TMA and statistics bring from there is zero.
-        tiles: set(needs) - {"ragged_q"},
+        # What TMA and statistics bring from behind the rows is zero: where they end matters only
+        # for dQ.
+        tiles: set(needs) - (set() if config.rounds_dq else {"ragged_q"}),
         # Sums that are there are of keys that exist; keys that are multiplied may not.
         dq: edges | ({"ragged_k", "softcap", "alibi"} if config.two_passes else {"sequences"}),
     }
@@ -254,10 +261,11 @@ def _scratch(config: Sm90TilesConfig, q_tiles: int) -> Scratch:
     )
 
 
-def _geometry(part: KernelConfig, ctas: int, more_bytes: int = 0) -> LaunchGeometry:
+def _geometry(part: KernelConfig, ctas: int, more_bytes: int, *, is_early: bool) -> LaunchGeometry:
     if ctas > MAX_GRID:
         raise ArgumentError(
             f"{part.short_form()}: the problem has {ctas:,} tiles, one launch takes {MAX_GRID:,}; "
             f"split the batch."
         )
-    return LaunchGeometry((ctas, 1, 1), part.threads, part.smem_bytes() + more_bytes)
+    smem_bytes = part.smem_bytes() + more_bytes
+    return LaunchGeometry((ctas, 1, 1), part.threads, smem_bytes, is_early=is_early)

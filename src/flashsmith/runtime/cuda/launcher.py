@@ -15,10 +15,11 @@ _Pointers = ctypes.Array[c_char_p]
 _Arguments = tuple[object, ...]  # of a launch, as ctypes takes them
 _ArgumentsOf = Callable[[_Pointers, int], _Arguments]  # of parameters and a stream
 _CLUSTER_DIMENSION = 4  # CUlaunchAttributeID
+_PROGRAMMATIC_STREAM_SERIALIZATION = 6
 
 
-class _ClusterAttribute(ctypes.Structure):
-    """CUlaunchAttribute with a cluster shape in its union of 64 bytes."""
+class _Attribute(ctypes.Structure):
+    """CUlaunchAttribute: of its union of 64 bytes a cluster's shape, or a flag."""
 
     _fields_ = (
         ("id", c_int),
@@ -51,9 +52,11 @@ def make_launcher(
     The driver copies the parameters during the call, so pointers into the caller's bytes suffice:
     an array of `char*` over them is the `void**` it asks for. Threads may share it: it is read.
     """
-    is_clustered = geometry.cluster > 1
-    name = "cuLaunchKernelEx" if is_clustered else "cuLaunchKernel"
-    arguments_of = (_clustered if is_clustered else _plain)(function, geometry)
+    attributes = _attributes(geometry)
+    name = "cuLaunchKernelEx" if attributes else "cuLaunchKernel"
+    arguments_of = _plain(function, geometry)
+    if attributes:
+        arguments_of = _extended(function, geometry, attributes)
     launch_kernel, get_current = driver.bare(name), driver.bare("cuCtxGetCurrent")
     byref = ctypes.byref
 
@@ -100,16 +103,27 @@ def _plain(function: int, geometry: LaunchGeometry) -> _ArgumentsOf:
     return arguments
 
 
-def _clustered(function: int, geometry: LaunchGeometry) -> _ArgumentsOf:
-    attribute = _ClusterAttribute(id=_CLUSTER_DIMENSION, x=geometry.cluster, y=1, z=1)
+def _attributes(geometry: LaunchGeometry) -> list[_Attribute]:
+    found = []
+    if geometry.cluster > 1:
+        found.append(_Attribute(id=_CLUSTER_DIMENSION, x=geometry.cluster, y=1, z=1))
+    if geometry.is_early:
+        found.append(_Attribute(id=_PROGRAMMATIC_STREAM_SERIALIZATION, x=1))
+    return found
+
+
+def _extended(
+    function: int, geometry: LaunchGeometry, attributes: list[_Attribute]
+) -> _ArgumentsOf:
+    kept = (_Attribute * len(attributes))(*attributes)
     grid = (c_uint * 3)(*geometry.grid)
     block = (c_uint * 3)(geometry.threads, 1, 1)
-    attributes = ctypes.addressof(attribute)
+    place, count = ctypes.addressof(kept), len(attributes)
     handle = c_void_p(function)
 
     def arguments(pointers: _Pointers, stream: int) -> _Arguments:
-        config = _LaunchConfig(grid, block, geometry.smem_bytes, stream, attributes, 1)
+        config = _LaunchConfig(grid, block, geometry.smem_bytes, stream, place, count)
         return ctypes.byref(config), handle, ctypes.byref(pointers), None
 
-    arguments.keeps = attribute  # type: ignore[attr-defined]  # the configuration points to it
+    arguments.keeps = kept  # type: ignore[attr-defined]  # the configuration points to it
     return arguments

@@ -59,6 +59,18 @@ FS_DEVICE u32 ld_acquire_gpu(const u32* word) {
     return now;
 }
 
+// The same where `condition`, without a branch; else 0.
+FS_DEVICE u32 ld_acquire_gpu_if(bool condition, const u32* word) {
+    u32 now;
+    asm volatile(
+        "{\n\t.reg .pred p;\n\tsetp.ne.u32 p, %2, 0;\n\tmov.u32 %0, 0;\n\t"
+        "@p ld.acquire.gpu.global.u32 %0, [%1];\n\t}"
+        : "=r"(now)
+        : "l"(word), "r"(static_cast<u32>(condition))
+        : "memory");
+    return now;
+}
+
 // Until the word is at least `value`; one lane of a warp may ask alone.
 FS_DEVICE void wait_at_least_acquire_gpu(const u32* word, u32 value) {
     while (ld_acquire_gpu(word) < value) {

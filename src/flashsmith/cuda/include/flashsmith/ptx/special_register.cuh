@@ -25,4 +25,11 @@ FS_DEVICE u32 ctaid_z() {
     return index;
 }
 
+// How many blocks of threads there are.
+FS_DEVICE u32 nctaid_x() {
+    u32 count;
+    asm volatile("mov.u32 %0, %%nctaid.x;" : "=r"(count));
+    return count;
+}
+
 }  // namespace flashsmith::ptx

@@ -6,6 +6,7 @@
 // each owns 64 keys (backward_consumer.cuh); above, they share 64 (backward_wide.cuh).
 #pragma once
 
+#include "flashsmith/ptx/grid_dependency.cuh"
 #include "flashsmith/sm90/backward_adders.cuh"
 #include "flashsmith/sm90/backward_consumer.cuh"
 #include "flashsmith/sm90/backward_producer.cuh"
@@ -39,6 +40,10 @@ FS_DEVICE void backward(const Sm90BackwardArgs& args) {
     }
     if constexpr (kConfig.fold) write_ones<kConfig>();
     ptx::bar_sync();  // barriers and ones are there
+    if constexpr (kConfig.early_start) {
+        ptx::wait_for_launch_before();  // statistics and counters are there,
+        ptx::launch_dependents();       // so that they are for the launch behind this one too
+    }
 
     if (warpgroup == 0) {
         ptx::setmaxnreg_dec<kProducerRegisters>();

@@ -20,6 +20,7 @@
 #include "flashsmith/ptx/tma.cuh"
 #include "flashsmith/sm90/backward_cap.cuh"
 #include "flashsmith/sm90/backward_products.cuh"
+#include "flashsmith/sm90/backward_rounding.cuh"
 #include "flashsmith/sm90/backward_skip.cuh"
 #include "flashsmith/sm90/backward_tile.cuh"
 #include "flashsmith/sm90/output.cuh"
@@ -81,6 +82,7 @@ struct BackwardConsumer {
 
     FS_DEVICE void run() {
         Turns::open(warpgroup);
+        if constexpr (kConfig.rounds_dq) DqRounder<Kernel>::begin(args);
         for (;; ++tiles) {
             const u32 slot = tiles % Plan::kTileSlots;
             ptx::mbarrier_wait(Plan::tile_full(slot), tiles / Plan::kTileSlots % 2);
@@ -92,7 +94,9 @@ struct BackwardConsumer {
                 begin(ptx::broadcast(tile.batch * args.heads + tile.kv_head * args.kv_group), left);
             _Pragma("unroll 1") while (--left > 0) step<false>();
             step<true>();
+            if constexpr (kConfig.rounds_dq) DqRounder<Kernel>::at_end_of_block(args);
         }
+        if constexpr (kConfig.rounds_dq) DqRounder<Kernel>::at_last(args);
         // Shared memory is there until the last sums have read it.
         if constexpr (kConfig.unordered && kConfig.stages_dq()) ptx::bulk_wait_if(is_first_lane);
     }

@@ -1,27 +1,19 @@
-// dQ: sums in float32, which lie as wgmma accumulators do, scaled and rounded into rows.
-//
-//   of each q tile pieces of 64 x 64:  d_head 64: two, by rows    128, 256: two, four, by columns
-//   piece: thread t of 128 has 16 bytes at t / 32 * 4096 + r * 512 + t % 32 * 16, r = 0 .. 7
+// A launch that rounds dQ, a warpgroup a piece.
 #pragma once
 
-#include "flashsmith/attention/mask.cuh"
-#include "flashsmith/attention/score.cuh"
-#include "flashsmith/ptx/cache_policy.cuh"
+#include "flashsmith/ptx/grid_dependency.cuh"
 #include "flashsmith/ptx/special_register.cuh"
-#include "flashsmith/sm90/output.cuh"
-#include "flashsmith/sm90/output_bounds.cuh"
-#include "flashsmith/sm90/scratch_tiles.cuh"
+#include "flashsmith/sm90/backward_rounding.cuh"
 
 namespace flashsmith::sm90 {
 
 template <Sm90ConvertConfig kConfig, Needs kNeeds>
 FS_DEVICE void backward_convert(const Sm90BackwardArgs& args) {
     using Mask = flashsmith::Mask<kNeeds.causal, false, kNeeds.window_left>;
-    using Output = RowsOutput<kConfig.dtype, kPanelColumns, 0, ptx::kEvictNormal, kNeeds.ragged_q,
-                              kNeeds.narrow_d>;
-    constexpr bool kByRows = kConfig.d_head == kPanelColumns;
+    using Rows = DqRows<kConfig.dtype, kConfig.d_head, kNeeds>;
     constexpr i32 kKeys = kConfig.keys();
     constexpr u32 kPieces = kConfig.pieces();
+    if constexpr (kConfig.early_start) ptx::wait_for_launch_before();  // sums are complete
     const u32 piece = ptx::ctaid_x() % kPieces;
     u32 tile = ptx::ctaid_x() / kPieces;  // of all heads
     if (kConfig.heads_inner && args.dq.head_stride < args.dq.seq_stride) {
@@ -50,28 +42,15 @@ FS_DEVICE void backward_convert(const Sm90BackwardArgs& args) {
             const u32 of_head = own.tiles_before + own.row / kRows;
             held_at = (batch_head * args.q_tiles + of_head) * kPieces + piece;
         }
-        const u64 sums =
-            reinterpret_cast<u64>(args.dq_sums) + held_at * 16384 + warp * 4096 + lane * 16;
-        FS_UNROLL
-        for (int r = 0; r < 8; ++r) {
-            const Chunk held = ptx::ld_global_16b(sums + r * 512);
-            FS_UNROLL
-            for (int e = 0; e < 4; ++e) dq[4 * r + e] = __builtin_bit_cast(float, held.word[e]);
-        }
+        Rows::load(dq, Rows::place(args, held_at, warp, lane));
     } else {  // no kv block has added anything
-        FS_UNROLL
-        for (int i = 0; i < 32; ++i) dq[i] = 0.0f;
+        Rows::clear(dq);
     }
-    const i32 column = kByRows ? 0 : piece * kPanelColumns;
     TensorArg out = args.dq;
-    out.address += column * kElementBytes;
     if constexpr (kListed<kNeeds>) out.address += own.q_begin * out.seq_stride * kElementBytes;
-    const QTile at{first_row + (kByRows ? static_cast<i32>(piece) * kWarpgroupRows : 0), 0,
-                   static_cast<i32>(batch_head - batch * args.heads), static_cast<i32>(batch)};
-    const float slope = Score<kNeeds>::slope(args);
-    const float factors[2] = {slope, slope};
-    Output::store_direct(out, OutputBounds{of.q_len, args.d_head - column}, at,
-                         warp * 16 + lane / 4, lane, dq, factors);
+    Rows::store(args, out, of.q_len, first_row, piece,
+                static_cast<i32>(batch_head - batch * args.heads), static_cast<i32>(batch), warp,
+                lane, dq);
 }
 
 }  // namespace flashsmith::sm90

@@ -35,6 +35,8 @@ constexpr int p_bytes() const { return has_roles() ? keys() * q_tile_rows() * 4 
 constexpr int piece_bytes() const { return 16384; }
 constexpr int statistics_bytes() const { return 2 * q_tile_rows() * (fold ? 16 : 4); }
 constexpr int ones_bytes() const { return fold ? 2048 : 0; }
+// How many q tiles each warp that multiplies has rounded.
+constexpr int rounded_bytes() const { return rounds_dq ? 8 * 4 : 0; }
 // Full and empty of K, V, Q, dO, dS, the tile ring, and staged dQ or P.
 constexpr int barriers() const {
     const int handed = has_roles() ? 2 : 2 * dq_phases() + 2;
@@ -44,5 +46,5 @@ constexpr int barriers() const {
 constexpr int smem_bytes() const {
     return 2 * kv_bytes() + 2 * row_stages() * q_bytes() + ds_stages * ds_bytes() +
            (stages_dq() ? 2 * piece_bytes() : 0) + p_bytes() + row_stages() * statistics_bytes() +
-           ones_bytes() + barriers() * 8 + tile_slots() * 16;
+           ones_bytes() + barriers() * 8 + tile_slots() * 16 + rounded_bytes();
 }

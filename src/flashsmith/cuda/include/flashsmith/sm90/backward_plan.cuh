@@ -1,7 +1,7 @@
 // Where the backward kernel keeps what in shared memory; matrices are panels (tile/panel.cuh).
 //
 //   K | V | Q stages | dO stages | dS stages | staged dQ or P | statistics stages | ones |
-//   barriers | tiles
+//   barriers | tiles | dQ rounded
 //
 // All addresses are constants: registers for them would not fit beside the accumulators. Dynamic
 // shared memory begins at kBase where there is no other; the kernel checks it.
@@ -33,7 +33,8 @@ struct BackwardPlan {
     static constexpr u32 kTiles = kBarriers + kConfig.barriers() * kBarrierBytes;
     static_assert(kRowStages == 2, "a step's number is stage and parity.");
     static_assert(!kConfig.has_roles() || kDsStages == 2, "and with roles it is those of dS too.");
-    static_assert(kTiles + kTileSlots * 16 == kBase + kConfig.smem_bytes(),
+    static constexpr u32 kRounded = kTiles + kTileSlots * 16;  // with rounds_dq: a word a warp
+    static_assert(kRounded + kConfig.rounded_bytes() == kBase + kConfig.smem_bytes(),
                   "the plan and the configuration must agree on the size of shared memory.");
 
     static FS_DEVICE SmemAddr q(int stage) { return {kQ + stage * kConfig.q_bytes()}; }
@@ -44,6 +45,8 @@ struct BackwardPlan {
     // Where warpgroup `w` stages its piece of dQ.
     static FS_DEVICE SmemAddr dq(int w) { return {kDq + w * kConfig.piece_bytes()}; }
     static FS_DEVICE SmemAddr tile(int slot) { return {kTiles + slot * 16}; }
+
+    static FS_DEVICE SmemAddr rounded(int warp) { return {kRounded + warp * 4}; }
 
     static FS_DEVICE SmemAddr k_full() { return barrier(0); }
     static FS_DEVICE SmemAddr k_empty() { return barrier(1); }

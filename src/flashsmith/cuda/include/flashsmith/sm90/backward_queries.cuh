@@ -21,6 +21,7 @@
 #include "flashsmith/attention/score.cuh"
 #include "flashsmith/ptx/barrier.cuh"
 #include "flashsmith/ptx/convert.cuh"
+#include "flashsmith/ptx/grid_dependency.cuh"
 #include "flashsmith/ptx/math.cuh"
 #include "flashsmith/ptx/mbarrier.cuh"
 #include "flashsmith/ptx/memory.cuh"
@@ -441,7 +442,12 @@ FS_DEVICE void backward_queries(const Sm90BackwardArgs& args) {
     const auto own = OwnedRows<Kernel>::of_cta(args);
     if (warpgroup == 0) {
         ptx::setmaxnreg_dec<kProducerRegisters>();
-        if (threadIdx.x == 0) QueriesProducer<Kernel>{args, own}.run();
+        if (threadIdx.x == 0) {
+            QueriesProducer<Kernel>{args, own}.run();
+            // Nothing here is of the launch before: what both read was there before that one let
+            // this begin. Who comes behind waits for this launch alone, so this one waits for it.
+            if constexpr (kConfig.early_start) ptx::wait_for_launch_before();
+        }
     } else {
         ptx::setmaxnreg_inc<kConsumerRegisters>();
         QueriesConsumer<Kernel>(args, own, warpgroup - 1).run();

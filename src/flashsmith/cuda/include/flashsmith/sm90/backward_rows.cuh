@@ -12,6 +12,7 @@
 #pragma once
 
 #include "flashsmith/ptx/convert.cuh"
+#include "flashsmith/ptx/grid_dependency.cuh"
 #include "flashsmith/ptx/math.cuh"
 #include "flashsmith/ptx/memory.cuh"
 #include "flashsmith/ptx/special_register.cuh"
@@ -106,6 +107,7 @@ FS_DEVICE void backward_rows(const Sm90BackwardArgs& args) {
     constexpr int kRows = kConfig.threads() / kLanes;        // of a cta
     static_assert(kLanes <= kWarpLanes, "a row must lie in one warp.");
     static_assert(kConfig.q_tile_rows() % kRows == 0, "a cta must lie in one q tile.");
+    if constexpr (kConfig.early_start) ptx::launch_dependents();
     const u32 chunk = threadIdx.x % kLanes;
     const u32 ctas = args.q_tiles * (kConfig.q_tile_rows() / kRows);  // of one head
     u32 batch_head = ptx::ctaid_x() / ctas;
