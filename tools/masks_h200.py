@@ -59,8 +59,17 @@ CONFIGS = {
 }
 
 
-def _two(stats: str, words: str, kept: str = "halves+pingpong+early_tests+o_smem") -> str:
-    loop = f"{_LOOP}+stats_{stats}+lazy_8"
+_EARLY = _LOOP.replace("+late_draw", "")
+_STATIC = "overlap+early_rescale+tiles_STATIC"
+
+
+def _two(
+    stats: str,
+    words: str,
+    kept: str = "halves+pingpong+early_tests+o_smem",
+    loop: str = _LOOP,
+) -> str:
+    loop = f"{loop}+stats_{stats}+lazy_8"
     return f"(BF16, 128, 2, 128): kv_2+q_4+{loop}+{kept}+{words}+regs_232_40"
 
 
@@ -69,27 +78,19 @@ ORDERS = (1, 4, 8, 16)
 WINDOW_CONFIGS = {
     128: (
         _two("BITS", "late_store"),
-        _two("BITS", "from_WHOLE+late_store"),
-        _two("BITS", "from_SHARED+late_store"),
-        _two("SUM", "late_store"),
-        _two("SUM", "from_WHOLE+late_store"),
-        _two("SUM", "from_SHARED+late_store"),
-        _two("SUM", "from_SHARED+hints"),
-        _two("SUM", "from_SHARED+hints+late_store"),
-        _two("VOTE", "from_SHARED+late_store"),
-        _two("BITS", "from_SHARED+hints"),
-        _two("BITS", "hints+late_store"),
-        _two("BITS", "from_WHOLE+hints"),
-        _two("BITS", "from_WHOLE+late_store", "halves+early_tests+o_smem"),
-        _two("BITS", "from_SHARED+late_store", "halves+early_tests+o_smem"),
-        _two("BITS", "from_WHOLE+early_tiles+early_q+late_store"),
-        f"(BF16, 128, 3, 80): kv_2+q_6+{_SUM}+pingpong+early_tests+from_SHARED+o_smem+hints"
-        "+regs_160_32",
+        *(
+            _two("BITS", f"{words}hints", loop=loop)
+            for loop in (_LOOP, _EARLY, _STATIC)
+            for words in ("late_store+", "early_tiles+early_q+late_store+", "")
+        ),
+        _two("SUM", "early_tiles+early_q+late_store+hints", loop=_EARLY),
+        _two("BITS", "early_tiles+early_q+late_store+hints", "halves+early_tests+o_smem", _EARLY),
+        _two("BITS", "late_store+hints", "halves+early_tests+o_smem", _EARLY),
     ),
     64: (
         f"{_THREE}+o_smem+regs_160_32",
         f"{_THREE}+l_mma+o_smem+regs_160_32",
-        f"(BF16, 64, 2, 128): kv_3+q_4+{_SUM}+halves+pingpong+from_SHARED+o_smem+regs_232_40",
+        f"{_THREE.replace('late_draw+', '')}+o_smem+regs_160_32",
     ),
 }
 # Of one score or bias each: what is raced beside the others.
