@@ -44,7 +44,7 @@ from flashsmith.report.winners import TUNED, winners, winners_on_grid
 ROOT = Path(__file__).parents[1]
 RECORDS = ROOT / "benchmarks" / "results" / "h200"
 PICTURE = Path("docs/figures/h200.svg")
-PEERS = ("cuDNN", "FlashAttention-2 (torch)", "FlashAttention-3")  # those that records hold
+PEERS = ("cuDNN", "FlashAttention-2 (torch)", FA3)  # those that records hold
 BESIDE = "flashsmith, beside peers"
 LADDERS = {
     "prog": Path("docs/kernels/sm80_forward.md"),

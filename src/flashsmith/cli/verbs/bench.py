@@ -26,6 +26,7 @@ from flashsmith.kernels import KernelConfig, resolve_key
 from flashsmith.problem.cost import Cost, cache_bytes, cost_of
 from flashsmith.problem.needs import facts_that_hold
 from flashsmith.problem.signature import FORWARD
+from flashsmith.report.contenders import length_text, mask_text
 from flashsmith.runtime.devices import default_device, has_cuda
 
 if TYPE_CHECKING:
@@ -107,7 +108,8 @@ def command(
     if shapes:
         options.refuse_together({"--list": True, "--numbers": numbers, "-o": output})
         about = f"{chosen.name}: {chosen.about}"
-        show([listed(s) for s in chosen.shapes], json=json, csv=csv, every=every, title=about)
+        row_of = listed if json or csv else glimpsed
+        show([row_of(s) for s in chosen.shapes], json=json, csv=csv, every=every, title=about)
         return
     wanted = Wanted(peers, peer or [], rounds or options.ROUNDS, sustained, output)
     if numbers:
@@ -126,8 +128,23 @@ def command(
     show(rows, json=json, csv=csv, every=every, title=f"{chosen.name}: {chosen.about}")
 
 
+def glimpsed(shape: Shape) -> Row:
+    """One shape of a suite for a terminal: its name says other facts; a cache has a size."""
+    problem = shape.problem
+    is_grouped = problem.heads != problem.kv_heads
+    size = {"kv_mib": round(cache_bytes(problem) / 2**20)}
+    return {
+        "shape": shape.name,
+        "batch": problem.batch,
+        "heads": f"{problem.heads}:{problem.kv_heads}" if is_grouped else f"{problem.heads}",
+        "length": length_text(problem),
+        "d_head": problem.d_head,
+        **(size if problem.k_lengths else {"mask": mask_text(problem)}),
+    }
+
+
 def listed(shape: Shape) -> Row:
-    """One shape of a suite."""
+    """One shape of a suite with all of its facts."""
     problem = shape.problem
     dimensions = ("batch", "heads", "kv_heads", "q_len", "k_len", "d_head")
     facts = {name: getattr(problem, name) for name in facts_that_hold(problem)}

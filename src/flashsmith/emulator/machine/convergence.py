@@ -29,7 +29,7 @@ def members_of(instruction: Instruction) -> int:
 
 def is_apart(c: Chunk, u: Unit, m: NDArray[np.bool_], members: int, index: int) -> bool:
     """Whether lanes of `members` are elsewhere; the unit then waits for them."""
-    wait = Convergence(c, u.block, u.warp, m.reshape(-1, 32), members, index)
+    wait = Convergence(c, u.cta, u.warp, m.reshape(-1, 32), members, index)
     if wait.ready().all():
         return False
     u.wait = wait
@@ -42,14 +42,14 @@ class Convergence(Wait):
     def __init__(
         self,
         chunk: Chunk,
-        block: NDArray[np.intp],
+        cta: NDArray[np.intp],
         warp: NDArray[np.intp],
         here: NDArray[np.bool_],
         members: int,
         index: int,
     ) -> None:
         self.chunk = chunk
-        self.block = block
+        self.cta = cta
         self.warp = warp
         self.here = here
         self.members = members
@@ -57,7 +57,7 @@ class Convergence(Wait):
 
     def _missing(self) -> NDArray[np.bool_]:
         named = (np.uint32(self.members) & LANE_BITS) != 0
-        missing: NDArray[np.bool_] = self.chunk.alive[self.block, self.warp] & named & ~self.here
+        missing: NDArray[np.bool_] = self.chunk.alive[self.cta, self.warp] & named & ~self.here
         return missing
 
     def ready(self) -> NDArray[np.bool_]:
@@ -77,7 +77,7 @@ class Convergence(Wait):
         """The same wait of some warps."""
         return Convergence(
             self.chunk,
-            self.block[pairs],
+            self.cta[pairs],
             self.warp[pairs],
             self.here[pairs],
             self.members,

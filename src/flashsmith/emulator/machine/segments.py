@@ -72,7 +72,7 @@ def _starts(kernel: Kernel, fine: bool) -> set[int]:
 
 
 def meeting_points(segments: list[Segment]) -> frozenset[int]:
-    """Segments that begin with a barrier of blocks: the lanes of a warp come to it together."""
+    """Segments that begin with a barrier of ctas: the lanes of a warp come to it together."""
     return frozenset(
         s.number
         for s in segments

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from flashsmith.kernels.sm90_forward.arguments import COUNTER_BYTES, FIRST_FLAG
 from flashsmith.kernels.sm90_forward.config import Sm90ForwardConfig
@@ -86,7 +86,7 @@ def q_tiles(config: Sm90ForwardConfig, problem: AttentionProblem) -> int:
 def longest_span(config: Sm90ForwardConfig, problem: AttentionProblem) -> int:
     """The most kv blocks that a tile takes. Rows behind the last one count, as in the kernel."""
     rows, tiles = config.tile_q * config.cluster, q_tiles(config, problem)
-    mask = replace(problem.mask, q_len=rows * tiles)
+    mask = problem.mask._replace(q_len=rows * tiles)
     spans = (mask.span(i * rows, (i + 1) * rows) for i in range(tiles))
     return max(
         math.ceil((first + count) / config.B_c) - first // config.B_c for first, count in spans

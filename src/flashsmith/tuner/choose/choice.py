@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from flashsmith.arch import Arch
 from flashsmith.arch import get as get_arch
@@ -37,8 +38,7 @@ PACKED_LENGTH = 4096  # that a packed sequence is taken for
 _NOTHING: Mapping[KernelConfig, str] = {}
 
 
-@dataclass(frozen=True, slots=True)
-class Rejected:
+class Rejected(NamedTuple):
     """A configuration, or a whole family, that was passed over."""
 
     what: str
@@ -132,8 +132,7 @@ def shipped_winners(problem: AttentionProblem, arch: str, gpu: str) -> list[Kern
     return [*([choice.config] if choice and choice.config else []), *found]
 
 
-@dataclass(frozen=True, slots=True)
-class _Question:
+class _Question(NamedTuple):
     """What a configuration is wanted for."""
 
     problem: AttentionProblem
