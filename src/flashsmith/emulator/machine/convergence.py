@@ -15,12 +15,15 @@ if TYPE_CHECKING:
     from flashsmith.emulator.machine.chunk import Chunk
 
 
+_TOGETHER = frozenset({"sync", "aligned", "vote"})
+
+
 def members_of(instruction: Instruction) -> int:
     """The lanes that must execute an instruction together, as a mask; 0 when it asks for none."""
+    if _TOGETHER.isdisjoint(instruction.modifiers):
+        return 0
     if instruction.guard is not None or instruction.has("warp"):
         return 0  # bar.warp.sync waits for the lanes of its mask itself
-    if not any(instruction.has(word) for word in ("sync", "aligned", "vote")):
-        return 0
     if instruction.has("aligned") or instruction.opcode == "bar":
         return ALL_LANES
     members = instruction.operands[-1] if instruction.operands else None
