@@ -61,7 +61,7 @@ MASKS = Path("docs/masks_and_scores.md")
 MASKED = ROOT / "benchmarks" / "results" / "h200_masks" / "masks.jsonl"
 GRADIENTS = [
     ROOT / "benchmarks" / "results" / "h200_backward" / f"{name}.jsonl"
-    for name in ("backward", "candidates", "wide")
+    for name in ("backward", "candidates", "wide", "ends")
 ]
 GRADIENT_GRID = ROOT / "benchmarks" / "results" / "h200_backward" / "paper.jsonl"
 TRAINED = ROOT / "benchmarks" / "results" / "h200_train"
