@@ -15,10 +15,12 @@ sys.path.insert(0, str(Path(__file__).parent))  # also where this file is import
 
 from pages.statements import (
     agreement_statement,
+    grid_table,
+    losses_statement,
     picks_statement,
     prediction_statement,
 )
-from pages.svg import Panel, panels_svg
+from pages.svg import Panel, curves_svg, panels_svg
 from pages.tables import (
     FA3,
     backward_table,
@@ -42,7 +44,7 @@ from flashsmith.report.winners import TUNED, winners, winners_on_grid
 ROOT = Path(__file__).parents[1]
 RECORDS = ROOT / "benchmarks" / "results" / "h200"
 PICTURE = Path("docs/figures/h200.svg")
-PEERS = ("cuDNN", "FlashAttention-2 (torch)", "FlashAttention-3")  # those that records hold
+PEERS = ("cuDNN", "FlashAttention-2 (torch)", FA3)  # those that records hold
 BESIDE = "flashsmith, beside peers"
 LADDERS = {
     "prog": Path("docs/kernels/sm80_forward.md"),
@@ -59,9 +61,12 @@ MASKS = Path("docs/masks_and_scores.md")
 MASKED = ROOT / "benchmarks" / "results" / "h200_masks" / "masks.jsonl"
 GRADIENTS = [
     ROOT / "benchmarks" / "results" / "h200_backward" / f"{name}.jsonl"
-    for name in ("backward", "candidates", "wide")
+    for name in ("backward", "candidates", "wide", "ends")
 ]
 GRADIENT_GRID = ROOT / "benchmarks" / "results" / "h200_backward" / "paper.jsonl"
+TRAINED = ROOT / "benchmarks" / "results" / "h200_train"
+LOSSES = Path("docs/figures/losses.svg")
+API = Path("docs/api.md")
 SPILLS = Path("docs/kernels/sm80_forward.md")
 
 
@@ -94,7 +99,24 @@ def pages() -> dict[Path, str]:
     made[MASKS] = between_marks(masks, "masks", masks_table(read_records(MASKED)))
     serving = (ROOT / SERVING).read_text(encoding="utf-8")
     made[SERVING] = between_marks(serving, "serve", serve_table(read_records(SERVED)))
+    made |= of_models()
     return made | {Path("docs/benchmarks.md"): benchmarks, TUNING: tuning(data)}
+
+
+def of_models() -> dict[Path, str]:
+    """What flash-attn's grids and the examples came to; a run that was not made is said."""
+    grids, examples = (
+        read_records(path) if path.exists() else []
+        for path in (TRAINED / "flash_attn_grid.jsonl", TRAINED / "examples.jsonl")
+    )
+    made, page = {}, (ROOT / API).read_text(encoding="utf-8")
+    page = between_marks(page, "flash-attn's grids", grid_table(grids))
+    made[API] = between_marks(page, "examples", losses_statement(examples, "figures/losses.svg"))
+    for record in examples:
+        if record.what["name"] == "train_tiny":
+            colours = {OURS: COLOURS[0], "SDPA": COLOURS[1]}
+            made[LOSSES] = curves_svg(record.result["losses"], colours, title="loss, nats a byte")
+    return made
 
 
 def gradients() -> list[Record]:

@@ -154,8 +154,8 @@ FAULTS = [
     ),
     Fault(
         *("sm90_backward", SEVERAL, "keys come from the first sequence"),
-        *("sm90/backward_producer.cuh", "row, tile.kv_head, tile.batch);"),
-        "row, tile.kv_head, 0);",
+        *("sm90/backward_producer.cuh", "row, block.kv_head, block.batch);"),
+        "row, block.kv_head, 0);",
     ),
     Fault(
         *("sm90_backward", SEVERAL, "queries come from the first sequence"),
@@ -171,8 +171,8 @@ FAULTS = [
     Fault(
         *("sm90_backward", SEVERAL, "dK and dV go to the first sequence"),
         "sm90/backward_consumer.cuh",
-        "const QTile at{first_key + warpgroup * kWarpgroupRows, 0, tile.kv_head, tile.batch};",
-        "const QTile at{first_key + warpgroup * kWarpgroupRows, 0, tile.kv_head, 0};",
+        "const QTile at{first_key + warpgroup * kWarpgroupRows, 0, block.kv_head, block.batch};",
+        "const QTile at{first_key + warpgroup * kWarpgroupRows, 0, block.kv_head, 0};",
     ),
     Fault(
         *("sm90_backward", UNSEEN, "a row without keys has a weight", "sm90/backward_rows.cuh"),
@@ -181,8 +181,8 @@ FAULTS = [
     ),
     Fault(
         *("sm90_backward", ONE_KEY, "the last block is left out", "sm90/backward_tile.cuh"),
-        "const u32 block = Kernel::kConfig.in_any_order() ? turn : args.k_tiles - 1 - turn;",
-        "u32 block = Kernel::kConfig.in_any_order() ? turn : args.k_tiles - 1 - turn;\n"
+        "const u32 block = Kernel::kConfig.in_any_order() ? turn : args.kv_blocks - 1 - turn;",
+        "u32 block = Kernel::kConfig.in_any_order() ? turn : args.kv_blocks - 1 - turn;\n"
         "    if (block * Kernel::kConfig.keys() + 1 == static_cast<u32>(args.k_len)) --block;",
     ),
     Fault(

@@ -15,12 +15,17 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 import numpy as np
 import pytest
 
+from flashsmith.api import launches
+from flashsmith.base.errors import FlashsmithError
+from flashsmith.kernels.plans import kernels_of
 from flashsmith.runtime.devices import default_device, has_cuda, open_device
+from flashsmith.runtime.run import prepare
 
 DEVICES = ["emulator"]
 if has_cuda():
     DEVICES.append(pytest.param("cuda", marks=pytest.mark.gpu))
 
+PLAIN = {"causal", "lse", "ragged_q", "ragged_k", "narrow_d"}
 LONG_FIRST = ("tests/repo/", "tests/tuner/")
 
 
@@ -28,6 +33,32 @@ LONG_FIRST = ("tests/repo/", "tests/tuner/")
 def device(request):
     """A device; the same test body holds on both."""
     return open_device("emulator") if request.param == "emulator" else default_device("cuda")
+
+
+@pytest.fixture(autouse=True)
+def _calls_compile_what_the_emulator_runs(request, monkeypatch):
+    """Plain calls compile PTX alone: their numbers need no machine code, two fifths of the time.
+
+    A call of a user compiles it to pass over what would spill on a GPU. Forward kernels without
+    windows, changed scores and tables do not (tests/cuda/sm90/test_sass.py); all others are judged
+    here too, since another kernel may run then. Tests of the judgement are marked `judged`.
+    """
+
+    def unjudged(device, config, problem, *, judged=False, **named):
+        judged = judged and not _is_plain(config, problem)
+        return prepare(device, config, problem, judged=judged, **named)
+
+    if "judged" not in request.keywords:
+        monkeypatch.setattr(launches, "prepare", unjudged)
+
+
+def _is_plain(config, problem):
+    if problem.operation != "forward" or problem.is_empty:
+        return False
+    try:
+        return all(PLAIN.issuperset(needs) for _, needs in kernels_of(config, problem))
+    except FlashsmithError:  # said by `prepare`
+        return False
 
 
 def pytest_addoption(parser):

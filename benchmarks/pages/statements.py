@@ -72,3 +72,55 @@ def agreement_statement(first: Sequence[Record], second: Sequence[Record]) -> st
         f"Two runs of `bench --suite quick`, two processes: {agree} of {len(found)} ratios agree "
         f"within the spread that the runs state; the medians are {widest:.1%} apart at most."
     )
+
+
+def grid_table(records: Sequence[Record]) -> str:
+    """What came of flash-attn's own grids in the newest run: right, refused by feature, wrong."""
+    newest = {str(r.what["grid"]): r for r in records if r.what["suite"] == "flash_attn_grid"}
+    if not newest:
+        return NOT_MEASURED
+    whole = newest["all"]
+    features = sorted(name for name in whole.result if name.startswith("refused: "))
+    names = ["right", *features, "wrong"]
+    rows = [
+        f"| {grid} | {' | '.join(f'{record.result.get(name, 0):,}' for name in names)} |"
+        for grid, record in newest.items()
+    ]
+    asked, ran = whole.what["cases"], sum(int(whole.result.get(name, 0)) for name in names)
+    return "\n".join(
+        [
+            f"| grid | {' | '.join(names)} |",
+            "|---" * (len(names) + 1) + "|",
+            *rows,
+            "",
+            f"{ran:,} of {asked:,} cases in {whole.result['seconds']:.0f} s on "
+            f"{whole.environment['device']}, {str(whole.environment['date'])[:10]}.",
+        ]
+    )
+
+
+def losses_statement(records: Sequence[Record], picture: str) -> str:
+    """The losses of the small GPT as a picture, and what the examples came to on a GPU."""
+    newest = {str(record.what["name"]): record for record in records}
+    if not newest:
+        return NOT_MEASURED
+    trained, packed = newest["train_tiny"], newest["finetune_packed"]
+    losses = trained.result["losses"]
+    twice = "the same bits" if trained.result["same_bits"] else "other bits"
+    served = "the same bits" if newest["serve_tiny"].result["same_bits"] else "other bits"
+    seconds = sum(float(record.result["seconds"]) for record in newest.values())
+    return "\n".join(
+        [
+            f"![Loss over steps, by flashsmith and by SDPA]({picture})",
+            "",
+            f"All four whole on {trained.environment['device']}, "
+            f"{str(trained.environment['date'])[:10]}, {seconds:.0f} s together "
+            f"([record](../benchmarks/results/h200_train/examples.jsonl), "
+            f"`tools/examples_h200.py`). `train_tiny.py`: {trained.what['steps']} steps, from "
+            f"{losses['flashsmith'][0]:.2f} to {losses['flashsmith'][-1]:.3f} nats a byte by "
+            f"flashsmith and {losses['SDPA'][-1]:.3f} by SDPA; run twice under torch's "
+            f"deterministic algorithms, every loss has {twice}. `finetune_packed.py`: "
+            f"{packed.what['steps']} steps, from {packed.result['losses'][0]:.2f} to "
+            f"{packed.result['losses'][-1]:.2f}. `serve_tiny.py`: {served} in company as alone.",
+        ]
+    )

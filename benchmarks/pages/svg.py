@@ -95,3 +95,43 @@ def _panel(
 def _round_up(value: float) -> float:
     """The next multiple of 200: quarters of it are round."""
     return max(math.ceil(value / 200) * 200.0, 200.0)
+
+
+def curves_svg(
+    curves: Mapping[str, Sequence[float]], colours: Mapping[str, str], *, title: str
+) -> str:
+    """Values over steps, one line a name, from 0 up, with a legend and a description."""
+    width, height = 2 * _WIDTH, _HEIGHT + _LEGEND
+    steps = max(len(values) for values in curves.values())
+    top = math.ceil(max(max(values) for values in curves.values()))
+    right, bottom = width - _RIGHT, height - _BOTTOM
+
+    def at(step: float, value: float) -> tuple[float, float]:
+        x = _LEFT + (right - _LEFT) * step / max(steps - 1, 1)
+        return round(x, 1), round(bottom - (bottom - _LEGEND - _TOP) * value / top, 1)
+
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
+        f'width="{width}" height="{height}" role="img">',
+        f"<title>{escape(title)}: {escape(', '.join(curves))}</title><style>{_STYLE}</style>",
+        *_legend(colours),
+        f'<text x="{_LEFT}" y="{_LEGEND + _TOP - 12}">{escape(title)}</text>',
+    ]
+    for value in range(top + 1):
+        y = at(0, value)[1]
+        parts.append(f'<path class="grid" d="M{_LEFT} {y}H{right}"/>')
+        parts.append(
+            f'<text class="soft" x="{_LEFT - 6}" y="{y + 4}" text-anchor="end">{value}</text>'
+        )
+    for quarter in range(5):
+        step = round(steps * quarter / 4)
+        x = at(min(step, steps - 1), 0)[0]
+        parts.append(
+            f'<text class="soft" x="{x}" y="{bottom + 16}" text-anchor="middle">{step}</text>'
+        )
+    for name, values in curves.items():
+        path = " ".join("{},{}".format(*at(*point)) for point in enumerate(values))
+        parts.append(
+            f'<polyline points="{path}" fill="none" stroke="{colours[name]}" stroke-width="1.4"/>'
+        )
+    return "\n".join([*parts, "</svg>"]) + "\n"

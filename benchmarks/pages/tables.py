@@ -43,7 +43,7 @@ def between_marks(text: str, name: str, content: str) -> str:
 
 _PEER = "FlashAttention-3, free sums"
 _ORDERED, _FREE = "wgmma, the same bits", "wgmma, free sums"
-FA3 = "FlashAttention_3"  # as `bench --peer` was told to call it
+FA3 = "FlashAttention-3"
 BACKWARD_PAGE = "docs/kernels/sm90_backward.md"
 
 

@@ -141,14 +141,15 @@ BAD_CALLS = {
     "an odd width": (
         lambda: torch.ops.flashsmith.forward(*[tensor(2, 70, 3, 60)] * 3),
         Unsupported,
-        "d_head is 60; the kernels take multiples of 8 up to 256; call flash_attention, which "
+        "d_head is 60; the kernels take multiples of 8 up to 512; call flash_attention, which "
         "pads.",
     ),
     "a large width": (
-        lambda: torch_call(tensor(2, 70, 3, 320)),
+        lambda: torch_call(tensor(2, 70, 3, 520)),
         Unsupported,
-        "d_head is 320; the kernels take multiples of 8 up to 256; a thread would hold 640 bytes "
-        "of O in registers and the kernels have room for 512; use another implementation.",
+        "d_head is 520; the kernels take multiples of 8 up to 512; tiles of 1,024 columns would "
+        "take 212,992 bytes of shared memory, of which a block has 166,912 on sm_80 and 232,448 "
+        "on sm_90a; use another implementation.",
     ),
     "an unknown layout": (
         lambda: call(layout="sbhd"),

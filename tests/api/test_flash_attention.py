@@ -17,6 +17,7 @@ from flashsmith.api.options import checked_options
 from flashsmith.base.dtypes import DType
 from flashsmith.base.errors import Unsupported
 from flashsmith.check.cases import Case, inputs_of
+from flashsmith.compile import compiler
 from flashsmith.problem.attention import AttentionProblem
 from flashsmith.tuner.choose.choice import Rejected
 
@@ -312,6 +313,25 @@ def test_a_kernel_that_cannot_read_the_strides_is_passed_over(monkeypatch):
     assert Rejected(refused.short_form(), "not these strides.") in choice.rejected
     with pytest.raises(Unsupported, match="not these strides"):
         flash_attention(*arrays, config=refused, backend="emulator")
+
+
+@pytest.mark.judged
+def test_a_call_on_the_emulator_refuses_what_would_spill_on_a_gpu(monkeypatch):
+    config = "hopper(FP16, 64, 1, 64): kv_2+q_1+regs_240_56"
+    arrays = arrays_of(Case("spills", AttentionProblem(1, 3, 1, 70, 211, 64, DType.FP16)))
+
+    def refusing(config, kernel):
+        raise Unsupported(f"{config.short_form()}: ptxas spills 8 bytes.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(compiler, "_accepted", refusing)
+        with pytest.raises(Unsupported, match="ptxas spills 8 bytes"):
+            flash_attention(*arrays, config=config, backend="emulator")
+        _, choice = flash_attention(*arrays, explain=True, backend="emulator")
+        assert not choice.config.judges_builds()
+        assert "ptxas spills 8 bytes." in [one.reason for one in choice.rejected]
+    out = flash_attention(*arrays, config=config, backend="emulator")
+    assert out.shape == arrays[0].shape
 
 
 def test_a_warm_call_neither_compiles_nor_chooses(monkeypatch):

@@ -180,7 +180,12 @@ BAD = {
     "leftpad": (
         {"cache_leftpad": 1, "block_table": TABLE, **ONE},
         Unsupported,
-        "every sequence must begin with its first key",
+        "cache_leftpad and block_table are both given; .* or pass a contiguous cache",
+    ),
+    "leftpad of sequences by index": (
+        {"cache_leftpad": LENGTHS, "cache_batch_idx": LENGTHS, **ONE},
+        Unsupported,
+        r"cache_leftpad and cache_batch_idx are .* or pass k_cache\[cache_batch_idx\]",
     ),
     "both": (
         {"cache_batch_idx": LENGTHS, "block_table": TABLE},

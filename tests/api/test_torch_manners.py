@@ -101,6 +101,21 @@ def test_float32_under_autocast_is_cast_as_torch_casts_it(dtype):
         scaled_dot_product_attention(q, k, v)
 
 
+def test_what_is_computed_under_autocast_has_the_bits_that_it_has_outside():
+    q, k, v = (x.transpose(1, 2).requires_grad_() for x in tensors_of(CAUSAL, "bhsd"))
+    options = {"causal": True, "softcap": 5.0, "return_lse": True}
+    for asked in (options, {"causal": True, "return_lse": True}):
+        found = []
+        for enabled in (False, True):
+            with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+                rows = [x.to(torch.bfloat16) for x in (q, k, v)]
+                out, lse = flashsmith.flash_attention(*rows, **asked)
+                gradients = torch.autograd.grad(out.float().sum() + lse.sum(), (q, k, v))
+            assert lse.dtype is torch.float32
+            found.append((out, lse, *gradients))
+        assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
 @pytest.mark.parametrize(
     ("make", "case"), [(causal_lower_right, CAUSAL), (causal_upper_left, TOP_LEFT)]
 )

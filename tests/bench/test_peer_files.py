@@ -22,6 +22,9 @@ __version__ = "3.1"
 def cuDNN(problem, q, k, v):
     return lambda: (problem, q, k, v)
 
+def paged(problem, q, k, v, block_table=None, k_lengths=None):
+    return lambda: (k_lengths, block_table)
+
 number = 5
 """
 
@@ -37,6 +40,19 @@ def test_the_function_of_the_file_makes_the_call_that_is_timed(path):
     peer = peer_of_file(f"{path}:cuDNN")
     assert peer.name == "cuDNN"
     assert peer.make("p", 1, 2, 3)() == ("p", 1, 2, 3)
+
+
+def test_a_function_is_given_the_tables_that_it_has_parameters_for(path):
+    plain, paged = (peer_of_file(f"{path}:{name}") for name in ("cuDNN", "paged"))
+    cache = AttentionProblem(2, 4, 2, 1, 64, 64, k_lengths=True)
+    pages = AttentionProblem(2, 4, 2, 1, 64, 64, k_lengths=True, page=16, pages=8)
+    assert plain.computes(cache)
+    assert not plain.computes(pages)
+    assert paged.computes(pages)
+    tensors = {"q": 1, "k": 2, "v": 3, "k_lengths": 4, "block_table": 5}
+    assert paged.call(pages, tensors)() == (4, 5)
+    assert plain.call(cache, tensors)() == (cache, 1, 2, 3)
+    assert paged.call(cache, {"q": 1, "k": 2, "v": 3, "k_lengths": 4})() == (4, None)
 
 
 def test_records_say_which_file_it_was(path):
@@ -72,3 +88,11 @@ def test_a_file_is_raced_alone_unless_peers_are_named_too(path):
     names = [p.name for p in Wanted("efficient", [file], 15, False, None).peers()]
     assert names == ["cuDNN", "efficient (torch)"]
     assert len(Wanted("", [], 15, False, None).peers()) == 7
+
+
+def test_none_of_the_known_peers_is_asked_for(path):
+    assert Wanted("none", [], 15, False, None).peers() == []
+    file = f"{path}:cuDNN"
+    assert [p.name for p in Wanted("none", [file], 15, False, None).peers()] == ["cuDNN"]
+    with pytest.raises(ArgumentError, match="name one of them, or none"):
+        Wanted("none,cudnn", [], 15, False, None).peers()

@@ -40,7 +40,7 @@ def timed(monkeypatch):
 
 
 def run(*arguments):
-    return CliRunner().invoke(app, list(arguments), env={"KERNELS": ""})
+    return CliRunner().invoke(app, list(arguments), env={"KERNELS": "", "COLUMNS": "80"})
 
 
 @pytest.mark.parametrize(("ladder", "key"), [("prog", "prog"), ("hopper", "hopper-prog")])
@@ -117,6 +117,10 @@ def test_a_suite_is_listed_without_a_gpu(monkeypatch):
     wanted = next(row for row in rows if row["shape"] == "b64 k32768 q1 32:8 page 16")
     assert (wanted["batch"], wanted["k_len"], wanted["kv_mib"]) == ("64", "32768", "8192.0")
     assert wanted["facts"] == "k_lengths page=16 pages=131072"
+    shown = run("bench", "--suite", "models", "--list", "--all").stdout
+    assert "gpt-oss 20B, sinks and window 128, 8k" in shown
+    assert max(map(len, shown.splitlines())) <= 80
+    assert "mask causal" in run("bench", "--suite", "llm", "--list").stdout
     ran = run("bench", "--suite", "models", "--list", "--numbers")
     assert "--list and --numbers are both given" in str(ran.exception)
 

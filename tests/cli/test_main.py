@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from flashsmith import __version__
 from flashsmith.bench.peers import find_peers
+from flashsmith.cli import main as cli
 from flashsmith.cli.main import OLD_NAMES, VERBS, app
 
 DIGITS = "9" * 5000
@@ -29,6 +30,21 @@ def flashsmith(*arguments, **environment):
     )
 
 
+@pytest.fixture
+def told(monkeypatch, capsys):
+    """As `flashsmith`, without a process of its own: exit code, output and errors."""
+
+    def run(*arguments):
+        monkeypatch.delenv("KERNELS", raising=False)
+        monkeypatch.setattr(sys, "argv", ["flashsmith", *arguments])
+        monkeypatch.setattr(cli, "let_readers_leave", lambda: None)  # of this process's output
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        return ended.value.code, *capsys.readouterr()
+
+    return run
+
+
 def test_the_version_is_the_packages():
     assert flashsmith("--version").stdout == f"flashsmith {__version__}\n"
 
@@ -39,10 +55,10 @@ def test_help_names_every_verb_without_importing_one():
 
 
 @pytest.mark.parametrize(("old", "verb"), OLD_NAMES.items())
-def test_a_verb_answers_to_its_old_name(old, verb):
-    told = [flashsmith(*name.split(), "--help").stdout for name in (verb, old)]
-    assert told[0].startswith(f"Usage: flashsmith {verb} ")
-    assert told[0].splitlines()[1:] == told[1].splitlines()[1:]
+def test_a_verb_answers_to_its_old_name(old, verb, told):
+    new, before = (told(*name.split(), "--help")[1] for name in (verb, old))
+    assert new.startswith(f"Usage: flashsmith {verb} ")
+    assert new.splitlines()[1:] == before.splitlines()[1:]
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -85,10 +101,9 @@ def test_help_fits_a_terminal_and_its_examples_are_taken(verb):
         (("configs", "--nosuch"), "No such option: --nosuch"),
         (("nosuch",), "unknown verb 'nosuch'; the verbs are configs, env, compile, tune,"),
         (("tuen",), "unknown verb 'tuen'; did you mean 'tune'?"),
-        (("generate", "smoke", "-o", "/dev/null/x"), "/dev/null/x"),
         (("run", "smoke", "--json", "--csv"), "--json and --csv are both given"),
-        (("run", "smoke", "--d-head", "300"), "d_head is 300; the kernels take multiples of 8 up"),
-        (("tune", "--d-heads", "64,7"), "d_head is 7; the kernels take multiples of 8 up to 256"),
+        (("run", "smoke", "--d-head", "600"), "d_head is 600; the kernels take multiples of 8 up"),
+        (("tune", "--d-heads", "64,7"), "d_head is 7; the kernels take multiples of 8 up to 512"),
         (("tune", "--seq-lens", "1024,²"), "--seq-lens is '1024,²'; it must be a list of numbers"),
         (("tune", "--causal", "--both-masks"), "--causal and --both-masks are both given"),
         (("tune", "--budget", "0s"), "--budget is '0s'; it must be a time above 0, such as 90s"),
@@ -127,7 +142,22 @@ def test_help_fits_a_terminal_and_its_examples_are_taken(verb):
         (("run", "--device", "emulator", "--seq-lens", "1" + "0" * 12), "q_len is 1000000000000;"),
     ],
 )
-def test_a_users_error_is_one_message_and_exit_code_2(arguments, says):
+def test_a_users_error_is_one_message_and_exit_code_2(arguments, says, told):
+    code, output, errors = told(*arguments)
+    assert code == 2
+    assert says in errors
+    assert not output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("configs", "nonsense"), "unknown set 'nonsense'"),
+        (("configs", "--nosuch"), "No such option: --nosuch"),
+        (("generate", "smoke", "-o", "/dev/null/x"), "/dev/null/x"),
+    ],
+)
+def test_so_it_is_in_a_process_of_its_own(arguments, says):
     ran = flashsmith(*arguments)
     assert ran.returncode == 2
     assert says in ran.stderr

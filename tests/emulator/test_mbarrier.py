@@ -14,7 +14,7 @@ def ints(*values):
 
 @pytest.fixture
 def table():
-    barriers = MbarrierTable(blocks=3, smem_bytes=256)
+    barriers = MbarrierTable(ctas=3, smem_bytes=256)
     barriers.init(ints(0, 1, 2), ints(8, 8, 8), ints(2, 2, 2))
     return barriers
 

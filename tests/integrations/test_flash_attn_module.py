@@ -150,7 +150,6 @@ def test_flash_attention_3_is_found_by_its_names(installed):
     [
         ({"qv": torch.ones(2)}, "qv is given; flashsmith does not do a second product"),
         ({"k_descale": 2.0}, "k_descale is given; flashsmith does not do FP8"),
-        ({"attention_chunk": 8}, "does not do attention in chunks"),
         ({"dropout_p": 0.1}, "called with dropout_p; it takes q, k, v, softmax_scale"),
     ],
 )

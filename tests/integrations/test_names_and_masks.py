@@ -140,9 +140,18 @@ def test_a_window_over_a_plain_prefill_needs_no_mask(transformers):
 
 def test_a_model_whose_heads_are_too_wide_is_refused_when_it_is_made(transformers, monkeypatch):
     integration.register()
+    monkeypatch.setattr(Config, "hidden_size", 6000, raising=False)
+    monkeypatch.setattr(Config, "num_attention_heads", 10, raising=False)
+    with pytest.raises(Unsupported, match=r"has heads of 600; the kernels take d_head up to 512"):
+        transformers.model()
+
+
+def test_heads_that_have_no_gradients_are_told_when_the_model_is_made(transformers, monkeypatch):
+    integration.register()
+    forget()
     monkeypatch.setattr(Config, "hidden_size", 3000, raising=False)
     monkeypatch.setattr(Config, "num_attention_heads", 10, raising=False)
-    with pytest.raises(Unsupported, match=r"has heads of 300; the kernels take d_head up to 256"):
+    with pytest.warns(FlashsmithWarning, match=r"heads of 300; .* training steps will be refused"):
         transformers.model()
 
 

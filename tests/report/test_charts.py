@@ -50,6 +50,18 @@ def test_a_line_of_ours_never_mixes_kernels():
     assert ours["x"] == [1024, 4096]
 
 
+def test_points_under_the_roof_are_of_one_kernel():
+    from flashsmith.kernels import get_kernel_configs
+
+    fast, slow = get_kernel_configs("hopper-prog")[0].short_form(), CONFIGS[-1].short_form()
+    records = [record("a", fast, 1024, 10.0), record("b", slow, 4096, 900.0)]
+    figure = record_charts.roofline(records, [], "NVIDIA H200")
+    (points,) = (trace for trace in figure.data if trace["mode"] == "markers")
+    assert len(points["x"]) == 1
+    assert "of sm90_forward" in figure.reads
+    assert "4 ms of rest" in figure.reads
+
+
 def test_a_record_without_a_rate_has_the_one_that_its_time_means():
     stated = record("a", OURS, 1024, 50.0)
     silent = replace(stated, result={n: v for n, v in stated.result.items() if n != "tflops"})

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from benchmarks import figures
-from pages.svg import Panel, panels_svg
+from pages.svg import Panel, curves_svg, panels_svg
 from pages.tables import (
     NOT_MEASURED,
     backward_table,
@@ -185,3 +185,15 @@ def test_spills_are_listed_by_configuration_and_architecture_with_the_compiler_n
     assert lines[0] == "| sm_80 | sm_90a |"
     assert lines[2] == "| 48 | 0 |"
     assert lines[-1] == "All: a. nvrtc 99.1; the other 1 configurations spill nothing."
+
+
+def test_curves_are_drawn_from_0_to_the_highest():
+    curves = {"ours": [4.0, 2.0, 1.0], "peer": [4.0, 2.5, 1.5]}
+    text = curves_svg(curves, {"ours": "#000", "peer": "#111"}, title="loss")
+    root = ElementTree.fromstring(text)
+    ours, peer = (line.get("points").split() for line in root.findall(f".//{SVG}polyline"))
+    assert ours[0] == peer[0]
+    assert len(ours) == len(peer) == 3
+    heights = [float(point.split(",")[1]) for point in ours]
+    assert heights == sorted(heights)  # a lower loss lies lower, where y is larger
+    assert root.find(f"{SVG}title").text == "loss: ours, peer"

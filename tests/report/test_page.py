@@ -39,6 +39,7 @@ def test_what_is_left_out_comes_last_with_the_command_that_brings_it(gpuless_dat
 def test_a_page_with_everything_leaves_nothing_out(gpu_data):
     assert left_out(gpu_data) == []
     assert "No predicted order" in left_out(replace(gpu_data, places={}))[0]
+    assert "7 candidates were not reached" in left_out(replace(gpu_data, unreached=7))[0]
 
 
 @pytest.mark.parametrize("text", ["</script><b>", "<!--<script>"])

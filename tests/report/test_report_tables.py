@@ -169,6 +169,9 @@ def test_few_knobs_are_columns_and_many_are_a_text():
     assert few.heads == ("eager", "swizzled", "load_tiles", "buffer", "opt_softmax")
     both = knob_columns([c.short_form() for c in (*CONFIGS, *HOPPER)])
     assert both.heads == ("configuration",)
+    stated = knob_columns([c.short_form() for c in CONFIGS], stated=("buffer",))
+    assert stated.heads == tuple(head for head in few.heads if head != "buffer")
+    assert [len(row) for row in stated.rows] == [len(few.heads) - 1] * len(CONFIGS)
     assert both.rows[0] == (
         "sm80_forward, dtype FP16, B_r 64, B_c 64, n_warps 4, async, load_tiles 0/0/0",
     )
@@ -183,6 +186,11 @@ def test_winners_say_what_varies_between_them(gpu_data):
     table = tuning_tables.winners_table(many)
     assert table.heads[4:] == ("eager", "load_tiles", "buffer", "opt_softmax")
     assert "swizzled" in table.reads
+    of_widths = [
+        replace(m, key=replace(m.key, config=CONFIGS[-1].replace(d_head=d).short_form()))
+        for m, d in zip(many, (64, 128), strict=False)
+    ]
+    assert "d_head" not in tuning_tables.winners_table(of_widths).heads  # the problem says it
     assert tuning_tables.winners_table(timed) is None  # one problem: the head of the page says it
 
 

@@ -5,12 +5,14 @@ from dataclasses import replace
 from pages.statements import (
     MANY,
     agreement_statement,
+    grid_table,
     picks_statement,
     prediction_statement,
 )
 from pages.tables import NOT_MEASURED
 from report_records import record
 
+from flashsmith.measure.record import Record
 from flashsmith.report.sources import ReportData
 from flashsmith.tuner.store.outcome import Timed
 
@@ -67,3 +69,19 @@ def test_the_prediction_is_judged_by_the_times_beside_it(gpu_data):
     words = prediction_statement(ReportData((), tuple(many), "x", places))
     assert "On the 1 of them where 20 configurations or more were timed" in words
     assert "the rank correlation is 1.00 to 1.00" in words
+
+
+def test_what_came_of_the_grids_is_counted_by_grid_and_feature():
+    assert grid_table([]) == NOT_MEASURED
+    where = {"device": "NVIDIA H200", "date": "2026-11-18T12", "commit": "abc"}
+
+    def run(right, wrong):
+        counts = {"right": right, "refused: dropout": 7, "wrong": wrong}
+        grids = {"flash_attn_func": counts, "all": counts | {"seconds": 358.4}}
+        what = {"suite": "flash_attn_grid", "cases": right + wrong + 7}
+        return [Record({**what, "grid": name}, found, where) for name, found in grids.items()]
+
+    table = grid_table([*run(1, 2), *run(1993, 0)]).splitlines()
+    assert table[0] == "| grid | right | refused: dropout | wrong |"
+    assert table[2:4] == ["| flash_attn_func | 1,993 | 7 | 0 |", "| all | 1,993 | 7 | 0 |"]
+    assert table[-1] == "2,000 of 2,000 cases in 358 s on NVIDIA H200, 2026-11-18."

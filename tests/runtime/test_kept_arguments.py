@@ -61,7 +61,13 @@ def test_what_was_never_started_is_not_started_again(prepared):
     assert prepared.device.started == []
 
 
-def test_kept_arguments_do_not_grow_without_end(prepared):
+def test_kept_arguments_do_not_grow_without_end_and_the_oldest_go_first(prepared):
+    def layer(n):
+        return call(TensorArg(16 * n, 19200, 192, 64))
+
     for n in range(KEPT_STARTS + 5):
-        prepared(call(TensorArg(16 * n, 19200, 192, 64)))
+        prepared(layer(n))
     assert len(prepared._starts) <= KEPT_STARTS
+    assert not prepared.start_again(tuple(layer(0).values()), 0)
+    latest = range(KEPT_STARTS // 2, KEPT_STARTS + 5)
+    assert all(prepared.start_again(tuple(layer(n).values()), 0) for n in latest)

@@ -9,6 +9,7 @@ from tuning_process import CONFIGS, PROBLEM, TARGET
 
 import flashsmith
 from flashsmith.base.errors import ArgumentError, ArgumentTypeError, ConfigError
+from flashsmith.cli.verbs.tune_report import write_charts
 from flashsmith.kernels.parse import parse_config
 from flashsmith.tuner.choose.measured import SHIPPED_FOLDER
 from flashsmith.tuner.run import candidates, tune
@@ -75,6 +76,8 @@ def test_a_budget_ends_compiling_too_and_what_was_reached_is_picked_from(tmp_pat
     assert len(compiled) == 4
     assert found.unreached == 5
     assert found.picks[PROBLEM] is not None
+    write_charts(found, tmp_path / "page.html")
+    assert "5 candidates were not reached" in (tmp_path / "page.html").read_text(encoding="utf-8")
 
 
 def test_within_a_budget_the_predicted_come_first_and_counting_has_its_share(tmp_path, monkeypatch):

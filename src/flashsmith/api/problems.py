@@ -11,7 +11,14 @@ from flashsmith.api.options import CallOptions
 from flashsmith.api.tables import TableViews, pages_of_a_sequence, sequences_in, with_tables
 from flashsmith.base.dtypes import DType
 from flashsmith.base.errors import ArgumentError, ArgumentTypeError
-from flashsmith.kernels.width import D_HEAD_STEP, MAX_D_HEAD, require_one_width, require_width
+from flashsmith.kernels.width import (
+    D_HEAD_STEP,
+    MAX_D_HEAD,
+    require_one_width,
+    require_paged_width,
+    require_trained_width,
+    require_width,
+)
 from flashsmith.problem.attention import LAYOUTS, AttentionProblem
 
 # float32 is what models have that were loaded without a word about it.
@@ -65,6 +72,7 @@ def gradient_problem_of(
     `of_bias` is the shape of the bias as it was given, where its gradient is wanted too.
     """
     q = views["q"]
+    require_trained_width(q.shape[-1])
     forward = problem_of([q, views["k"], views["v"]], options.with_fact("lse", False), tables)
     for name in ("o", "do"):
         view = views[name]
@@ -213,6 +221,8 @@ def _require_matching_shapes(q: ArrayView, k: ArrayView, v: ArrayView, *, in_pag
     if not (0 < of_v < of_q <= MAX_D_HEAD and of_v % D_HEAD_STEP == 0 and not in_pages):
         require_one_width(of_q, of_v)
     _require_heads_and_width(q.shape[2], k.shape[2], of_q)
+    if in_pages:
+        require_paged_width(of_q)
 
 
 def _require_heads_and_width(heads: int, kv_heads: int, d_head: int) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from enum import Enum
 from functools import cache
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 from flashsmith.base.errors import ConfigError
 from flashsmith.base.loose_types import DataClass, KnobValue
@@ -23,8 +23,7 @@ FLOAT32 = (2.0**-126, (2 - 2.0**-23) * 2.0**127)
 Declared = Any  # Any: a declared field stands where a value of its type will be
 
 
-@dataclass(frozen=True, slots=True)
-class Knob:
+class Knob(NamedTuple):
     """What one field may be, and how it is written.
 
     `word` is empty for a field inside the parentheses of the short form. Otherwise it is a word
@@ -38,8 +37,7 @@ class Knob:
     absent: object
 
 
-@dataclass(frozen=True, slots=True)
-class Word:
+class Word(NamedTuple):
     """One word after the colon of a short form, with the fields that it spells."""
 
     form: str
@@ -77,8 +75,7 @@ def value_text(value: object) -> str:
     return value.name if isinstance(value, Enum) else str(value)
 
 
-@dataclass(frozen=True, slots=True)
-class Fact:
+class Fact(NamedTuple):
     """One thing that is true of a problem: what it may be, and where it matters.
 
     A fact with an `absent` value is not written where it has that value, so that texts of versions

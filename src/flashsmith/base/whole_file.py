@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import secrets
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -44,7 +44,7 @@ def scratch_folder(path: Path) -> Iterator[Path]:
 
 def scratch_beside(path: Path) -> Path:
     """A name that no process has: numbers of processes repeat, in containers at every start."""
-    return path.with_name(f".{path.name}-{secrets.token_hex(8)}")
+    return path.with_name(f".{path.name}-{os.urandom(8).hex()}")
 
 
 @contextlib.contextmanager

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from flashsmith.base.loose_types import TorchTensor
-from flashsmith.problem.attention import AttentionProblem
 
 Call = Callable[[], TorchTensor]
-# Of q, k and v, in (batch, row, head, d) order.
-MakeCall = Callable[[AttentionProblem, TorchTensor, TorchTensor, TorchTensor], Call]
+# Of a problem, q, k and v in (batch, row, head, d) order, and tables by their names.
+MakeCall = Callable[..., Call]
 # Of dO, q, k, v, O and LSE: gradients.
 MakeGradients = Callable[..., Call]

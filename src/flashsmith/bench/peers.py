@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import importlib.util
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -37,6 +38,7 @@ class Peer:
     computes: Callable[[AttentionProblem], bool] = lambda _: True  # that problem, and no other
     gradients: MakeGradients | None = None
     short: str = ""  # what people also call it
+    tables: frozenset[str] = frozenset()  # that `make` takes, by their names
 
     def is_called(self, name: str) -> bool:
         """Whether its name contains this one, or this is its short one."""
@@ -45,7 +47,8 @@ class Peer:
     def call(self, problem: AttentionProblem, tensors: Mapping[str, TorchTensor]) -> Call | None:
         """The call on tensors of a problem, by their names; None where it has none of this kind."""
         if problem.operation == FORWARD.operation:
-            return self.make(problem, *(tensors.get(name) for name in "qkv"))
+            tables = {name: tensors[name] for name in self.tables & tensors.keys()}
+            return self.make(problem, *(tensors.get(name) for name in "qkv"), **tables)
         if self.gradients is None:
             return None
         return self.gradients(problem, *(tensors[name] for name in _OF_GRADIENTS))
@@ -70,10 +73,14 @@ def _is_flash_attns(problem: AttentionProblem) -> bool:
     return _has_only(problem, _PLAIN | {"window_left", "window_right", "softcap"})
 
 
-def _needs_no_table(problem: AttentionProblem) -> bool:
-    """Whether q, k and v are all that a function of a file must be given."""
-    parts = [role.name for role in TABLES.values() if role.is_part_of(problem)]
-    return set(parts) <= {"k_lengths"}
+def _needs_only(tables: frozenset[str]) -> Callable[[AttentionProblem], bool]:
+    """Whether q, k, v and these are all that a function must be given."""
+
+    def computes(problem: AttentionProblem) -> bool:
+        parts = {role.name for role in TABLES.values() if role.is_part_of(problem)}
+        return parts <= tables | {"k_lengths"}
+
+    return computes
 
 
 def _sdpa(backend_name: str) -> MakeCall:
@@ -153,6 +160,7 @@ PEERS = (
 def peer_of_file(text: str) -> Peer:
     """The contender of `FILE.py:NAME`, a function of that file that takes problem, q, k and v.
 
+    What it has parameters for is given too, by name: `k_lengths`, `block_table` and other tables.
     Of a backward pass it takes problem, dO, q, k, v, O and LSE. It returns what is timed: a call
     without arguments. Records get its name, the file's `__version__` if it states one, and the hash
     of the file.
@@ -177,7 +185,9 @@ def peer_of_file(text: str) -> Peer:
         "peer_sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
         "peer_version": str(getattr(module, "__version__", "")),
     }
-    return Peer(name, make, about, computes=_needs_no_table, gradients=make)
+    tables = frozenset(TABLES.keys() & inspect.signature(make).parameters.keys())
+    computes = _needs_only(tables)
+    return Peer(name, make, about, computes=computes, gradients=make, tables=tables)
 
 
 def find_peers(names: list[str]) -> list[Peer]:

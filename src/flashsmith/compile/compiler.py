@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import as_completed
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from flashsmith.base import settings
 from flashsmith.base.errors import ArgumentError, CompileError, FlashsmithError, Unsupported
@@ -41,8 +41,7 @@ _log = logging.getLogger("flashsmith.compile")
 _Kernel = TypeVar("_Kernel", bound=PtxKernel)
 
 
-@dataclass(frozen=True, slots=True)
-class CompileJob:
+class CompileJob(NamedTuple):
     """One kernel to compile."""
 
     config: KernelConfig
@@ -186,8 +185,7 @@ def _source_hash(source: str) -> str:
     return hashlib.sha256((source + closure_hash(source)).encode()).hexdigest()
 
 
-@dataclass(frozen=True, slots=True)
-class _Unit:
+class _Unit(NamedTuple):
     """All that decides one kernel, and its name in messages."""
 
     source: str

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import re
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from flashsmith.base.errors import FlashsmithError
 
@@ -13,8 +13,7 @@ INCLUDE_ROOT = Path(__file__).resolve().parent.parent / "cuda" / "include"
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"(flashsmith/[^"]+)"', re.MULTILINE)
 
 
-@dataclass(frozen=True, slots=True)
-class _Header:
+class _Header(NamedTuple):
     """One header as last read; `stamp` tells whether the file is still that one."""
 
     stamp: tuple[int, int]

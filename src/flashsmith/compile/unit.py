@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from flashsmith.base.errors import Unsupported
 from flashsmith.kernels.kernel import KernelConfig
 from flashsmith.problem.needs import Needs
 
 
-@dataclass(frozen=True, slots=True)
-class UnitOptions:
+class UnitOptions(NamedTuple):
     """How a unit is compiled beyond what it says; part of its cache key."""
 
     line_info: bool = False  # source lines in profilers

@@ -30,7 +30,7 @@ class EmulatorOptions:
 
 @dataclass(frozen=True, slots=True)
 class LaunchSetup:
-    """What all blocks of one launch share."""
+    """What all ctas of one launch share."""
 
     kernel: Kernel
     grid: tuple[int, int, int]
@@ -47,8 +47,8 @@ class LaunchSetup:
     traits: KernelTraits
 
     @property
-    def blocks(self) -> int:
-        """All blocks of the grid."""
+    def ctas(self) -> int:
+        """All ctas of the grid."""
         return self.grid[0] * self.grid[1] * self.grid[2]
 
 

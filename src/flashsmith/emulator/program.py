@@ -1,4 +1,4 @@
-"""A loaded kernel, and its launch over a grid of blocks."""
+"""A loaded kernel, and its launch over a grid of ctas."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from flashsmith.emulator.checks.counters import Counters
 from flashsmith.emulator.checks.launch_checks import (
     check_geometry,
     param_buffer,
-    resident_blocks,
+    resident_ctas,
 )
 from flashsmith.emulator.checks.wgmma_pipeline import Problem, pipeline_problems
 from flashsmith.emulator.machine.chunk import Chunk
@@ -66,9 +66,9 @@ class Program:
         registers: int | None = None,
         sm_count: int = SM_COUNT,
     ) -> LaunchReport:
-        """Runs the kernel on every block of the grid; faults are raised as EmulationError.
+        """Runs the kernel on every cta of the grid; faults are raised as EmulationError.
 
-        `registers` is what the compiled kernel uses a thread, where that is known. Blocks that can
+        `registers` is what the compiled kernel uses a thread, where that is known. Ctas that can
         wait for each other run together as far as `sm_count` SMs hold them, the others after.
         """
         options = options or EmulatorOptions()
@@ -97,25 +97,25 @@ class Program:
         executed = sum(count for count, _ in results)
         counters = _sum([part for _, part in results if part is not None])
         seconds = time.perf_counter() - started
-        return LaunchReport(self.kernel.name, setup.blocks, threads, seconds, executed, counters)
+        return LaunchReport(self.kernel.name, setup.ctas, threads, seconds, executed, counters)
 
     def _run_all(
         self, setup: LaunchSetup, registers: int | None
     ) -> list[tuple[int, Counters | None]]:
-        """Runs every block; blocks that do not communicate in chunks, one after another."""
-        blocks, options = setup.blocks, setup.options
-        step, together = max(1, options.chunk_lanes // (32 * -(-setup.threads // 32))), blocks
+        """Runs every cta; ctas that do not communicate in chunks, one after another."""
+        ctas, options = setup.ctas, setup.options
+        step, together = max(1, options.chunk_lanes // (32 * -(-setup.threads // 32))), ctas
         if self.traits.communicates:  # all are one chunk, and as many as fit begin
-            step, together = blocks, resident_blocks(setup, registers)
+            step, together = ctas, resident_ctas(setup, registers)
         step, together = (max(1, n // setup.cluster) * setup.cluster for n in (step, together))
 
         def run(first: int) -> tuple[int, Counters | None]:
-            end = min(first + step, blocks)
+            end = min(first + step, ctas)
             begin = min(first + together, end)
             chunk = Chunk(setup, np.arange(first, begin), range(begin, end))
             return self._run(chunk, options), chunk.counters
 
-        firsts = range(0, blocks, step)
+        firsts = range(0, ctas, step)
         processes = process_count(self.traits.communicates, len(firsts), options.processes)
         return run_all(run, firsts, processes, at_once=options.processes is not None)
 
@@ -141,7 +141,7 @@ class Program:
         return self._fine
 
     def _run(self, chunk: Chunk, options: EmulatorOptions) -> int:
-        """Runs the blocks of a chunk to their end; returns how many warp instructions that took."""
+        """Runs the ctas of a chunk to their end; returns how many warp instructions that took."""
         translation = self._translation(options)
         scheduler = Scheduler(
             chunk, translation.functions, options.seed, translation.segments, translation.registers

@@ -5,12 +5,15 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 
+from torch import Tensor
+
 from flashsmith.api.arrays.library import ArrayOrTuple
 from flashsmith.api.caches.kv_cache import flash_attn_with_kvcache as cached
 from flashsmith.api.dropins import flash_attn_func as dense
 from flashsmith.api.dropins import flash_attn_varlen_func as packed
 from flashsmith.base.errors import ArgumentTypeError, Unsupported
 from flashsmith.base.loose_types import Foreign
+from flashsmith.integrations.chunks import chunk_boundaries, equal_boundaries
 
 # Arguments in their order with their defaults; `...` for those that have none.
 _Declared = dict[str, Foreign]
@@ -43,7 +46,6 @@ _CACHED: _Declared = (
 _REFUSED = {
     "qv": "a second product of queries and values",
     **dict.fromkeys(_SCALES, "FP8"),
-    "attention_chunk": "attention in chunks",
     **dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k_new"), "packed rows on a cache"),
     "rotary_seqlens": "rotary embeddings at positions of their own",
 }
@@ -54,19 +56,58 @@ _HINTS = ("num_splits", "pack_gqa", "sm_margin", "scheduler_metadata")
 def flash_attn_func(*args: Foreign, **kwargs: Foreign) -> ArrayOrTuple:
     """(batch, sequence, heads, d_head); with `return_attn_probs`, (out, lse)."""
     asked = _asked("flash_attn_func", _DENSE, args, kwargs, _REFUSED)
-    return _with_lse(dense(**asked))
+    chunk = _chunk_of(asked)
+    if not chunk:
+        return _with_lse(dense(**asked))
+    q, k = asked["q"], asked["k"]
+    (batch, rows), keys = q.shape[:2], k.shape[1]
+    of_q, of_k = (equal_boundaries(batch, length, q.device) for length in (rows, keys))
+    asked |= {name: asked[name].flatten(0, 1) for name in ("q", "k", "v")}
+    found = _with_lse(packed(**asked, **_of_chunks(of_q, of_k, batch * keys, chunk)))
+    if not isinstance(found, tuple):
+        return found.unflatten(0, (batch, rows))
+    out, lse = found
+    return out.unflatten(0, (batch, rows)), lse.unflatten(1, (batch, rows)).transpose(0, 1)
 
 
 def flash_attn_varlen_func(*args: Foreign, **kwargs: Foreign) -> ArrayOrTuple:
     """Packed sequences, (rows, heads, d_head); with `return_attn_probs`, (out, lse)."""
     own = {name: what for name, what in _REFUSED.items() if not name.startswith("cu_seqlens")}
     asked = _asked("flash_attn_varlen_func", _PACKED, args, kwargs, own)
+    chunk = _chunk_of(asked)
+    if chunk:
+        used = [name for name in ("seqused_q", "seqused_k") if asked[name] is not None]
+        if used:
+            raise Unsupported(
+                f"attention_chunk and {used[0]} are both given; flashsmith does not do both; pack "
+                f"sequences without padding."
+            )
+        of_q, of_k = (asked.pop(name) for name in ("cu_seqlens_q", "cu_seqlens_k"))
+        del asked["max_seqlen_q"], asked["max_seqlen_k"]
+        asked |= _of_chunks(of_q, of_k, len(asked["k"]), chunk)
     return _with_lse(packed(**asked))
+
+
+def _chunk_of(asked: dict[str, Foreign]) -> int:
+    """Takes the length of chunks out of the arguments; 0 where there are none."""
+    chunk = asked.pop("attention_chunk")
+    if isinstance(chunk, bool) or not isinstance(chunk, int) or chunk < 0:
+        raise ArgumentTypeError(
+            f"attention_chunk is {chunk!r}; it must be how many keys a chunk has, or 0 for none."
+        )
+    return chunk
+
+
+def _of_chunks(of_q: Tensor, of_k: Tensor, total_keys: int, chunk: int) -> dict[str, Foreign]:
+    """The arguments that make each chunk a sequence."""
+    found = chunk_boundaries(of_q, of_k, total_keys, chunk)
+    return dict(zip(("cu_seqlens_q", "cu_seqlens_k"), found, strict=True))
 
 
 def flash_attn_with_kvcache(*args: Foreign, **kwargs: Foreign) -> ArrayOrTuple:
     """Query rows on a cache; the table of pages is called `page_table`."""
-    asked = _asked("flash_attn_with_kvcache", _CACHED, args, kwargs, _REFUSED)
+    refused = _REFUSED | {"attention_chunk": "attention in chunks on a cache"}
+    asked = _asked("flash_attn_with_kvcache", _CACHED, args, kwargs, refused)
     del asked["max_seqlen_q"]
     return cached(block_table=asked.pop("page_table"), **asked)
 

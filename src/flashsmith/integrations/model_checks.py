@@ -5,7 +5,7 @@ from __future__ import annotations
 from flashsmith.api.notices import say_once
 from flashsmith.base.errors import Unsupported
 from flashsmith.base.loose_types import Foreign
-from flashsmith.kernels.width import MAX_D_HEAD, too_wide
+from flashsmith.kernels.width import MAX_D_HEAD, MAX_TRAINED_D_HEAD, too_wide
 
 _without_sdpa: set[type] = set()  # classes of configurations whose models refuse it
 _DROPOUTS = ("attention_dropout", "attention_probs_dropout_prob", "attn_pdrop")
@@ -44,6 +44,12 @@ def check_model(model: Foreign) -> None:
         raise Unsupported(
             f"{name} has heads of {width}; the kernels take d_head up to {MAX_D_HEAD}; "
             f"{too_wide(width)}{instead(model)}."
+        )
+    if width > MAX_TRAINED_D_HEAD:
+        say_once(
+            f"{name} {width}",
+            f"{name} has heads of {width}; flashsmith has gradients up to {MAX_TRAINED_D_HEAD}, so "
+            f"training steps will be refused. Inference is not affected.",
         )
     for dropout in _DROPOUTS:
         if getattr(config, dropout, 0) or 0:

@@ -14,7 +14,7 @@ from flashsmith.api.dropins import scaled_dot_product_attention
 from flashsmith.base.errors import FlashsmithError
 from flashsmith.base.loose_types import Foreign
 from flashsmith.integrations.routes import Routes
-from flashsmith.kernels.width import MAX_D_HEAD
+from flashsmith.kernels.width import MAX_TRAINED_D_HEAD
 
 # torch's own, whoever stands in its place: the function that its functional module documents.
 _ORIGINAL: Callable[..., Tensor] = torch._C._nn.scaled_dot_product_attention
@@ -162,7 +162,8 @@ def _of_shapes(shapes: list[tuple[int, ...]], enable_gqa: bool) -> str:
         return "no rows"
     if not q[-1] == k[-1] == v[-1]:
         return "values of another width"
-    return f"d_head above {MAX_D_HEAD}" if q[-1] > MAX_D_HEAD else ""
+    # What is slow in both is left to torch, which has gradients too.
+    return f"d_head above {MAX_TRAINED_D_HEAD}" if q[-1] > MAX_TRAINED_D_HEAD else ""
 
 
 def _of_arguments(asked: dict[str, Foreign]) -> str:

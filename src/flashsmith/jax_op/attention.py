@@ -18,6 +18,7 @@ from flashsmith.api.tables import ArrayTables, rows_of_tables, without_gradient
 from flashsmith.base.errors import ArgumentError, Unsupported
 from flashsmith.jax_op.asked import Asked
 from flashsmith.jax_op.handlers import ASKED, BACKWARD, FORWARD, HANDLERS, ON_HOST
+from flashsmith.kernels.width import require_trained_width
 from flashsmith.problem.attention import AttentionProblem
 from flashsmith.problem.signature import BIAS, TABLES
 
@@ -152,6 +153,7 @@ def _with_gradients(
 ) -> tuple[tuple[Array, ...], _Kept]:
     """The forward pass of a call that is differentiated; the arguments say of what."""
     _require_gradients(asked, tables)
+    require_trained_width(rows.q.value.shape[-1])
     plain = Rows(*(row.value for row in rows))
     of_tables = tuple(table.value for table in tables)
     with_lse = Asked(asked.options.with_fact("lse", True), asked.tables)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cache
 from operator import attrgetter
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from flashsmith.base.fields import Declared
 from flashsmith.base.loose_types import DataClass
@@ -88,8 +88,7 @@ def maps_obstacle(maps: Mapping[str, TensorMapSpec]) -> str:
     return ""
 
 
-@dataclass(frozen=True, slots=True)
-class _Kind:
+class _Kind(NamedTuple):
     """A C++ type, and what the argument means."""
 
     cpp: str

@@ -82,6 +82,12 @@ class KernelConfig(Knobs):
         """What to run where nothing was measured, best first; none: another kernel is asked."""
         return ()
 
+    @classmethod
+    def is_last_resort(cls, problem: AttentionProblem) -> bool:
+        """Whether another kernel that computes the problem does better, by the request alone."""
+        del problem
+        return False
+
     def depends_on_batch(self, problem: AttentionProblem) -> str:
         """Why a row's bits may depend on what else is in the batch; empty where they do not."""
         del problem

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 FamilyConfig = Any  # Any: a rule belongs to one family and reads its fields
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
+class Refusal(NamedTuple):
     """Which rule refuses a configuration, why, and what to change."""
 
     rule: str
@@ -21,8 +19,7 @@ class Refusal:
         return f"{self.reason}; {self.advice}"
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
+class Rule(NamedTuple):
     """A predicate with a name; `reason` and `advice` are the second and third part of a message."""
 
     name: str

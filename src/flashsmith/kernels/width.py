@@ -6,21 +6,21 @@ from flashsmith.arch import get
 from flashsmith.base.errors import Unsupported
 
 D_HEAD_STEP = 8  # elements of one 16-byte access
-MAX_D_HEAD = 256  # of the widest kernel
-
-
-# Of O a warp holds at least 16 rows of 4 bytes a number in the registers of its 32 threads.
-O_BYTES = 16 * 4 // 32  # a thread and column
-MAX_O_BYTES = O_BYTES * MAX_D_HEAD
+MAX_D_HEAD = 512  # of the widest kernel: forward, on mma.sync, not in pages
+MAX_TRAINED_D_HEAD = 256  # of the widest with gradients, and of those that read pages
+_Q_TILE, _KV_TILE, _V_COLS = 64, 32, 256  # of the widest kernel: rows of Q and of K and V, columns
 
 
 def too_wide(d_head: int) -> str:
-    """What a d_head above the widest would need of a thread; empty where it is not above."""
+    """What a kernel for a d_head above the widest would take; empty where it is not above."""
     if d_head <= MAX_D_HEAD:
         return ""
+    width = 1 << (d_head - 1).bit_length()  # tiles are powers of two wide
+    n_bytes = 2 * (_Q_TILE * width + _KV_TILE * (width + _V_COLS))
     return (
-        f"a thread would hold {O_BYTES * d_head:,} bytes of O in registers and the kernels have "
-        f"room for {MAX_O_BYTES}; "
+        f"tiles of {width:,} columns would take {n_bytes:,} bytes of shared memory, of which a "
+        f"block has {get('sm_80').max_smem_per_block:,} on sm_80 and "
+        f"{get('sm_90a').max_smem_per_block:,} on sm_90a; "
     )
 
 
@@ -30,6 +30,25 @@ def require_width(d_head: int, advice: str) -> None:
         raise Unsupported(
             f"d_head is {d_head}; the kernels take multiples of {D_HEAD_STEP} up to {MAX_D_HEAD}; "
             f"{too_wide(d_head)}{advice}."
+        )
+
+
+def require_trained_width(d_head: int) -> None:
+    """Raises unless some kernel computes gradients of this head dimension."""
+    if d_head > MAX_TRAINED_D_HEAD:
+        raise Unsupported(
+            f"d_head is {d_head} and a gradient is wanted; the backward kernels take up to "
+            f"{MAX_TRAINED_D_HEAD}; compute it without gradients (torch.no_grad()), or train with "
+            f"another attention."
+        )
+
+
+def require_paged_width(d_head: int) -> None:
+    """Raises unless some kernel that reads pages computes this head dimension."""
+    if MAX_TRAINED_D_HEAD < d_head <= MAX_D_HEAD:
+        raise Unsupported(
+            f"d_head is {d_head}; the kernels that read pages, or sequences by cache_batch_idx, "
+            f"take up to {MAX_TRAINED_D_HEAD}; keep such a cache contiguous."
         )
 
 

@@ -360,7 +360,7 @@ class AttentionProblem:
     @property
     def is_listed(self) -> bool:
         """Whether forward kernels take their q tiles from a list that is made on the device."""
-        return self.has_own_lengths and not self.page
+        return self.has_own_lengths and not (self.page and self.sequences)
 
     @property
     def requests(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from flashsmith.problem.attention import AttentionProblem
 
@@ -10,8 +10,7 @@ WORD_BYTES = 4  # of a number a row, and of an entry of a table
 BIAS = "bias"  # the tensor with an element a score
 
 
-@dataclass(frozen=True, slots=True)
-class TensorRole:
+class TensorRole(NamedTuple):
     """One tensor of an operation: rows of elements, a number a row or a score, or a table.
 
     A table has a fact's number of entries in each dimension, 32 bits each, without gaps. What has
@@ -74,8 +73,7 @@ class TensorRole:
         return problem.dtype.bytes if is_narrow else WORD_BYTES
 
 
-@dataclass(frozen=True, slots=True)
-class Signature:
+class Signature(NamedTuple):
     """The tensors of an operation, inputs before outputs."""
 
     operation: str

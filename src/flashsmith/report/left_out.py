@@ -29,6 +29,11 @@ def left_out(data: ReportData) -> list[str]:
         gaps.append("Steps of a ladder were not measured: `flashsmith bench ladder -o FILE`.")
     if not data.counted:
         gaps.append("Counters were not taken: `flashsmith bench profile -o FILE`.")
+    if data.unreached:
+        gaps.append(
+            f"{data.unreached} candidates were not reached within the budget: the same command "
+            f"goes on with them."
+        )
     has_times = any(isinstance(m.outcome, Timed) for m in data.measurements)
     if not data.measurements:
         gaps.append("Nothing was tuned: `flashsmith tune`.")

@@ -10,10 +10,13 @@ from flashsmith.measure.record import Record
 from flashsmith.problem.cost import cost_of
 from flashsmith.report.contenders import (
     COLOURS,
+    REGIMES,
     best_of_ours,
     colour_of,
     config_text,
+    family_of,
     is_comparison,
+    leading_family,
     problem_text,
     product_tflops,
     rates_on_grid,
@@ -71,7 +74,8 @@ def peers_over_length(
 def roofline(records: Sequence[Record], tuned: Sequence[Winner], device: str) -> Figure | None:
     """Our points under the data-sheet roof and beside the matrix product of the same rounds."""
     runs = runs_of([r for r in records if is_comparison(r) and regime_of(r) == "burst"])
-    best = [r for r in map(best_of_ours, runs) if r is not None]
+    leader = leading_family(records)
+    best = [r for r in map(best_of_ours, runs) if r is not None and family_of(r) in ("", leader)]
     series = {
         "flashsmith, beside peers": [(r.problem, tflops_of(r)) for r in best],
         TUNED: [(w.problem, w.tflops) for w in tuned],
@@ -111,5 +115,9 @@ def roofline(records: Sequence[Record], tuned: Sequence[Winner], device: str) ->
     steps = [2**n for n in range(5, 15, 2)]
     figure.axis("x", title="work per byte that must move, FLOP/byte", type="log", **ticks(steps))
     figure.axis("y", title=_RATE, type="log", **ticks(rates))
-    reads = "The grey line is what the GPU could do at most; a point is a shape, burst."
+    kernels = f" of {leader}" if leader else ""
+    reads = (
+        f"The grey line is what the GPU could do at most; a point is a shape{kernels}. "
+        f"{REGIMES['burst'].capitalize()}."
+    )
     return figure.titled("Roofline", reads)

@@ -35,6 +35,7 @@ class ReportData:
     # The predicted place of a configuration on a problem, 1 for the one predicted fastest.
     places: Mapping[tuple[str, AttentionProblem], Place] = field(default_factory=dict)
     counted: tuple[Record, ...] = ()  # by a profiler
+    unreached: int = 0  # candidates of a tuning run that its budget ended before
 
     @property
     def device(self) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from flashsmith.kernels.varying import varying_texts
@@ -59,13 +59,17 @@ class KnobColumns:
     rows: tuple[tuple[str, ...], ...]
 
 
-def knob_columns(names: Sequence[str]) -> KnobColumns:
-    """What varies between configurations, in as many columns as a page has room for."""
+def knob_columns(names: Sequence[str], stated: Collection[str] = ()) -> KnobColumns:
+    """What varies between configurations, in as many columns as a page has room for.
+
+    Not what another column has `stated`.
+    """
     found = varying_texts(names)
     for table in (found.table(), found.narrow_table()):
         if len(table[0]) <= _MOST_KNOBS:
-            rows = tuple(tuple(row.values()) for row in table)
-            return KnobColumns(found.caption, tuple(table[0]), rows)
+            heads = tuple(head for head in table[0] if head not in stated)
+            rows = tuple(tuple(row[head] for head in heads) for row in table)
+            return KnobColumns(found.caption, heads, rows)
     texts = tuple((text,) for text in found.texts())
     return KnobColumns(found.caption, ("configuration",), texts)
 

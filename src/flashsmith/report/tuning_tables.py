@@ -24,7 +24,7 @@ def winners_table(measurements: Sequence[Measurement]) -> Table | None:
     found = winners(measurements)
     if len(found) < 2:
         return None
-    knobs = knob_columns([w.config for w in found])
+    knobs = knob_columns([w.config for w in found], stated=("d_head",))
     rows = tuple(
         (
             whole(problem_text(w.problem)),

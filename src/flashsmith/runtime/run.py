@@ -90,7 +90,10 @@ class Prepared:
         """
         workspace = self.workspace_bytes and self.device.workspace(self.workspace_bytes, stream)
         if len(self._starts) >= KEPT_STARTS:
-            self._starts.clear()
+            # The oldest: who forgets all packs the arguments of every layer again. Other threads
+            # may do the same.
+            for old in list(self._starts)[: KEPT_STARTS // 4]:
+                self._starts.pop(old, None)
         self._starts[key, workspace] = self._bound(call, workspace)
         self.start_again(key, stream)
 

@@ -73,7 +73,7 @@ def attend(
     given, wants_lse = given_of(options), options.facts[LSE]
     lse = None
     if wants_gradient(q, k, v):  # which needs the log-sum-exp
-        refuse_unknown_gradients(options)
+        refuse_unknown_gradients(options, d_head=q.shape[-1])
         if out is not None:
             refuse_out(q, k, v)
         kept = Attention.apply if is_transformed() else operator.forward_lse
@@ -124,7 +124,7 @@ def _attend_with(
     wants_lse, given = bool(options.facts[LSE]), given_of(options)
     wants = wants_gradient(q, k, v, *tables.values())  # which needs the log-sum-exp
     if wants:
-        refuse_unknown_gradients(options, tables)
+        refuse_unknown_gradients(options, tables, q.shape[-1])
     is_mapped = is_transformed()
     if wants or (is_mapped and set(KEPT_TABLES).issuperset(tables)):
         kept = AttentionWithTables.apply if is_mapped else operator.forward_kept

@@ -13,6 +13,7 @@ from flashsmith.api.tables import KEPT_TABLES, by_name, in_order, without_gradie
 from flashsmith.base import errors
 from flashsmith.base.errors import Unsupported
 from flashsmith.base.loose_types import Foreign
+from flashsmith.kernels.width import require_trained_width
 from flashsmith.problem.signature import BIAS
 from flashsmith.torch_op.arguments import Argument, options_of, without_config
 from flashsmith.torch_op.batching import Info, Rule, folded, one_by_one
@@ -53,9 +54,10 @@ def _has_tangent(tensor: Tensor) -> bool:
 
 
 def refuse_unknown_gradients(
-    options: CallOptions, tables: Mapping[str, Tensor] = _NO_TABLES
+    options: CallOptions, tables: Mapping[str, Tensor] = _NO_TABLES, d_head: int = 0
 ) -> None:
     """Raises for a call whose gradients no kernel computes, before it is computed in vain."""
+    require_trained_width(d_head)
     name = without_gradient(options, tables)
     if name:
         raise Unsupported(

@@ -92,7 +92,8 @@ def _differentiate(
         dbias = torch.from_numpy(found["dbias"]).view(torch.float32) if problem.dbias else None
     else:
         require_cpu_options(problem, options)
-        made, dbias = _by_products(problem, tensors)
+        with torch.autocast("cpu", enabled=False):  # sums stay in float32
+            made, dbias = _by_products(problem, tensors)
     like_given = [empty_output(x).copy_(y) for x, y in zip((q, k, v), made, strict=True)]
     return tuple(like_given) if dbias is None else (*like_given, dbias)
 

@@ -134,9 +134,10 @@ def _attend(
         "flashsmith was given torch tensors on the CPU and calls torch's own attention; "
         "backend='emulator' or FLASHSMITH_DEVICE=emulator runs flashsmith's kernels.",
     )
-    if exact_facts(problem):
-        return _by_matrices({"q": q, "k": k, "v": v, **tables}, problem)
-    return _torch_attention(q, k, v, problem)
+    with torch.autocast("cpu", enabled=False):  # rows were cast; sums stay in float32
+        if exact_facts(problem):
+            return _by_matrices({"q": q, "k": k, "v": v, **tables}, problem)
+        return _torch_attention(q, k, v, problem)
 
 
 def require_cpu_options(problem: AttentionProblem, options: CallOptions) -> None:

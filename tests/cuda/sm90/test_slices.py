@@ -134,11 +134,69 @@ def test_a_row_has_the_same_bits_alone_and_in_company_on_a_gpu():
             np.testing.assert_array_equal(found[name][-1], of_one[0])
 
 
+# Sequences whose own lengths decide: too short to cut, two slices, as long as the room, and none.
+LENGTHS = np.array([70, 590, 713, 0], np.int32)
+IN_MEMORY = replace(CHUNK, batch=4, k_lengths=True)
+
+
+def with_lengths(problem, lengths=LENGTHS):
+    """Inputs whose lengths of keys lie in memory; what is behind them must not matter."""
+    inputs = random_inputs(replace(problem, k_lengths=False))
+    return {**inputs, "k_lengths": lengths.view(np.uint32)}
+
+
+@pytest.mark.parametrize("is_causal", [True, False])
+@pytest.mark.parametrize("sm_count", [1, 7, 132])
+def test_lengths_in_memory_give_the_bits_of_lengths_that_the_host_knows(is_causal, sm_count):
+    problem = replace(IN_MEMORY, causal=is_causal)
+    launch = plan_forward(CONFIG, problem, sm_count)[-1]
+    assert launch.split.slices == 4
+    assert "or more for a q tile, by its own sequence" in launch.cut
+    inputs = with_lengths(problem)
+    together = run_arrays(emulated(sm_count), CONFIG, problem, inputs)
+    for i, length in enumerate(LENGTHS[:3]):
+        known = replace(INVARIANT, causal=is_causal, k_len=int(length))
+        own = {
+            name: np.ascontiguousarray(x[i : i + 1, : length if name in "kv" else None])
+            for name, x in inputs.items()
+            if name != "k_lengths"
+        }
+        alone = run_arrays(emulated(3, checks=False), CONFIG, known, own)
+        for name, of_one in alone.items():
+            np.testing.assert_array_equal(together[name][i], of_one[0])
+    assert not together["o"][3].any()
+
+
+def test_a_batch_of_lengths_in_several_launches_has_the_same_bits(monkeypatch):
+    inputs = with_lengths(IN_MEMORY)
+    one = run_arrays(emulated(7, checks=False), CONFIG, IN_MEMORY, inputs)
+    monkeypatch.setattr(slices, "COUNTER_BYTES", 4 * (2 + 2 * 2 * 18))
+    assert len(plan_forward(CONFIG, IN_MEMORY, 7)) == 4  # two lists, and a launch each
+    found = run_arrays(emulated(7, checks=False), CONFIG, IN_MEMORY, inputs)
+    for name, of_one in one.items():
+        np.testing.assert_array_equal(found[name], of_one)
+
+
+@pytest.mark.parametrize(
+    "facts", [{"q_lengths": True}, {"k_starts": True}, {"window_left": 99}, {"alibi": True}]
+)
+def test_tiles_of_other_lists_are_not_cut(facts):
+    problem = replace(IN_MEMORY, **facts)
+    assert "sliced" not in plan_forward(CONFIG, problem, 132)[-1].needs
+
+
+def test_kernels_without_registers_for_it_do_not_cut_tiles_of_a_list():
+    config = replace(CONFIG, d_head=192)
+    problem = replace(INVARIANT, d_head=192)
+    assert slices.may_be_cut(config, problem)
+    assert not slices.may_be_cut(config, replace(problem, k_lengths=True))
+
+
 MUTANTS = {
     "a slice counted twice": (
         "tile_order.cuh",
-        "before = number.quotient * length",
-        "before = max(number.quotient - 1, 0) * length",
+        "before = number * length",
+        "before = max(number - 1, 0) * length",
     ),
     "a border off by one": (
         "tile_order.cuh",
@@ -177,18 +235,71 @@ def is_noticed(problem):
         return True
 
 
+MUTANTS_OF_LENGTHS = {
+    "by the room for keys, not by the length": (
+        "tile_order.cuh",
+        "if (of.k_len < args.least_keys || span < args.least_span) return span;",
+        "",
+    ),
+    "slices do not double": (
+        "tile_order.cuh",
+        "(args.most_slices + 1) * length) length *= 2;",
+        "(args.most_slices + 1) * length) break;",
+    ),
+    "parts on top of the list": ("consumer.cuh", "Kernel::kListed ? args.parts : ", ""),
+    "the slice of another tile": (
+        "tile_order.cuh",
+        "index = Division(index, args.tiles).rest;",
+        "index = Division(index, args.tiles + 1).rest;",
+    ),
+}
+
+
+@pytest.mark.parametrize("mutant", [None, *MUTANTS_OF_LENGTHS])
+def test_every_mutant_of_slices_by_lengths_is_noticed(mutant, monkeypatch, tmp_path):
+    """By the bits of the same sequences, whose lengths the host knows."""
+    if mutant is not None:
+        plant(MUTANTS_OF_LENGTHS[mutant], monkeypatch, tmp_path)
+    monkeypatch.setattr(slices, "MOST_INVARIANT", 4)  # of two tiles: two slices each
+    problem = replace(IN_MEMORY, heads=1, k_len=1500)
+    inputs = with_lengths(problem, np.array([190, 590, 1500, 1100], np.int32))
+    try:
+        found = run_arrays(emulated(3), CONFIG, problem, inputs)
+        same = all(np.array_equal(found["o"][i], of_known_length(inputs, i)) for i in range(4))
+    except EmulationError:
+        same = False
+    assert same == (mutant is None)
+
+
+def of_known_length(inputs, i):
+    """The output of sequence `i` alone, by the kernel for lengths that the host knows."""
+    length = int(inputs["k_lengths"].view(np.int32)[i])
+    problem = replace(INVARIANT, heads=1, k_len=length)
+    own = {
+        name: np.ascontiguousarray(x[i : i + 1, : length if name in "kv" else None])
+        for name, x in inputs.items()
+        if name != "k_lengths"
+    }
+    return run_arrays(emulated(3, checks=False), CONFIG, problem, own)["o"][0]
+
+
+def plant(mutant, monkeypatch, tmp_path):
+    """Compiles from headers of which one is changed."""
+    header, right, wrong = mutant
+    root = tmp_path / "include"
+    shutil.copytree(INCLUDE_ROOT, root)
+    path = root / "flashsmith" / "sm90" / header
+    text = path.read_text(encoding="utf-8")
+    assert text.count(right) == 1, f"{header} has no {right!r} any more"
+    path.write_text(text.replace(right, wrong), encoding="utf-8")
+    monkeypatch.setattr(compiler, "INCLUDE_ROOT", root)
+    monkeypatch.setattr(compiler, "closure_hash", lambda unit: closure_hash(unit, root))
+
+
 @pytest.mark.parametrize("mutant", [None, *MUTANTS])
 def test_every_mutant_of_slices_is_noticed(mutant, monkeypatch, tmp_path):
     if mutant is not None:
-        header, right, wrong = MUTANTS[mutant]
-        root = tmp_path / "include"
-        shutil.copytree(INCLUDE_ROOT, root)
-        path = root / "flashsmith" / "sm90" / header
-        text = path.read_text(encoding="utf-8")
-        assert text.count(right) == 1, f"{header} has no {right!r} any more"
-        path.write_text(text.replace(right, wrong), encoding="utf-8")
-        monkeypatch.setattr(compiler, "INCLUDE_ROOT", root)
-        monkeypatch.setattr(compiler, "closure_hash", lambda unit: closure_hash(unit, root))
+        plant(MUTANTS[mutant], monkeypatch, tmp_path)
     window = replace(INVARIANT, heads=1, **MASKS["window"])
     assert is_noticed(window) == (mutant is not None)
 

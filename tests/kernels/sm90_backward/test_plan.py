@@ -66,7 +66,7 @@ def test_wide_heads_have_kv_blocks_of_64_keys_four_pieces_and_a_counter_for_each
     assert args.k_map.box == (64, 64, 1, 1)
     assert args.counters - args.dq_sums == q_tiles * 64 * 256 * 4
     assert args.n_counters == 1 + 16 * q_tiles
-    assert (args.q_tiles, args.k_tiles) == (5, 4)
+    assert (args.q_tiles, args.kv_blocks) == (5, 4)
 
 
 def test_needs_follow_from_what_each_kernel_looks_at():

@@ -110,6 +110,8 @@ def _attend(
         and cache_leftpad is None
         and _is_known(cache_seqlens, shapes)
     )
+    if cache_leftpad is not None and (cache_batch_idx is not None or block_table is not None):
+        _refuse_leftpad("block_table" if cache_batch_idx is None else "cache_batch_idx")
     options = _options_of(*scores, is_known)
     ops = _Operations(q, shapes[0][0])
     table = _table(ops, cache_batch_idx, block_table)
@@ -335,6 +337,14 @@ class _Operations:
 
     def _long(self, indices: Array) -> Array:
         return indices.long() if self.library == "torch" else indices.astype(np.int64)
+
+
+def _refuse_leftpad(beside: str) -> None:
+    raise Unsupported(
+        f"cache_leftpad and {beside} are both given; no kernel that reads a cache by a table skips "
+        f"the first rows of its sequences; store sequences without padding, or pass "
+        f"{'k_cache[cache_batch_idx]' if beside == 'cache_batch_idx' else 'a contiguous cache'}."
+    )
 
 
 def _table(ops: _Operations, batch_idx: Array, block_table: Array) -> Array:

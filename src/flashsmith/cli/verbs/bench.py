@@ -26,6 +26,7 @@ from flashsmith.kernels import KernelConfig, resolve_key
 from flashsmith.problem.cost import Cost, cache_bytes, cost_of
 from flashsmith.problem.needs import facts_that_hold
 from flashsmith.problem.signature import FORWARD
+from flashsmith.report.contenders import length_text, mask_text
 from flashsmith.runtime.devices import default_device, has_cuda
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from flashsmith.bench.versus import Versus
     from flashsmith.measure.interleaved import Regime, Timed
 
+NO_PEERS = "none"  # of those that are known; files that are given race all the same
 DEFAULT_KEY = "what is chosen for each shape"  # without KEY and KERNELS
 SuiteOption = Annotated[
     str,
@@ -43,15 +45,18 @@ SuiteOption = Annotated[
 ]
 PeersOption = Annotated[
     str,
-    typer.Option("--peers", help="Only peers whose name contains one of these, as in cudnn,fa3."),
+    typer.Option(
+        "--peers", help="Only peers whose name contains one of these, as in cudnn,fa3; or none."
+    ),
 ]
 PeerOption = Annotated[
     list[str] | None,
     typer.Option(
         "--peer",
         metavar="FILE.py:NAME",
-        help="A contender of your own: NAME(problem, q, k, v), of gradients NAME(problem, d_out, "
-        "q, k, v, out, lse), returns the call; repeatable.",
+        help="A contender of your own: NAME(problem, q, k, v), and k_lengths and block_table where "
+        "it has parameters for them, of gradients NAME(problem, d_out, q, k, v, out, lse), returns "
+        "the call; repeatable.",
     ),
 ]
 NumbersOption = Annotated[
@@ -103,7 +108,8 @@ def command(
     if shapes:
         options.refuse_together({"--list": True, "--numbers": numbers, "-o": output})
         about = f"{chosen.name}: {chosen.about}"
-        show([listed(s) for s in chosen.shapes], json=json, csv=csv, every=every, title=about)
+        row_of = listed if json or csv else glimpsed
+        show([row_of(s) for s in chosen.shapes], json=json, csv=csv, every=every, title=about)
         return
     wanted = Wanted(peers, peer or [], rounds or options.ROUNDS, sustained, output)
     if numbers:
@@ -122,8 +128,23 @@ def command(
     show(rows, json=json, csv=csv, every=every, title=f"{chosen.name}: {chosen.about}")
 
 
+def glimpsed(shape: Shape) -> Row:
+    """One shape of a suite for a terminal: its name says other facts; a cache has a size."""
+    problem = shape.problem
+    is_grouped = problem.heads != problem.kv_heads
+    size = {"kv_mib": round(cache_bytes(problem) / 2**20)}
+    return {
+        "shape": shape.name,
+        "batch": problem.batch,
+        "heads": f"{problem.heads}:{problem.kv_heads}" if is_grouped else f"{problem.heads}",
+        "length": length_text(problem),
+        "d_head": problem.d_head,
+        **(size if problem.k_lengths else {"mask": mask_text(problem)}),
+    }
+
+
 def listed(shape: Shape) -> Row:
-    """One shape of a suite."""
+    """One shape of a suite with all of its facts."""
     problem = shape.problem
     dimensions = ("batch", "heads", "kv_heads", "q_len", "k_len", "d_head")
     facts = {name: getattr(problem, name) for name in facts_that_hold(problem)}
@@ -150,10 +171,14 @@ class Wanted:
         from flashsmith.bench.peers import find_peers, peer_of_file
 
         given = [name.strip() for name in self.names.split(",") if name.strip()]
+        if given == [NO_PEERS]:
+            return [*map(peer_of_file, self.files)]
         for name in given:
             if not find_peers([name]):
                 listed = ", ".join(peer.name for peer in find_peers([]))
-                raise ArgumentError(f"--peers is {name!r}; peers are {listed}; name one of them.")
+                raise ArgumentError(
+                    f"--peers is {name!r}; peers are {listed}; name one of them, or {NO_PEERS}."
+                )
         known = find_peers(given) if given or not self.files else []
         return [*map(peer_of_file, self.files), *known]
 

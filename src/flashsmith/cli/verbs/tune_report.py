@@ -131,7 +131,8 @@ def write_charts(tuned: Tuned, path: Path) -> str:
     named = {(config.short_form(), p): place for (config, p), place in tuned.places.items()}
     again = f"flashsmith {shlex.join(sys.argv[1:])}"
     try:
-        write_page(ReportData((), found, "this run", named), path, reproduce=again)
+        data = ReportData((), found, "this run", named, unreached=tuned.unreached)
+        write_page(data, path, reproduce=again)
     except Unsupported as error:
         note(str(error))
         return ""

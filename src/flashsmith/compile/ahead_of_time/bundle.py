@@ -12,8 +12,9 @@ import json
 import zipfile
 import zlib
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
+from typing import NamedTuple
 
 from flashsmith.base.errors import DamagedFile, FlashsmithError, Unsupported
 from flashsmith.base.json_text import parse_json
@@ -33,8 +34,7 @@ MAX_FILE_BYTES = 64 << 20  # far above any kernel, far below what could hurt
 Key = tuple[KernelConfig, Needs, str]
 
 
-@dataclass(frozen=True, slots=True)
-class _Listed:
+class _Listed(NamedTuple):
     """One kernel as the manifest lists it."""
 
     name: str

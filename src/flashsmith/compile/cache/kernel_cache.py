@@ -6,7 +6,6 @@ import hashlib
 import json
 import logging
 import os
-import secrets
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -170,7 +169,7 @@ class KernelCache:
         self._is_own = True
 
     def _move_aside(self, folder: Path, reason: str) -> None:
-        aside = self.root / "damaged" / f"{folder.name}-{secrets.token_hex(4)}"
+        aside = self.root / "damaged" / f"{folder.name}-{os.urandom(4).hex()}"
         try:
             self._make_private("damaged")
             folder.rename(aside)

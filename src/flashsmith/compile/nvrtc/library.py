@@ -7,8 +7,8 @@ import hashlib
 import re
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from flashsmith.base import settings
 from flashsmith.base.errors import CompilerMissing
@@ -19,8 +19,7 @@ DRIVER_VERSION_FILE = Path("/proc/driver/nvidia/version")
 TOOLKITS = (Path("/usr/local/cuda"), Path("/usr/lib/x86_64-linux-gnu"), Path("/usr/lib64"))
 
 
-@dataclass(frozen=True, slots=True)
-class NvrtcLibrary:
+class NvrtcLibrary(NamedTuple):
     """One NVRTC on this machine; `version` is part of every cache key."""
 
     path: Path

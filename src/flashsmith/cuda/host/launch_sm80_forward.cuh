@@ -12,7 +12,8 @@ cudaError_t launch(const FlashForwardKernelConfig& config, const CompiledNeeds (
     const i64 tiles = (static_cast<i64>(args.q_len) + config.B_r - 1) / config.B_r;
     const i64 blocks = tiles * args.heads * args.batch;
     if (blocks > 0x7fffffff) return cudaErrorInvalidConfiguration;  // the largest grid along x
-    const Geometry geometry{.grid = dim3(static_cast<u32>(blocks)),
+    const int slices = (args.d_head + config.v_cols() - 1) / config.v_cols();
+    const Geometry geometry{.grid = dim3(static_cast<u32>(blocks), static_cast<u32>(slices)),
                             .block = dim3(static_cast<u32>(config.threads())),
                             .smem_bytes = static_cast<size_t>(config.smem_bytes())};
     const Needs needs = needs_of(call, config.B_r, config.B_c, config.d_head);

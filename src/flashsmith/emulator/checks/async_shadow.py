@@ -1,6 +1,6 @@
 """Checks of shared memory that copies and wgmma touch: order, flight, and the proxy fence.
 
-Entries are transfers or operands: one pair of block and warp each, with a row of the 16-byte
+Entries are transfers or operands: one pair of cta and warp each, with a row of the 16-byte
 chunks it touches (byte offsets into the chunk's shared memory).
 """
 
@@ -40,14 +40,14 @@ class Access:
     chunk: Chunk
     unit: Unit
     index: int
-    block: Ints  # of the warp that issues
+    cta: Ints  # of the warp that issues
     warp: Ints
     lane: Ints
     offsets: Ints  # (entries, 16-byte chunks)
 
     @property
     def target(self) -> Ints:
-        """The block whose memory each entry touches."""
+        """The cta whose memory each entry touches."""
         touched: Ints = self.offsets[:, 0] // self.chunk.pitch
         return touched
 
@@ -58,11 +58,11 @@ class Access:
 
     @property
     def clocks(self) -> Ints:
-        """What the entries' warps know, in the columns of the blocks they touch."""
-        rows = self.chunk.known[self.block, self.warp]
-        away = self.target != self.block
+        """What the entries' warps know, in the columns of the ctas they touch."""
+        rows = self.chunk.known[self.cta, self.warp]
+        away = self.target != self.cta
         if away.any():
-            turned = seen_from(self.chunk, rows[away], self.block[away], self.target[away])
+            turned = seen_from(self.chunk, rows[away], self.cta[away], self.target[away])
             turned[:, self.chunk.warps : self.chunk.peer_column] = ALWAYS  # not known, not judged
             rows[away] = turned
         return rows
@@ -207,11 +207,11 @@ class Readers:
 
     def __init__(self, chunk: Chunk) -> None:
         self.chunk = chunk
-        self.pending: list[tuple[Ints, Ints, Ints, Ints]] = []  # block, warp, group, marks
+        self.pending: list[tuple[Ints, Ints, Ints, Ints]] = []  # cta, warp, group, marks
 
     def begin(
         self,
-        block: Ints,
+        cta: Ints,
         warp: Ints,
         group: Ints,
         places: Ints,
@@ -226,28 +226,28 @@ class Readers:
             some = np.asarray(held.any(axis=1))
             first = np.take_along_axis(places, held.argmax(axis=1)[:, None], axis=1)
             places = np.where(held, places, first)[some]
-            block, warp, group = block[some], warp[some], group[some]
+            cta, warp, group = cta[some], warp[some], group[some]
         rows = self._rows()
         marks = warp[:, None] * (rows.size // self.chunk.warps) + places
-        self.pending.append((block, warp, group, marks))
+        self.pending.append((cta, warp, group, marks))
         rows.reshape(-1)[marks] = self._time(BEING_READ)
 
     def drop(self, slots: NDArray[np.intp]) -> None:
-        """Forgets what blocks in these slots began: they have ended."""
+        """Forgets what ctas in these slots began: they have ended."""
         kept = []
-        for block, warp, group, marks in self.pending:
-            going = ~np.isin(block, slots)
+        for cta, warp, group, marks in self.pending:
+            going = ~np.isin(cta, slots)
             if going.any():
-                kept.append((block[going], warp[going], group[going], marks[going]))
+                kept.append((cta[going], warp[going], group[going], marks[going]))
         self.pending = kept
 
     def end(self, is_over: Callable[[Ints, Ints, Ints], NDArray[np.bool_]], index: int) -> None:
-        """Ends the operations that `is_over(block, warp, group)` names: read, as of now."""
+        """Ends the operations that `is_over(cta, warp, group)` names: read, as of now."""
         now, rows = self._time(self.chunk.tick(index)), self._rows().reshape(-1)
         kept, has_ended = [], False
         for entry in self.pending:
-            block, warp, group, marks = entry
-            over = is_over(block, warp, group)
+            cta, warp, group, marks = entry
+            over = is_over(cta, warp, group)
             count = np.count_nonzero(over)
             has_ended = has_ended or bool(count)
             if count == len(over):
@@ -256,7 +256,7 @@ class Readers:
             if count:
                 rows[marks[over]] = now
                 going = ~over
-                entry = (block[going], warp[going], group[going], marks[going])
+                entry = (cta[going], warp[going], group[going], marks[going])
             kept.append(entry)
         self.pending = kept
         if has_ended:

@@ -23,7 +23,7 @@ def shared_offsets(
     """Byte offsets into the chunk's shared memory, after the checks of bounds and alignment."""
     if c.options.checks:
         check_shared_bounds(c, u, lanes, address, n_bytes, index)
-    base: NDArray[np.int64] = u.cached("sbase", lambda: u.lane_block * c.pitch)
+    base: NDArray[np.int64] = u.cached("sbase", lambda: u.lane_cta * c.pitch)
     offsets: NDArray[np.int64] = (base if lanes is None else base[lanes]) + address
     return offsets
 
@@ -31,7 +31,7 @@ def shared_offsets(
 def check_shared_bounds(
     c: Chunk, u: Unit, lanes: Lanes, address: NDArray[Any], n_bytes: int, index: int
 ) -> None:
-    """Faults on an address outside the block's shared memory, or not a multiple of the size."""
+    """Faults on an address outside the cta's shared memory, or not a multiple of the size."""
     if int(np.bitwise_or.reduce(address, initial=0)) & (n_bytes - 1):
         refuse_misaligned(c, u, lanes, address, n_bytes, index)
     if int(address.max(initial=0)) + n_bytes > c.limit or int(address.min()) < SHARED_BASE:

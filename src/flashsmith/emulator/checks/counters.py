@@ -23,7 +23,7 @@ class AccessCount:
 
 @dataclass(slots=True)
 class Counters:
-    """Dynamic counts of one launch, over all warps of all blocks."""
+    """Dynamic counts of one launch, over all warps of all ctas."""
 
     instructions: Counter[str] = field(default_factory=Counter)  # by class, a warp at a time
     shared: dict[int, AccessCount] = field(default_factory=dict)  # by PTX line

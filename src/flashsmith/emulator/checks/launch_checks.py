@@ -115,8 +115,8 @@ def _register_problem(kernel: Kernel, threads: int, registers: int | None) -> st
     return ""
 
 
-def resident_blocks(setup: LaunchSetup, registers: int | None) -> int:
-    """How many blocks of a launch its SMs hold at a time."""
+def resident_ctas(setup: LaunchSetup, registers: int | None) -> int:
+    """How many ctas of a launch its SMs hold at a time."""
     kernel = setup.kernel
     held = occupancy(
         _arch(kernel),
@@ -143,7 +143,7 @@ def most_registers(kernel: Kernel, threads: int) -> int:
 
 
 def _named_barriers(kernel: Kernel) -> int:
-    """The named barriers a block takes: up to the highest number, all if one is not a constant."""
+    """The named barriers a cta takes: up to the highest number, all if one is not a constant."""
     most = 0
     for i in kernel.instructions:
         if i.opcode not in ("bar", "barrier") or i.has("warp") or i.has("cluster"):

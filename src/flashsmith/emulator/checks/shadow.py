@@ -66,11 +66,11 @@ class Shadow:
         self.reads = np.zeros((chunk.warps, count), np.uint32)
 
     def clear(self, slots: NDArray[np.intp]) -> None:
-        """Blocks begin in these slots: nobody has touched their memory."""
-        blocks = len(self.chunk.blocks)
-        self.tags.reshape(blocks, -1)[slots] = NEVER
-        self.lanes.reshape(blocks, -1)[slots] = 0
-        self.reads.reshape(self.chunk.warps, blocks, -1)[:, slots] = 0
+        """Ctas begin in these slots: nobody has touched their memory."""
+        ctas = len(self.chunk.ctas)
+        self.tags.reshape(ctas, -1)[slots] = NEVER
+        self.lanes.reshape(ctas, -1)[slots] = 0
+        self.reads.reshape(self.chunk.warps, ctas, -1)[:, slots] = 0
 
     # -- accesses -------------------------------------------------------------------------------
 
@@ -174,9 +174,9 @@ class Shadow:
     def _known(
         self, unit: Unit, lanes: Lanes, agents: NDArray[np.int64], width: int
     ) -> NDArray[np.int64]:
-        block = np.repeat(_of(lanes, unit.lane_block), width)
+        cta = np.repeat(_of(lanes, unit.lane_cta), width)
         warp = np.repeat(_of(lanes, unit.lane_warp), width)
-        known = self.chunk.known[block, warp, np.minimum(agents, self.chunk.agents - 1)]
+        known = self.chunk.known[cta, warp, np.minimum(agents, self.chunk.agents - 1)]
         return np.asarray(known)
 
     def _check_read(
@@ -241,13 +241,13 @@ class Shadow:
         index: int,
         deed: str,
     ) -> None:
-        """Lanes of one warp are ordered by bar.warp.sync only (and by barriers of the block)."""
+        """Lanes of one warp are ordered by bar.warp.sync only (and by barriers of the cta)."""
         agents, times = events
-        block = np.repeat(_of(lanes, unit.lane_block), width)
+        cta = np.repeat(_of(lanes, unit.lane_cta), width)
         warp = np.repeat(_of(lanes, unit.lane_warp), width)
         writer = self._take(self.lanes, offsets, width * self.grain)
         own = np.repeat(self._lane_numbers(unit, lanes), width)
-        known = self.chunk.knows_lane(block, warp, own, writer)
+        known = self.chunk.knows_lane(cta, warp, own, writer)
         early = (agents == warp) & (times > known) & (writer != own)
         if early.any():
             at = int(np.flatnonzero(early)[0])

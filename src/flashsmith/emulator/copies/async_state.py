@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from flashsmith.emulator.machine.chunk import Chunk
     from flashsmith.emulator.machine.unit import Unit
 
-RANK_SHIFT = 24  # shared::cluster addresses: (rank + 1) << 24 | address; 0 means the own block
+RANK_SHIFT = 24  # shared::cluster addresses: (rank + 1) << 24 | address; 0 means the own cta
 ADDRESS_MASK = (1 << RANK_SHIFT) - 1
 Mask = NDArray[np.bool_] | None
 
@@ -26,22 +26,22 @@ class AsyncState:
     """Kept in `chunk.state["async"]`; made when the first asynchronous instruction runs."""
 
     def __init__(self, chunk: Chunk) -> None:
-        blocks = len(chunk.blocks)
+        ctas = len(chunk.ctas)
         self.chunk = chunk
-        self.barriers = MbarrierTable(blocks, chunk.limit)
+        self.barriers = MbarrierTable(ctas, chunk.limit)
         self.barriers.on_complete = self._snapshot
         # What has happened before the arrivals so far, and before the last phase that ended.
-        self.arrived = np.zeros((blocks, 0, chunk.known.shape[2]), np.int64)
-        self.ended = np.zeros((blocks, 0, chunk.known.shape[2]), np.int64)
+        self.arrived = np.zeros((ctas, 0, chunk.known.shape[2]), np.int64)
+        self.ended = np.zeros((ctas, 0, chunk.known.shape[2]), np.int64)
         # Who initialised a barrier and when, and when that warp fenced it (0: not yet).
-        self.init_warp = np.zeros((blocks, 0), np.int64)
-        self.init_time = np.zeros((blocks, 0), np.int64)
-        self.init_fence = np.zeros((blocks, 0), np.int64)
+        self.init_warp = np.zeros((ctas, 0), np.int64)
+        self.init_time = np.zeros((ctas, 0), np.int64)
+        self.init_fence = np.zeros((ctas, 0), np.int64)
         self.lifetimes = Lifetimes(chunk)
         chunk.on_start.append(self._started)
 
     def _started(self, slots: Ints) -> None:
-        """Blocks begin in these slots, without a barrier."""
+        """Ctas begin in these slots, without a barrier."""
         for state in (self.arrived, self.ended, self.init_warp, self.init_time, self.init_fence):
             state[slots] = 0
         self.barriers.clear(slots)
@@ -66,34 +66,32 @@ class AsyncState:
             for name in ("init_warp", "init_time", "init_fence"):
                 setattr(self, name, np.pad(getattr(self, name), ((0, 0), (0, missing))))
 
-    def initialised(self, block: Ints, column: Ints, warp: Ints, index: int) -> None:
+    def initialised(self, cta: Ints, column: Ints, warp: Ints, index: int) -> None:
         """Begins the clocks of barriers that a warp has just initialised."""
         self.grow()
-        self.arrived[block, column] = 0
-        self.ended[block, column] = 0
-        self.init_warp[block, column] = warp
-        self.init_time[block, column] = self.chunk.tick(index)
-        self.init_fence[block, column] = 0
+        self.arrived[cta, column] = 0
+        self.ended[cta, column] = 0
+        self.init_warp[cta, column] = warp
+        self.init_time[cta, column] = self.chunk.tick(index)
+        self.init_fence[cta, column] = 0
         used = len(self.barriers.addresses)
         self.chunk.async_used = min(used, self.chunk.async_agents)
         self.chunk.known_version += 1
 
-    def fence_inits(self, block: Ints, warp: Ints) -> None:
+    def fence_inits(self, cta: Ints, warp: Ints) -> None:
         """The warp's initialisations so far are visible to copies and to the cluster."""
-        mine = (self.init_warp[block] == warp[:, None]) & (self.init_time[block] > 0)
-        late = mine & (self.init_fence[block] == 0)
+        mine = (self.init_warp[cta] == warp[:, None]) & (self.init_time[cta] > 0)
+        late = mine & (self.init_fence[cta] == 0)
         rows, columns = np.nonzero(late)
-        self.init_fence[block[rows], columns] = self.chunk.time
+        self.init_fence[cta[rows], columns] = self.chunk.time
 
-    def unseen(self, block: Ints, column: Ints, source: Ints, warp: Ints, fenced: bool) -> Ints:
+    def unseen(self, cta: Ints, column: Ints, source: Ints, warp: Ints, fenced: bool) -> Ints:
         """Entries whose warp cannot know that the barrier is initialised (for copies: fenced)."""
-        by = self.init_warp[block, column]
-        since = (self.init_fence if fenced else self.init_time)[block, column]
+        by = self.init_warp[cta, column]
+        since = (self.init_fence if fenced else self.init_time)[cta, column]
         known = self.chunk.known[source, warp, by]
-        own = (by == warp) & (source == block)
-        late = np.where(
-            source == block, ~own & (known < since), self.init_fence[block, column] == 0
-        )
+        own = (by == warp) & (source == cta)
+        late = np.where(source == cta, ~own & (known < since), self.init_fence[cta, column] == 0)
         return np.flatnonzero(late | (fenced & (since == 0)))
 
     def agent(self, column: int) -> int:
@@ -101,35 +99,35 @@ class AsyncState:
         first = self.chunk.warps
         return min(first + column, first + self.chunk.async_agents - 1)
 
-    def release(self, block: Ints, column: Ints, source: Ints, warp: Ints) -> None:
-        """An arrival of `warp` of block `source` carries all that this warp knows."""
+    def release(self, cta: Ints, column: Ints, source: Ints, warp: Ints) -> None:
+        """An arrival of `warp` of cta `source` carries all that this warp knows."""
         if self.chunk.shadow is None:
             return
         row = self.chunk.known[source, warp].copy()
         row[np.arange(len(warp)), warp] = self.chunk.time
-        away = source != block
+        away = source != cta
         if away.any():
-            row[away] = seen_from(self.chunk, row[away], source[away], block[away])
-            self.lifetimes.touch(block[away], source[away], warp[away])
-        np.maximum.at(self.arrived, (block, column), row)
+            row[away] = seen_from(self.chunk, row[away], source[away], cta[away])
+            self.lifetimes.touch(cta[away], source[away], warp[away])
+        np.maximum.at(self.arrived, (cta, column), row)
 
-    def acquire(self, block: Ints, column: Ints, warp: Ints) -> None:
+    def acquire(self, cta: Ints, column: Ints, warp: Ints) -> None:
         """A wait that has ended: the warp knows what the barrier's arrivals knew."""
         if self.chunk.shadow is None:
             return
         known = self.chunk.known
-        np.maximum.at(known, (block, warp), self.ended[block, column])
+        np.maximum.at(known, (cta, warp), self.ended[cta, column])
         self.chunk.known_version += 1
 
-    def _snapshot(self, block: Ints, column: Ints) -> None:
-        self.ended[block, column] = self.arrived[block, column]
+    def _snapshot(self, cta: Ints, column: Ints) -> None:
+        self.ended[cta, column] = self.arrived[cta, column]
 
 
 def seen_from(chunk: Chunk, rows: Ints, source: Ints, target: Ints) -> Ints:
-    """Clocks of warps of `source` blocks in the columns of `target` blocks of the same cluster.
+    """Clocks of warps of `source` ctas in the columns of `target` ctas of the same cluster.
 
-    Columns are a block's own: its warps first, then those of the next ranks. What copies and
-    fences of the source block did means nothing in the target block.
+    Columns are a cta's own: its warps first, then those of the next ranks. What copies and
+    fences of the source cta did means nothing in the target cta.
     """
     warps, size = chunk.warps, chunk.cluster
     own = rows[:, :warps, None].swapaxes(1, 2)
@@ -146,47 +144,47 @@ def seen_from(chunk: Chunk, rows: Ints, source: Ints, target: Ints) -> Ints:
 
 
 class Lifetimes:
-    """Blocks that end, and accesses of their neighbours that must come before."""
+    """Ctas that end, and accesses of their neighbours that must come before."""
 
     def __init__(self, chunk: Chunk) -> None:
-        blocks = len(chunk.blocks)
+        ctas = len(chunk.ctas)
         self.chunk = chunk
-        self.alive = np.full(blocks, chunk.threads, np.int64)
-        self.known = np.zeros((blocks, chunk.agents), np.int64)  # by the warps that have ended
-        self.touched = np.zeros((blocks, chunk.agents), np.int64)  # last access, by peer
+        self.alive = np.full(ctas, chunk.threads, np.int64)
+        self.known = np.zeros((ctas, chunk.agents), np.int64)  # by the warps that have ended
+        self.touched = np.zeros((ctas, chunk.agents), np.int64)  # last access, by peer
         if chunk.cluster > 1:
             chunk.on_exit.append(self._exited)
 
     def clear(self, slots: Ints) -> None:
-        """Blocks begin in these slots."""
+        """Ctas begin in these slots."""
         self.alive[slots] = self.chunk.threads
         self.known[slots] = 0
         self.touched[slots] = 0
 
-    def touch(self, block: Ints, source: Ints, warp: Ints) -> None:
-        """Warps of `source` blocks reach into other blocks."""
-        gone = self.alive[block] == 0
+    def touch(self, cta: Ints, source: Ints, warp: Ints) -> None:
+        """Warps of `source` ctas reach into other ctas."""
+        gone = self.alive[cta] == 0
         if gone.any():
-            self._fault(int(block[gone.argmax()]), "an access of its neighbour comes later")
-        distance = (source - block) % self.chunk.cluster
+            self._fault(int(cta[gone.argmax()]), "an access of its neighbour comes later")
+        distance = (source - cta) % self.chunk.cluster
         column = self.chunk.peer_column + (distance - 1) * self.chunk.warps + warp
-        np.maximum.at(self.touched, (block, column), self.chunk.time)
+        np.maximum.at(self.touched, (cta, column), self.chunk.time)
 
     def _exited(self, unit: Unit) -> None:
         lanes = active_lanes(unit, unit.mask)
-        np.subtract.at(self.alive, unit.lane_block[lanes], 1)
-        np.maximum.at(self.known, unit.block, self.chunk.clock_rows(unit))
-        for block in np.unique(unit.block[self.alive[unit.block] == 0]).tolist():
-            if (self.touched[block] > self.known[block]).any() and self.chunk.options.checks:
-                self._fault(block, "nothing orders an access of its neighbour before that")
+        np.subtract.at(self.alive, unit.lane_cta[lanes], 1)
+        np.maximum.at(self.known, unit.cta, self.chunk.clock_rows(unit))
+        for cta in np.unique(unit.cta[self.alive[unit.cta] == 0]).tolist():
+            if (self.touched[cta] > self.known[cta]).any() and self.chunk.options.checks:
+                self._fault(cta, "nothing orders an access of its neighbour before that")
 
-    def _fault(self, block: int, message: str) -> None:
+    def _fault(self, cta: int, message: str) -> None:
         raise EmulationError(
             "block of a cluster ended too early",
             f"the block has ended, but {message}",
             kernel=self.chunk.kernel.name,
             line=self.chunk.kernel.instructions[-1].line,
-            block=self.chunk.block_index(block),
+            block=self.chunk.cta_index(cta),
         )
 
 
@@ -202,13 +200,13 @@ def at_lanes(value: Value, lanes: NDArray[np.intp]) -> Ints:
     return picked.astype(np.int64)
 
 
-def cluster_target(chunk: Chunk, block: Ints, address: Ints) -> tuple[Ints, Ints]:
-    """The block and the address inside it that a shared::cluster address means."""
+def cluster_target(chunk: Chunk, cta: Ints, address: Ints) -> tuple[Ints, Ints]:
+    """The cta and the address inside it that a shared::cluster address means."""
     rank = address >> RANK_SHIFT
     if not rank.any():
-        return block, address
-    own = block // chunk.cluster * chunk.cluster
-    return np.where(rank > 0, own + rank - 1, block), address & ADDRESS_MASK
+        return cta, address
+    own = cta // chunk.cluster * chunk.cluster
+    return np.where(rank > 0, own + rank - 1, cta), address & ADDRESS_MASK
 
 
 def told(
@@ -219,7 +217,7 @@ def told(
     action: Callable[..., Value],
     *arguments: Value,
 ) -> Value:
-    """Runs an action of the barrier table; its faults get kernel, line, block, warp and lane."""
+    """Runs an action of the barrier table; its faults get kernel, line, cta, warp and lane."""
     try:
         return action(*arguments)
     except EmulationError as fault:

@@ -31,48 +31,48 @@ def start_load(
     c: Chunk, u: Unit, m: Mask, index: int, destination: Value, source: Value, size: Value,
     barrier: Value, multicast: Value,
 ) -> None:  # fmt: skip
-    """Starts copies into shared memory; multicast ones go to several blocks."""
+    """Starts copies into shared memory; multicast ones go to several ctas."""
     lanes = active_lanes(u, m)
     for entries, place in transfer_places(c, u, index, lanes, source, size, is_store=False):
         mine = lanes[entries]
         if c.writes is not None:
             for lane, cells in zip(mine, global_chunks(c, place), strict=True):
                 c.writes.read(u, int(lane), cells, index)
-        block, address = cluster_target(c, u.lane_block[mine], at_lanes(destination, mine))
-        owner, at = cluster_target(c, u.lane_block[mine], at_lanes(barrier, mine))
+        cta, address = cluster_target(c, u.lane_cta[mine], at_lanes(destination, mine))
+        owner, at = cluster_target(c, u.lane_cta[mine], at_lanes(barrier, mine))
         if multicast is not None:
-            copies, block = _targets(c, u, mine, at_lanes(multicast, mine))
+            copies, cta = _targets(c, u, mine, at_lanes(multicast, mine))
             mine, address, at, place = (
                 mine[copies],
                 address[copies],
                 at[copies],
                 place.select(copies),
             )
-            owner = block
+            owner = cta
         check_smem(c, u, index, mine, address, place)
         find_barrier(c, u, index, mine, owner, at, fenced=True)
-        if (owner != block).any():
+        if (owner != cta).any():
             c.fault("cluster", "destination and barrier lie in different blocks", index, u)
-        offsets = smem_chunks(c, block, address, place)
+        offsets = smem_chunks(c, cta, address, place)
         places = None
         if c.shadow is not None:
-            access = Access(c, u, index, u.lane_block[mine], u.lane_warp[mine], mine, offsets)
+            access = Access(c, u, index, u.lane_cta[mine], u.lane_warp[mine], mine, offsets)
             places = check_write(access)
-            away = block != u.lane_block[mine]
+            away = cta != u.lane_cta[mine]
             if away.any():
                 lifetimes = AsyncState.of(c).lifetimes
-                lifetimes.touch(block[away], u.lane_block[mine][away], u.lane_warp[mine][away])
+                lifetimes.touch(cta[away], u.lane_cta[mine][away], u.lane_warp[mine][away])
             agent = AsyncState.of(c).agent(0)
             c.tick(index)
             rows_of(c.shadow, c.shadow.tags)[places] = IN_FLIGHT | agent
-        c.flights.append(LoadFlight(index, place, block, offsets, at, places))
+        c.flights.append(LoadFlight(index, place, cta, offsets, at, places))
 
 
 def _targets(
     c: Chunk, u: Unit, lanes: NDArray[np.intp], masks: Ints
 ) -> tuple[NDArray[np.intp], Ints]:
-    """Multicast: which transfer each copy repeats, and the block it goes to."""
+    """Multicast: which transfer each copy repeats, and the cta it goes to."""
     bits = masks[:, None] >> np.arange(16) & 1
     copies, rank = np.nonzero(bits)
-    first = u.lane_block[lanes] // c.cluster * c.cluster
+    first = u.lane_cta[lanes] // c.cluster * c.cluster
     return copies, first[copies] + rank

@@ -25,7 +25,7 @@ class BulkGroups:
 
     def __init__(self, c: Chunk) -> None:
         self.chunk = c
-        self.committed = np.zeros(len(c.blocks) * c.warps * 32, np.int64)
+        self.committed = np.zeros(len(c.ctas) * c.warps * 32, np.int64)
         self.flights: list[StoreFlight] = []
         self.unseen: list[StoreFlight] = []  # those whose writes their threads do not know yet
         self.readers = Readers(c)
@@ -42,13 +42,13 @@ class BulkGroups:
         return found
 
     def _exited(self, u: Unit) -> None:
-        """Shared memory goes with the block, so a thread may not end before its stores are read."""
+        """Shared memory goes with the cta, so a thread may not end before its stores are read."""
         if self.chunk.shadow is None:
             return
         lanes = active_lanes(u, u.mask)
         ending = _threads(self.chunk, u, lanes)
-        for block, warp, key, _ in self.readers.pending:
-            thread = (block * self.chunk.warps + warp) * 32 + key % 32
+        for cta, warp, key, _ in self.readers.pending:
+            thread = (cta * self.chunk.warps + warp) * 32 + key % 32
             late = np.flatnonzero(np.isin(ending, thread))
             if len(late):
                 index = self.flights[-1].index if self.flights else 0
@@ -57,7 +57,7 @@ class BulkGroups:
 
 
 def _threads(c: Chunk, u: Unit, lanes: NDArray[np.intp]) -> Ints:
-    thread: Ints = (u.lane_block[lanes] * c.warps + u.lane_warp[lanes]) * 32 + lanes % 32
+    thread: Ints = (u.lane_cta[lanes] * c.warps + u.lane_warp[lanes]) * 32 + lanes % 32
     return thread
 
 
@@ -72,8 +72,8 @@ def start_store(
         mine = lanes[entries]
         address = at_lanes(source, mine)
         check_smem(c, u, index, mine, address, place)
-        block, warp = u.lane_block[mine], u.lane_warp[mine]
-        offsets = smem_chunks(c, block, address, place)
+        cta, warp = u.lane_cta[mine], u.lane_warp[mine]
+        offsets = smem_chunks(c, cta, address, place)
         thread = _threads(c, u, mine)
         group = groups.committed[thread]
         if c.shadow is not None:
@@ -81,10 +81,10 @@ def start_store(
             inside = place.chunks_inside()
             first = np.take_along_axis(offsets, inside.argmax(axis=1)[:, None], axis=1)
             read, some = np.where(inside, offsets, first), inside.any(axis=1)
-            access = Access(c, u, index, block[some], warp[some], mine[some], read[some])
+            access = Access(c, u, index, cta[some], warp[some], mine[some], read[some])
             # The key of a reader holds its lane: groups are a thread's own.
             key = (group * 32 + mine % 32)[some]
-            groups.readers.begin(block[some], warp[some], key, check_read(access))
+            groups.readers.begin(cta[some], warp[some], key, check_read(access))
         element = kind or (place.tensor.element_type if place.tensor else "")
         flight = StoreFlight(index, place, thread, group, offsets, operation, element)
         groups.flights.append(flight)
@@ -101,7 +101,7 @@ def _watch(c: Chunk, u: Unit, lanes: NDArray[np.intp], flight: StoreFlight) -> N
             adds = bool(flight.operation)
             flight.writes.append(c.writes.write(u, lane, cells, flight.index, adds=adds))
         if c.sums is not None:
-            slot, warp = int(u.lane_block[lane]), int(u.lane_warp[lane])
+            slot, warp = int(u.lane_cta[lane]), int(u.lane_warp[lane])
             c.sums.settle_before(slot, warp, cells, CHUNK_BYTES, by_copy=True)
 
 
@@ -149,7 +149,7 @@ def wait_for_stores(
     groups.flights = [f for f in groups.flights if not f.landed]
     if c.shadow is not None and groups.readers.pending:
         groups.readers.end(
-            lambda block, warp, key: key // 32 < ends[(block * c.warps + warp) * 32 + key % 32],
+            lambda cta, warp, key: key // 32 < ends[(cta * c.warps + warp) * 32 + key % 32],
             index,
         )
     if waited:

@@ -76,12 +76,12 @@ class Place:
         return replace(self, start=self.start[entries])
 
 
-def smem_chunks(chunk: Chunk, block: Ints, address: Ints, place: Place) -> Ints:
+def smem_chunks(chunk: Chunk, cta: Ints, address: Ints, place: Place) -> Ints:
     """Byte offsets of the 16-byte chunks that transfers touch in shared memory, in order."""
     linear = address[:, None] + np.arange(0, place.n_bytes, CHUNK_BYTES)
     swizzle = place.tensor.swizzle_bytes if place.tensor is not None else 0
     physical: Ints = swizzled(linear, swizzle)
-    return physical + (block * chunk.pitch)[:, None]
+    return physical + (cta * chunk.pitch)[:, None]
 
 
 @dataclass(slots=True)
@@ -90,9 +90,9 @@ class LoadFlight:
 
     index: int
     place: Place
-    block: Ints  # where each transfer goes
+    cta: Ints  # where each transfer goes
     offsets: Ints  # its 16-byte chunks there
-    barrier: Ints  # address of the barrier, in the same block
+    barrier: Ints  # address of the barrier, in the same cta
     places: Ints | None  # its rows of the shadow, when checks are on
 
     def land(self, chunk: Chunk, *, whole: bool) -> bool:
@@ -107,17 +107,17 @@ class LoadFlight:
         raw = values.view(np.complex128).reshape(self.offsets.shape)
         chunk.shared_views[CHUNK_BYTES][self.offsets // CHUNK_BYTES] = raw
         state = AsyncState.of(chunk)
-        column = state.barriers.find(self.block, self.barrier)
+        column = state.barriers.find(self.cta, self.barrier)
         time = chunk.tick(self.index)
         agents = np.array([state.agent(int(c)) for c in column], np.int64)
-        np.maximum.at(state.arrived, (self.block, column, agents), time)
+        np.maximum.at(state.arrived, (self.cta, column, agents), time)
         if chunk.shadow is not None and self.places is not None:
             tags = (time << AGENT_BITS | agents).astype(np.uint32)
             rows_of(chunk.shadow, chunk.shadow.tags)[self.places] = tags[:, None, None]
         if chunk.counters is not None:
-            chunk.counters.bytes["bulk load"] += self.place.n_bytes * len(self.block)
-        sizes = np.full(len(self.block), self.place.n_bytes, np.int64)
-        state.barriers.complete_tx(self.block, self.barrier, sizes)
+            chunk.counters.bytes["bulk load"] += self.place.n_bytes * len(self.cta)
+        sizes = np.full(len(self.cta), self.place.n_bytes, np.int64)
+        state.barriers.complete_tx(self.cta, self.barrier, sizes)
         return True
 
 
@@ -130,7 +130,7 @@ class StoreFlight:
 
     index: int
     place: Place
-    thread: Ints  # (block * warps + warp) * 32 + lane of whoever issued each transfer
+    thread: Ints  # (cta * warps + warp) * 32 + lane of whoever issued each transfer
     group: Ints
     offsets: Ints
     operation: str  # "" for a copy

@@ -114,9 +114,9 @@ def _cluster_offsets(
     c: Chunk, u: Unit, lanes: Lanes, address: NDArray[Any], n_bytes: int, index: int
 ) -> NDArray[np.int64]:
     positions = np.arange(32 * u.pairs) if lanes is None else lanes
-    block, at = cluster_target(c, u.lane_block[positions], address.astype(np.int64))
+    cta, at = cluster_target(c, u.lane_cta[positions], address.astype(np.int64))
     check_shared_bounds(c, u, lanes, at, n_bytes, index)
-    return np.asarray(block * c.pitch + at)
+    return np.asarray(cta * c.pitch + at)
 
 
 def _load_cluster(
@@ -137,7 +137,7 @@ def _store_cluster(
 ) -> None:
     offsets = _cluster_offsets(c, u, lanes, address, n_bytes, index)
     c.shared_views[n_bytes][offsets >> SHIFT[n_bytes]] = value
-    if c.shadow is not None:  # clocks are a block's own: what a neighbour wrote counts as known
+    if c.shadow is not None:  # clocks are a cta's own: what a neighbour wrote counts as known
         c.shadow.land(np.zeros(len(offsets), np.int64), offsets, n_bytes, 0)
 
 
@@ -210,7 +210,7 @@ def _local_cells(
                 lane=position if lanes is None else int(lanes[position]),
                 address=int(address[position]),
             )
-    row = (u.lane_block * c.warps + u.lane_warp) * 32 + np.arange(32 * u.pairs) % 32
+    row = (u.lane_cta * c.warps + u.lane_warp) * 32 + np.arange(32 * u.pairs) % 32
     offsets = (row if lanes is None else row[lanes]) * size + address.astype(np.int64)
     return offsets >> SHIFT[n_bytes]
 

@@ -1,4 +1,4 @@
-"""The sixteen named barriers of a block: who arrived, who waits, what is known after."""
+"""The sixteen named barriers of a cta: who arrived, who waits, what is known after."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ COUNT = 16  # PTX ISA "Parallel Synchronization and Communication Instructions: 
 
 
 class Barriers:
-    """State by block and barrier number."""
+    """State by cta and barrier number."""
 
     def __init__(self, chunk: Chunk) -> None:
-        shape = (len(chunk.blocks), COUNT)
+        shape = (len(chunk.ctas), COUNT)
         self.chunk = chunk
         self.arrived = np.zeros(shape, np.int64)  # threads since the last completion
         self.expected = np.zeros(shape, np.int64)
@@ -32,7 +32,7 @@ class Barriers:
         self.result = np.zeros_like(self.votes)  # of the last completion
 
     def clear(self, slots: NDArray[np.intp]) -> None:
-        """Blocks begin in these slots."""
+        """Ctas begin in these slots."""
         for state in (self.arrived, self.expected, self.generation, self.clock, self.released,
                       self.votes, self.result):  # fmt: skip
             state[slots] = 0
@@ -46,12 +46,12 @@ class Barriers:
         if count is not None and np.ndim(count) == 0 and int(count) == threads:
             count = None
         if count is None and waits and np.ndim(ident) == 0 and self._is_whole(unit, int(ident)):
-            chunk.join_whole_blocks(unit)
+            chunk.join_whole_ctas(unit)
             return
         idents = self._per_pair(unit, ident)
         counts = self._per_pair(unit, threads if count is None else count)
         self._check(unit, idents, counts, index)
-        where = (unit.block, idents)
+        where = (unit.cta, idents)
         before = self.generation[where]
         np.add.at(self.arrived, where, 32)
         self.expected[where] = counts
@@ -69,7 +69,7 @@ class Barriers:
             )
         self._complete(where)
         if waits:
-            unit.wait = BarrierWait(self, unit.block, idents, before, index)
+            unit.wait = BarrierWait(self, unit.cta, idents, before, index)
 
     def vote(self, unit: Unit, ident: Value, count: Value, vote: Value, index: int) -> None:
         """Arrives with a truth value a lane, and waits."""
@@ -77,21 +77,21 @@ class Barriers:
         if unit.mask is not None:
             active = unit.mask.reshape(-1, 32)
         said = unit.array(vote).reshape(-1, 32) & active
-        where = (unit.block, self._per_pair(unit, ident) % COUNT)
+        where = (unit.cta, self._per_pair(unit, ident) % COUNT)
         np.add.at(self.votes, where, np.stack([said.sum(axis=1), active.sum(axis=1)], axis=1))
         self.arrive(unit, unit.array(ident), count, index, waits=True)
 
     def outcome(self, unit: Unit, ident: Value, operation: str) -> Value:
         """What the arrivals of the last completion said together."""
-        votes, total = self.result[unit.block, self._per_pair(unit, ident)].T
+        votes, total = self.result[unit.cta, self._per_pair(unit, ident)].T
         found = {"popc": votes.astype(np.uint32), "and": votes == total, "or": votes > 0}
         return np.repeat(found[operation], 32)
 
     def _is_whole(self, unit: Unit, ident: int) -> bool:
-        """Whether all warps of every block of the unit arrive here at once, and are the first."""
+        """Whether all warps of every cta of the unit arrive here at once, and are the first."""
         warps = self.chunk.warps
-        whole = unit.cached("whole", lambda: bool(unit.pairs == warps * len(np.unique(unit.block))))
-        return bool(whole) and ident < COUNT and not self.arrived[unit.block, ident].any()
+        whole = unit.cached("whole", lambda: bool(unit.pairs == warps * len(np.unique(unit.cta))))
+        return bool(whole) and ident < COUNT and not self.arrived[unit.cta, ident].any()
 
     def _per_pair(self, unit: Unit, value: Value) -> NDArray[np.int64]:
         value = np.asarray(value)
@@ -127,7 +127,7 @@ class Barriers:
                 unit,
                 lane=32 * pair,
             )
-        where = (unit.block, idents)
+        where = (unit.cta, idents)
         clash = (self.arrived[where] > 0) & (self.expected[where] != counts)
         if clash.any():
             pair = int(np.flatnonzero(clash)[0])
@@ -144,13 +144,13 @@ class Barriers:
         done = self.arrived[where] == self.expected[where]
         if not done.any():
             return
-        blocks, idents = distinct(where[0][done], where[1][done])
-        self.released[blocks, idents] = self.clock[blocks, idents]
-        self.clock[blocks, idents] = 0
-        self.result[blocks, idents] = self.votes[blocks, idents]
-        self.votes[blocks, idents] = 0
-        self.arrived[blocks, idents] = 0
-        self.generation[blocks, idents] += 1
+        ctas, idents = distinct(where[0][done], where[1][done])
+        self.released[ctas, idents] = self.clock[ctas, idents]
+        self.clock[ctas, idents] = 0
+        self.result[ctas, idents] = self.votes[ctas, idents]
+        self.votes[ctas, idents] = 0
+        self.arrived[ctas, idents] = 0
+        self.generation[ctas, idents] += 1
         self.completions += 1
 
 
@@ -160,13 +160,13 @@ class BarrierWait(Wait):
     def __init__(
         self,
         barriers: Barriers,
-        block: NDArray[np.intp],
+        cta: NDArray[np.intp],
         ident: NDArray[np.int64],
         before: NDArray[np.int64],
         index: int,
     ) -> None:
         self.barriers = barriers
-        self.block = block
+        self.cta = cta
         self.ident = ident
         self.before = before  # completions when the warp arrived
         self.index = index
@@ -177,15 +177,15 @@ class BarrierWait(Wait):
 
     def ready(self) -> NDArray[np.bool_]:
         """Which pairs' barrier has completed since."""
-        return self.barriers.generation[self.block, self.ident] > self.before
+        return self.barriers.generation[self.cta, self.ident] > self.before
 
     def finish(self, unit: Unit) -> None:
         """What arrived warps did before is known to the waiting ones."""
-        self.barriers.chunk.join(unit, self.barriers.released[self.block, self.ident])
+        self.barriers.chunk.join(unit, self.barriers.released[self.cta, self.ident])
 
     def describe(self, pair: int) -> str:
         """Barrier, threads arrived and expected, line."""
-        where = (self.block[pair], self.ident[pair])
+        where = (self.cta[pair], self.ident[pair])
         line = self.barriers.chunk.kernel.instructions[self.index].line
         return (
             f"waits at PTX line {line} for barrier {int(self.ident[pair])} "
@@ -196,5 +196,5 @@ class BarrierWait(Wait):
     def select(self, pairs: NDArray[np.intp]) -> BarrierWait:
         """The same wait of some pairs."""
         return BarrierWait(
-            self.barriers, self.block[pairs], self.ident[pairs], self.before[pairs], self.index
+            self.barriers, self.cta[pairs], self.ident[pairs], self.before[pairs], self.index
         )

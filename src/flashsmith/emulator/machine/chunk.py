@@ -1,6 +1,6 @@
-"""Some blocks of a grid while they run: shared memory, clocks, barriers, copies in flight.
+"""Some ctas of a grid while they run: shared memory, clocks, barriers, copies in flight.
 
-Blocks stand in slots. Where blocks wait for each other all that fit on the GPU have one, and the
+Ctas stand in slots. Where ctas wait for each other all that fit on the GPU have one, and the
 next of the grid takes the slot of one that has ended.
 """
 
@@ -41,15 +41,15 @@ class Flight(Protocol):
 
 
 class Chunk:
-    """The state that all units of some blocks share."""
+    """The state that all units of some ctas share."""
 
     def __init__(
-        self, setup: LaunchSetup, blocks: NDArray[np.int64], later: Sequence[int] = ()
+        self, setup: LaunchSetup, ctas: NDArray[np.int64], later: Sequence[int] = ()
     ) -> None:
-        """`blocks` are numbers in the grid, by slot; `later` ones begin when others have ended."""
-        self.blocks = blocks
+        """`ctas` are numbers in the grid, by slot; `later` ones begin when others have ended."""
+        self.ctas = ctas
         self.later = deque(later)
-        self.ended: list[int] = []  # slots whose block has ended, while others wait for one
+        self.ended: list[int] = []  # slots whose cta has ended, while others wait for one
         self.kernel, self.options, self.memory = setup.kernel, setup.options, setup.memory
         self.grid, self.cluster, self.sm_count = setup.grid, setup.cluster, setup.sm_count
         self.threads = setup.threads
@@ -60,25 +60,25 @@ class Chunk:
         self.smem_bytes, self.dynamic_bytes = setup.smem_bytes, setup.dynamic_bytes
         self.limit = SHARED_BASE + setup.smem_bytes  # first shared address that is not there
         self.pitch = -(-self.limit // 128) * 128
-        self.smem = np.full(len(blocks) * self.pitch, POISON, np.uint8)
+        self.smem = np.full(len(ctas) * self.pitch, POISON, np.uint8)
         kinds = (np.uint8, np.uint16, np.uint32, np.uint64, np.complex128)
         self.shared_views: dict[int, NDArray[Any]] = {  # by the size of an element in bytes
             np.dtype(kind).itemsize: self.smem.view(kind) for kind in kinds
         }
-        self.local = np.zeros((len(blocks) * self.warps * 32, setup.local_bytes), np.uint8)
+        self.local = np.zeros((len(ctas) * self.warps * 32, setup.local_bytes), np.uint8)
         self._number_agents()
         self.time = 1
-        # known[block, warp, agent]: the agent's events up to this time happened before the warp's
+        # known[cta, warp, agent]: the agent's events up to this time happened before the warp's
         # next one. A warp knows all of its own.
-        self.known = np.zeros((len(blocks), self.warps, self.agents), np.int64)
+        self.known = np.zeros((len(ctas), self.warps, self.agents), np.int64)
         self.known[:, np.arange(self.warps), np.arange(self.warps)] = ALWAYS
-        # together[block, warp]: when the lanes of the warp last met at a barrier
-        self.together = np.zeros((len(blocks), self.warps), np.int64)
+        # together[cta, warp]: when the lanes of the warp last met at a barrier
+        self.together = np.zeros((len(ctas), self.warps), np.int64)
         self.known_version = 0
         self.history: list[int] = [0, 0]  # instruction that each moment belongs to
         lanes = np.arange(self.warps * 32).reshape(self.warps, 32) < setup.threads
         self.first_alive = lanes  # lanes that are there at the start, by warp
-        self.alive = np.tile(lanes, (len(blocks), 1, 1))  # lanes that have not ended
+        self.alive = np.tile(lanes, (len(ctas), 1, 1))  # lanes that have not ended
         self._lane_clocks: NDArray[np.int64] | None = None
         self.barriers = Barriers(self)
         self.shadow = Shadow(self, shadow_grain(setup.kernel)) if setup.options.checks else None
@@ -100,7 +100,7 @@ class Chunk:
         """Agents: the warps, then asynchronous ones (one an mbarrier: the copies it counts).
 
         The columns after them say, warp by warp, which writes the asynchronous proxy sees; then
-        come the warps of the other blocks of the cluster, those of the next rank first; the last
+        come the warps of the other ctas of the cluster, those of the next rank first; the last
         ones belong to GlobalClocks.
         """
         has_async = any(i.opcode == "mbarrier" for i in self.kernel.instructions)
@@ -112,7 +112,7 @@ class Chunk:
         self.tracks_writes = self.options.checks and self.traits.tracks_writes
         self.defers_sums = self.options.seed is not None and self.traits.adds_floats
         is_ordered = self.traits.has_flags and (self.tracks_writes or self.defers_sums)
-        self.flag_columns = 2 * len(self.blocks) * self.warps if is_ordered else 0
+        self.flag_columns = 2 * len(self.ctas) * self.warps if is_ordered else 0
         self.agents = self.flag_column + self.flag_columns
 
     # -- units --------------------------------------------------------------------------------
@@ -120,37 +120,37 @@ class Chunk:
     def first_units(
         self, registers: int, split_warps: bool, slots: Slots | None = None
     ) -> list[Unit]:
-        """All warps of the blocks of some slots (of all) in one unit, or a unit for each warp."""
-        slots = np.arange(len(self.blocks)) if slots is None else slots
+        """All warps of the ctas of some slots (of all) in one unit, or a unit for each warp."""
+        slots = np.arange(len(self.ctas)) if slots is None else slots
         tail = self.threads % 32
         groups = (
             [np.array([w]) for w in range(self.warps)] if split_warps else [np.arange(self.warps)]
         )
         units = []
         for group in groups:
-            block = np.repeat(slots, len(group))
+            cta = np.repeat(slots, len(group))
             warp = np.tile(group, len(slots))
             mask = None
             if tail and (warp == self.warps - 1).any():
                 mask = ((warp * 32)[:, None] + LANES < self.threads).reshape(-1)
-            units.append(Unit(block, warp, mask, [None] * registers, 0))
+            units.append(Unit(cta, warp, mask, [None] * registers, 0))
         return units
 
     def exited(self, unit: Unit) -> None:
         """Notes that the active lanes of a unit have ended."""
         if unit.mask is None:
-            self.alive[unit.block, unit.warp] = False
+            self.alive[unit.cta, unit.warp] = False
         else:
-            where = (unit.block, unit.warp)
+            where = (unit.cta, unit.warp)
             self.alive[where] &= ~unit.mask.reshape(-1, 32)
         for action in self.on_exit:
             action(unit)
         if self.later:
-            slots = np.unique(unit.block)
+            slots = np.unique(unit.cta)
             self.ended += slots[~self.alive[slots].any(axis=(1, 2))].tolist()
 
     def restart(self) -> Slots:
-        """Gives the slots of ended blocks (of whole clusters) to the next blocks of the grid."""
+        """Gives the slots of ended ctas (of whole clusters) to the next ctas of the grid."""
         whole = [
             first
             for first in sorted({slot // self.cluster * self.cluster for slot in self.ended})
@@ -160,18 +160,18 @@ class Chunk:
         starting = starting[: len(self.later)]
         if not starting:
             return np.array([], np.intp)
-        self.land_all()  # nothing of the old blocks may land in the new ones
+        self.land_all()  # nothing of the old ctas may land in the new ones
         self.ended = [slot for slot in self.ended if slot not in starting]
         slots = np.array(starting, np.intp)
-        self.blocks[slots] = [self.later.popleft() for _ in starting]
+        self.ctas[slots] = [self.later.popleft() for _ in starting]
         self._clear(slots)
         for action in self.on_start:
             action(slots)
         return slots
 
     def _clear(self, slots: Slots) -> None:
-        self.smem.reshape(len(self.blocks), -1)[slots] = POISON
-        self.local.reshape(len(self.blocks), -1)[slots] = 0
+        self.smem.reshape(len(self.ctas), -1)[slots] = POISON
+        self.local.reshape(len(self.ctas), -1)[slots] = 0
         self.known[slots] = 0
         own = np.arange(self.warps)
         self.known[slots[:, None], own, own] = ALWAYS
@@ -200,57 +200,57 @@ class Chunk:
 
     def clock_rows(self, unit: Unit) -> NDArray[np.int64]:
         """What each pair knows now, its own past included: the clock it hands on by arriving."""
-        rows = self.known[unit.block, unit.warp]
+        rows = self.known[unit.cta, unit.warp]
         rows[np.arange(unit.pairs), unit.warp] = self.time
         return rows
 
     def join(self, unit: Unit, clocks: NDArray[np.int64]) -> None:
         """The pairs of a unit learn what `clocks` (a row a pair) know."""
-        where = (unit.block, unit.warp)
+        where = (unit.cta, unit.warp)
         self.known[where] = np.maximum(self.known[where], clocks)
         self.meet(unit)
 
-    def join_whole_blocks(self, unit: Unit) -> None:
-        """All warps of the unit's blocks learn all that any of them knows or did."""
-        blocks = np.unique(unit.block)
-        rows = self.known[blocks]
+    def join_whole_ctas(self, unit: Unit) -> None:
+        """All warps of the unit's ctas learn all that any of them knows or did."""
+        ctas = np.unique(unit.cta)
+        rows = self.known[ctas]
         others = rows[:, :, self.warps :].max(axis=1, keepdims=True)
         rows[:, :, : self.warps] = self.time
         rows[:, :, self.warps :] = others
         rows[:, np.arange(self.warps), np.arange(self.warps)] = ALWAYS
-        self.known[blocks] = rows
+        self.known[ctas] = rows
         self.meet(unit)
 
     def meet(self, unit: Unit) -> None:
         """The lanes of each warp of the unit have seen what the others of their warp did."""
-        self.together[unit.block, unit.warp] = self.time
+        self.together[unit.cta, unit.warp] = self.time
         self.known_version += 1
 
     def lane_clocks(self) -> NDArray[np.int64]:
-        """[block, warp, lane, other]: up to when a lane knows another's past, beyond `together`."""
+        """[cta, warp, lane, other]: up to when a lane knows another's past, beyond `together`."""
         if self._lane_clocks is None:
             self._lane_clocks = np.zeros((*self.alive.shape, 32), np.int64)
         return self._lane_clocks
 
     def knows_lane(
         self,
-        block: NDArray[np.intp],
+        cta: NDArray[np.intp],
         warp: NDArray[np.intp],
         lane: NDArray[Any],
         other: NDArray[Any],
     ) -> NDArray[np.int64]:
         """Up to when lanes know what another lane of their own warp did."""
-        met: NDArray[np.int64] = self.together[block, warp]
+        met: NDArray[np.int64] = self.together[cta, warp]
         if self._lane_clocks is None:
             return met
-        return np.asarray(np.maximum(met, self._lane_clocks[block, warp, lane, other]))
+        return np.asarray(np.maximum(met, self._lane_clocks[cta, warp, lane, other]))
 
     def safe_time(self, unit: Unit) -> int:
         """Up to here, the events of every agent happened before every pair of the unit."""
         version, value = unit.safe
         if version != self.known_version:
-            known = self.known[unit.block, unit.warp, : self.warps + self.async_used]
-            value = min(int(known.min()), int(self.together[unit.block, unit.warp].min()))
+            known = self.known[unit.cta, unit.warp, : self.warps + self.async_used]
+            value = min(int(known.min()), int(self.together[unit.cta, unit.warp].min()))
             unit.safe = (self.known_version, value)
         return value
 
@@ -298,12 +298,12 @@ class Chunk:
 
     # -- faults -----------------------------------------------------------------------------------
 
-    def block_index(self, block: int) -> tuple[int, int, int]:
-        """blockIdx of the block in a slot."""
-        return self.block_index_of(int(self.blocks[block]))
+    def cta_index(self, cta: int) -> tuple[int, int, int]:
+        """blockIdx of the cta in a slot."""
+        return self.cta_index_of(int(self.ctas[cta]))
 
-    def block_index_of(self, linear: int) -> tuple[int, int, int]:
-        """blockIdx of a block by its number in the grid."""
+    def cta_index_of(self, linear: int) -> tuple[int, int, int]:
+        """blockIdx of a cta by its number in the grid."""
         x, y, _ = self.grid
         return (linear % x, linear // x % y, linear // (x * y))
 
@@ -326,7 +326,7 @@ class Chunk:
             f"{message} in `{instruction.text}`",
             kernel=self.kernel.name,
             line=instruction.line,
-            block=self.block_index(int(unit.block[pair])),
+            block=self.cta_index(int(unit.cta[pair])),
             warp=int(unit.warp[pair]),
             lane=lane % 32 if lane is not None else None,
             address=address,
@@ -340,7 +340,7 @@ class Chunk:
             spins = f"spins at PTX line {self.lines[unit.pc]}, or waits for lanes of its own warp"
             for pair in range(unit.pairs):
                 what = unit.wait.describe(pair) if unit.wait else spins
-                who = f"block {self.block_index(int(unit.block[pair]))} warp {int(unit.warp[pair])}"
+                who = f"block {self.cta_index(int(unit.cta[pair]))} warp {int(unit.warp[pair])}"
                 lines.setdefault(what, []).append(who)
         told = "; ".join(
             f"{', '.join(who[:4])}{f' and {len(who) - 4} more' if len(who) > 4 else ''}: {what}"
@@ -348,8 +348,8 @@ class Chunk:
         )
         if self.later:
             told += (
-                f"; {len(self.later)} blocks from {self.block_index_of(self.later[0])} on have not "
-                f"begun: {len(self.blocks)} fit on {self.sm_count} SMs"
+                f"; {len(self.later)} blocks from {self.cta_index_of(self.later[0])} on have not "
+                f"begun: {len(self.ctas)} fit on {self.sm_count} SMs"
             )
         first = units[0]
         raise EmulationError(
@@ -357,6 +357,6 @@ class Chunk:
             f"no warp can go on: {told}",
             kernel=self.kernel.name,
             line=self.lines[first.pc] if first.pc >= 0 else 0,
-            block=self.block_index(int(first.block[0])),
+            block=self.cta_index(int(first.cta[0])),
             warp=int(first.warp[0]),
         )

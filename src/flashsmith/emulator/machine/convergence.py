@@ -15,12 +15,15 @@ if TYPE_CHECKING:
     from flashsmith.emulator.machine.chunk import Chunk
 
 
+_TOGETHER = frozenset({"sync", "aligned", "vote"})
+
+
 def members_of(instruction: Instruction) -> int:
     """The lanes that must execute an instruction together, as a mask; 0 when it asks for none."""
+    if _TOGETHER.isdisjoint(instruction.modifiers):
+        return 0
     if instruction.guard is not None or instruction.has("warp"):
         return 0  # bar.warp.sync waits for the lanes of its mask itself
-    if not any(instruction.has(word) for word in ("sync", "aligned", "vote")):
-        return 0
     if instruction.has("aligned") or instruction.opcode == "bar":
         return ALL_LANES
     members = instruction.operands[-1] if instruction.operands else None
@@ -29,7 +32,7 @@ def members_of(instruction: Instruction) -> int:
 
 def is_apart(c: Chunk, u: Unit, m: NDArray[np.bool_], members: int, index: int) -> bool:
     """Whether lanes of `members` are elsewhere; the unit then waits for them."""
-    wait = Convergence(c, u.block, u.warp, m.reshape(-1, 32), members, index)
+    wait = Convergence(c, u.cta, u.warp, m.reshape(-1, 32), members, index)
     if wait.ready().all():
         return False
     u.wait = wait
@@ -42,14 +45,14 @@ class Convergence(Wait):
     def __init__(
         self,
         chunk: Chunk,
-        block: NDArray[np.intp],
+        cta: NDArray[np.intp],
         warp: NDArray[np.intp],
         here: NDArray[np.bool_],
         members: int,
         index: int,
     ) -> None:
         self.chunk = chunk
-        self.block = block
+        self.cta = cta
         self.warp = warp
         self.here = here
         self.members = members
@@ -57,7 +60,7 @@ class Convergence(Wait):
 
     def _missing(self) -> NDArray[np.bool_]:
         named = (np.uint32(self.members) & LANE_BITS) != 0
-        missing: NDArray[np.bool_] = self.chunk.alive[self.block, self.warp] & named & ~self.here
+        missing: NDArray[np.bool_] = self.chunk.alive[self.cta, self.warp] & named & ~self.here
         return missing
 
     def ready(self) -> NDArray[np.bool_]:
@@ -77,7 +80,7 @@ class Convergence(Wait):
         """The same wait of some warps."""
         return Convergence(
             self.chunk,
-            self.block[pairs],
+            self.cta[pairs],
             self.warp[pairs],
             self.here[pairs],
             self.members,

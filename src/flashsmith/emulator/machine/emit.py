@@ -79,7 +79,8 @@ class Emitter:
         self.index = 0
         self.guard: Reg | None = None
         self._indent = " "
-        self._constants: dict[tuple[str, int], str] = {}
+        self._constants: dict[tuple[int, int, str], str] = {}
+        self._used: dict[Callable[..., object], str] = {}
         self._temporaries = 0
         self.products = PendingProducts()
         self.companions: dict[int, int] = {}  # of registers that may be read unwritten
@@ -120,6 +121,13 @@ class Emitter:
 
     def constant(self, imm: Imm, kind: str) -> str:
         """The name of a numpy scalar with the value of `imm`."""
+        key = (imm.value, imm.float_bits, kind)
+        name = self._constants.get(key)
+        if name is None:
+            name = self._constants[key] = self._new_constant(imm, kind)
+        return name
+
+    def _new_constant(self, imm: Imm, kind: str) -> str:
         dtype = np.dtype(NUMPY[kind])
         if dtype.kind == "b":
             return self.value(f"K_pred_{imm.value != 0:d}", np.bool_(imm.value != 0))
@@ -128,11 +136,8 @@ class Emitter:
             bits = int(np.array(imm.value, dtype).view(f"u{dtype.itemsize}"))
         elif dtype.kind == "f" and imm.float_bits != 8 * dtype.itemsize:
             bits = _narrow_float(imm, dtype)
-        key = (name_of(kind), bits)
-        if key not in self._constants:
-            value = np.array(bits, f"u{dtype.itemsize}").view(dtype)[()]
-            self._constants[key] = self.value(f"K_{key[0]}_{bits:x}", value)
-        return self._constants[key]
+        value = np.array(bits, f"u{dtype.itemsize}").view(dtype)[()]
+        return self.value(f"K_{name_of(kind)}_{bits:x}", value)
 
     def symbol(self, symbol: Symbol, kind: str) -> str:
         """The address of a variable or parameter in its own state space."""
@@ -206,7 +211,9 @@ class Emitter:
 
     def _require_written(self, instruction: Instruction, reads: int) -> None:
         """Looks once a segment; copying what is not needed later is harmless."""
-        doubtful = reads & self._doubtful if instruction.opcode != "mov" else 0
+        doubtful = reads & self._doubtful
+        if not doubtful or instruction.opcode == "mov":
+            return
         # What an instruction only adds to if it is told so, it looks at itself.
         for position in opcode_of(instruction).updates(instruction):
             for reg in registers(instruction.operands[position]):
@@ -232,10 +239,14 @@ class Emitter:
 
     def use(self, function: Callable[..., object]) -> str:
         """Makes a Python function callable from generated text; returns its name there."""
+        known = self._used.get(function)
+        if known is not None:
+            return known
         name = re.sub(r"\W", "_", function.__qualname__)
         if self.namespace.setdefault(name, function) is not function:
             name = f"{name}_{re.sub(r'[^a-z0-9]', '_', function.__module__.rpartition('.')[2])}"
             self.namespace[name] = function
+        self._used[function] = name
         return name
 
     def value(self, name: str, value: Value) -> str:

@@ -158,8 +158,8 @@ def matrix_product(
     bf16: bool,
     depth: int,
     a: tuple[Value, ...],  # u32, four a fragment
-    b: tuple[Value, ...],  # two a fragment, fragments of one column block together
-    start: tuple[Value, ...],  # f32, four a column block
+    b: tuple[Value, ...],  # two a fragment, fragments of one column cta together
+    start: tuple[Value, ...],  # f32, four a column cta
 ) -> NDArray[np.float32]:
     """The accumulators, a row each, after `depth` products of 16 x 16 by 16 x 8 each.
 
@@ -167,13 +167,13 @@ def matrix_product(
     columns 2t, 2t+1 (+8 in a2, a3); of B, rows 2t, 2t+1 (+8 in b1) of column g; of C, columns
     2t, 2t+1 of row g (c0, c1) and of row g+8 (c2, c3).
     """
-    blocks = len(b) // (2 * depth)
-    # A: [k block, column half, row half, pair, g, t] → [pair, row half, g, k block, column half, t]
+    ctas = len(b) // (2 * depth)
+    # A: [k cta, column half, row half, pair, g, t] → [pair, row half, g, k cta, column half, t]
     left = _stacked(pairs, a).reshape(depth, 2, 2, pairs, 8, 4).transpose(3, 2, 4, 0, 1, 5)
     rows = _numbers(np.ascontiguousarray(left), bf16).reshape(pairs, 16, 16 * depth)
-    # B: [column block, k block, k half, pair, g, t] → [pair, column block, g, k block, k half, t]
-    right = _stacked(pairs, b).reshape(blocks, depth, 2, pairs, 8, 4).transpose(3, 0, 4, 1, 2, 5)
-    columns = _numbers(np.ascontiguousarray(right), bf16).reshape(pairs, 8 * blocks, 16 * depth)
+    # B: [column cta, k cta, k half, pair, g, t] → [pair, column cta, g, k cta, k half, t]
+    right = _stacked(pairs, b).reshape(ctas, depth, 2, pairs, 8, 4).transpose(3, 0, 4, 1, 2, 5)
+    columns = _numbers(np.ascontiguousarray(right), bf16).reshape(pairs, 8 * ctas, 16 * depth)
     if not in_order:
         return _plus(start, np.matmul(rows, columns.transpose(0, 2, 1)))
     sums: tuple[Value, ...] = start
@@ -184,13 +184,13 @@ def matrix_product(
 
 
 def _plus(start: tuple[Value, ...], product: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Accumulators, a row each, plus the products of 16 rows by 8 columns a block.
+    """Accumulators, a row each, plus the products of 16 rows by 8 columns a cta.
 
-    [pair, row half, g, column block, t, e] → [column block, row half, e, pair, g, t]
+    [pair, row half, g, column cta, t, e] → [column cta, row half, e, pair, g, t]
     """
-    pairs, blocks = product.shape[0], product.shape[2] // 8
-    parts = product.reshape(pairs, 2, 8, blocks, 4, 2).transpose(3, 1, 5, 0, 2, 4)
-    out = np.ascontiguousarray(parts).reshape(4 * blocks, 32 * pairs)
+    pairs, ctas = product.shape[0], product.shape[2] // 8
+    parts = product.reshape(pairs, 2, 8, ctas, 4, 2).transpose(3, 1, 5, 0, 2, 4)
+    out = np.ascontiguousarray(parts).reshape(4 * ctas, 32 * pairs)
     for number, value in enumerate(start):
         out[number] += value
     return out

@@ -57,8 +57,10 @@ def opcode(
 ) -> Callable[[Translate], Translate]:
     """Registers the translation of opcodes; `writes` counts leading destinations, or is a rule."""
 
+    first = tuple(range(writes)) if isinstance(writes, int) else ()
+
     def leading(_: Instruction) -> tuple[int, ...]:
-        return tuple(range(writes)) if isinstance(writes, int) else ()
+        return first
 
     def always(_: Instruction) -> str:
         return cuts if isinstance(cuts, str) else ""
@@ -80,6 +82,23 @@ def opcode(
         return translate
 
     return register
+
+
+def effects_of(instruction: Instruction) -> tuple[int, int]:
+    """What `read` and `written` list, as bit masks over register numbers."""
+    spec = opcode_of(instruction)
+    destinations, updates = spec.writes(instruction), spec.updates(instruction)
+    reads, writes = 1 << instruction.guard.number if instruction.guard else 0, 0
+    for position, operand in enumerate(instruction.operands):
+        bits = 0
+        for reg in registers(operand):
+            bits |= 1 << reg.number
+        is_written = position in destinations
+        if is_written:
+            writes |= bits
+        if not is_written or position in updates:
+            reads |= bits
+    return reads, writes
 
 
 def written(instruction: Instruction) -> list[Reg]:

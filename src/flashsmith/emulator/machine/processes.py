@@ -1,4 +1,4 @@
-"""Runs of many chunks in several processes, where blocks do not talk to each other."""
+"""Runs of many chunks in several processes, where ctas do not talk to each other."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Result = TypeVar("Result")
 
 
 def process_count(communicates: bool, chunks: int, wanted: int | None) -> int:
-    """How many processes a launch may use: one where blocks may depend on each other."""
+    """How many processes a launch may use: one where ctas may depend on each other."""
     if communicates or not sys.platform.startswith("linux"):
         return 1
     if multiprocessing.parent_process() is not None:

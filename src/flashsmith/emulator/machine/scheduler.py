@@ -28,7 +28,7 @@ LIVELOCK_ROUNDS = 2000  # rounds in which every unit only spins
 # Segments that a unit runs with no effect on anything but its registers; in random schedules, which
 # take a segment at a time, a tenth.
 LIVELOCK_SEGMENTS = 1_000_000
-APART = 0.2  # chance that blocks of a unit part, in a step of a random schedule
+APART = 0.2  # chance that ctas of a unit part, in a step of a random schedule
 TURN_SEGMENTS = 20_000  # after which a unit that has not waited lets the others run
 MOST_SEGMENTS = 200_000_000  # of one chunk; a second of emulation runs a few hundred thousand
 
@@ -57,7 +57,7 @@ class Scheduler:
         self.counts = [0] * len(functions)  # warps that ran each segment
 
     def run(self) -> None:
-        """Runs all blocks until every warp has ended; raises on deadlock."""
+        """Runs all ctas until every warp has ended; raises on deadlock."""
         self.units = self.chunk.first_units(self.registers, self.random is not None)
         spins = 0
         while self.units:
@@ -82,12 +82,12 @@ class Scheduler:
             if self.chunk.flights:
                 self.chunk.land_some(self.random)
             if self.chunk.ended:
-                self._begin_later_blocks()
+                self._begin_later_ctas()
         self.chunk.land_all()
         if self.chunk.sums is not None:
             self.chunk.sums.settle_all()
 
-    def _begin_later_blocks(self) -> None:
+    def _begin_later_ctas(self) -> None:
         slots = self.chunk.restart()
         if len(slots):
             split = self.random is not None
@@ -108,20 +108,20 @@ class Scheduler:
         if self.random is not None:
             chosen = eager[int(self.random.integers(len(eager)))]
             if chosen.yielded:  # all only poll: the one that can go on may stand anywhere
-                return self._some_blocks(self._joined(chosen, ready))
+                return self._some_ctas(self._joined(chosen, ready))
             warp = chosen.warp[0]
             # Parts of one warp come together again where they can: the one behind goes first.
             chosen = min((u for u in eager if u.warp[0] == warp), key=lambda u: u.pc)
-            return self._some_blocks(self._joined(chosen, ready))
+            return self._some_ctas(self._joined(chosen, ready))
         return self._joined(min(eager, key=lambda u: u.pc), ready)
 
-    def _some_blocks(self, unit: Unit) -> Unit:
-        """Now and then a part of the blocks goes on alone, where it matters who is ahead."""
+    def _some_ctas(self, unit: Unit) -> Unit:
+        """Now and then a part of the ctas goes on alone, where it matters who is ahead."""
         assert self.random is not None
         if not self.chunk.traits.depends_on_pace or self.random.random() > APART:
             return unit
-        blocks = np.unique(unit.block)
-        ahead = np.isin(unit.block, blocks[self.random.random(len(blocks)) < 0.5])
+        ctas = np.unique(unit.cta)
+        ahead = np.isin(unit.cta, ctas[self.random.random(len(ctas)) < 0.5])
         if ahead.all() or not ahead.any():
             return unit
         self.units = [u for u in self.units if u is not unit]
@@ -183,11 +183,11 @@ class Scheduler:
         for unit in [u for u in self.units if self._stands_at_barrier(u)]:
             if not any(u is unit for u in self.units):
                 continue
-            mine = unit.block * 64 + unit.warp  # as `Unit.warps`
+            mine = unit.cta * 64 + unit.warp  # as `Unit.warps`
             for other in list(self.units):
                 if other is unit or other.pc != unit.pc or not self._stands_at_barrier(other):
                     continue
-                shared = np.isin(other.block * 64 + other.warp, mine)
+                shared = np.isin(other.cta * 64 + other.warp, mine)
                 if shared.any() and not shared.all():
                     self.units = [u for u in self.units if u is not other]
                     for some in (shared, ~shared):
@@ -285,12 +285,12 @@ class Scheduler:
         if not self._stands_at_barrier(unit):
             return False
         elsewhere = [
-            other.block * 64 + other.warp
+            other.cta * 64 + other.warp
             for other in self.units
             if other is not unit and (other.pc != unit.pc or other.wait is not None)
         ]
         apart = np.isin(
-            unit.block * 64 + unit.warp, np.concatenate([np.empty(0, np.intp), *elsewhere])
+            unit.cta * 64 + unit.warp, np.concatenate([np.empty(0, np.intp), *elsewhere])
         )
         if apart.all() or not apart.any():
             return False

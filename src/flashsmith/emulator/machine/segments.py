@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from flashsmith.emulator.machine.opcode import opcode_of, read, written
-from flashsmith.emulator.ptx.instruction import Instruction, Reg, Symbol
+from flashsmith.emulator.machine.opcode import effects_of, opcode_of
+from flashsmith.emulator.ptx.instruction import Instruction, Symbol
 from flashsmith.emulator.ptx.module import Kernel
 
 EXIT = -2  # the next segment of a warp that has ended
@@ -72,7 +72,7 @@ def _starts(kernel: Kernel, fine: bool) -> set[int]:
 
 
 def meeting_points(segments: list[Segment]) -> frozenset[int]:
-    """Segments that begin with a barrier of blocks: the lanes of a warp come to it together."""
+    """Segments that begin with a barrier of ctas: the lanes of a warp come to it together."""
     return frozenset(
         s.number
         for s in segments
@@ -116,7 +116,7 @@ def _connect(segment: Segment, targets: dict[str, int], kernel: Kernel, count: i
 
 def _summarise(segment: Segment) -> None:
     for instruction in segment.instructions:
-        reads, writes = _bits(read(instruction)), _bits(written(instruction))
+        reads, writes = effects_of(instruction)
         segment.effects.append((reads, writes))
         segment.uses |= reads & ~segment.defines
         if instruction.guard is None:
@@ -138,13 +138,6 @@ def numbers(bits: int) -> list[int]:
         found.append(low.bit_length() - 1)
         bits ^= low
     return found
-
-
-def _bits(found: list[Reg]) -> int:
-    bits = 0
-    for reg in found:
-        bits |= 1 << reg.number
-    return bits
 
 
 def _spread_liveness(segments: list[Segment]) -> None:

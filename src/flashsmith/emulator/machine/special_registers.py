@@ -31,7 +31,7 @@ def special_value(c: Chunk, u: Unit, name: str) -> Value:
         number = "xyz".index(axis)
         if base == "nctaid":
             return _U32(c.grid[number])
-        return _block_index(c, u, number)
+        return _cta_index(c, u, number)
     if base.startswith("cluster") or base in ("nclusterid", "is_explicit_cluster"):
         return _cluster(c, u, base, axis)
     if name in TIMERS:
@@ -53,16 +53,16 @@ def special_value(c: Chunk, u: Unit, name: str) -> Value:
 
 def _multiprocessor(c: Chunk, u: Unit) -> Value:
     """By slot where ctas begin as others end, else by number."""
-    return (u.lane_block if c.later or c.ended else c.blocks[u.lane_block]) % c.sm_count
+    return (u.lane_cta if c.later or c.ended else c.ctas[u.lane_cta]) % c.sm_count
 
 
 def _lane(u: Unit) -> Value:
     return np.tile(np.arange(32), u.pairs)
 
 
-def _block_index(c: Chunk, u: Unit, axis: int) -> Value:
+def _cta_index(c: Chunk, u: Unit, axis: int) -> Value:
     x, y, _ = c.grid
-    linear = c.blocks[u.lane_block]
+    linear = c.ctas[u.lane_cta]
     value = (linear % x, linear // x % y, linear // (x * y))[axis]
     if c.grid[axis] == 1:
         return _U32(0)
@@ -70,7 +70,7 @@ def _block_index(c: Chunk, u: Unit, axis: int) -> Value:
 
 
 def _cluster(c: Chunk, u: Unit, base: str, axis: str) -> Value:
-    linear = c.blocks[u.lane_block]  # clusters are rows of `cluster` blocks along x
+    linear = c.ctas[u.lane_cta]  # clusters are rows of `cluster` ctas along x
     if base in ("cluster_ctarank", "cluster_ctaid"):
         rank = (linear % c.cluster).astype(_U32)
         return rank if axis in ("", "x") and c.cluster > 1 else _U32(0)
@@ -81,7 +81,7 @@ def _cluster(c: Chunk, u: Unit, base: str, axis: str) -> Value:
     number = "xyz".index(axis)
     if base == "nclusterid":
         return _U32(c.grid[0] // c.cluster if number == 0 else c.grid[number])
-    index = _block_index(c, u, number)
+    index = _cta_index(c, u, number)
     return index // _U32(c.cluster) if number == 0 else index
 
 

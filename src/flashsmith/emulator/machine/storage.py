@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from flashsmith.emulator.ptx.instruction import Address, Instruction, Operand, registers
 from flashsmith.emulator.ptx.module import Kernel
 from flashsmith.emulator.ptx.types import SIZES
@@ -35,13 +37,18 @@ def _vote(instruction: Instruction, votes: list[int]) -> None:
             if position < len(instruction.operands):
                 _add(instruction.operands[position], votes, 2 if instruction.has("f32") else -2)
         return
-    kinds = [m for m in instruction.modifiers if m in SIZES]
-    if not kinds:
+    weights = _weights(instruction.modifiers)
+    if not weights:
         return
     for position, operand in enumerate(instruction.operands):
         # cvt.rn.f16x2.f32 d, a, b: the destination has the first type, the sources the last.
-        kind = kinds[0] if position == 0 and opcode == "cvt" else kinds[-1]
-        _add(operand, votes, 1 if kind in ("f32", "f64") else -1)
+        _add(operand, votes, weights[0] if position == 0 and opcode == "cvt" else weights[-1])
+
+
+@lru_cache(maxsize=4096)
+def _weights(modifiers: tuple[str, ...]) -> tuple[int, ...]:
+    """Of each type among them: 1 for a float that NumPy computes with, -1 for any other."""
+    return tuple(1 if m in ("f32", "f64") else -1 for m in modifiers if m in SIZES)
 
 
 def _add(operand: Operand, votes: list[int], weight: int) -> None:

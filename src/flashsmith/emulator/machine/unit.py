@@ -15,7 +15,7 @@ LANES = np.arange(32)
 
 
 class Wait:
-    """What a unit waits for, a truth value a pair of block and warp.
+    """What a unit waits for, a truth value a pair of cta and warp.
 
     A plain class, not a Protocol: the scheduler asks for its kind in every step.
     """
@@ -54,21 +54,21 @@ class LaneState(Protocol):
 
 
 class Unit:
-    """Pairs of block and warp with their registers; arrays in R are never changed in place."""
+    """Pairs of cta and warp with their registers; arrays in R are never changed in place."""
 
     __slots__ = (
-        "R", "_cache", "block", "idle", "mask", "pc", "safe", "state", "wait", "warp", "yielded",
+        "R", "_cache", "cta", "idle", "mask", "pc", "safe", "state", "wait", "warp", "yielded",
     )  # fmt: skip
 
     def __init__(
         self,
-        block: NDArray[np.intp],
+        cta: NDArray[np.intp],
         warp: NDArray[np.intp],
         mask: NDArray[np.bool_] | None,
         registers: list[Value],
         pc: int,
     ) -> None:
-        self.block = block  # chunk-local number of the block, by pair
+        self.cta = cta  # chunk-local number of the cta, by pair
         self.warp = warp
         self.mask = mask  # active lanes, or None when all are
         self.R = registers
@@ -82,8 +82,8 @@ class Unit:
 
     @property
     def pairs(self) -> int:
-        """How many pairs of block and warp the unit has."""
-        return len(self.block)
+        """How many pairs of cta and warp the unit has."""
+        return len(self.cta)
 
     def cached(self, key: str, make: Callable[[], Value]) -> Value:
         """An array that depends on the pairs only, made once."""
@@ -94,13 +94,13 @@ class Unit:
 
     @property
     def warps(self) -> frozenset[int]:
-        """The pairs of block and warp, each as one number."""
-        return self.cached("warps", lambda: frozenset((self.block * 64 + self.warp).tolist()))  # type: ignore[no-any-return]
+        """The pairs of cta and warp, each as one number."""
+        return self.cached("warps", lambda: frozenset((self.cta * 64 + self.warp).tolist()))  # type: ignore[no-any-return]
 
     @property
-    def lane_block(self) -> NDArray[np.intp]:
-        """The block of each lane."""
-        return self.cached("block", lambda: np.repeat(self.block, 32))  # type: ignore[no-any-return]
+    def lane_cta(self) -> NDArray[np.intp]:
+        """The cta of each lane."""
+        return self.cached("cta", lambda: np.repeat(self.cta, 32))  # type: ignore[no-any-return]
 
     @property
     def lane_warp(self) -> NDArray[np.intp]:
@@ -138,7 +138,7 @@ class Unit:
             rows = _stacked(self, some).reshape(len(some), -1, 32)[:, pairs]
             for number, row in zip(some, rows.reshape(len(some), -1), strict=True):
                 registers[number] = row
-        part = Unit(self.block[pairs], self.warp[pairs], mask, registers, self.pc)
+        part = Unit(self.cta[pairs], self.warp[pairs], mask, registers, self.pc)
         part.state = {key: state.select(lanes, mask) for key, state in self.state.items()}
         part.wait = self.wait.select(pairs) if self.wait is not None else None
         part.idle = self.idle
@@ -169,7 +169,7 @@ def _stacked(unit: Unit, numbers: Sequence[int]) -> NDArray[Any]:
 
 def merge(units: Sequence[Unit], live: Sequence[int]) -> Unit:
     """One unit of several at the same instruction; `live` are the registers still needed."""
-    pairs = np.concatenate([u.block * 64 + u.warp for u in units])
+    pairs = np.concatenate([u.cta * 64 + u.warp for u in units])
     keys, position = np.unique(pairs, return_inverse=True)
     total = 32 * len(keys)
     places, begin = [], 0  # lanes of the new unit where each old unit's lanes go

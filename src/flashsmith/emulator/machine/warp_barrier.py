@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 ALL_LANES = 0xFFFFFFFF
 LANE_BITS = np.uint32(1) << np.arange(32, dtype=np.uint32)
-Rows = NDArray[np.bool_]  # a row of 32 lanes for each pair of block and warp
+Rows = NDArray[np.bool_]  # a row of 32 lanes for each pair of cta and warp
 
 
 class WarpBarriers:
     """Which lanes wait, with which mask; kept in `chunk.state["warp barriers"]`."""
 
     def __init__(self, chunk: Chunk) -> None:
-        shape = (len(chunk.blocks), chunk.warps)
+        shape = (len(chunk.ctas), chunk.warps)
         self.chunk = chunk
         self.waiting = np.zeros((*shape, 32), np.uint32)  # mask of each waiting lane, or 0
         self.index = np.zeros(shape, np.int64)  # instruction where a lane last began to wait
@@ -47,7 +47,7 @@ class WarpBarriers:
 
     def arrive(self, unit: Unit, here: Rows, mask: NDArray[np.uint32], index: int) -> None:
         """Lanes `here` arrive, with one mask a pair; those that are not all there wait."""
-        chunk, where = self.chunk, (unit.block, unit.warp)
+        chunk, where = self.chunk, (unit.cta, unit.warp)
         named = (mask[:, None] & LANE_BITS) != 0
         alive = chunk.alive[where]
         ended = named & ~alive & chunk.first_alive[unit.warp]
@@ -64,9 +64,9 @@ class WarpBarriers:
         full = ~((self.waiting[where] != mask[:, None]) & named & alive).any(axis=1) & apart
         _order(chunk, unit, named & alive, full)
         for pair in np.flatnonzero(full).tolist():
-            self.waiting[unit.block[pair], unit.warp[pair], named[pair] | here[pair]] = 0
+            self.waiting[unit.cta[pair], unit.warp[pair], named[pair] | here[pair]] = 0
         # A wait that is over at once lets those that were let go join in.
-        unit.wait = WarpWait(self, unit.block, unit.warp, here, mask, index)
+        unit.wait = WarpWait(self, unit.cta, unit.warp, here, mask, index)
 
     def _refuse(
         self, unit: Unit, bad: Rows, mask: NDArray[np.uint32], index: int, what: str
@@ -106,11 +106,11 @@ class WarpBarriers:
         if unit.mask is not None:
             lanes = unit.mask.reshape(-1, 32)
         bits = (lanes * LANE_BITS).sum(axis=1, dtype=np.uint32)
-        missed = (self.waiting[unit.block, unit.warp] & bits[:, None]) != 0
+        missed = (self.waiting[unit.cta, unit.warp] & bits[:, None]) != 0
         if missed.any():
             pair = int(missed.any(axis=1).argmax())
             waits = int(missed[pair].argmax())
-            index = int(self.index[unit.block[pair], unit.warp[pair]])
+            index = int(self.index[unit.cta[pair], unit.warp[pair]])
             lane = 32 * pair + int(lanes[pair].argmax())
             message = f"this lane ends, and lane {waits} waits for it"
             self.chunk.fault("bad member mask", message, index, unit, lane=lane)
@@ -120,10 +120,10 @@ def _order(chunk: Chunk, unit: Unit, met: Rows, pairs: NDArray[np.bool_]) -> Non
     """The lanes `met` of these pairs know from here on what the others of them did."""
     if not pairs.any():
         return
-    whole = pairs & (met == chunk.alive[unit.block, unit.warp]).all(axis=1)
-    chunk.together[unit.block[whole], unit.warp[whole]] = chunk.time
+    whole = pairs & (met == chunk.alive[unit.cta, unit.warp]).all(axis=1)
+    chunk.together[unit.cta[whole], unit.warp[whole]] = chunk.time
     for pair in np.flatnonzero(pairs & ~whole).tolist():
-        known = chunk.lane_clocks()[unit.block[pair], unit.warp[pair]]
+        known = chunk.lane_clocks()[unit.cta[pair], unit.warp[pair]]
         lanes = np.flatnonzero(met[pair])
         known[lanes] = known[lanes].max(axis=0)
         known[np.ix_(lanes, lanes)] = chunk.time
@@ -136,18 +136,18 @@ class WarpWait(Wait):
     def __init__(
         self,
         barriers: WarpBarriers,
-        block: NDArray[np.intp],
+        cta: NDArray[np.intp],
         warp: NDArray[np.intp],
         here: Rows,
         mask: NDArray[np.uint32],
         index: int,
     ) -> None:
-        self.barriers, self.block, self.warp = barriers, block, warp
+        self.barriers, self.cta, self.warp = barriers, cta, warp
         self.here, self.mask, self.index = here, mask, index
 
     def ready(self) -> NDArray[np.bool_]:
         """Which pairs' lanes have all been let go."""
-        waiting = self.barriers.waiting[self.block, self.warp] != 0
+        waiting = self.barriers.waiting[self.cta, self.warp] != 0
         return ~np.asarray((waiting & self.here).any(axis=1))
 
     def finish(self, unit: Unit) -> None:
@@ -156,8 +156,8 @@ class WarpWait(Wait):
     def describe(self, pair: int) -> str:
         """The lanes that have not come with the same mask."""
         mask = self.mask[pair]
-        rows = self.barriers.waiting[self.block[pair], self.warp[pair]]
-        alive = self.barriers.chunk.alive[self.block[pair], self.warp[pair]]
+        rows = self.barriers.waiting[self.cta[pair], self.warp[pair]]
+        alive = self.barriers.chunk.alive[self.cta[pair], self.warp[pair]]
         missing = np.flatnonzero(((mask & LANE_BITS) != 0) & alive & (rows != mask)).tolist()
         line = self.barriers.chunk.kernel.instructions[self.index].line
         return f"waits at PTX line {line} for lanes {missing} with mask {int(mask):#x}"
@@ -165,7 +165,7 @@ class WarpWait(Wait):
     def select(self, pairs: NDArray[np.intp]) -> WarpWait:
         """The same wait of some pairs."""
         return WarpWait(
-            self.barriers, self.block[pairs], self.warp[pairs], self.here[pairs], self.mask[pairs],
+            self.barriers, self.cta[pairs], self.warp[pairs], self.here[pairs], self.mask[pairs],
             self.index,
         )  # fmt: skip
 

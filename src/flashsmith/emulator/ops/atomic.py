@@ -1,4 +1,4 @@
-"""atom and red: one lane after another, in the order of block, warp and lane.
+"""atom and red: one lane after another, in the order of cta, warp and lane.
 
 Between instructions the schedule decides, so that a counter which hands out tiles is the same in
 every ordinary run and follows the seed in random ones. In random schedules the lanes that add

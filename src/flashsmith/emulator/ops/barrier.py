@@ -25,7 +25,7 @@ def emit_bar(e: Emitter, i: Instruction) -> None:
 
 
 def emit_barrier(e: Emitter, i: Instruction) -> None:
-    """The barrier of a block, also under its name `barrier{.cta}`."""
+    """The barrier of a cta, also under its name `barrier{.cta}`."""
     if i.has("warp"):
         _emit_warp_barrier(e, i)
         return
@@ -74,7 +74,7 @@ def arrive(
 
 
 def emit_thread_fence(e: Emitter, i: Instruction) -> None:
-    """Memory is in program order here: a fence only says what other blocks may know."""
+    """Memory is in program order here: a fence only says what other ctas may know."""
     if any(i.has(scope) for scope in ("gpu", "sys", "gl")):
         acquires, releases = not i.has("release"), not i.has("acquire")
         with e.active() as mask:

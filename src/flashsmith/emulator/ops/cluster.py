@@ -39,7 +39,7 @@ MAX_REGISTERS = 256
 
 @opcode("mapa", counts_as="integer")
 def mapa(e: Emitter, i: Instruction) -> None:
-    """The address of a shared variable of another block of the cluster."""
+    """The address of a shared variable of another cta of the cluster."""
     if i.type != "u32":
         raise Unknown("mapa of generic addresses")
     address, rank = e.read(i.operands[1], "u32"), e.read(i.operands[2], "u32")
@@ -89,17 +89,17 @@ def fence(e: Emitter, i: Instruction) -> None:
 
 def _fence_inits(c: Chunk, u: Unit, m: Mask) -> None:
     pairs = u.pairs_of(m)
-    AsyncState.of(c).fence_inits(u.block[pairs], u.warp[pairs])
+    AsyncState.of(c).fence_inits(u.cta[pairs], u.warp[pairs])
 
 
 def _fence_proxy(c: Chunk, u: Unit, m: Mask) -> None:
     """What the warp knows of generic writes, copies and wgmma issued from here on know too."""
     _fence_inits(c, u, m)
     pairs = u.pairs_of(m)
-    block, warp = u.block[pairs], u.warp[pairs]
+    cta, warp = u.cta[pairs], u.warp[pairs]
     fenced = slice(c.fenced_column, c.fenced_column + c.warps)
-    c.known[block, warp, fenced] = np.maximum(
-        c.known[block, warp, fenced], c.clock_rows(u)[pairs, : c.warps]
+    c.known[cta, warp, fenced] = np.maximum(
+        c.known[cta, warp, fenced], c.clock_rows(u)[pairs, : c.warps]
     )
 
 
@@ -107,12 +107,12 @@ def _fence_proxy(c: Chunk, u: Unit, m: Mask) -> None:
 
 
 class RegisterPool:
-    """Registers of each block that no warp holds; `held` is a thread's count, by warp."""
+    """Registers of each cta that no warp holds; `held` is a thread's count, by warp."""
 
     def __init__(self, c: Chunk) -> None:
         self.launch = launch = most_registers(c.kernel, c.threads)
-        self.held = np.full((len(c.blocks), c.warps), launch, np.int64)
-        self.free = np.zeros(len(c.blocks), np.int64)
+        self.held = np.full((len(c.ctas), c.warps), launch, np.int64)
+        self.free = np.zeros(len(c.ctas), np.int64)
         c.on_start.append(self._started)
 
     def _started(self, slots: NDArray[np.intp]) -> None:
@@ -135,7 +135,7 @@ class RegisterPool:
     counts_as="other",
 )
 def setmaxnreg(e: Emitter, i: Instruction) -> None:
-    """Gives registers back, or waits until the block's pool has enough."""
+    """Gives registers back, or waits until the cta's pool has enough."""
     count = _count(i)
     if count % 8 or not 24 <= count <= MAX_REGISTERS:
         raise Unknown("a count that is not a multiple of 8 from 24 to 256")
@@ -157,57 +157,57 @@ def _require_whole(c: Chunk, u: Unit, m: Mask, index: int) -> None:
 def _decrease(c: Chunk, u: Unit, m: Mask, index: int, count: int) -> None:
     _require_whole(c, u, m, index)
     pool = RegisterPool.of(c)
-    held = pool.held[u.block, u.warp]
+    held = pool.held[u.cta, u.warp]
     if (held < count).any():
         pair = int((held < count).argmax())
         message = f"dec to {count} registers, but the warp holds {int(held[pair])} a thread"
         c.fault("setmaxnreg", message, index, u, lane=32 * pair)
-    np.add.at(pool.free, u.block, held - count)
-    pool.held[u.block, u.warp] = count
+    np.add.at(pool.free, u.cta, held - count)
+    pool.held[u.cta, u.warp] = count
 
 
 def _increase(c: Chunk, u: Unit, m: Mask, index: int, count: int) -> None:
     _require_whole(c, u, m, index)
     pool = RegisterPool.of(c)
-    held = pool.held[u.block, u.warp]
+    held = pool.held[u.cta, u.warp]
     if (held > count).any():
         pair = int((held > count).argmax())
         message = f"inc to {count} registers, but the warp holds {int(held[pair])} a thread"
         c.fault("setmaxnreg", message, index, u, lane=32 * pair)
-    u.wait = PoolWait(pool, u.block, u.warp, count)
+    u.wait = PoolWait(pool, u.cta, u.warp, count)
 
 
 class PoolWait(Wait):
-    """Warps that wait until their block has enough free registers."""
+    """Warps that wait until their cta has enough free registers."""
 
     def __init__(
-        self, pool: RegisterPool, block: NDArray[np.intp], warp: NDArray[np.intp], count: int
+        self, pool: RegisterPool, cta: NDArray[np.intp], warp: NDArray[np.intp], count: int
     ) -> None:
-        self.pool, self.block, self.warp, self.count = pool, block, warp, count
+        self.pool, self.cta, self.warp, self.count = pool, cta, warp, count
 
     def ready(self) -> NDArray[np.bool_]:
         """Hands out what there is, warp by warp."""
         pool = self.pool
-        short = self.count - pool.held[self.block, self.warp]
+        short = self.count - pool.held[self.cta, self.warp]
         for pair in np.flatnonzero(short > 0):
-            block = self.block[pair]
-            if pool.free[block] >= short[pair]:
-                pool.free[block] -= short[pair]
-                pool.held[block, self.warp[pair]] = self.count
-        return np.asarray(pool.held[self.block, self.warp] == self.count)
+            cta = self.cta[pair]
+            if pool.free[cta] >= short[pair]:
+                pool.free[cta] -= short[pair]
+                pool.held[cta, self.warp[pair]] = self.count
+        return np.asarray(pool.held[self.cta, self.warp] == self.count)
 
     def finish(self, _: Unit) -> None:
         """The registers were taken in `ready`."""
 
     def describe(self, pair: int) -> str:
         """How many registers are missing."""
-        block, warp = self.block[pair], self.warp[pair]
-        short = self.count - int(self.pool.held[block, warp])
+        cta, warp = self.cta[pair], self.warp[pair]
+        short = self.count - int(self.pool.held[cta, warp])
         return (
             f"setmaxnreg.inc {self.count} needs {short} registers a thread more, the block's pool "
-            f"has {int(self.pool.free[block])}"
+            f"has {int(self.pool.free[cta])}"
         )
 
     def select(self, pairs: NDArray[np.intp]) -> PoolWait:
         """The same wait for some pairs."""
-        return PoolWait(self.pool, self.block[pairs], self.warp[pairs], self.count)
+        return PoolWait(self.pool, self.cta[pairs], self.warp[pairs], self.count)

@@ -68,10 +68,10 @@ def mbarrier(e: Emitter, i: Instruction) -> None:
 
 
 def _wait(e: Emitter, i: Instruction, address: str) -> None:
-    blocks = i.has("try_wait")
+    ctas = i.has("try_wait")
     parity = i.has("parity")
     phase = e.read(i.operands[2], "u32" if parity else "u64")
-    name = e.use(_try_wait if blocks else _test_wait)
+    name = e.use(_try_wait if ctas else _test_wait)
     with e.active() as mask:
         result = e.assign(f"{name}(c, u, {mask}, {e.index}, {address}, {phase}, {parity})")
         e.write(i.operands[0], result, "pred")
@@ -79,8 +79,8 @@ def _wait(e: Emitter, i: Instruction, address: str) -> None:
 
 def _barrier_of(c: Chunk, u: Unit, m: Mask, address: Value) -> tuple[NDArray[np.intp], Ints, Ints]:
     lanes = active_lanes(u, m)
-    block, at = cluster_target(c, u.lane_block[lanes], at_lanes(address, lanes))
-    return lanes, block, at
+    cta, at = cluster_target(c, u.lane_cta[lanes], at_lanes(address, lanes))
+    return lanes, cta, at
 
 
 def find_barrier(
@@ -88,18 +88,18 @@ def find_barrier(
     u: Unit,
     index: int,
     lanes: NDArray[np.intp],
-    block: Ints,
+    cta: Ints,
     at: Ints,
     *,
     fenced: bool = False,
 ) -> Ints:
     """Columns of barriers whose initialisation the using warps know of."""
     state = AsyncState.of(c)
-    column: Ints = told(c, u, index, lanes, state.barriers.find, block, at)
+    column: Ints = told(c, u, index, lanes, state.barriers.find, cta, at)
     if c.options.checks:
-        source, warp = u.lane_block[lanes], u.lane_warp[lanes]
-        for entry in state.unseen(block, column, source, warp, fenced)[:1].tolist():
-            by = int(state.init_warp[block[entry], column[entry]])
+        source, warp = u.lane_cta[lanes], u.lane_warp[lanes]
+        for entry in state.unseen(cta, column, source, warp, fenced)[:1].tolist():
+            by = int(state.init_warp[cta[entry], column[entry]])
             missing = (
                 "no fence.mbarrier_init and barrier make its initialisation visible to copies"
                 if fenced
@@ -113,59 +113,57 @@ def find_barrier(
 
 
 def _init(c: Chunk, u: Unit, m: Mask, index: int, address: Value, count: Value) -> None:
-    lanes, block, at = _barrier_of(c, u, m, address)
+    lanes, cta, at = _barrier_of(c, u, m, address)
     state = AsyncState.of(c)
-    column = told(c, u, index, lanes, state.barriers.init, block, at, at_lanes(count, lanes))
-    state.initialised(block, column, u.lane_warp[lanes], index)
+    column = told(c, u, index, lanes, state.barriers.init, cta, at, at_lanes(count, lanes))
+    state.initialised(cta, column, u.lane_warp[lanes], index)
 
 
 def _inval(c: Chunk, u: Unit, m: Mask, index: int, address: Value, _: None) -> None:
-    lanes, block, at = _barrier_of(c, u, m, address)
-    told(c, u, index, lanes, AsyncState.of(c).barriers.inval, block, at)
+    lanes, cta, at = _barrier_of(c, u, m, address)
+    told(c, u, index, lanes, AsyncState.of(c).barriers.inval, cta, at)
 
 
 def _arrive(
     c: Chunk, u: Unit, m: Mask, index: int, address: Value, count: Value, tx: Value
 ) -> Value:
-    lanes, block, at = _barrier_of(c, u, m, address)
+    lanes, cta, at = _barrier_of(c, u, m, address)
     state = AsyncState.of(c)
-    column = find_barrier(c, u, index, lanes, block, at)
-    state.release(block, column, u.lane_block[lanes], u.lane_warp[lanes])
+    column = find_barrier(c, u, index, lanes, cta, at)
+    state.release(cta, column, u.lane_cta[lanes], u.lane_warp[lanes])
     bytes_ = None if tx is None else at_lanes(tx, lanes)
-    token = told(
-        c, u, index, lanes, state.barriers.arrive, block, at, at_lanes(count, lanes), bytes_
-    )
+    token = told(c, u, index, lanes, state.barriers.arrive, cta, at, at_lanes(count, lanes), bytes_)
     out = np.zeros(32 * u.pairs, np.uint64)
     out[lanes] = token.astype(np.uint64)
     return out
 
 
 def _expect(c: Chunk, u: Unit, m: Mask, index: int, address: Value, tx: Value) -> None:
-    lanes, block, at = _barrier_of(c, u, m, address)
-    told(c, u, index, lanes, AsyncState.of(c).barriers.expect_tx, block, at, at_lanes(tx, lanes))
+    lanes, cta, at = _barrier_of(c, u, m, address)
+    told(c, u, index, lanes, AsyncState.of(c).barriers.expect_tx, cta, at, at_lanes(tx, lanes))
 
 
 def _complete(c: Chunk, u: Unit, m: Mask, index: int, address: Value, tx: Value) -> None:
-    lanes, block, at = _barrier_of(c, u, m, address)
-    told(c, u, index, lanes, AsyncState.of(c).barriers.complete_tx, block, at, at_lanes(tx, lanes))
+    lanes, cta, at = _barrier_of(c, u, m, address)
+    told(c, u, index, lanes, AsyncState.of(c).barriers.complete_tx, cta, at, at_lanes(tx, lanes))
 
 
-def _done(state: AsyncState, block: Ints, at: Ints, phase: Ints, parity: bool) -> Value:
+def _done(state: AsyncState, cta: Ints, at: Ints, phase: Ints, parity: bool) -> Value:
     if parity:
-        return state.barriers.parity_done(block, at, phase)
-    return state.barriers.token_done(block, at, phase)
+        return state.barriers.parity_done(cta, at, phase)
+    return state.barriers.token_done(cta, at, phase)
 
 
 def _test_wait(
     c: Chunk, u: Unit, m: Mask, index: int, address: Value, phase: Value, parity: bool
 ) -> Value:
-    lanes, block, at = _barrier_of(c, u, m, address)
+    lanes, cta, at = _barrier_of(c, u, m, address)
     state = AsyncState.of(c)
     wanted = at_lanes(phase, lanes)
-    column = told(c, u, index, lanes, state.barriers.find, block, at)
-    done = told(c, u, index, lanes, _done, state, block, at, wanted, parity)
+    column = told(c, u, index, lanes, state.barriers.find, cta, at)
+    done = told(c, u, index, lanes, _done, state, cta, at, wanted, parity)
     if done.any():
-        state.acquire(block[done], column[done], u.lane_warp[lanes][done])
+        state.acquire(cta[done], column[done], u.lane_warp[lanes][done])
     out = np.zeros(32 * u.pairs, np.bool_)
     out[lanes] = done
     u.yielded = u.yielded or not done.all()
@@ -176,12 +174,12 @@ def _try_wait(
     c: Chunk, u: Unit, m: Mask, index: int, address: Value, phase: Value, parity: bool
 ) -> Value:
     """Always true: the unit sleeps until it is."""
-    lanes, block, at = _barrier_of(c, u, m, address)
+    lanes, cta, at = _barrier_of(c, u, m, address)
     state = AsyncState.of(c)
-    find_barrier(c, u, index, lanes, block, at)
+    find_barrier(c, u, index, lanes, cta, at)
     wanted = at_lanes(phase, lanes)
-    told(c, u, index, lanes, _done, state, block, at, wanted, parity)
-    u.wait = PhaseWait(state, block, at, wanted, parity, u.lane_warp[lanes], lanes // 32, u.pairs)
+    told(c, u, index, lanes, _done, state, cta, at, wanted, parity)
+    u.wait = PhaseWait(state, cta, at, wanted, parity, u.lane_warp[lanes], lanes // 32, u.pairs)
     return np.bool_(True)
 
 
@@ -191,7 +189,7 @@ class PhaseWait(Wait):
     def __init__(
         self,
         state: AsyncState,
-        block: Ints,
+        cta: Ints,
         address: Ints,
         phase: Ints,
         parity: bool,
@@ -199,9 +197,9 @@ class PhaseWait(Wait):
         pair: NDArray[np.intp],
         pairs: int,
     ) -> None:
-        pair, block, address, phase, warp = distinct(pair, block, address, phase, warp)
+        pair, cta, address, phase, warp = distinct(pair, cta, address, phase, warp)
         self.state, self.parity, self.pairs = state, parity, pairs
-        self.block, self.address, self.phase = block, address, phase
+        self.cta, self.address, self.phase = cta, address, phase
         self.warp, self.pair = warp, pair
 
     def epoch(self) -> int:
@@ -210,23 +208,23 @@ class PhaseWait(Wait):
 
     def ready(self) -> NDArray[np.bool_]:
         """Which pairs have nothing left to wait for."""
-        done = _done(self.state, self.block, self.address, self.phase, self.parity)
+        done = _done(self.state, self.cta, self.address, self.phase, self.parity)
         out = np.ones(self.pairs, np.bool_)
         np.logical_and.at(out, self.pair, done)
         return out
 
     def finish(self, _: Unit) -> None:
         """Takes over what the arrivals knew."""
-        column = self.state.barriers.find(self.block, self.address)
-        self.state.acquire(self.block, column, self.warp)
+        column = self.state.barriers.find(self.cta, self.address)
+        self.state.acquire(self.cta, column, self.warp)
 
     def describe(self, pair: int) -> str:
         """The barrier, its phase and what it lacks."""
-        done = _done(self.state, self.block, self.address, self.phase, self.parity)
+        done = _done(self.state, self.cta, self.address, self.phase, self.parity)
         mine = np.flatnonzero((self.pair == pair) & ~done)
         at = int(mine[0]) if len(mine) else int(np.flatnonzero(self.pair == pair)[0])
         which = f"parity {int(self.phase[at])}" if self.parity else f"phase {int(self.phase[at])}"
-        barrier = self.state.barriers.describe(int(self.block[at]), int(self.address[at]))
+        barrier = self.state.barriers.describe(int(self.cta[at]), int(self.address[at]))
         return f"wait for {which} of {barrier}"
 
     def select(self, pairs: NDArray[np.intp]) -> PhaseWait:
@@ -236,7 +234,7 @@ class PhaseWait(Wait):
         kept = place[self.pair] >= 0
         return PhaseWait(
             self.state,
-            self.block[kept],
+            self.cta[kept],
             self.address[kept],
             self.phase[kept],
             self.parity,

@@ -113,9 +113,9 @@ class WgmmaGroups:
     """Groups of each warp: how many were committed, and what the open ones read."""
 
     def __init__(self, chunk: Chunk) -> None:
-        self.committed = np.zeros((len(chunk.blocks), chunk.warps), np.int64)
+        self.committed = np.zeros((len(chunk.ctas), chunk.warps), np.int64)
         self.readers = Readers(chunk)
-        self.operands: dict[tuple[object, ...], Operands] = {}  # by descriptors, blocks and warps
+        self.operands: dict[tuple[object, ...], Operands] = {}  # by descriptors, ctas and warps
         self._kept_bytes = 0
         chunk.on_start.append(self.readers.drop)
 
@@ -138,7 +138,7 @@ class WgmmaGroups:
 
 
 def _commit(c: Chunk, u: Unit) -> None:
-    WgmmaGroups.of(c).committed[u.block, u.warp] += 1
+    WgmmaGroups.of(c).committed[u.cta, u.warp] += 1
 
 
 def _wait(c: Chunk, u: Unit, count: int, index: int) -> None:
@@ -146,8 +146,8 @@ def _wait(c: Chunk, u: Unit, count: int, index: int) -> None:
     if c.shadow is None or not groups.readers.pending:
         return
     ends = np.full(groups.committed.shape, -1, np.int64)  # groups below are over, by warp
-    ends[u.block, u.warp] = groups.committed[u.block, u.warp] - count
-    groups.readers.end(lambda block, warp, group: group < ends[block, warp], index)
+    ends[u.cta, u.warp] = groups.committed[u.cta, u.warp] - count
+    groups.readers.end(lambda cta, warp, group: group < ends[cta, warp], index)
 
 
 def _multiply(
@@ -236,7 +236,7 @@ def _from_smem(
     mn_major = form.a_mn_major if own_rows else form.b_mn_major
     rows = 16 if own_rows else extent
     groups = WgmmaGroups.of(c)
-    key = (own_rows, rows, mn_major, bits.tobytes(), u.block.tobytes(), u.warp.tobytes())
+    key = (own_rows, rows, mn_major, bits.tobytes(), u.cta.tobytes(), u.warp.tobytes())
     operand = groups.operands.get(key)
     if operand is None:
         operand = _operand(c, u, form, bits, rows, own_rows=own_rows)
@@ -244,9 +244,9 @@ def _from_smem(
     offsets, places, mine = operand
     unwritten = None
     if c.shadow is not None:
-        access = Access(c, u, form.index, u.block, u.warp, 32 * np.arange(u.pairs), offsets)
+        access = Access(c, u, form.index, u.cta, u.warp, 32 * np.arange(u.pairs), offsets)
         _, unwritten = check_operand(access, places)
-        groups.readers.begin(u.block, u.warp, groups.committed[u.block, u.warp], places, unwritten)
+        groups.readers.begin(u.cta, u.warp, groups.committed[u.cta, u.warp], places, unwritten)
     if c.counters is not None:
         c.counters.bytes["wgmma operands"] += offsets.size * CHUNK_BYTES
     raw = c.shared_views[CHUNK_BYTES].take(mine).view(np.uint16)
@@ -276,7 +276,7 @@ def _operand(
         ]
     )
     _check_descriptors(c, u, form.index, bits[kinds], which, chunks)
-    offsets = chunks[which].reshape(u.pairs, -1) + (u.block * c.pitch)[:, None]
+    offsets = chunks[which].reshape(u.pairs, -1) + (u.cta * c.pitch)[:, None]
     places = offsets // CHUNK_BYTES
     return offsets, places, places if own_rows else places[:: _sharers(u, bits)]
 
@@ -303,13 +303,13 @@ def _unwritten_rows(
 def _sharers(u: Unit, bits: NDArray[Any]) -> int:
     """How many neighbouring pairs of the unit, the same number everywhere, read the same B."""
 
-    def warps_a_block() -> int:
-        changes = np.flatnonzero(u.block[1:] != u.block[:-1])
+    def warps_a_cta() -> int:
+        changes = np.flatnonzero(u.cta[1:] != u.cta[:-1])
         run = int(changes[0]) + 1 if len(changes) else u.pairs
-        alike = u.pairs % run == 0 and (u.block.reshape(-1, run) == u.block[::run, None]).all()
+        alike = u.pairs % run == 0 and (u.cta.reshape(-1, run) == u.cta[::run, None]).all()
         return run if alike else 1
 
-    run: int = u.cached("warps a block", warps_a_block)
+    run: int = u.cached("warps a cta", warps_a_cta)
     return run if (bits.reshape(-1, run) == bits[::run, None]).all() else 1
 
 

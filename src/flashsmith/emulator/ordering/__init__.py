@@ -1,1 +1,1 @@
-"""What blocks know of each other, and in which order their writes to global memory come."""
+"""What ctas know of each other, and in which order their writes to global memory come."""

@@ -2,8 +2,8 @@
 
 PTX ISA, "cp.async.bulk.wait_group": the writes are visible to the thread that waited. Others
 know of them by synchronisation with it (barriers, or a release and an acquire of a flag). A copy
-of another block that touches the same bytes needs a fence.proxy.async on that way as well:
-"Causality Order" keeps accesses of one proxy in order inside one block only. Reductions are
+of another cta that touches the same bytes needs a fence.proxy.async on that way as well:
+"Causality Order" keeps accesses of one proxy in order inside one cta only. Reductions are
 atomic: among themselves they need no order, unless the options ask for one, as a kernel does that
 gives the same bits every time.
 """
@@ -31,7 +31,7 @@ class Write:
     """One transfer into global memory."""
 
     index: int  # of the instruction
-    block: int  # its number in the grid
+    cta: int  # its number in the grid
     slot: int
     warp: int
     adds: bool
@@ -41,7 +41,7 @@ class Write:
 
 
 class AsyncWrites:
-    """The last write of every 16 bytes of global memory, of one chunk of blocks."""
+    """The last write of every 16 bytes of global memory, of one chunk of ctas."""
 
     def __init__(self, chunk: Chunk) -> None:
         self.chunk = chunk
@@ -74,7 +74,7 @@ class AsyncWrites:
 
     def write(self, u: Unit, lane: int, cells: Cells, index: int, *, adds: bool) -> Write:
         """A copy or reduction is about to write 16-byte cells."""
-        slot, warp = int(u.block[lane // 32]), int(u.warp[lane // 32])
+        slot, warp = int(u.cta[lane // 32]), int(u.warp[lane // 32])
         under: list[Write] = []
         base: list[Write] = []
         for number in np.unique(self.last[cells]).tolist():
@@ -90,8 +90,8 @@ class AsyncWrites:
             base += before.base
             if before.under or self._gap(u, lane, before, by_copy=True):
                 under.append(before)
-        block = int(self.chunk.blocks[slot])
-        write = Write(index, block, slot, warp, adds, tuple(under), tuple(base))
+        cta = int(self.chunk.ctas[slot])
+        write = Write(index, cta, slot, warp, adds, tuple(under), tuple(base))
         self.writes.append(write)
         self.last[cells] = len(self.writes)
         return write
@@ -110,8 +110,8 @@ class AsyncWrites:
     def _gap(self, u: Unit, lane: int, write: Write, by_copy: bool) -> str:
         """What is missing between a write and an access by a lane; nothing when it is ordered."""
         chunk = self.chunk
-        slot, warp = int(u.block[lane // 32]), int(u.warp[lane // 32])
-        if write.slot == slot and write.block == int(chunk.blocks[slot]):
+        slot, warp = int(u.cta[lane // 32]), int(u.warp[lane // 32])
+        if write.slot == slot and write.cta == int(chunk.ctas[slot]):
             late = write.time > int(chunk.known[slot, warp, write.warp])
             return ("wait" if write.time == NOT_WAITED else "barrier") if late else ""
         clocks = chunk.clocks
@@ -136,7 +136,7 @@ class AsyncWrites:
         message = f"touches global memory that a bulk {what} writes, and {missing}"
         line = self.chunk.kernel.instructions[write.index].line
         other = (
-            f"the {what} at PTX line {line} of block {self.chunk.block_index_of(write.block)} "
+            f"the {what} at PTX line {line} of block {self.chunk.cta_index_of(write.cta)} "
             f"warp {write.warp}"
         )
         self.chunk.fault(kind, message, index, u, lane=lane, other=other)

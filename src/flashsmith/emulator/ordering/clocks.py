@@ -1,4 +1,4 @@
-"""What warps know of other blocks' events, through flags in global memory.
+"""What warps know of other ctas' events, through flags in global memory.
 
 PTX ISA, "Release and Acquire Patterns": a release (or a fence before a strong write) of a flag
 hands on what its thread knows; an acquire (or a strong read before a fence) of it takes that over.
@@ -26,7 +26,7 @@ Row = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """What the last release of a location hands on; `slot` when to its own block only."""
+    """What the last release of a location hands on; `slot` when to its own cta only."""
 
     row: Row
     slot: int | None = None
@@ -59,7 +59,7 @@ class GlobalClocks:
         return row
 
     def knows(self, slot: int, warp: int, other_slot: int, other_warp: int, fenced: bool) -> int:
-        """Up to when a warp knows the events of a warp of another block."""
+        """Up to when a warp knows the events of a warp of another cta."""
         column = self.first + self.count * fenced + other_slot * self.chunk.warps + other_warp
         return int(self.chunk.known[slot, warp, column])
 
@@ -86,7 +86,7 @@ class GlobalClocks:
         np.maximum(fenced, self.row(slot, warp)[: self.count], out=fenced)
 
     def read(self, slot: int, warp: int, address: int, *, acquires: bool, narrow: bool) -> None:
-        """A strong read of a flag; `narrow` scopes end at the block."""
+        """A strong read of a flag; `narrow` scopes end at the cta."""
         flag = self.flags.get(address)
         if flag is None or (flag.slot not in (None, slot)) or (narrow and flag.slot != slot):
             return
@@ -123,7 +123,7 @@ def at_flags(
     places = distinct(lanes // 32, u.array(address)[lanes].astype(np.int64))
     acquires, releases = sem in ("acquire", "acq_rel"), sem in ("release", "acq_rel")
     for pair, at in places.T.tolist():
-        slot, warp = int(u.block[pair]), int(u.warp[pair])
+        slot, warp = int(u.cta[pair]), int(u.warp[pair])
         if at >= PARAM_WINDOW:
             continue  # shared or local memory by a generic address
         if kind in ("ld", "atom"):  # a red reads too, but that is no acquire pattern
@@ -141,7 +141,7 @@ def at_fence(
     """A fence of .gpu or .sys scope."""
     if c.clocks is not None:
         for pair in u.pairs_of(m).tolist():
-            slot, warp = int(u.block[pair]), int(u.warp[pair])
+            slot, warp = int(u.cta[pair]), int(u.warp[pair])
             c.clocks.fence(slot, warp, acquires=acquires, releases=releases)
 
 
@@ -149,4 +149,4 @@ def at_proxy_fence(c: Chunk, u: Unit, m: NDArray[np.bool_] | None) -> None:
     """fence.proxy.async that covers global memory."""
     if c.clocks is not None:
         for pair in u.pairs_of(m).tolist():
-            c.clocks.proxy_fence(int(u.block[pair]), int(u.warp[pair]))
+            c.clocks.proxy_fence(int(u.cta[pair]), int(u.warp[pair]))

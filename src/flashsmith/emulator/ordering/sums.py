@@ -33,7 +33,7 @@ class Sum:
     cells: NDArray[np.int64]  # in elements of the arena
     values: NDArray[Any]
     kind: str  # numpy type of the elements, or "bf16"
-    block: int
+    cta: int
     slot: int
     warp: int
     time: int  # when it is over by what its warp knows
@@ -79,9 +79,9 @@ class PendingSums:
         """Takes a sum of one warp, whose time is not known yet."""
         size = 2 if kind == "bf16" else np.dtype(kind).itemsize
         low, high = int(cells.min()) * size, (int(cells.max()) + 1) * size
-        block = int(self.chunk.blocks[slot])
+        cta = int(self.chunk.ctas[slot])
         order = self.random.permutation(len(cells))
-        one = Sum(cells[order], values[order], kind, block, slot, warp, NOT_WAITED, low, high)
+        one = Sum(cells[order], values[order], kind, cta, slot, warp, NOT_WAITED, low, high)
         self.pending.append(one)
         if len(self.pending) > MOST_PENDING:
             self._take_some(MOST_PENDING // 2)
@@ -108,7 +108,7 @@ class PendingSums:
 
     def _is_known(self, one: Sum, slot: int, warp: int, by_copy: bool) -> bool:
         chunk = self.chunk
-        if one.slot == slot and one.block == int(chunk.blocks[slot]):
+        if one.slot == slot and one.cta == int(chunk.ctas[slot]):
             return one.time <= int(chunk.known[slot, warp, one.warp])
         clocks = chunk.clocks
         return clocks is not None and one.time <= clocks.knows(
@@ -148,7 +148,7 @@ def put_off_lanes(
     pair = lanes // 32
     for number in np.unique(pair).tolist():
         mine = pair == number
-        slot, warp = int(u.block[number]), int(u.warp[number])
+        slot, warp = int(u.cta[number]), int(u.warp[number])
         c.sums.settle_before(slot, warp, cells[mine], values.itemsize, by_copy=False)
         kind = values.dtype.str[1:]
         one = c.sums.put_off(slot, warp, cells[mine].reshape(-1), values[mine].reshape(-1), kind)

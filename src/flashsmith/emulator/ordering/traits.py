@@ -1,4 +1,4 @@
-"""What a kernel's instructions say of its blocks: whether they meet in global memory, and how."""
+"""What a kernel's instructions say of its ctas: whether they meet in global memory, and how."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def is_elsewhere(i: Instruction) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class KernelTraits:
-    """How the blocks of a kernel can meet in global memory."""
+    """How the ctas of a kernel can meet in global memory."""
 
-    communicates: bool  # a block may see what another writes while both run
+    communicates: bool  # a cta may see what another writes while both run
     polls: bool  # some load, or atomic that acquires, looks for what another thread writes
     has_flags: bool  # something can be a flag between threads
     writes_in_bulk: bool  # copies or reductions of the asynchronous proxy go to global memory
@@ -34,12 +34,12 @@ class KernelTraits:
 
     @property
     def depends_on_pace(self) -> bool:
-        """Whether it matters which block is ahead of which."""
+        """Whether it matters which cta is ahead of which."""
         return self.polls or self.adds_floats
 
     @property
     def tracks_writes(self) -> bool:
-        """Whether blocks may touch what the asynchronous proxy of another wrote."""
+        """Whether ctas may touch what the asynchronous proxy of another wrote."""
         return self.writes_in_bulk and (self.adds_in_bulk or self.polls)
 
 

@@ -76,9 +76,9 @@ class Sink:
 Operand = Reg | Imm | Symbol | Special | Address | Vector | Group | Pair | Sink
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: kernels have thousands, and those are made at half the speed
 class Instruction:
-    """One statement of a kernel."""
+    """One statement of a kernel; nobody changes it."""
 
     index: int
     line: int
@@ -101,7 +101,7 @@ class Instruction:
 
 def registers(operand: Operand) -> tuple[Reg, ...]:
     """All registers inside an operand, those of addresses included."""
-    if isinstance(operand, Reg):
+    if type(operand) is Reg:  # most are: no chain of questions then
         return (operand,)
     if isinstance(operand, Address):
         return (operand.base,) if isinstance(operand.base, Reg) else ()

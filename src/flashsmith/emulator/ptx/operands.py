@@ -95,7 +95,7 @@ class Names:
 
     def operand(self, text: str) -> Operand:
         """The operand that `text` spells; raises OperandError."""
-        if any(hidden in text for hidden in self._hidden):
+        if self._hidden and any(hidden in text for hidden in self._hidden):
             return self._parse(text)
         operand = self._cache.get(text)
         if operand is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from flashsmith.kernels.arguments import NO_TENSOR, TensorArg
 from flashsmith.kernels.launch import SCRATCH, Call
@@ -10,8 +10,7 @@ from flashsmith.problem.attention import AttentionProblem
 from flashsmith.problem.signature import WORD_BYTES
 
 
-@dataclass(frozen=True, slots=True)
-class BlockLists:
+class BlockLists(NamedTuple):
     """The list of a problem on a kernel with these tiles; nothing where no mask is a bool."""
 
     problem: AttentionProblem

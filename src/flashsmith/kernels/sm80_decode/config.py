@@ -63,6 +63,13 @@ class Sm80DecodeConfig(KernelConfig):
     stages: int = knob((2, 3, 4, 5, 6, 8), "kv blocks of a team's ring, K and V each", "stages_{}")
     ctas: int = knob((1, 2, 3, 4), "CTAs that an SM's registers must hold", "ctas_{}")
     persistent: bool = flag("persistent", "as many CTAs as run at once, which take slices in turn")
+    quick_start: bool = flag(
+        "quick_start",
+        "a CTA's place in the grid names its slice; copies begin after few instructions",
+    )
+    quick_end: bool = flag(
+        "quick_end", "results are weighed by their largest maximum, and added with one factor each"
+    )
 
     @property
     def tile_q(self) -> int:
@@ -93,9 +100,9 @@ class Sm80DecodeConfig(KernelConfig):
     def numeric_class(self) -> str:
         """What a row's bits follow from beside its own sequence."""
         tiles = (self.dtype.name, self.d_head, self.B_r, self.B_c, self.n_warps)
-        return (
-            f"decode({', '.join(map(str, tiles))}): slice_{self.slice_keys}+most_{self.most_slices}"
-        )
+        words = f"slice_{self.slice_keys}+most_{self.most_slices}"
+        weighed = "+quick_end" if self.quick_end else ""
+        return f"decode({', '.join(map(str, tiles))}): {words}{weighed}"
 
     @property
     def rows_at_once(self) -> int:
@@ -138,6 +145,13 @@ class Sm80DecodeConfig(KernelConfig):
         from flashsmith.kernels.sm80_decode import sets
 
         return sets.NAMED_SETS
+
+    @classmethod
+    def is_last_resort(cls, problem: AttentionProblem) -> bool:
+        """Several q tiles of a sequence read its keys as often; and tensor cores decide."""
+        from flashsmith.kernels.sm80_decode import rule
+
+        return not problem.sequences and problem.q_len * problem.group > rule.MOST_ROWS
 
     @classmethod
     def candidates(cls, problem: AttentionProblem, arch: Arch) -> Sequence[KernelConfig]:

@@ -9,6 +9,7 @@ from flashsmith.base.errors import ArgumentError
 from flashsmith.kernels.edges import edges_of
 from flashsmith.kernels.kernel import KernelConfig
 from flashsmith.kernels.launch import SCRATCH, WORKSPACE, Call, Launch, LaunchGeometry, Plan
+from flashsmith.kernels.paging import page_shift
 from flashsmith.kernels.sm80_decode.arguments import DecodeArguments
 from flashsmith.kernels.sm80_decode.config import Sm80DecodeConfig
 from flashsmith.kernels.sm80_decode.sets import wide_config
@@ -66,7 +67,7 @@ class DecodeLaunch(Launch):
             slice_keys=slices_of(config, problem.k_len)[0],
             part_rows=rows,
             page=problem.page,
-            page_shift=_shift(problem.page),
+            page_shift=page_shift(problem.page),
             pages=problem.pages,
             table_pages=problem.table_pages,
             cu_seqlens_q=_address(call, "cu_seqlens_q"),
@@ -79,11 +80,6 @@ class DecodeLaunch(Launch):
 
 def _address(call: Call, name: str) -> int:
     return call[name].address if name in call else 0
-
-
-def _shift(page: int) -> int:
-    """The logarithm of a power of two; -1 of any other number."""
-    return page.bit_length() - 1 if page and page & (page - 1) == 0 else -1
 
 
 def _own(config: KernelConfig) -> Sm80DecodeConfig:
@@ -188,7 +184,7 @@ def _launches(kind: DecodeLaunch, sm_count: int) -> tuple[DecodeLaunch, ...]:
     return tuple(
         replace(
             kind,
-            geometry=_geometry(config, (batch * of_sequence * slices) + more, sm_count),
+            geometry=_geometry(config, (of_sequence, slices, batch), more, sm_count),
             workspace_bytes=MOST_COUNTERS * 4 if slices > 1 else 0,
             scratch_bytes=parts * rows * (config.d_head + 2) * FLOAT_BYTES,
             first_batch=first,
@@ -212,13 +208,22 @@ def _needs(config: Sm80DecodeConfig, problem: AttentionProblem) -> Needs:
     return Needs((*needs, "ragged_q"))
 
 
-def _geometry(config: Sm80DecodeConfig, ctas: int, sm_count: int) -> LaunchGeometry:
-    """A CTA a slice, or as many as run at once, which share out what slices there are."""
+def _geometry(
+    config: Sm80DecodeConfig, slices: tuple[int, int, int], more: int, sm_count: int
+) -> LaunchGeometry:
+    """A CTA a slice, or as many as run at once, which share out what slices there are.
+
+    `slices`: q tiles of a sequence, slices of each, sequences; `more`: CTAs beside those.
+    """
+    ctas = math.prod(slices) + more
     if ctas > MAX_GRID:
         raise ArgumentError(
             f"{config.short_form()}: the problem has {ctas:,} slices, one launch takes "
             f"{MAX_GRID:,}; split the batch."
         )
+    grid = (ctas, 1, 1)
     if config.persistent:
-        ctas = min(ctas, sm_count * config.ctas)
-    return LaunchGeometry((ctas, 1, 1), config.threads, config.smem_bytes())
+        grid = (min(ctas, sm_count * config.ctas), 1, 1)
+    elif config.quick_start:
+        grid = slices
+    return LaunchGeometry(grid, config.threads, config.smem_bytes())

@@ -9,6 +9,8 @@ from flashsmith.kernels.kernel import KernelConfig
 from flashsmith.kernels.short_form import parse_short_form
 from flashsmith.kernels.sm80_decode.config import MMA_ROWS, Sm80DecodeConfig
 
+# Where one sequence has its length in memory, 4 % faster (H200, 2026-11: h200_serve/decode.jsonl).
+_QUICK = "quick_start+quick_end"
 # By width and by rows of a request (q_len times group), at most: keys of a kv block, warps, words.
 # Those of one slice, kv block and number of warps give the same bits; the first is for few slices,
 # the next for many (H200, 2026-11: 2 % faster from a batch of 8 on), a persistent one for more than
@@ -31,14 +33,14 @@ BY_WIDTH: dict[int, dict[int, tuple[tuple[int, int, str], ...]]] = {
     },
     128: {
         4: (
-            (16, 4, "slice_512+most_32+stages_3+ctas_2"),
-            (16, 4, "slice_512+most_32+stages_2+ctas_3"),
-            (16, 4, "slice_512+most_32+stages_2+ctas_3+persistent"),
+            (16, 4, f"slice_512+most_32+stages_3+ctas_2+{_QUICK}"),
+            (16, 4, f"slice_512+most_32+stages_2+ctas_3+{_QUICK}"),
+            (16, 4, "slice_512+most_32+stages_2+ctas_3+persistent+quick_end"),
         ),
         16: (
-            (16, 4, "slice_1024+most_32+stages_3+ctas_2"),
-            (16, 4, "slice_1024+most_32+stages_2+ctas_3"),
-            (16, 4, "slice_1024+most_32+stages_2+ctas_3+persistent"),
+            (16, 4, f"slice_1024+most_32+stages_3+ctas_2+{_QUICK}"),
+            (16, 4, f"slice_1024+most_32+stages_2+ctas_3+{_QUICK}"),
+            (16, 4, "slice_1024+most_32+stages_2+ctas_3+persistent+quick_end"),
         ),
         32: ((16, 4, "slice_1024+most_16+stages_4+ctas_3"),),
         64: (

@@ -22,6 +22,7 @@ MMA_ROWS = 16  # of the A operand of mma.sync m16n8k16: what a warp works on at 
 TILE = 8  # elements along the contraction that a tile of the `..._tiles` fields stands for
 LANES = 32
 SPAN = 16  # elements of the contraction that one mma.sync takes
+MAX_V_COLS = 256  # of V and O that a cta computes; a wider head is shared out among ctas
 MAX_O_REGISTERS = 128  # a thread's part of O: more leaves no room for S and fragments
 STEP_REGISTERS = 224  # what O, Q, S and fragments may take together before S is taken in steps
 
@@ -79,7 +80,7 @@ class FlashForwardKernelConfig(KernelConfig):
     AUTOTUNE_RULES: ClassVar[tuple[Rule, ...]]
 
     dtype: DType = knob((DType.FP16, DType.BF16), "element type of Q, K, V and O")
-    d_head: int = knob((64, 128, 256), "head dimension the kernel is built for")
+    d_head: int = knob((64, 128, 256, 512), "head dimension the kernel is built for")
     B_r: int = knob((64, 128), "rows of Q that a cta owns")
     B_c: int = knob((32, 64, 128), "rows of K and V that one step works on")
     n_warps: int = knob((4, 8), "warps of a cta; each owns B_r / n_warps rows of Q")
@@ -130,9 +131,14 @@ class FlashForwardKernelConfig(KernelConfig):
         """Rows of Q that one warp owns."""
         return self.B_r // self.n_warps
 
+    @property
+    def v_cols(self) -> int:
+        """Columns of V and O that a cta computes: all, or as many as registers hold."""
+        return min(self.d_head, MAX_V_COLS)
+
     def smem_bytes(self, elem_size: int = 2) -> int:
         """Q stays for the whole cta, K and V hold one kv block each; O reuses Q's room."""
-        return (self.B_r + 2 * self.B_c) * self.d_head * elem_size
+        return (self.B_r * self.d_head + self.B_c * (self.d_head + self.v_cols)) * elem_size
 
     def num_ctas_per_sm(self, max_smem_bytes: int) -> int:
         """Blocks that `max_smem_bytes` of shared memory hold at once, other limits aside."""
@@ -149,7 +155,7 @@ class FlashForwardKernelConfig(KernelConfig):
     def _step_registers(self, columns: int) -> int:
         q_held = 0 if self.Q_mma_load_K_tiles else self.rows_per_warp * self.d_head // 64
         q_span = self.rows_per_warp // 4 if self.Q_mma_load_K_tiles else 0
-        o_and_s = self.rows_per_warp * (self.d_head + columns) // LANES
+        o_and_s = self.rows_per_warp * (self.v_cols + columns) // LANES
         return o_and_s + q_held + q_span + columns // 4
 
     def fragments(self) -> dict[str, FragmentPlan]:
@@ -157,14 +163,14 @@ class FlashForwardKernelConfig(KernelConfig):
         return {
             "Q": self._plan(self.rows_per_warp, self.d_head, self.Q_mma_load_K_tiles),
             "K": self._plan(self.step_cols, self.d_head, self.K_mma_load_K_tiles),
-            "V": self._plan(self.d_head, self.step_cols, self.V_mma_load_K_tiles),
+            "V": self._plan(self.v_cols, self.step_cols, self.V_mma_load_K_tiles),
         }
 
     def registers(self) -> RegisterEstimate:
         """32-bit registers a thread by role."""
         plans = self.fragments()
         return RegisterEstimate(
-            o=self.rows_per_warp * self.d_head // LANES,
+            o=self.rows_per_warp * self.v_cols // LANES,
             s=self.rows_per_warp * self.step_cols // LANES,
             q=plans["Q"].registers,
             k=plans["K"].registers,
@@ -246,7 +252,7 @@ _TILES_FIT_CONTRACTION = Rule(
 )
 _OUTPUT_FITS_REGISTERS = Rule(
     "output_fits_registers",
-    lambda c: c.rows_per_warp * c.d_head // LANES > MAX_O_REGISTERS,
+    lambda c: c.rows_per_warp * c.v_cols // LANES > MAX_O_REGISTERS,
     f"a warp's rows of O take more than {MAX_O_REGISTERS} registers a thread",
     "use 8 warps or B_r 64",
 )

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from flashsmith.base.errors import ArgumentError
 from flashsmith.kernels.block_list.lists import BlockLists
 from flashsmith.kernels.edges import edges_of
-from flashsmith.kernels.kernel import KernelConfig
 from flashsmith.kernels.launch import (
     SCRATCH,
     Call,
@@ -18,6 +17,7 @@ from flashsmith.kernels.launch import (
     scores_arg,
 )
 from flashsmith.kernels.sm80_forward.arguments import ForwardArguments
+from flashsmith.kernels.sm80_forward.config import FlashForwardKernelConfig
 from flashsmith.kernels.tile_list.sizes import list_bytes, most_tiles
 from flashsmith.problem.attention import AttentionProblem
 from flashsmith.problem.needs import Needs, needs_of
@@ -56,8 +56,12 @@ class ForwardLaunch(Launch):
         )
 
 
-def plan_forward(config: KernelConfig, problem: AttentionProblem) -> Plan:
-    """The launch of `config` on `problem`; the order of the tiles is the kernel's business."""
+def plan_forward(config: FlashForwardKernelConfig, problem: AttentionProblem) -> Plan:
+    """The launch of `config` on `problem`; the order of the tiles is the kernel's business.
+
+    Where rows of V are wider than a CTA computes, CTAs along y share them: each multiplies Q and K
+    again.
+    """
     tiles = math.ceil(problem.q_len / config.tile_q) * problem.batch
     if problem.is_listed:
         tiles = most_tiles(problem, config.tile_q)
@@ -70,7 +74,8 @@ def plan_forward(config: KernelConfig, problem: AttentionProblem) -> Plan:
     needs = needs_of(problem, tile_q=config.tile_q, tile_k=config.tile_k, d_head=config.d_head)
     # Registers are short here: what lies in chunks is read by pairs.
     needs = Needs(tuple(name for name in needs if name != "bias_keys_chunks"))
-    geometry = LaunchGeometry((ctas, 1, 1), config.threads, config.smem_bytes())
+    slices = math.ceil(problem.v_width / config.v_cols)
+    geometry = LaunchGeometry((ctas, slices, 1), config.threads, config.smem_bytes())
     blocks = BlockLists(problem, config.tile_q, config.tile_k)
     if blocks.exist:
         launch = ForwardLaunch(config, problem, needs, geometry, scratch_bytes=blocks.n_bytes)

@@ -11,12 +11,13 @@ from flashsmith.kernels.short_form import parse_short_form
 from flashsmith.kernels.sm80_forward.config import FlashForwardKernelConfig
 from flashsmith.problem.attention import AttentionProblem
 
-WIDTHS = (64, 128, 256)  # the d_head that kernels are built for
+WIDTHS = (64, 128, 256, 512)  # the d_head that kernels are built for
 SHORT_QUERIES = 64  # rows that one small q tile covers: a large one would compute mostly padding
 
 # B_r, B_c, n_warps and the words of the short form, best first: by width of the kernel. The order
 # at 64 and 128 is that of an H200 (2026-11: full and causal, lengths 1k, 4k and 16k). The last line
-# of each needs at most 64 KB of shared memory, which every architecture gives a cta.
+# of each up to 256 needs at most 64 KB of shared memory, which every architecture gives a cta. At
+# 512 Q alone takes that; sm_80, sm_90a and sm_100a have the 112 KB of a cta.
 _LARGE_FIRST = {
     64: (
         (128, 128, 4, "load_0_2_2_tiles+buffer+opt_softmax"),
@@ -33,6 +34,7 @@ _LARGE_FIRST = {
         (64, 64, 4, "load_2_2_2_tiles+opt_softmax"),
         (64, 32, 4, "load_2_2_2_tiles+opt_softmax"),
     ),
+    512: ((64, 32, 4, "load_2_2_2_tiles+opt_softmax"),),
 }
 
 

@@ -9,7 +9,7 @@ from typing import ClassVar
 from flashsmith.kernels.arguments import Arguments, TensorArg, TensorMapSpec, argument
 
 # Shared memory of kernels whose kv blocks come from a list, as sm90/backward_listed.cuh has it: of
-# a tile slot rows and lengths, of a tail what is cleared and a barrier, and which comes next.
+# a slot rows and lengths, of a tail what is cleared and a barrier, and which comes next.
 LISTED_BYTES = 4 * 32 + 7 * (16 + 8) + 8
 
 
@@ -35,13 +35,13 @@ class Sm90BackwardArguments(Arguments):
     dq_sums: int = argument("float*", "scratch: dQ in float32, 64 x 64 pieces as wgmma has them")
     counters: int = argument(
         "u32*",
-        "scratch: tiles drawn, then a count of sums for each piece",
+        "scratch: kv blocks drawn, then a count of sums for each piece",
         then=("heads", "kv_heads", "kv_group", "q_len", "k_len", "d_head"),
     )
     diagonal: int = argument("i32", "with causal, row i sees key j when j <= i + diagonal")
     q_tiles: int = argument("i32", "of one head; of packed sequences, in scratch memory")
-    k_tiles: int = argument("i32", "of one head of K and V")
-    tiles: int = argument("i32", "kv blocks of all heads and sequences")
+    kv_blocks: int = argument("i32", "of one head of K and V")
+    all_kv_blocks: int = argument("i32", "of all heads and sequences")
     section_heads: int = argument("i32", "heads of K and V whose kv blocks are drawn together")
     n_counters: int = argument(
         "i32", "words of `counters`", then=("scale_log2", "minus_inverse_scale")

@@ -72,7 +72,7 @@ class Sm90BackwardLaunch(Launch):
         assert config is not None
         statistics = call[SCRATCH].address
         dq_sums = statistics + self.scratch.statistics
-        k_tiles = _k_tiles(config, problem)
+        kv_blocks = _kv_blocks(config, problem)
         q_list, k_list = (statistics + place for place in self.scratch.list_places)
         edges = edges_of(problem)
         return Sm90BackwardArguments(
@@ -89,8 +89,8 @@ class Sm90BackwardLaunch(Launch):
             counters=dq_sums + self.scratch.dq_sums,
             diagonal=edges.right,
             q_tiles=_q_tiles(config, problem),
-            k_tiles=k_tiles,
-            tiles=k_tiles * problem.kv_heads * problem.batch,
+            kv_blocks=kv_blocks,
+            all_kv_blocks=kv_blocks * problem.kv_heads * problem.batch,
             section_heads=self.order.section_heads,
             n_counters=self.scratch.n_counters,
             left_diagonal=edges.left,
@@ -147,7 +147,7 @@ def _q_tiles(config: Sm90TilesConfig, problem: AttentionProblem) -> int:
     return math.ceil(problem.q_len / config.tile_q)
 
 
-def _k_tiles(config: Sm90TilesConfig, problem: AttentionProblem) -> int:
+def _kv_blocks(config: Sm90TilesConfig, problem: AttentionProblem) -> int:
     if problem.sequences:
         return most_tiles(turned(problem), config.tile_k)
     return math.ceil(problem.k_len / config.tile_k)
@@ -168,7 +168,7 @@ def plan_backward(config: Sm90BackwardConfig, problem: AttentionProblem, sm_coun
     if not hides_first_steps_only(tiles, problem):
         tiles = replace(tiles, masks_first=False)
     q_tiles, heads = _q_tiles(tiles, problem), problem.heads * problem.batch
-    k_tiles = _k_tiles(tiles, problem) * problem.kv_heads * problem.batch
+    kv_blocks = _kv_blocks(tiles, problem) * problem.kv_heads * problem.batch
     scratch = _scratch(tiles, q_tiles * heads)
     if problem.sequences:
         of_keys = list_bytes(turned(problem), tiles.tile_k)
@@ -177,7 +177,7 @@ def plan_backward(config: Sm90BackwardConfig, problem: AttentionProblem, sm_coun
     pieces = pieces_of_tile(config.d_head) * q_tiles * heads
     grids: dict[KernelConfig, int] = {
         rows: q_tiles * tiles.tile_q // rows.tile_q * heads,
-        tiles: min(k_tiles, max(sm_count, 1)),
+        tiles: min(kv_blocks, max(sm_count, 1)),
     }
     if not config.rounds_dq:
         grids[config.convert] = pieces

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from flashsmith.arch import Arch
@@ -22,15 +23,15 @@ from flashsmith.problem.attention import AttentionProblem
 
 NARROW = 64  # d_head up to which sections pay under a mask too
 SHORT = 2048  # keys up to which small sections are faster at d_head 128
-# From this width on the same bits cost nothing under a mask, where the ordered kernel ends in short
-# blocks and has no sums to clear before; of wider heads nothing is added at all.
-ORDER_PAYS = 128
+# Keys up to which the same bits cost nothing, without a mask and under one, by width: few q tiles
+# wait for each other, and nothing is cleared before. Of wide heads nothing is added at all.
+ORDER_PAYS = {64: (1024, 1024), 128: (math.inf, 4096), 256: (math.inf, math.inf)}
 
 
 def candidates(problem: AttentionProblem, arch: Arch) -> Sequence[Sm90BackwardConfig]:
     """The configurations that compute `problem`, or none; those in any order only where it is free.
 
-    Times of 24 problems decide (H200, 2026-11). Packed sequences have lists, whose order is one of
+    Times of 18 problems decide (H200, 2026-11). Packed sequences have lists, whose order is one of
     two: sections pay but for wide heads under a mask, whose kv blocks have different lengths.
     """
     width = next((w for w in WIDTHS if w >= problem.d_head), None)
@@ -49,6 +50,6 @@ def candidates(problem: AttentionProblem, arch: Arch) -> Sequence[Sm90BackwardCo
     ordered = simple if problem.sequences else [*own, *simple]
     uses = ordered
     if not problem.deterministic and not problem.sequences:
-        pays = width > ORDER_PAYS or (hides and width == ORDER_PAYS)
+        pays = problem.k_len <= ORDER_PAYS[width][hides]
         uses = [*ordered, free] if pays else [free, *ordered]
     return [configs[use] for use in uses if use in configs]

@@ -16,19 +16,21 @@ _BEGINS = {64: f"ds_2+{_ALL}", 128: f"ds_3+{_ALL}", 256: "ds_2"}
 FULL, HIDING, LONG = "full", "hiding", "long"  # no mask; one; no mask, many keys
 FREE_FULL, FREE_HIDING = "free full", "free hiding"  # sums in any order
 SECTIONS, ONE_BY_ONE = "sections", "one by one"  # also for lists of packed sequences
-# The fastest of benchmarks/results/h200_backward/candidates.jsonl and wide.jsonl (H200, 2026-11,
+_QUICK = "rounds_dq+early_start"
+_TWICE = "two_passes+early_release+v_halves"
+# The fastest of benchmarks/results/h200_backward: candidates, wide and ends.jsonl (H200, 2026-11,
 # BF16). Wide heads with sums are slower than two passes: in order they are for lists.
 _ENDS = {
     64: {
-        FULL: "adders_3+early_polls+section_20+heads_inner",
-        HIDING: "masks_first+adders_3+early_polls+rising+section_20+heads_inner",
+        FULL: f"adders_3+early_polls+section_20+heads_inner+{_QUICK}",
+        HIDING: f"masks_first+adders_3+early_polls+rising+section_20+heads_inner+{_QUICK}",
         FREE_FULL: "dq_red+unordered+heads_inner",
         FREE_HIDING: "dq_red+unordered+masks_first+short_last+section_10",
         SECTIONS: "sections",
         ONE_BY_ONE: "",
     },
     128: {
-        FULL: "adders_3+section_20+heads_inner",
+        FULL: f"adders_3+section_20+heads_inner+{_QUICK}",
         LONG: "adders_3+section_40+heads_inner",
         HIDING: "masks_first+adders_3+early_polls+rising+section_10",
         FREE_FULL: "unordered+heads_inner",
@@ -37,8 +39,8 @@ _ENDS = {
         ONE_BY_ONE: "",
     },
     256: {
-        FULL: "two_passes+early_release+v_halves+heads_inner",
-        HIDING: "masks_first+two_passes+early_release+v_halves+short_last+section_40+heads_inner",
+        FULL: f"{_TWICE}+heads_inner+early_start",
+        HIDING: f"masks_first+{_TWICE}+short_last+section_40+heads_inner+early_start",
         FREE_FULL: "dq_red+unordered+heads_inner",
         FREE_HIDING: "dq_red+unordered+masks_first+short_last+section_40+heads_inner",
         SECTIONS: "dq_red+sections",

@@ -10,6 +10,7 @@ from flashsmith.arch import Arch
 from flashsmith.kernels.arguments import Arguments
 from flashsmith.kernels.kernel import KernelConfig
 from flashsmith.kernels.launch import Plan
+from flashsmith.kernels.paging import LEAST_BOX, boxes_fit
 from flashsmith.kernels.sm80_decode.config import LANES, Sm80DecodeConfig
 from flashsmith.kernels.sm90_decode.arguments import Sm90DecodeArguments
 from flashsmith.problem.attention import AttentionProblem
@@ -17,7 +18,6 @@ from flashsmith.problem.attention import AttentionProblem
 ARCH = "sm_90a"
 PANEL_COLUMNS = 64  # of a box: 128 bytes of a row
 FEW_ROWS = 4  # of a request, q_len times group
-LEAST_PAGE = 8  # rows of a box, at least: after so many the swizzle repeats
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -67,13 +67,13 @@ class Sm90DecodeConfig(Sm80DecodeConfig):
         page = problem.page
         if not page:
             return ""
-        is_whole = page % self.B_c == 0 or (page >= LEAST_PAGE and self.B_c % page == 0)
+        is_whole = boxes_fit(page, self.B_c)
         boxes = self.B_c // self.box_rows(problem) * 2 * self.panels
         if is_whole and boxes <= LANES:
             return ""
         return (
             f"pages of {page} rows do not fit kv blocks of {self.B_c} keys; these kernels take "
-            f"multiples of {self.B_c}, and divisors of it from {LEAST_PAGE} on"
+            f"multiples of {self.B_c}, and divisors of it from {LEAST_BOX} on"
         )
 
     def plan(self, problem: AttentionProblem, sm_count: int) -> Plan:

@@ -63,3 +63,16 @@ class ForwardArguments(Arguments):
         "the kv blocks of q tiles under a boolean mask, in words",
         is_last=True,
     )
+    parts: int = argument(
+        "u64", "slices that are given away, where tiles come from a list; or 0", is_last=True
+    )
+    most_slices: int = argument(
+        "i32", "of a tile, where its sequence's length is in memory", is_last=True
+    )
+    least_keys: int = argument("i32", "of such a sequence, for its tiles to be cut", is_last=True)
+    least_span: int = argument("i32", "kv blocks of its longest tile, for the same", is_last=True)
+    block_table: int = argument("const i32*", "(batch, table_pages), or null", is_last=True)
+    page: int = argument("i32", "rows of a page of K and V; 0: they lie in the batch", is_last=True)
+    page_shift: int = argument("i32", "its logarithm; -1: not a power of two", is_last=True)
+    pages: int = argument("i32", "of the pool", is_last=True)
+    table_pages: int = argument("i32", "of a sequence", is_last=True)

@@ -19,6 +19,7 @@ from flashsmith.problem.attention import AttentionProblem
 
 if TYPE_CHECKING:
     from flashsmith.kernels.launch import Plan
+from flashsmith.kernels.paging import LEAST_BOX, boxes_fit
 
 WARPGROUP_ROWS = 64  # of the A operand of wgmma m64nNk16
 WARPGROUP_THREADS = 128
@@ -85,7 +86,6 @@ class Sm90ForwardConfig(KernelConfig):
     CPP_ENTRY: ClassVar[str] = "flashsmith::sm90::forward"
     ARGUMENTS: ClassVar[type[Arguments]] = ForwardArguments
     FIXES_REGISTERS: ClassVar[bool] = True
-    REFUSED_FACTS: ClassVar[tuple[str, ...]] = ("page",)
     BUILD_RULES: ClassVar[tuple[Rule, ...]]
     AUTOTUNE_RULES: ClassVar[tuple[Rule, ...]]
 
@@ -227,6 +227,23 @@ class Sm90ForwardConfig(KernelConfig):
         """The first tiles of a launch are another part of a larger one."""
         some_ascend = self.ascending is Ascending.FIRST and problem.mask.right is not None
         return "only the first tiles of a launch take their keys from the first on" * some_ascend
+
+    def refused_problem(self, problem: AttentionProblem) -> str:
+        """Pages are copied as boxes, of sequences that have their lengths in memory."""
+        page, rows = problem.page, self.B_c // self.cluster
+        if not page:
+            return ""
+        if problem.sequences or not problem.k_lengths or problem.bias:
+            return (
+                "these kernels read pages of sequences that have k_lengths, are not packed and "
+                "have no bias"
+            )
+        if boxes_fit(page, rows):
+            return ""
+        return (
+            f"pages of {page} rows do not fit kv blocks of {rows} keys; these kernels take "
+            f"multiples of {rows}, and divisors of it from {LEAST_BOX} on"
+        )
 
     def plan(self, problem: AttentionProblem, sm_count: int) -> Plan:
         """The launches of this configuration on a problem that it computes."""

@@ -19,6 +19,7 @@ from flashsmith.kernels.launch import (
     Plan,
     scores_arg,
 )
+from flashsmith.kernels.paging import page_shift
 from flashsmith.kernels.sm90_forward.arguments import (
     COUNTER_BYTES,
     FIRST_FLAG,
@@ -39,10 +40,14 @@ from flashsmith.kernels.sm90_forward.slices import (
     filling_slices,
     invariant_slices,
     is_sliced,
+    least_keys,
+    least_span,
     most_given,
+    most_invariant,
     q_tiles,
 )
 from flashsmith.kernels.sm90_forward.tile_order import UNORDERED, TileOrder, tile_order
+from flashsmith.kernels.tile_list.plan import TileListLaunch, list_launch
 from flashsmith.kernels.tile_list.sizes import list_bytes, most_tiles
 from flashsmith.problem.attention import AttentionProblem
 from flashsmith.problem.needs import Needs, needs_of
@@ -50,6 +55,7 @@ from flashsmith.problem.signature import FORWARD, TensorRole
 
 MOST_PARTS = 4  # of a tile: who ends it adds them up one after the other
 LEAST_BLOCKS = 4  # of keys that a part is worth having for
+PART_ALIGNMENT = 128  # bytes
 LEAST_SAVED_KEYS = 900  # a cta's; exchanging parts takes the time of some 800 (H200, 2026-11)
 
 
@@ -126,6 +132,15 @@ class ForwardLaunch(Launch):
             bias=scores_arg(self, call),
             v_width=problem.v_width,
             blocks=self.block_lists.arg(call),
+            parts=call[SCRATCH].address + _parts_at(config, problem) if self.split.slices else 0,
+            most_slices=most_invariant(config, problem),
+            least_keys=least_keys(problem),
+            least_span=least_span(config, problem),
+            block_table=call["block_table"].address if "block_table" in call else 0,
+            page=problem.page,
+            page_shift=page_shift(problem.page),
+            pages=problem.pages,
+            table_pages=problem.table_pages,
         )
 
     def obstacle(self, call: Call) -> str:
@@ -139,6 +154,8 @@ class ForwardLaunch(Launch):
         moved = dict(call)
         for role in FORWARD.of(self.problem):
             at, elements = call[role.name], 0
+            if self.problem.page and role.name in ("k", "v"):
+                continue  # one pool for all sequences
             if role.is_rows or role.is_scores:
                 elements = at.batch_stride
             elif role.is_statistics or role.of[0] in ("batch", "requests"):
@@ -150,9 +167,10 @@ class ForwardLaunch(Launch):
     def _maps(self, call: Call) -> dict[str, TensorMapSpec]:
         config = _own(self.config)
         box_rows = {"q": WARPGROUP_ROWS, "o": WARPGROUP_ROWS}
+        kv_rows = config.B_c // config.cluster
+        kv_rows = min(self.problem.page or kv_rows, kv_rows)
         return {
             role.name: _map(self.problem, role, call[role.name], box_rows.get(role.name, kv_rows))
-            for kv_rows in (config.B_c // config.cluster,)
             for role in FORWARD.tensors
             if role.is_rows
         }
@@ -240,8 +258,6 @@ def plan_forward(
         return lists_launch(blocks, needs), launch
     if not problem.is_listed:
         return (launch,)
-    from flashsmith.kernels.tile_list.plan import list_launch
-
     return list_launch(problem, needs, tile_q=rows, tile_k=own.B_c), launch
 
 
@@ -262,7 +278,7 @@ def _launches_of_batch(
     at_once: int,
 ) -> Plan:
     launches = [
-        replace(cast(ForwardLaunch, launch), first_batch=first)
+        replace(cast(ForwardLaunch | TileListLaunch, launch), first_batch=first)
         for first in range(0, problem.batch, at_once)
         for part in (replace(problem, batch=min(at_once, problem.batch - first)),)
         for launch in plan_forward(config, part, sm_count, order)
@@ -281,10 +297,18 @@ def _workspace_bytes(config: Sm90ForwardConfig, split: SplitTiles) -> int:
 
 
 def _scratch_bytes(config: Sm90ForwardConfig, problem: AttentionProblem, split: SplitTiles) -> int:
-    """The list of tiles, or slices that are given away."""
-    if problem.is_listed:
-        return list_bytes(problem, config.tile_q * config.cluster)
-    return split.given * config.cluster * part_bytes(config) if split.slices else 0
+    """The list of tiles, and slices that are given away."""
+    given = split.given * config.cluster * part_bytes(config) if split.slices else 0
+    return _parts_at(config, problem) + given if given else _list_bytes(config, problem)
+
+
+def _list_bytes(config: Sm90ForwardConfig, problem: AttentionProblem) -> int:
+    return list_bytes(problem, config.tile_q * config.cluster) if problem.is_listed else 0
+
+
+def _parts_at(config: Sm90ForwardConfig, problem: AttentionProblem) -> int:
+    """Where slices lie that are given away: behind the list of tiles."""
+    return math.ceil(_list_bytes(config, problem) / PART_ALIGNMENT) * PART_ALIGNMENT
 
 
 def _sum_order(config: Sm90ForwardConfig, needs: Needs, split: SplitTiles, at_once: int) -> str:
@@ -301,7 +325,13 @@ def _sum_order(config: Sm90ForwardConfig, needs: Needs, split: SplitTiles, at_on
 def _cut(config: Sm90ForwardConfig, problem: AttentionProblem, split: SplitTiles) -> str:
     if not split.slices:
         return ""
-    cut = f"{split.slices} slices of {split.blocks * config.B_c:,} keys for a q tile"
+    keys = f"{split.blocks * config.B_c:,}"
+    if problem.is_listed:
+        return (
+            f"up to {split.slices} slices of {keys} keys or more for a q tile, by its own sequence "
+            f"and the kernel alone"
+        )
+    cut = f"{split.slices} slices of {keys} keys for a q tile"
     if problem.is_batch_invariant:
         return f"{cut}, by its own sequence and the kernel alone"
     return f"{cut}; other batches, heads or SMs, other slices and bits"
@@ -318,13 +348,13 @@ def split_tiles(
     Under a mask the short tiles even that out already; kernels for narrower heads cannot.
     """
     tiles = q_tiles(config, problem) * problem.batch * problem.heads
+    if "sliced" in needs:
+        return _sliced_tiles(config, problem, tiles, clusters)
     if problem.is_listed:  # how many there are is in memory
         return SplitTiles(most_tiles(problem, config.tile_q * config.cluster) * problem.heads)
     whole = SplitTiles(tiles)
     if problem.bias == "bool":  # how many kv blocks a tile sees is in memory
         return whole
-    if "sliced" in needs:
-        return _sliced_tiles(config, problem, tiles, clusters)
     if problem.is_batch_invariant:  # which tiles are cut, and where, follows from the batch
         return whole
     if not config.split_last or "causal" in needs or "window_left" in needs or "narrow_d" in needs:

@@ -9,7 +9,7 @@ from flashsmith.arch import Arch
 from flashsmith.base.dtypes import DType
 from flashsmith.kernels.short_form import parse_short_form
 from flashsmith.kernels.sm90_forward.config import Sm90ForwardConfig
-from flashsmith.kernels.sm90_forward.slices import is_chunk, q_tiles
+from flashsmith.kernels.sm90_forward.slices import is_chunk, may_be_cut, q_tiles
 from flashsmith.problem.attention import AttentionProblem
 
 WIDTHS = (64, 96, 128, 192, 256)  # the d_head that kernels are built for
@@ -60,15 +60,13 @@ _TALL_BIASED = {
 
 # What is faster than the first of these where a mask or a score asks for more, at width 128
 # (benchmarks/results/h200_masks); each was raced alone.
-_BITS = (
-    2,
-    128,
-    f"kv_2+q_4+{_LOOP}+stats_BITS+lazy_8+halves+pingpong+early_tests+o_smem+late_store+{_TWO}",
-)
+_BITS = f"kv_2+q_4+{_LOOP}+stats_BITS+lazy_8+halves+pingpong+early_tests+o_smem+late_store+hints"
+_ASCENDING = f"kv_2+q_4+{_SUM}+halves+pingpong+early_tests+up_ALL+o_smem+hints"
 _TURNS = (3, 80, f"kv_2+q_6+{_SUM}+pingpong+early_tests+split+o_smem+hints+{_THREE}")
 _OWN = {
-    "window": _BITS,
-    "bias": _BITS,
+    "window": (2, 128, f"{_BITS}+{_TWO}"),
+    "bias": (2, 128, f"{_BITS}+split+{_TWO}"),
+    "causal sinks": (2, 128, f"{_ASCENDING}+{_TWO}"),
     "cap": _TURNS,
     "causal cap": _TALL[128][1],
     "slopes": _TURNS,
@@ -121,7 +119,8 @@ def _own_of(problem: AttentionProblem) -> str:
         return ""
     if asked == ["bias"] and problem.bias != "same":
         return ""
-    return "causal cap" if asked == ["cap"] and problem.causal else asked[0]
+    of_causal = f"causal {asked[0]}"
+    return of_causal if problem.causal and of_causal in _OWN else asked[0]
 
 
 @cache
@@ -135,8 +134,7 @@ def _is_cut(config: Sm90ForwardConfig, problem: AttentionProblem) -> bool:
 
     Where bits must not depend on the batch, the sequence alone says so.
     """
-    in_memory = problem.is_listed or problem.bias == "bool"
-    if in_memory or not is_chunk(config, problem):
+    if not may_be_cut(config, problem) or not is_chunk(config, problem):
         return False
     tiles = q_tiles(config, problem) * problem.batch * problem.heads
     return problem.is_batch_invariant or tiles <= FEW_TILES

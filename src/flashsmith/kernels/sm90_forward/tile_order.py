@@ -10,9 +10,9 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 from flashsmith.kernels.sm90_forward.config import Sm90ForwardConfig
 from flashsmith.problem.attention import AttentionProblem
@@ -31,8 +31,7 @@ SHORT_TILES: dict[str, Callable[[float], int]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class TileOrder:
+class TileOrder(NamedTuple):
     """In which order a causal launch draws its tiles; see decode_tile in sm90/tile_order.cuh."""
 
     section_heads: int  # heads whose K and V stay in L2 together
@@ -43,8 +42,7 @@ class TileOrder:
 UNORDERED = TileOrder(section_heads=1, short_tiles=0)
 
 
-@dataclass(frozen=True, slots=True)
-class Fitted:
+class Fitted(NamedTuple):
     """What was best for problems up to a head dimension and a length; 0: for all that are left."""
 
     section_megabytes: int

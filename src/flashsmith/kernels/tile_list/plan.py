@@ -13,6 +13,7 @@ from flashsmith.problem.attention import AttentionProblem
 from flashsmith.problem.needs import Needs
 
 BOUNDARIES = ("cu_seqlens_q", "cu_seqlens_k")
+WORD_BYTES = 4
 SECTION_BYTES = 32 << 20  # of K and V that should stay in L2 while a section of heads is worked on
 
 
@@ -24,6 +25,7 @@ class TileListLaunch(Launch):
     tile_k: int = 1
     place: int = 0  # of the list in scratch memory
     of_keys: bool = False  # its problem is turned: what it calls rows are keys
+    first_batch: int = 0  # of the call, that this launch begins with
 
     def arguments(self, call: Call) -> TileListArguments:
         """The kernel's one parameter."""
@@ -48,10 +50,15 @@ class TileListLaunch(Launch):
             position=edges.position,
             bottom_right=int(problem.diagonal is None),
             section_bits=section_bits(problem),
-            q_lengths=_address(call, "q_lengths"),
-            k_lengths=_address(call, "k_lengths"),
-            k_starts=_address(call, "k_starts"),
+            q_lengths=self._of_first(call, "q_lengths"),
+            k_lengths=self._of_first(call, "k_lengths"),
+            k_starts=self._of_first(call, "k_starts"),
         )
+
+    def _of_first(self, call: Call, name: str) -> int:
+        """A table of a word for every sequence, from this launch's first on."""
+        address = _address(call, name)
+        return address and address + WORD_BYTES * self.first_batch
 
 
 def _address(call: Call, name: str) -> int:

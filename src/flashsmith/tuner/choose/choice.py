@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from flashsmith.arch import Arch
 from flashsmith.arch import get as get_arch
@@ -37,8 +38,7 @@ PACKED_LENGTH = 4096  # that a packed sequence is taken for
 _NOTHING: Mapping[KernelConfig, str] = {}
 
 
-@dataclass(frozen=True, slots=True)
-class Rejected:
+class Rejected(NamedTuple):
     """A configuration, or a whole family, that was passed over."""
 
     what: str
@@ -132,8 +132,7 @@ def shipped_winners(problem: AttentionProblem, arch: str, gpu: str) -> list[Kern
     return [*([choice.config] if choice and choice.config else []), *found]
 
 
-@dataclass(frozen=True, slots=True)
-class _Question:
+class _Question(NamedTuple):
     """What a configuration is wanted for."""
 
     problem: AttentionProblem
@@ -274,9 +273,13 @@ def _candidates(question: _Question, family: type[KernelConfig]) -> Sequence[Ker
 
 
 def _ruled_choice(question: _Question, passed: list[Rejected]) -> Choice:
-    """The first candidate that fits; the families of newer GPUs are asked first."""
+    """The first candidate that fits; the families of newer GPUs are asked first.
+
+    And those last that say so themselves, as kernels for few rows do of many.
+    """
     chosen: KernelConfig | None = None
-    for family in reversed(CATALOGUE.of(question.problem.operation)):
+    newest_first = reversed(CATALOGUE.of(question.problem.operation))
+    for family in sorted(newest_first, key=lambda family: family.is_last_resort(question.like)):
         if not family.runs_on(question.arch.name):
             reason = f"no kernels for {question.arch.name}"
             passed.append(Rejected(f"{family.NAME}", reason))
@@ -289,9 +292,10 @@ def _ruled_choice(question: _Question, passed: list[Rejected]) -> Choice:
                 reason = obstacle or "the rule ranks it lower here"
                 passed.append(Rejected(config.short_form(), reason))
     if chosen is None:
+        smallest = f"{passed[-1].what}: {passed[-1].reason}; " if passed else ""
         raise Unsupported(
             f"No configuration computes {problem_text(question.problem)} on {question.arch.name}; "
-            f"the kernels take d_head in multiples of {D_HEAD_STEP} up to {MAX_D_HEAD}."
+            f"{smallest}the kernels take d_head in multiples of {D_HEAD_STEP} up to {MAX_D_HEAD}."
         )
     reason = "nothing was measured near this shape; the rule's first configuration that fits"
     return Choice(chosen, "rule", reason, tuple(passed))

@@ -14,6 +14,7 @@
 
 #include "flashsmith/decode/output.cuh"
 #include "flashsmith/decode/queue.cuh"
+#include "flashsmith/decode/weighed_output.cuh"
 #include "flashsmith/ptx/cp_async.cuh"
 #include "flashsmith/ptx/special_register.cuh"
 
@@ -30,13 +31,23 @@ FS_DEVICE void copy_q(SmemAddr room, const typename Kernel::Args& args, const De
         const u32 row = i / Tile::kChunks;
         const u32 chunk = i % Tile::kChunks;
         const i32 packed = work.tile * Kernel::kBr + row;
-        const QueryRow at(args, work, packed);
+        const QueryRow at = QueryRow::of<Kernel>(args, work, packed);
         const i64 element = element_of<Kernel>(args.q, work, at) + chunk * kChunkElements;
         const bool exists = packed < rows && chunk * kChunkElements < args.d_head;
         ptx::cp_async_16b_or_zero(room + Tile::offset(row, chunk),
                                   args.q.address + element * kElementBytes, exists);
     }
 }
+
+// How results are added up.
+template <class Kernel, bool kWeighed = Kernel::kConfig.quick_end>
+struct DecodeSums {
+    using Type = DecodeOutput<Kernel>;
+};
+template <class Kernel>
+struct DecodeSums<Kernel, true> {
+    using Type = WeighedOutput<Kernel>;
+};
 
 template <class Kernel>
 FS_DEVICE void compute(const typename Kernel::Args& args, const DecodeWork& work, SmemAddr smem,
@@ -58,9 +69,9 @@ FS_DEVICE void compute(const typename Kernel::Args& args, const DecodeWork& work
     team.walk();
     ring = team.ring();
     ptx::bar_sync();  // all rings have been read
-    team.hand_over(smem);
+    team.hand_over(smem, work);
     ptx::bar_sync();  // all teams have handed over
-    const DecodeOutput<Kernel> output(args, work, smem);
+    const typename DecodeSums<Kernel>::Type output(args, work, smem);
     output.add_teams();
     output.add_slices();
 }
@@ -77,6 +88,8 @@ FS_DEVICE void run(const typename Kernel::Args& args, SmemAddr smem) {
             Kernel::Memory::end_work();
             ptx::bar_sync();  // what the teams handed over has been read
         }
+    } else if constexpr (Kernel::kPlaced) {
+        if (queue.find_placed(work)) compute<Kernel>(args, work, smem, ring);
     } else {
         if (queue.find(ptx::ctaid_x(), work)) compute<Kernel>(args, work, smem, ring);
     }

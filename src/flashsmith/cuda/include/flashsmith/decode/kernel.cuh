@@ -29,6 +29,8 @@ struct DecodeKernel {
     static constexpr int kTeamThreads = kConfig.team_warps() * kWarpLanes;
     // 64 registers of Q beside 128 of O would leave none for the rest.
     static constexpr bool kQInRegisters = kD <= 128;
+    // CTAs that take one slice each find it by their place in the grid.
+    static constexpr bool kPlaced = kConfig.quick_start && !kConfig.persistent;
 
     using Mask = flashsmith::Mask<kNeeds.causal, kNeeds.ragged_k, kNeeds.window_left>;
     using Score = flashsmith::Score<kNeeds>;
@@ -140,6 +142,19 @@ struct QueryRow {
     FS_DEVICE QueryRow(const Args& args, const DecodeWork& work, i32 row)
         : token(static_cast<u32>(row) / static_cast<u32>(args.group)),
           head(work.kv_head * args.group + row - token * args.group) {}
+
+    // The same; where there is one token, without a division.
+    template <class Kernel>
+    FS_DEVICE static QueryRow of(const typename Kernel::Args& args, const DecodeWork& work,
+                                 i32 row) {
+        if constexpr (Kernel::kConfig.quick_start) {
+            if (q_len_of<Kernel>(args, work) == 1) return {0, work.kv_head * args.group + row};
+        }
+        return {args, work, row};
+    }
+
+  private:
+    FS_DEVICE QueryRow(i32 token, i32 head) : token(token), head(head) {}
 };
 
 // The first element of a query row in Q or O.

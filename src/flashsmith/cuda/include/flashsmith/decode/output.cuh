@@ -29,6 +29,7 @@ struct RowPart {
 
 template <class Kernel>
 class DecodeOutput {
+  protected:
     static constexpr Needs kNeeds = Kernel::kNeeds;
     using Args = typename Kernel::Args;
     static constexpr int kD = Kernel::kD;
@@ -72,16 +73,7 @@ class DecodeOutput {
 
     // The last CTA to come adds up all slices, from the first on, whoever computed them.
     FS_DEVICE void add_slices() const {
-        if (work_.slices == 1) return;
-        ptx::bar_sync();  // this CTA's part is written
-        u32* const counter = args_.counters + tile_number();
-        if (threadIdx.x == 0) {
-            const u32 before = ptx::atom_add_acq_rel_gpu(counter, 1);
-            ptx::st_shared_b32(smem_ + Kernel::kWord, before);
-        }
-        ptx::bar_sync();  // and thread 0 has seen who came before
-        if (ptx::ld_shared_b32(smem_ + Kernel::kWord) != static_cast<u32>(work_.slices - 1)) return;
-        ptx::st_global_u32_if(threadIdx.x == 0, counter, 0);  // as the next launch wants it
+        if (work_.slices == 1 || !comes_last()) return;
         if (work_.slices <= kAhead / 2 && rows_ * kPieces > Kernel::kThreads) {
             add_pieces<2>();
         } else {
@@ -89,7 +81,23 @@ class DecodeOutput {
         }
     }
 
-  private:
+  protected:
+    // Whether this CTA's part is the last of several.
+    FS_DEVICE bool comes_last() const {
+        ptx::bar_sync();  // this CTA's part is written
+        u32* const counter = args_.counters + tile_number();
+        if (threadIdx.x == 0) {
+            const u32 before = ptx::atom_add_acq_rel_gpu(counter, 1);
+            ptx::st_shared_b32(smem_ + Kernel::kWord, before);
+        }
+        ptx::bar_sync();  // and thread 0 has seen who came before
+        if (ptx::ld_shared_b32(smem_ + Kernel::kWord) != static_cast<u32>(work_.slices - 1)) {
+            return false;
+        }
+        ptx::st_global_u32_if(threadIdx.x == 0, counter, 0);  // as the next launch wants it
+        return true;
+    }
+
     // Of all pieces of the tile this thread's, kTogether at a time: kAhead parts are read before
     // one is added, which hides the way to memory.
     template <int kTogether>
@@ -162,7 +170,7 @@ class DecodeOutput {
     }
 
     FS_DEVICE void store(const RowPart& part, u32 row, u32 piece) const {
-        const QueryRow at(args_, work_, work_.tile * Kernel::kBr + row);
+        const QueryRow at = QueryRow::of<Kernel>(args_, work_, work_.tile * Kernel::kBr + row);
         if (kNeeds.lse && piece == 0 && args_.lse != nullptr) {
             const i64 head = static_cast<i64>(batch_of_rows<Kernel>(work_)) * args_.heads + at.head;
             float log2_sum = ptx::add_rn(ptx::lg2(part.sum), part.maximum);

@@ -4,6 +4,7 @@
 #include "flashsmith/decode/kernel.cuh"
 #include "flashsmith/ptx/memory.cuh"
 #include "flashsmith/ptx/redux.cuh"
+#include "flashsmith/ptx/special_register.cuh"
 #include "flashsmith/ptx/warp.cuh"
 
 namespace flashsmith::decode {
@@ -37,6 +38,19 @@ class DecodeQueue {
         }
     }
 
+    // The work of this CTA, where its place in the grid says which: along x heads and q tiles,
+    // along y slices, along z sequences; false: there is none.
+    FS_DEVICE bool find_placed(DecodeWork& work) {
+        work.kv_head = ptx::ctaid_x();
+        work.tile = 0;
+        if (args_.q_tiles > 1) {
+            work.tile = static_cast<u32>(work.kv_head) / static_cast<u32>(args_.kv_heads);
+            work.kv_head -= work.tile * args_.kv_heads;
+        }
+        work.slice = ptx::ctaid_y();
+        return look_at(ptx::ctaid_z(), work);
+    }
+
     // The work of this number; false: there is none, nor, where slices are counted, of a larger
     // one.
     FS_DEVICE bool find(u32 number, DecodeWork& work) {
@@ -48,8 +62,14 @@ class DecodeQueue {
         if constexpr (kCounts) return find_slice(unit, work);
         const u32 sequence = unit / args_.slices;
         if (sequence >= static_cast<u32>(args_.batch)) return false;
-        work.batch = args_.first_batch + sequence;
         work.slice = unit - sequence * args_.slices;
+        return look_at(sequence, work);
+    }
+
+  private:
+    // The work's sequence, whose slice is known; false: it has no such slice.
+    FS_DEVICE bool look_at(u32 sequence, DecodeWork& work) const {
+        work.batch = args_.first_batch + sequence;
         if constexpr (kLengths) {
             work.k_len = length_of(sequence);
             if constexpr (kPacked) {
@@ -68,7 +88,6 @@ class DecodeQueue {
         return true;
     }
 
-  private:
     FS_DEVICE bool find_slice(u32 unit, DecodeWork& work) {
         while (unit >= before_ + ptx::shfl_idx(end_, kWarpLanes - 1)) {
             if (first_ + kWarpLanes >= items()) return false;

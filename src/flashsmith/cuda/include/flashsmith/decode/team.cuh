@@ -116,10 +116,15 @@ class DecodeTeam {
     FS_DEVICE void close() { copies_.close(); }
 
     // Writes O, maxima and sums where all teams' results are added up; all rings have been read.
-    FS_DEVICE void hand_over(SmemAddr smem) const {
+    FS_DEVICE void hand_over(SmemAddr smem, [[maybe_unused]] const DecodeWork& work) const {
         const u32 lane = threadIdx.x % kWarpLanes;
         FS_UNROLL
         for (int half = 0; half < 2; ++half) {
+            if constexpr (Kernel::kConfig.quick_end) {
+                // Of rows that do not exist nobody asks.
+                const i32 own = warp_row_ + half * 8 + static_cast<i32>(lane) / 4;
+                if (work.tile * Kernel::kBr + own >= end_row_of(work)) continue;
+            }
             const u32 row = team_ * Kernel::kBr + warp_row_ + half * 8 + lane / 4;
             const SmemAddr room = smem + Kernel::kRings + row * Kernel::kExchangeRow + lane % 4 * 8;
             FS_UNROLL

@@ -60,6 +60,15 @@ FS_DEVICE void ld_global_f32x2(float& first, float& second, const float* src) {
                  : "memory");
 }
 
+// Zeros, and no access, where it does not exist.
+FS_DEVICE void ld_global_f32x2_or_zero(float& first, float& second, const float* src, bool exists) {
+    first = second = 0.0f;
+    asm volatile("{.reg .pred p; setp.ne.b32 p, %3, 0; @p ld.global.v2.f32 {%0, %1}, [%2];}"
+                 : "+f"(first), "+f"(second)
+                 : "l"(src), "r"(static_cast<u32>(exists))
+                 : "memory");
+}
+
 FS_DEVICE void st_global_f32x2(float* dst, float first, float second) {
     asm volatile("st.global.v2.f32 [%0], {%1, %2};"
                  :
@@ -71,6 +80,15 @@ FS_DEVICE void ld_global_f32x4(float (&dst)[4], const float* src) {
     asm volatile("ld.global.v4.f32 {%0, %1, %2, %3}, [%4];"
                  : "=f"(dst[0]), "=f"(dst[1]), "=f"(dst[2]), "=f"(dst[3])
                  : "l"(src)
+                 : "memory");
+}
+
+// Zeros, and no access, where it does not exist.
+FS_DEVICE void ld_global_f32x4_or_zero(float (&dst)[4], const float* src, bool exists) {
+    dst[0] = dst[1] = dst[2] = dst[3] = 0.0f;
+    asm volatile("{.reg .pred p; setp.ne.b32 p, %5, 0; @p ld.global.v4.f32 {%0, %1, %2, %3}, [%4];}"
+                 : "+f"(dst[0]), "+f"(dst[1]), "+f"(dst[2]), "+f"(dst[3])
+                 : "l"(src), "r"(static_cast<u32>(exists))
                  : "memory");
 }
 

@@ -8,10 +8,20 @@
 
 namespace flashsmith::ptx {
 
-// The number of this block of threads.
+// The number of this block of threads, along each dimension of the grid.
 FS_DEVICE u32 ctaid_x() {
     u32 index;
     asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(index));
+    return index;
+}
+FS_DEVICE u32 ctaid_y() {
+    u32 index;
+    asm volatile("mov.u32 %0, %%ctaid.y;" : "=r"(index));
+    return index;
+}
+FS_DEVICE u32 ctaid_z() {
+    u32 index;
+    asm volatile("mov.u32 %0, %%ctaid.z;" : "=r"(index));
     return index;
 }
 

@@ -4,16 +4,19 @@
 constexpr int threads() const { return n_warps * 32; }
 constexpr int rows_per_warp() const { return B_r / n_warps; }
 
+// Columns of V and O that a block of threads computes: all, or the 256 that a warp's registers hold.
+constexpr int v_cols() const { return d_head < 256 ? d_head : 256; }
+
 // Q stays for the whole kernel and its room takes O at the end; K and V hold one block each.
 constexpr int smem_bytes(int element_bytes = 2) const {
-    return (B_r + 2 * B_c) * d_head * element_bytes;
+    return (B_r * d_head + B_c * (d_head + v_cols())) * element_bytes;
 }
 
 // How many blocks of this kernel the shared memory of one SM has room for.
 constexpr int num_ctas_per_sm(int max_smem_bytes) const { return max_smem_bytes / smem_bytes(); }
 
 // Registers of one thread by role; addresses, maxima and sums come on top.
-constexpr int O_registers() const { return rows_per_warp() * d_head / 32; }
+constexpr int O_registers() const { return rows_per_warp() * v_cols() / 32; }
 constexpr int Q_registers() const { return Q_mma_load_K_tiles ? 0 : rows_per_warp() * d_head / 64; }
 
 // Columns of S that a warp holds at a time: as many of B_c as fit the registers beside O, a

@@ -42,6 +42,7 @@ class ForwardTile {
           v_stream_(args.v, tile.batch, kv_head(), key_end(n_blocks)),
           score_(Score::of_head(args, table_row_of(tile), tile.head)),
           bias_(Bias::of_head(args, tile.batch, tile.head)) {
+        if constexpr (Kernel::kVSlices > 1) v_stream_.skip_columns(first_v_column<Kernel>());
         if constexpr (Mask::kHasLeft) first_block_ = first_block;
         if constexpr (kSkips) k_at_ = v_at_ = n_blocks - 1;
         o_.clear();
@@ -132,7 +133,8 @@ class ForwardTile {
     using Mask = typename Kernel::Mask;
     using Score = typename Kernel::Score;
     using Bias = typename Kernel::Bias;
-    using KVStream = TileStream<typename Kernel::KVTile, Kernel::kThreads>;
+    using KStream = TileStream<typename Kernel::KTile, Kernel::kThreads>;
+    using VStream = TileStream<typename Kernel::VTile, Kernel::kThreads>;
 
     // In the order of the plan; NVRTC 13.0 knows no offsetof.
     static constexpr u32 kQ = 0;
@@ -235,15 +237,22 @@ class ForwardTile {
     FS_DEVICE void copy_v(int block) {
         if constexpr (kSkips) skip_to(block, v_stream_, v_at_);
         TileBounds bounds = bounds_of(v_stream_, block);
-        if constexpr (kNeeds.d_v) bounds.column = v_stream_.column_exists(args_.v_width);
+        if constexpr (Kernel::kVSlices > 1) {
+            const int columns = v_columns<kNeeds>(args_) - first_v_column<Kernel>();
+            bounds.column = v_stream_.column_exists(columns);
+        } else if constexpr (kNeeds.d_v) {
+            bounds.column = v_stream_.column_exists(args_.v_width);
+        }
         copy<CopyChecks{kRagged, kNeeds.narrow_d || kNeeds.d_v}>(v_stream_, kV, bounds);
     }
-    FS_DEVICE TileBounds bounds_of(const KVStream& stream, int block) const {
+    template <class Stream>
+    FS_DEVICE TileBounds bounds_of(const Stream& stream, int block) const {
         return {sequence().k_len - block * Kernel::kBc, stream.column_exists(args_.d_head)};
     }
 
     // From the block that a stream stands at to one before it; it then stands at the next.
-    FS_DEVICE static void skip_to(int block, KVStream& stream, int& at) {
+    template <class Stream>
+    FS_DEVICE static void skip_to(int block, Stream& stream, int& at) {
         stream.skip(at - block);
         at = block - 1;
     }
@@ -270,8 +279,8 @@ class ForwardTile {
     QReader<Kernel> q_reader_;
     KReader<Kernel> k_reader_;
     VReader<Kernel> v_reader_;
-    KVStream k_stream_;
-    KVStream v_stream_;
+    KStream k_stream_;
+    VStream v_stream_;
     HeldQ<Kernel> held_q_;
     typename Kernel::O o_;
     RowState<Kernel> rows_;

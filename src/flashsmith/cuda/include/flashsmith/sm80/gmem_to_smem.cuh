@@ -45,6 +45,9 @@ class TileStream {
     // Passes by the next `count` tiles.
     FS_DEVICE void skip(i64 count) { source_ -= count * kPasses * step_bytes_; }
 
+    // Begins further right; `columns` is a multiple of a chunk's.
+    FS_DEVICE void skip_columns(int columns) { source_ += columns * kElementBytes; }
+
     FS_DEVICE bool column_exists(int d_head) const { return chunk_ * kChunkElements < d_head; }
 
     // Starts the copy of the next tile; it has landed after a commit and a wait.

@@ -11,13 +11,13 @@ namespace flashsmith::sm80 {
 template <class Kernel>
 struct VOperands {
     static constexpr int kSpans = Kernel::PVGroups::kGroupSpans;
-    Fragments<Kernel::kDSpans> v[kSpans];
+    Fragments<Kernel::kVSpans> v[kSpans];
 
     FS_DEVICE void read(const VReader<Kernel>& v_reader, int group) {
         FS_UNROLL
         for (int span = 0; span < kSpans; ++span) {
             FS_UNROLL
-            for (int n = 0; n < Kernel::kDSpans; ++n) {
+            for (int n = 0; n < Kernel::kVSpans; ++n) {
                 v_reader.read_transposed(v[span].at[n], group * kSpans + span, n);
             }
         }
@@ -32,7 +32,7 @@ FS_DEVICE void multiply_pv_group(typename Kernel::O& o,
     FS_UNROLL
     for (int span = 0; span < kSpans; ++span) {
         FS_UNROLL
-        for (int n = 0; n < Kernel::kDSpans; ++n) {
+        for (int n = 0; n < Kernel::kVSpans; ++n) {
             const auto& v = operands.v[span].at[n];
             FS_UNROLL
             for (int i = 0; i < Kernel::kRowTiles; ++i) {

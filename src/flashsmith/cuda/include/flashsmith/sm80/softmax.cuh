@@ -84,7 +84,7 @@ FS_DEVICE void rescale_row(RowState<Kernel>& rows, typename Kernel::O& o, float 
         rows.sum[i][e] = ptx::mul_rn(rows.sum[i][e], factor);
     }
     FS_UNROLL
-    for (int n = 0; n < 2 * Kernel::kDSpans; ++n) {
+    for (int n = 0; n < 2 * Kernel::kVSpans; ++n) {
         o.at[i][n][2 * half] = ptx::mul_rn(o.at[i][n][2 * half], factor);
         o.at[i][n][2 * half + 1] = ptx::mul_rn(o.at[i][n][2 * half + 1], factor);
     }

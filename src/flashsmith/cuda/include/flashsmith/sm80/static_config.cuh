@@ -25,6 +25,8 @@ template <FlashForwardKernelConfig kConfig>
 struct StaticForwardKernelConfig {
     static constexpr DType kDType = kConfig.dtype;
     static constexpr int kDHead = kConfig.d_head;
+    static constexpr int kVCols = kConfig.v_cols();
+    static constexpr int kVSlices = kDHead / kVCols;  // blocks of threads that share rows of Q
     static constexpr int kBr = kConfig.B_r;
     static constexpr int kBc = kConfig.B_c;
     static constexpr int kThreads = kConfig.threads();
@@ -36,7 +38,8 @@ struct StaticForwardKernelConfig {
 
     using Plan = SharedPlan<kConfig>;
     using QTile = SmemTile<kBr, kDHead, kConfig.swizzled>;
-    using KVTile = SmemTile<kBc, kDHead, kConfig.swizzled>;
+    using KTile = SmemTile<kBc, kDHead, kConfig.swizzled>;
+    using VTile = SmemTile<kBc, kVCols, kConfig.swizzled>;
 
     // Columns of S that a warp holds at a time; K and V blocks that are wider are taken in steps.
     static constexpr int kStepCols = kConfig.step_cols();
@@ -44,6 +47,7 @@ struct StaticForwardKernelConfig {
 
     static constexpr int kRowTiles = kWarpRows / kMatrixSpan;
     static constexpr int kDSpans = kDHead / kMatrixSpan;
+    static constexpr int kVSpans = kVCols / kMatrixSpan;
     static constexpr int kStepSpans = kStepCols / kMatrixSpan;
 
     // Where blocks are taken in steps, V has a barrier of its own. Plain, it stands after the
@@ -53,7 +57,7 @@ struct StaticForwardKernelConfig {
         kEager && !kOptimizedSoftmax && kSteps > 1 && kStepSpans > 1;
 
     using S = Accumulator<kRowTiles, 2 * kStepSpans>;
-    using O = Accumulator<kRowTiles, 2 * kDSpans>;
+    using O = Accumulator<kRowTiles, 2 * kVSpans>;
     using QKGroups =
         LoadGroups<kDSpans, kConfig.K_mma_load_K_tiles, kConfig.mma_double_buffer_loads>;
     using PVGroups =
@@ -67,8 +71,8 @@ struct StaticForwardKernelConfig {
     }
 
     static constexpr bool valid_config() {
-        static_assert(kDHead == 64 || kDHead == 128 || kDHead == 256,
-                      "d_head must be 64, 128 or 256.");
+        static_assert(kDHead == 64 || kDHead == 128 || kDHead == 256 || kDHead == 512,
+                      "d_head must be 64, 128, 256 or 512.");
         static_assert(kBr == 64 || kBr == 128, "B_r must be 64 or 128.");
         static_assert(kBc == 32 || kBc == 64 || kBc == 128, "B_c must be 32, 64 or 128.");
         static_assert(kWarpRows % kMatrixSpan == 0,
@@ -99,9 +103,9 @@ struct StaticForwardKernelConfig {
 template <class Kernel>
 using QReader = FragmentReader<typename Kernel::QTile, MatrixOrder::kRowsFirst>;
 template <class Kernel>
-using KReader = FragmentReader<typename Kernel::KVTile, MatrixOrder::kColsFirst>;
+using KReader = FragmentReader<typename Kernel::KTile, MatrixOrder::kColsFirst>;
 template <class Kernel>
-using VReader = FragmentReader<typename Kernel::KVTile, MatrixOrder::kRowsFirst>;
+using VReader = FragmentReader<typename Kernel::VTile, MatrixOrder::kRowsFirst>;
 
 // A configuration and what it computes: what every operation is parametrised by.
 template <FlashForwardKernelConfig kConfig, Needs kNeedsArg>

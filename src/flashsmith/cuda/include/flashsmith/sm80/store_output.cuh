@@ -37,6 +37,12 @@ FS_DEVICE const ListedSequence& sequence_of(const Args&, const ListedPosition& t
     return tile.sequence;
 }
 
+// The first column of V and O that this block of threads computes, where they are shared out.
+template <class Kernel>
+FS_DEVICE int first_v_column() {
+    return static_cast<int>(blockIdx.y) * Kernel::kVCols;
+}
+
 // The row sums over all keys.
 template <class Kernel>
 struct RowTotals {
@@ -102,7 +108,7 @@ FS_DEVICE void stage_output(const typename Kernel::O& o, const RowTotals<Kernel>
             const float inverse = sum == 0.0f ? 0.0f : reciprocal;
             const int row = warp_row + i * kMatrixSpan + half * 8 + lane / 4;
             FS_UNROLL
-            for (int n = 0; n < 2 * Kernel::kDSpans; ++n) {
+            for (int n = 0; n < 2 * Kernel::kVSpans; ++n) {
                 const u32 pair =
                     ptx::pack2<Kernel::kDType>(ptx::mul_rn(o.at[i][n][2 * half], inverse),
                                                ptx::mul_rn(o.at[i][n][2 * half + 1], inverse));
@@ -117,28 +123,37 @@ FS_DEVICE void store_output(const typename Kernel::O& o, const RowState<Kernel>&
                             SmemAddr room, const ForwardArgs& args, const Position& tile) {
     constexpr Needs kNeeds = Kernel::kNeeds;
     using Tile = typename Kernel::QTile;
-    constexpr int kRowsAtOnce = kWarpLanes / Tile::kChunks > 1 ? kWarpLanes / Tile::kChunks : 1;
+    constexpr int kChunks = Kernel::kVCols / kChunkElements;  // of a row of O, staged in one of Q
+    constexpr int kRowsAtOnce = kWarpLanes / kChunks > 1 ? kWarpLanes / kChunks : 1;
     const int lane = threadIdx.x % kWarpLanes;
     const int warp_row = threadIdx.x / kWarpLanes * Kernel::kWarpRows;
-    const int chunk = lane % Tile::kChunks;
+    const int chunk = lane % kChunks;
 
     RowTotals<Kernel> totals(rows);
     float sink_log2 = kNegativeInfinity;
     if constexpr (kNeeds.sinks) sink_log2 = args.sinks[tile.head] * kLog2E;
-    if constexpr (kNeeds.lse) store_lse<Kernel>(totals, rows, args, tile, warp_row, sink_log2);
+    if constexpr (kNeeds.lse && Kernel::kVSlices == 1) {
+        store_lse<Kernel>(totals, rows, args, tile, warp_row, sink_log2);
+    } else if constexpr (kNeeds.lse) {
+        if (blockIdx.y == 0) store_lse<Kernel>(totals, rows, args, tile, warp_row, sink_log2);
+    }
     if constexpr (kNeeds.sinks) totals.add_sink(rows, sink_log2);
     stage_output<Kernel>(o, totals, room, warp_row);
     ptx::bar_warp_sync();  // the warp's rows are staged
 
     const auto& sequence = sequence_of(args, tile);
-    const int first = warp_row + lane / Tile::kChunks;
+    const int first = warp_row + lane / kChunks;
     const int first_row = rows_before(sequence) + tile.first_row + first;
     const i64 element = tile.batch * args.o.batch_stride + tile.head * args.o.head_stride +
                         static_cast<i64>(first_row) * args.o.seq_stride + chunk * kChunkElements;
     u64 destination = args.o.address + element * kElementBytes;
+    if constexpr (Kernel::kVSlices > 1) destination += first_v_column<Kernel>() * kElementBytes;
     const i64 step_bytes = args.o.seq_stride * (kRowsAtOnce * kElementBytes);
     constexpr bool kNarrow = kNeeds.narrow_d || kNeeds.d_v;
-    const bool column = !kNarrow || chunk * kChunkElements < v_columns<kNeeds>(args);
+    bool column = !kNarrow || chunk * kChunkElements < v_columns<kNeeds>(args);
+    if constexpr (kNarrow && Kernel::kVSlices > 1) {
+        column = chunk * kChunkElements < v_columns<kNeeds>(args) - first_v_column<Kernel>();
+    }
     FS_UNROLL
     for (int done = 0; done < Kernel::kWarpRows; done += kRowsAtOnce) {
         const Chunk held = ptx::ld_shared_16b(room + Tile::offset(first + done, chunk));

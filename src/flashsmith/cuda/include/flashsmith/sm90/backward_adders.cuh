@@ -34,26 +34,26 @@ struct DqAdders {
 
     FS_DEVICE void run() {
         for (u32 seen = 0;; ++seen) {
-            const u32 slot = seen % Plan::kTileSlots;
-            ptx::mbarrier_wait(Plan::tile_full(slot), seen / Plan::kTileSlots % 2);
-            const KvTile tile = KvTile::get(Plan::tile(slot));
-            ptx::mbarrier_arrive(Plan::tile_empty(slot));
-            if (tile.steps == 0) return;
-            if (!Walk<Kernel>::is_seen(args, tile.first_key)) continue;
-            add_all(tile);
-            piece -= 2 * tile.steps;
-            steps += tile.steps;
+            const u32 slot = seen % Plan::kBlockSlots;
+            ptx::mbarrier_wait(Plan::block_full(slot), seen / Plan::kBlockSlots % 2);
+            const KvBlock block = KvBlock::get(Plan::kv_block(slot));
+            ptx::mbarrier_arrive(Plan::block_empty(slot));
+            if (block.steps == 0) return;
+            if (!Walk<Kernel>::is_seen(args, block.first_key)) continue;
+            add_all(block);
+            piece -= 2 * block.steps;
+            steps += block.steps;
         }
     }
 
   private:
-    FS_DEVICE void add_all(const KvTile& tile) {
-        Walk<Kernel> walk(args, tile, 0);
-        const bool rising = rises<Kernel>(args, tile.batch * args.kv_heads + tile.kv_head);
+    FS_DEVICE void add_all(const KvBlock& block) {
+        Walk<Kernel> walk(args, block, 0);
+        const bool rising = rises<Kernel>(args, block.batch * args.kv_heads + block.kv_head);
         i32 at = 0;  // step of the walk
-        _Pragma("unroll 1") for (; piece < 2 * tile.steps; piece += kConfig.adders) {
+        _Pragma("unroll 1") for (; piece < 2 * block.steps; piece += kConfig.adders) {
             _Pragma("unroll 1") for (; at < piece / 2; ++at) walk.advance(args, 0);
-            add(walk, tile.first_key, rising);
+            add(walk, block.first_key, rising);
         }
     }
 

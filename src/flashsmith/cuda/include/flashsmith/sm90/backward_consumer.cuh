@@ -54,7 +54,7 @@ struct BackwardConsumer {
     const float factor;
 
     u32 steps = 0;     // before this one, of all kv blocks: stage and parity of Q and dO
-    u32 tiles = 0;     // kv blocks before this one: its slot, and the parity of K and V
+    u32 nth = 0;       // kv blocks before this one: its slot, and the parity of K and V
     int ds_stage = 0;  // and of dS, whose ring may be longer
     u32 ds_parity = 0;
     u32 pieces = 0;       // of dQ, staged in all
@@ -83,15 +83,15 @@ struct BackwardConsumer {
     FS_DEVICE void run() {
         Turns::open(warpgroup);
         if constexpr (kConfig.rounds_dq) DqRounder<Kernel>::begin(args);
-        for (;; ++tiles) {
-            const u32 slot = tiles % Plan::kTileSlots;
-            ptx::mbarrier_wait(Plan::tile_full(slot), tiles / Plan::kTileSlots % 2);
-            const KvTile tile = KvTile::get(Plan::tile(slot));
-            i32 left = ptx::broadcast(tile.steps);
+        for (;; ++nth) {
+            const u32 slot = nth % Plan::kBlockSlots;
+            ptx::mbarrier_wait(Plan::block_full(slot), nth / Plan::kBlockSlots % 2);
+            const KvBlock block = KvBlock::get(Plan::kv_block(slot));
+            i32 left = ptx::broadcast(block.steps);
             if (left == 0) break;
-            first_key = ptx::broadcast(tile.first_key);
-            left -=
-                begin(ptx::broadcast(tile.batch * args.heads + tile.kv_head * args.kv_group), left);
+            first_key = ptx::broadcast(block.first_key);
+            left -= begin(ptx::broadcast(block.batch * args.heads + block.kv_head * args.kv_group),
+                          left);
             _Pragma("unroll 1") while (--left > 0) step<false>();
             step<true>();
             if constexpr (kConfig.rounds_dq) DqRounder<Kernel>::at_end_of_block(args);
@@ -192,7 +192,7 @@ struct BackwardConsumer {
     // kMayHide: with `masks_first`, true only in the first step of a kv block.
     template <bool kMayHide>
     FS_DEVICE void to_p() {
-        const auto& of = masked_sequence<Kernel>(args, tiles);
+        const auto& of = masked_sequence<Kernel>(args, nth);
         if constexpr (kNeeds.softcap) to_tanh<Kernel>(args, s);
         if constexpr (Mask::kHides && kMayHide) {
             if (hides(of)) hide(of);
@@ -344,15 +344,15 @@ struct BackwardConsumer {
     FS_DEVICE void advance_q_tile() {
         using Walk = sm90::Walk<Kernel>;
         if constexpr (!Walk::kCounts) return;
-        if (++q_tile == Walk::end_tile(args, first_key, tiles)) {
-            q_tile = Walk::first_tile(args, first_key, tiles);
+        if (++q_tile == Walk::end_tile(args, first_key, nth)) {
+            q_tile = Walk::first_tile(args, first_key, nth);
             if constexpr (kNeeds.alibi) take_head(batch_head + 1);
         }
     }
 
     FS_DEVICE void take_head(i32 next) {
         batch_head = next;
-        slope = args.alibi_slopes[first_slope<Kernel>(args, tiles) + next] * kLog2E;
+        slope = args.alibi_slopes[first_slope<Kernel>(args, nth) + next] * kLog2E;
     }
 
     // Steps
@@ -361,17 +361,17 @@ struct BackwardConsumer {
     FS_DEVICE i32 begin(i32 first_head, i32 left) {
         FS_UNROLL
         for (int i = 0; i < kConfig.d_head / 2; ++i) dk[i] = dv[i] = 0.0f;
-        q_tile = dq_tile = Walk<Kernel>::first_tile(args, first_key, tiles);
+        q_tile = dq_tile = Walk<Kernel>::first_tile(args, first_key, nth);
         dq_index = first_head * args.q_tiles + dq_tile;
         if constexpr (kNeeds.alibi) take_head(first_head);
-        adds = Walk<Kernel>::is_seen(args, first_key, tiles);
+        adds = Walk<Kernel>::is_seen(args, first_key, nth);
         has_dq = false;
         const i32 skipped = HiddenStep<BackwardConsumer>::skip(*this, left);
         // Fresh registers: what S and dP held before would stay alive through the products.
         typename Products::Scores first_s, first_dp;
-        ptx::mbarrier_wait(Plan::k_full(), tiles & 1);  // K has landed
+        ptx::mbarrier_wait(Plan::k_full(), nth & 1);  // K has landed
         issue_s(first_s);
-        ptx::mbarrier_wait(Plan::v_full(), tiles & 1);  // V has landed
+        ptx::mbarrier_wait(Plan::v_full(), nth & 1);  // V has landed
         issue_dp(first_dp);
         ptx::wgmma_wait<1>();
         take(s, first_s);
@@ -492,7 +492,7 @@ struct BackwardConsumer {
         issue_dq(last, ds_panel(now));
         ptx::wgmma_commit();
         store(args.dk, dk, Kernel::Score::slope(args));
-        release_tile();
+        release_block();
         ptx::wgmma_wait<0>();
         ptx::fence_registers(last);
         arrive(Plan::ds_empty(now));
@@ -503,17 +503,17 @@ struct BackwardConsumer {
 
     FS_DEVICE void store(const TensorArg& out, const typename Products::Gradient& gradient,
                          float by) const {
-        const KvTile tile = KvTile::get(Plan::tile(tiles % Plan::kTileSlots));
+        const KvBlock block = KvBlock::get(Plan::kv_block(nth % Plan::kBlockSlots));
         const float factors[2] = {by, by};
-        const QTile at{first_key + warpgroup * kWarpgroupRows, 0, tile.kv_head, tile.batch};
-        const auto& of = masked_sequence<Kernel>(args, tiles);
+        const QTile at{first_key + warpgroup * kWarpgroupRows, 0, block.kv_head, block.batch};
+        const auto& of = masked_sequence<Kernel>(args, nth);
         Output::store_direct(from_first_key(out, of), OutputBounds{of.k_len, args.d_head}, at,
                              warp * 16 + lane / 4, lane, gradient, factors);
     }
 
-    FS_DEVICE void release_tile() const {
+    FS_DEVICE void release_block() const {
         ptx::bar_warp_sync();  // all lanes have read the slot
-        arrive(Plan::tile_empty(tiles % Plan::kTileSlots));
+        arrive(Plan::block_empty(nth % Plan::kBlockSlots));
     }
 };
 

@@ -20,7 +20,7 @@
 
 namespace flashsmith::sm90 {
 
-// What a tile slot holds beside the kv block (KvTile), as two 16-byte accesses.
+// What a slot holds beside its KvBlock, as two 16-byte accesses.
 struct WalkedSequence {  // as an entry of the list begins, with queries and keys swapped
     i32 k_begin, q_begin;
     i32 k_len, q_len;
@@ -34,22 +34,20 @@ struct WalkedRows {
 
 // Behind the memory of the configuration:
 //
-//   sequence and rows of each tile slot | tail barriers | tails | which tail slot comes next
+//   sequence and rows of each slot | tail barriers | tails | which tail slot comes next
 template <Sm90TilesConfig kConfig>
 struct BackwardListedPlan {
     // One more than there are buffers that TMA fills: K, V, and stages of Q and dO. When a slot
     // is used again, a tile that was announced after it has been read: the sweeper goes in order.
     static constexpr int kTailSlots = 2 + 2 * kConfig.row_stages() + 1;
     static constexpr u32 kTold = BackwardPlan<kConfig>::kBase + kConfig.smem_bytes();
-    static constexpr u32 kTails = kTold + kConfig.tile_slots() * 32;
+    static constexpr u32 kTails = kTold + kConfig.block_slots() * 32;
     static constexpr u32 kBarriers = kTails + kTailSlots * 16;
     static constexpr u32 kNext = kBarriers + kTailSlots * kBarrierBytes;
     static_assert(kNext + kBarrierBytes - kTold == kBackwardListedBytes,
                   "the plan and the host must agree on the size of shared memory.");
 
-    static FS_DEVICE SmemAddr told(u32 tiles) {
-        return {kTold + tiles % kConfig.tile_slots() * 32};
-    }
+    static FS_DEVICE SmemAddr told(u32 nth) { return {kTold + nth % kConfig.block_slots() * 32}; }
     static FS_DEVICE SmemAddr tail(u32 slot) { return {kTails + slot * 16}; }
     static FS_DEVICE SmemAddr tail_full(u32 slot) { return {kBarriers + slot * kBarrierBytes}; }
 
@@ -59,21 +57,21 @@ struct BackwardListedPlan {
         ptx::st_shared_b32({kNext}, 0);
     }
 
-    static FS_DEVICE void put(u32 tiles, const WalkedRows& rows) {
-        ptx::st_shared_16b(told(tiles), __builtin_bit_cast(Chunk, rows));
+    static FS_DEVICE void put(u32 nth, const WalkedRows& rows) {
+        ptx::st_shared_16b(told(nth), __builtin_bit_cast(Chunk, rows));
     }
-    static FS_DEVICE void put(u32 tiles, const WalkedSequence& sequence) {
-        ptx::st_shared_16b(told(tiles) + 16, __builtin_bit_cast(Chunk, sequence));
+    static FS_DEVICE void put(u32 nth, const WalkedSequence& sequence) {
+        ptx::st_shared_16b(told(nth) + 16, __builtin_bit_cast(Chunk, sequence));
     }
-    static FS_DEVICE void put_walk(u32 tiles, i32 first, i32 end) {
-        ptx::st_shared_b32(told(tiles), static_cast<u32>(first));
-        ptx::st_shared_b32(told(tiles) + 4, static_cast<u32>(end));
+    static FS_DEVICE void put_walk(u32 nth, i32 first, i32 end) {
+        ptx::st_shared_b32(told(nth), static_cast<u32>(first));
+        ptx::st_shared_b32(told(nth) + 4, static_cast<u32>(end));
     }
-    static FS_DEVICE WalkedRows rows(u32 tiles) {
-        return __builtin_bit_cast(WalkedRows, ptx::ld_shared_16b(told(tiles)));
+    static FS_DEVICE WalkedRows rows(u32 nth) {
+        return __builtin_bit_cast(WalkedRows, ptx::ld_shared_16b(told(nth)));
     }
-    static FS_DEVICE WalkedSequence sequence(u32 tiles) {
-        return __builtin_bit_cast(WalkedSequence, ptx::ld_shared_16b(told(tiles) + 16));
+    static FS_DEVICE WalkedSequence sequence(u32 nth) {
+        return __builtin_bit_cast(WalkedSequence, ptx::ld_shared_16b(told(nth) + 16));
     }
 
     // Announces a tile whose first `kept` rows belong to the sequence; returns the barrier that its

@@ -12,7 +12,7 @@ constexpr int q_tile_rows() const { return has_roles() ? 64 : 8192 / d_head; }
 constexpr int panels() const { return d_head / kPanelColumns; }
 
 constexpr int row_stages() const { return 2; }
-constexpr int tile_slots() const { return 4; }
+constexpr int block_slots() const { return 4; }
 constexpr int kv_bytes() const { return keys() * kPanelRowBytes * panels(); }
 constexpr int q_bytes() const { return q_tile_rows() * kPanelRowBytes * panels(); }
 // With `two_passes` dS stays in registers, and this launch adds nothing to dQ.
@@ -37,14 +37,14 @@ constexpr int statistics_bytes() const { return 2 * q_tile_rows() * (fold ? 16 :
 constexpr int ones_bytes() const { return fold ? 2048 : 0; }
 // How many q tiles each warp that multiplies has rounded.
 constexpr int rounded_bytes() const { return rounds_dq ? 8 * 4 : 0; }
-// Full and empty of K, V, Q, dO, dS, the tile ring, and staged dQ or P.
+// Full and empty of K, V, Q, dO, dS, the ring of kv blocks, and staged dQ or P.
 constexpr int barriers() const {
     const int handed = has_roles() ? 2 : 2 * dq_phases() + 2;
-    return 2 * (2 + 2 * row_stages() + ds_stages + tile_slots()) + handed;
+    return 2 * (2 + 2 * row_stages() + ds_stages + block_slots()) + handed;
 }
 
 constexpr int smem_bytes() const {
     return 2 * kv_bytes() + 2 * row_stages() * q_bytes() + ds_stages * ds_bytes() +
            (stages_dq() ? 2 * piece_bytes() : 0) + p_bytes() + row_stages() * statistics_bytes() +
-           ones_bytes() + barriers() * 8 + tile_slots() * 16 + rounded_bytes();
+           ones_bytes() + barriers() * 8 + block_slots() * 16 + rounded_bytes();
 }

@@ -28,7 +28,7 @@ struct DrawnBlock {
 template <class Kernel>
 FS_DEVICE bool rises(const typename Kernel::Args& args, i32 head) {
     if constexpr (!Kernel::kConfig.rising) return false;
-    return head >= args.tiles / args.k_tiles - args.rising_heads;
+    return head >= args.all_kv_blocks / args.kv_blocks - args.rising_heads;
 }
 
 // Number `index` of `heads` heads with `blocks` blocks each, by sections.
@@ -43,9 +43,9 @@ FS_DEVICE DrawnBlock block_of_section(u32 index, u32 heads, u32 blocks, u32 sect
 
 template <class Kernel>
 FS_DEVICE DrawnBlock draw_short_last(const typename Kernel::Args& args, u32 index) {
-    const u32 heads = args.tiles / args.k_tiles;
+    const u32 heads = args.all_kv_blocks / args.kv_blocks;
     if constexpr (Kernel::kConfig.in_any_order()) {
-        const u32 long_blocks = args.k_tiles - args.short_blocks;
+        const u32 long_blocks = args.kv_blocks - args.short_blocks;
         if (index < long_blocks * heads) {
             return block_of_section(index, heads, long_blocks, args.section_heads);
         }
@@ -54,14 +54,14 @@ FS_DEVICE DrawnBlock draw_short_last(const typename Kernel::Args& args, u32 inde
         return {at.head, long_blocks + at.block};
     } else {
         const u32 falling = heads - args.rising_heads;
-        const u32 of_falling = falling * args.k_tiles;
+        const u32 of_falling = falling * args.kv_blocks;
         if (index < of_falling) {
             const DrawnBlock at =
-                block_of_section(index, falling, args.k_tiles, args.section_heads);
-            return {at.head, args.k_tiles - 1 - at.block};
+                block_of_section(index, falling, args.kv_blocks, args.section_heads);
+            return {at.head, args.kv_blocks - 1 - at.block};
         }
-        const DrawnBlock at = block_of_section(index - of_falling, args.rising_heads, args.k_tiles,
-                                               args.rising_heads);
+        const DrawnBlock at = block_of_section(index - of_falling, args.rising_heads,
+                                               args.kv_blocks, args.rising_heads);
         return {falling + at.head, at.block};
     }
 }

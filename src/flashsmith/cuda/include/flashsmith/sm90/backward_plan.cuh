@@ -1,7 +1,7 @@
 // Where the backward kernel keeps what in shared memory; matrices are panels (tile/panel.cuh).
 //
 //   K | V | Q stages | dO stages | dS stages | staged dQ or P | statistics stages | ones |
-//   barriers | tiles | dQ rounded
+//   barriers | kv blocks | dQ rounded
 //
 // All addresses are constants: registers for them would not fit beside the accumulators. Dynamic
 // shared memory begins at kBase where there is no other; the kernel checks it.
@@ -18,7 +18,7 @@ struct BackwardPlan {
     static constexpr u32 kBase = 1024;
     static constexpr int kRowStages = kConfig.row_stages();
     static constexpr int kDsStages = kConfig.ds_stages;
-    static constexpr int kTileSlots = kConfig.tile_slots();
+    static constexpr int kBlockSlots = kConfig.block_slots();
 
     static constexpr u32 kK = kBase;
     static constexpr u32 kV = kK + kConfig.kv_bytes();
@@ -30,10 +30,10 @@ struct BackwardPlan {
     static constexpr u32 kStatistics = kP + kConfig.p_bytes();
     static constexpr u32 kOnes = kStatistics + kRowStages * kConfig.statistics_bytes();
     static constexpr u32 kBarriers = kOnes + kConfig.ones_bytes();
-    static constexpr u32 kTiles = kBarriers + kConfig.barriers() * kBarrierBytes;
+    static constexpr u32 kBlocks = kBarriers + kConfig.barriers() * kBarrierBytes;
     static_assert(kRowStages == 2, "a step's number is stage and parity.");
     static_assert(!kConfig.has_roles() || kDsStages == 2, "and with roles it is those of dS too.");
-    static constexpr u32 kRounded = kTiles + kTileSlots * 16;  // with rounds_dq: a word a warp
+    static constexpr u32 kRounded = kBlocks + kBlockSlots * 16;  // with rounds_dq: a word a warp
     static_assert(kRounded + kConfig.rounded_bytes() == kBase + kConfig.smem_bytes(),
                   "the plan and the configuration must agree on the size of shared memory.");
 
@@ -44,7 +44,7 @@ struct BackwardPlan {
     }
     // Where warpgroup `w` stages its piece of dQ.
     static FS_DEVICE SmemAddr dq(int w) { return {kDq + w * kConfig.piece_bytes()}; }
-    static FS_DEVICE SmemAddr tile(int slot) { return {kTiles + slot * 16}; }
+    static FS_DEVICE SmemAddr kv_block(int slot) { return {kBlocks + slot * 16}; }
 
     static FS_DEVICE SmemAddr rounded(int warp) { return {kRounded + warp * 4}; }
 
@@ -58,17 +58,17 @@ struct BackwardPlan {
     static FS_DEVICE SmemAddr d_o_empty(int i) { return barrier(4 + 3 * kRowStages + i); }
     static FS_DEVICE SmemAddr ds_full(int i) { return barrier(kAfterRows + i); }
     static FS_DEVICE SmemAddr ds_empty(int i) { return barrier(kAfterRows + kDsStages + i); }
-    static FS_DEVICE SmemAddr tile_full(int i) { return barrier(kAfterDs + i); }
-    static FS_DEVICE SmemAddr tile_empty(int i) { return barrier(kAfterDs + kTileSlots + i); }
+    static FS_DEVICE SmemAddr block_full(int i) { return barrier(kAfterDs + i); }
+    static FS_DEVICE SmemAddr block_empty(int i) { return barrier(kAfterDs + kBlockSlots + i); }
     // Of a warpgroup's piece number `piece`.
     static FS_DEVICE SmemAddr dq_full(int w, u32 piece) {
-        return barrier(kAfterDs + 2 * kTileSlots + w + 2 * (piece % kConfig.dq_phases()));
+        return barrier(kAfterDs + 2 * kBlockSlots + w + 2 * (piece % kConfig.dq_phases()));
     }
     static FS_DEVICE SmemAddr dq_empty(int w) {
-        return barrier(kAfterDs + 2 * kTileSlots + 2 * kConfig.dq_phases() + w);
+        return barrier(kAfterDs + 2 * kBlockSlots + 2 * kConfig.dq_phases() + w);
     }
-    static FS_DEVICE SmemAddr p_full() { return barrier(kAfterDs + 2 * kTileSlots); }
-    static FS_DEVICE SmemAddr p_empty() { return barrier(kAfterDs + 2 * kTileSlots + 1); }
+    static FS_DEVICE SmemAddr p_full() { return barrier(kAfterDs + 2 * kBlockSlots); }
+    static FS_DEVICE SmemAddr p_empty() { return barrier(kAfterDs + 2 * kBlockSlots + 1); }
 
     // One thread; a barrier of the block must follow.
     static FS_DEVICE void init_barriers() {
@@ -89,9 +89,9 @@ struct BackwardPlan {
             ptx::mbarrier_init(ds_full(i), kDsWarps);
             ptx::mbarrier_init(ds_empty(i), 2 * kWarps);
         }
-        for (int i = 0; i < kTileSlots; ++i) {
-            ptx::mbarrier_init(tile_full(i), 1);
-            ptx::mbarrier_init(tile_empty(i), 2 * kWarps + kAdders);
+        for (int i = 0; i < kBlockSlots; ++i) {
+            ptx::mbarrier_init(block_full(i), 1);
+            ptx::mbarrier_init(block_empty(i), 2 * kWarps + kAdders);
         }
         if constexpr (kConfig.has_roles()) {
             ptx::mbarrier_init(p_full(), kWarps);

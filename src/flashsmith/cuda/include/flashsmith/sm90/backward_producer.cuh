@@ -17,7 +17,7 @@ struct BackwardProducer {
     static constexpr Sm90TilesConfig kConfig = Kernel::kConfig;
 
     const Args& args;
-    u32 tiles = 0;  // whose loads are out: slot, and parity of K and V
+    u32 nth = 0;    // kv blocks before this one: slot, and parity of K and V
     u32 steps = 0;  // the same of q tiles: stage and parity of Q and dO
 
     FS_DEVICE explicit BackwardProducer(const Args& args) : args(args) {}
@@ -25,34 +25,34 @@ struct BackwardProducer {
     // It has 24 registers: what can be read again or counted is not kept.
     FS_DEVICE void run() {
         publish(draw(), 0);
-        for (;; ++tiles) {
-            const SmemAddr slot = Plan::tile(tiles % Plan::kTileSlots);
-            const KvTile tile = Kernel::kListed ? KvTile::get_packed(slot) : KvTile::get(slot);
-            if (tile.steps == 0) {
+        for (;; ++nth) {
+            const SmemAddr slot = Plan::kv_block(nth % Plan::kBlockSlots);
+            const KvBlock block = Kernel::kListed ? KvBlock::get_packed(slot) : KvBlock::get(slot);
+            if (block.steps == 0) {
                 if constexpr (Kernel::kListed) Kernel::ListedPlan::end_tails();
                 return;
             }
             // Asked for here, needed when the rings are full. In order, others wait for the block
             // that a number stands for: it is drawn when this one's loads are out, not before.
             [[maybe_unused]] const u32 early = kConfig.in_any_order() ? draw() : 0;
-            Walk<Kernel> walk(args, tile, tiles);
-            // In the order of need. V is free before K: a tile's last dQ still reads that.
-            load_q(walk, tile.batch);
-            load_kv(args.v_map, Plan::kV, Plan::v_full(), Plan::v_empty(), tile);
-            load_d_o(walk, tile.batch);
-            load_kv(args.k_map, Plan::kK, Plan::k_full(), Plan::k_empty(), tile);
+            Walk<Kernel> walk(args, block, nth);
+            // In the order of need. V is free before K: a kv block's last dQ still reads that.
+            load_q(walk, block.batch);
+            load_kv(args.v_map, Plan::kV, Plan::v_full(), Plan::v_empty(), block);
+            load_d_o(walk, block.batch);
+            load_kv(args.k_map, Plan::kK, Plan::k_full(), Plan::k_empty(), block);
             ++steps;
-            _Pragma("unroll 1") for (i32 left = tile.steps; --left > 0; ++steps) {
-                walk.advance(args, tiles);
-                if constexpr (kConfig.early_release) load_d_o(walk, tile.batch);  // free first
-                load_q(walk, tile.batch);
-                if constexpr (!kConfig.early_release) load_d_o(walk, tile.batch);
-                if (kConfig.in_any_order() && left == tile.steps - 1) publish(early, tiles + 1);
+            _Pragma("unroll 1") for (i32 left = block.steps; --left > 0; ++steps) {
+                walk.advance(args, nth);
+                if constexpr (kConfig.early_release) load_d_o(walk, block.batch);  // free first
+                load_q(walk, block.batch);
+                if constexpr (!kConfig.early_release) load_d_o(walk, block.batch);
+                if (kConfig.in_any_order() && left == block.steps - 1) publish(early, nth + 1);
             }
             if (!kConfig.in_any_order()) {
-                publish(draw(), tiles + 1);
-            } else if (tile.steps == 1) {
-                publish(early, tiles + 1);
+                publish(draw(), nth + 1);
+            } else if (block.steps == 1) {
+                publish(early, nth + 1);
             }
         }
     }
@@ -61,26 +61,26 @@ struct BackwardProducer {
     // All numbers come from the counter: who holds one runs, and so do those that hold lower ones.
     FS_DEVICE u32 draw() const { return ptx::atom_add_u32(args.counters, 1); }
 
-    // Tells the other warps of their tile `count`.
+    // Tells the other warps of their kv block `count`.
     FS_DEVICE void publish(u32 number, u32 count) const {
-        const u32 slot = count % Plan::kTileSlots;
+        const u32 slot = count % Plan::kBlockSlots;
         if constexpr (Kernel::kListed) {
             wait_for_slot(count);
-            ListedKvTile<Kernel>::put(args, number, count);
+            ListedKvBlock<Kernel>::put(args, number, count);
             asm volatile("" : "+r"(count));  // the barrier is found anew: registers are few
-            ptx::mbarrier_arrive(Plan::tile_full(count % Plan::kTileSlots));
+            ptx::mbarrier_arrive(Plan::block_full(count % Plan::kBlockSlots));
         } else {
-            const KvTile tile = decode_kv_tile<Kernel>(args, number);
+            const KvBlock block = decode_kv_block<Kernel>(args, number);
             wait_for_slot(count);
-            tile.put(Plan::tile(slot));
-            ptx::mbarrier_arrive(Plan::tile_full(slot));
+            block.put(Plan::kv_block(slot));
+            ptx::mbarrier_arrive(Plan::block_full(slot));
         }
     }
 
-    // All warps have left the slot of tile `count`.
+    // All warps have left the slot of kv block `count`.
     FS_DEVICE void wait_for_slot(u32 count) const {
-        ptx::mbarrier_wait(Plan::tile_empty(count % Plan::kTileSlots),
-                           ~(count / Plan::kTileSlots) & 1);
+        ptx::mbarrier_wait(Plan::block_empty(count % Plan::kBlockSlots),
+                           ~(count / Plan::kBlockSlots) & 1);
     }
 
     // The barrier that copies into `tile` complete on, which is told of them: `full`, unless rows
@@ -104,16 +104,16 @@ struct BackwardProducer {
     }
 
     FS_DEVICE void load_kv(const TensorMap& map, u32 dst, SmemAddr full, SmemAddr empty,
-                           const KvTile& tile) const {
-        ptx::mbarrier_wait(empty, ~tiles & 1);  // the tile before has been read
-        i32 row = tile.first_key, kept = 0;
+                           const KvBlock& block) const {
+        ptx::mbarrier_wait(empty, ~nth & 1);  // the kv block before has been read
+        i32 row = block.first_key, kept = 0;
         if constexpr (Kernel::kListed) {
-            const WalkedSequence of = Kernel::ListedPlan::sequence(tiles);
+            const WalkedSequence of = Kernel::ListedPlan::sequence(nth);
             kept = of.q_len > 0 ? of.k_len - row : 0;  // nobody looks at keys without rows
         }
         const SmemAddr lands = expect(full, kConfig.kv_bytes(), {dst}, kept, kConfig.keys());
-        if constexpr (Kernel::kListed) row += Kernel::ListedPlan::sequence(tiles).k_begin;
-        load_panels({dst}, map, kConfig.keys(), lands, row, tile.kv_head, tile.batch);
+        if constexpr (Kernel::kListed) row += Kernel::ListedPlan::sequence(nth).k_begin;
+        load_panels({dst}, map, kConfig.keys(), lands, row, block.kv_head, block.batch);
     }
 
     FS_DEVICE int stage() const { return steps & 1; }
@@ -125,9 +125,8 @@ struct BackwardProducer {
         const SmemAddr lands =
             load_rows(args.q_map, Plan::kQ, full, kConfig.q_bytes() + kConfig.statistics_bytes(),
                       walk, batch);
-        const u64 statistics =
-            reinterpret_cast<u64>(args.statistics) +
-            static_cast<u64>(walk.index(args, tiles)) * kConfig.statistics_bytes();
+        const u64 statistics = reinterpret_cast<u64>(args.statistics) +
+                               static_cast<u64>(walk.index(args, nth)) * kConfig.statistics_bytes();
         ptx::bulk_load(Plan::statistics(stage()), statistics, kConfig.statistics_bytes(), lands);
     }
 
@@ -145,9 +144,9 @@ struct BackwardProducer {
                                  const Walk<Kernel>& walk, i32 batch) const {
         constexpr i32 kRows = kConfig.q_tile_rows();
         i32 row = walk.tile * kRows, kept = 0;
-        if constexpr (Kernel::kListed) kept = Kernel::ListedPlan::sequence(tiles).q_len - row;
+        if constexpr (Kernel::kListed) kept = Kernel::ListedPlan::sequence(nth).q_len - row;
         const SmemAddr lands = expect(full, bytes, staged(stages), kept, kRows);
-        if constexpr (Kernel::kListed) row += Kernel::ListedPlan::sequence(tiles).q_begin;
+        if constexpr (Kernel::kListed) row += Kernel::ListedPlan::sequence(nth).q_begin;
         load_panels(staged(stages), map, kRows, lands, row, walk.batch_head - batch * args.heads,
                     batch);
         return lands;
@@ -173,33 +172,33 @@ struct DqAdder {
 
     FS_DEVICE void run() {
         for (u32 seen = 0;; ++seen) {
-            const u32 slot = seen % Plan::kTileSlots;
-            ptx::mbarrier_wait(Plan::tile_full(slot), seen / Plan::kTileSlots % 2);
-            const KvTile tile = KvTile::get(Plan::tile(slot));
-            if constexpr (!Kernel::kListed) ptx::mbarrier_arrive(Plan::tile_empty(slot));
-            if (tile.steps == 0) return;
-            if (!Walk<Kernel>::is_seen(args, tile.first_key, seen)) {
-                if constexpr (Kernel::kListed) ptx::mbarrier_arrive(Plan::tile_empty(slot));
+            const u32 slot = seen % Plan::kBlockSlots;
+            ptx::mbarrier_wait(Plan::block_full(slot), seen / Plan::kBlockSlots % 2);
+            const KvBlock block = KvBlock::get(Plan::kv_block(slot));
+            if constexpr (!Kernel::kListed) ptx::mbarrier_arrive(Plan::block_empty(slot));
+            if (block.steps == 0) return;
+            if (!Walk<Kernel>::is_seen(args, block.first_key, seen)) {
+                if constexpr (Kernel::kListed) ptx::mbarrier_arrive(Plan::block_empty(slot));
                 continue;
             }
-            Walk<Kernel> walk(args, tile, seen);
-            _Pragma("unroll 1") for (i32 step = 0; step < tile.steps; ++step) {
-                add(walk, tile.first_key, seen);
+            Walk<Kernel> walk(args, block, seen);
+            _Pragma("unroll 1") for (i32 step = 0; step < block.steps; ++step) {
+                add(walk, block.first_key, seen);
                 walk.advance(args, seen);
             }
             // What the slot says of the sequence is read with every sum.
-            if constexpr (Kernel::kListed) ptx::mbarrier_arrive(Plan::tile_empty(slot));
+            if constexpr (Kernel::kListed) ptx::mbarrier_arrive(Plan::block_empty(slot));
         }
     }
 
   private:
-    FS_DEVICE void add(const Walk<Kernel>& walk, i32 first_key, u32 tiles) {
+    FS_DEVICE void add(const Walk<Kernel>& walk, i32 first_key, u32 nth) {
         constexpr i32 kKeys = kConfig.keys();
         const i32 row_end = (walk.tile + 1) * kConfig.q_tile_rows();
-        const auto& of = masked_sequence<Kernel>(args, tiles);
+        const auto& of = masked_sequence<Kernel>(args, nth);
         const i32 blocks = (Kernel::Mask::seen_before(of, row_end) + kKeys - 1) / kKeys;
-        const u32 before = blocks - 1 - first_key / kKeys;  // blocks that add before this one
-        const u32 piece = walk.index(args, tiles) * 2 + warpgroup;  // a launch has fewer than 2^31
+        const u32 before = blocks - 1 - first_key / kKeys;        // blocks that add before this one
+        const u32 piece = walk.index(args, nth) * 2 + warpgroup;  // a launch has fewer than 2^31
         const u64 dst =
             reinterpret_cast<u64>(args.dq_sums) + static_cast<u64>(piece) * kConfig.piece_bytes();
         const u32 counter = 1 + piece;

@@ -123,8 +123,8 @@ struct DqRounder {
     FS_DEVICE bool round_some() const {
         const u32 ctas = ptx::nctaid_x();
         const u32 rounded = ptx::broadcast(ptx::ld_shared_b32(place()));
-        const u32 all = args.tiles / args.k_tiles * args.kv_group * args.q_tiles;
-        const u32 share = min(args.kv_group * args.q_tiles / args.k_tiles + 2, 31);
+        const u32 all = args.all_kv_blocks / args.kv_blocks * args.kv_group * args.q_tiles;
+        const u32 share = min(args.kv_group * args.q_tiles / args.kv_blocks + 2, 31);
         const u32 next = ptx::ctaid_x() + rounded * ctas;
         // Lane i looks at the i-th from here.
         const u32 item = next + lane() * ctas;

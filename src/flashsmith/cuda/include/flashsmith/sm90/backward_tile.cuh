@@ -24,7 +24,7 @@ struct BackwardKernel {
 };
 
 // One block of keys of one head of K and V. steps 0 ends the work.
-struct KvTile {
+struct KvBlock {
     i32 first_key;
     i32 steps;
     i32 kv_head;
@@ -36,7 +36,7 @@ struct KvTile {
         ptx::st_shared_16b(slot, words);
     }
 
-    static FS_DEVICE KvTile get(SmemAddr slot) {
+    static FS_DEVICE KvBlock get(SmemAddr slot) {
         const Chunk words = ptx::ld_shared_16b(slot);
         return {static_cast<i32>(words.word[0]), static_cast<i32>(words.word[1]),
                 static_cast<i32>(words.word[2]), static_cast<i32>(words.word[3])};
@@ -47,10 +47,10 @@ struct KvTile {
     }
 
     // Of packed sequences, which are a batch of one.
-    static FS_DEVICE KvTile get_packed(SmemAddr slot) {
-        KvTile tile = get(slot);
-        tile.batch = 0;
-        return tile;
+    static FS_DEVICE KvBlock get_packed(SmemAddr slot) {
+        KvBlock block = get(slot);
+        block.batch = 0;
+        return block;
     }
 };
 
@@ -100,33 +100,32 @@ struct Walk {
         return args.kv_group * (end_tile(args, first_key) - first_tile(args, first_key));
     }
 
-    // Of the kv block that is number `tiles` of a CTA: from the arguments, or as the producer has
-    // told it.
+    // Of the nth kv block of a cta: from the arguments, or as the producer has told it.
 
-    static FS_DEVICE bool is_seen(const Args& args, i32 first_key, [[maybe_unused]] u32 tiles) {
+    static FS_DEVICE bool is_seen(const Args& args, i32 first_key, [[maybe_unused]] u32 nth) {
         if constexpr (Kernel::kListed) {
-            const WalkedRows told = Kernel::ListedPlan::rows(tiles);
+            const WalkedRows told = Kernel::ListedPlan::rows(nth);
             return told.first < told.end;
         } else {
             return is_seen(args, first_key);
         }
     }
-    static FS_DEVICE i32 first_tile(const Args& args, i32 first_key, [[maybe_unused]] u32 tiles) {
+    static FS_DEVICE i32 first_tile(const Args& args, i32 first_key, [[maybe_unused]] u32 nth) {
         if constexpr (Kernel::kListed)
-            return Kernel::ListedPlan::rows(tiles).first;
+            return Kernel::ListedPlan::rows(nth).first;
         else
             return first_tile(args, first_key);
     }
-    static FS_DEVICE i32 end_tile(const Args& args, i32 first_key, [[maybe_unused]] u32 tiles) {
+    static FS_DEVICE i32 end_tile(const Args& args, i32 first_key, [[maybe_unused]] u32 nth) {
         if constexpr (Kernel::kListed)
-            return Kernel::ListedPlan::rows(tiles).end;
+            return Kernel::ListedPlan::rows(nth).end;
         else
             return end_tile(args, first_key);
     }
     // q tiles of a head in scratch memory before those of the sequence.
-    static FS_DEVICE i32 tiles_before([[maybe_unused]] u32 tiles) {
+    static FS_DEVICE i32 tiles_before([[maybe_unused]] u32 nth) {
         if constexpr (Kernel::kListed)
-            return Kernel::ListedPlan::rows(tiles).tiles_before;
+            return Kernel::ListedPlan::rows(nth).tiles_before;
         else
             return 0;
     }
@@ -136,16 +135,16 @@ struct Walk {
     i32 tile;        // where the walk is
     i32 batch_head;  // of Q
 
-    FS_DEVICE Walk(const Args& args, const KvTile& at, u32 tiles)
-        : first(first_tile(args, at.first_key, tiles)),
-          end(end_tile(args, at.first_key, tiles)),
+    FS_DEVICE Walk(const Args& args, const KvBlock& at, u32 nth)
+        : first(first_tile(args, at.first_key, nth)),
+          end(end_tile(args, at.first_key, nth)),
           tile(first),
           batch_head(at.batch * args.heads + at.kv_head * args.kv_group) {}
 
-    FS_DEVICE void advance(const Args& args, [[maybe_unused]] u32 tiles) {
+    FS_DEVICE void advance(const Args& args, [[maybe_unused]] u32 nth) {
         if constexpr (Kernel::kListed) {  // the slot is read again: registers are few
-            if (++tile == Kernel::ListedPlan::rows(tiles).end) {
-                tile = Kernel::ListedPlan::rows(tiles).first;
+            if (++tile == Kernel::ListedPlan::rows(nth).end) {
+                tile = Kernel::ListedPlan::rows(nth).first;
                 ++batch_head;
             }
         } else {
@@ -158,18 +157,18 @@ struct Walk {
     }
 
     // Of all q tiles in scratch memory.
-    FS_DEVICE u32 index(const Args& args, u32 tiles) const {
-        return static_cast<u32>(batch_head * args.q_tiles + tile + tiles_before(tiles));
+    FS_DEVICE u32 index(const Args& args, u32 nth) const {
+        return static_cast<u32>(batch_head * args.q_tiles + tile + tiles_before(nth));
     }
 };
 
-// The sequence of number `tiles` of a CTA, as masks ask for it.
+// The sequence of the nth kv block of a cta, as masks ask for it.
 template <class Kernel>
 FS_DEVICE decltype(auto) masked_sequence(const typename Kernel::Args& args,
-                                         [[maybe_unused]] u32 tiles) {
+                                         [[maybe_unused]] u32 nth) {
     if constexpr (Kernel::kListed) {
-        const WalkedSequence told = Kernel::ListedPlan::sequence(tiles);
-        const i32 alignment = Kernel::ListedPlan::rows(tiles).alignment;
+        const WalkedSequence told = Kernel::ListedPlan::sequence(nth);
+        const i32 alignment = Kernel::ListedPlan::rows(nth).alignment;
         return listed_sequence(args, ListedTile{told.q_begin, told.k_begin, told.q_len, told.k_len,
                                                 0, 0, alignment, 0});
     } else {
@@ -177,15 +176,15 @@ FS_DEVICE decltype(auto) masked_sequence(const typename Kernel::Args& args,
     }
 }
 
-// The first slope of the sequence of number `tiles` of a CTA; heads of a dense batch are counted on
-// from entry to entry.
+// The first slope of the nth kv block's sequence; heads of a dense batch are counted on from entry
+// to entry.
 template <class Kernel>
-FS_DEVICE i32 first_slope(const typename Kernel::Args& args, [[maybe_unused]] u32 tiles) {
+FS_DEVICE i32 first_slope(const typename Kernel::Args& args, [[maybe_unused]] u32 nth) {
     if constexpr (Kernel::kListed) {
-        const WalkedSequence told = Kernel::ListedPlan::sequence(tiles);
+        const WalkedSequence told = Kernel::ListedPlan::sequence(nth);
         if (told.q_len == 0) return 0;  // keys of no sequence
         // As first_scratch_tile counts them.
-        const i32 before = Kernel::ListedPlan::rows(tiles).tiles_before;
+        const i32 before = Kernel::ListedPlan::rows(nth).tiles_before;
         return (before - told.q_begin / Walk<Kernel>::kRows - 1) * args.heads;
     } else {
         return 0;
@@ -196,8 +195,8 @@ FS_DEVICE i32 first_slope(const typename Kernel::Args& args, [[maybe_unused]] u3
 // In order, blocks that add to a q tile first come first, so that who waits for a sum waits for a
 // block that was drawn before; without order, the longest under a mask do.
 template <class Kernel>
-FS_DEVICE KvTile decode_kv_tile(const typename Kernel::Args& args, u32 index) {
-    if (index >= static_cast<u32>(args.tiles)) return {0, 0, 0, 0};
+FS_DEVICE KvBlock decode_kv_block(const typename Kernel::Args& args, u32 index) {
+    if (index >= static_cast<u32>(args.all_kv_blocks)) return {0, 0, 0, 0};
     if constexpr (Kernel::kConfig.ends_short()) {
         const DrawnBlock at = draw_short_last<Kernel>(args, index);
         const i32 first_key = at.block * Kernel::kConfig.keys();
@@ -205,26 +204,26 @@ FS_DEVICE KvTile decode_kv_tile(const typename Kernel::Args& args, u32 index) {
         return {first_key, Walk<Kernel>::steps(args, first_key),
                 static_cast<i32>(at.head - batch * args.kv_heads), static_cast<i32>(batch)};
     }
-    const u32 in_section = args.section_heads * args.k_tiles;
+    const u32 in_section = args.section_heads * args.kv_blocks;
     const u32 section = index / in_section;
     const u32 rest = index - section * in_section;
     const u32 first_head = section * args.section_heads;
-    const u32 all_heads = args.tiles / args.k_tiles;
+    const u32 all_heads = args.all_kv_blocks / args.kv_blocks;
     const u32 heads = min(static_cast<u32>(args.section_heads), all_heads - first_head);
     const u32 turn = rest / heads;
     const u32 batch_head = first_head + rest - turn * heads;
-    const u32 block = Kernel::kConfig.in_any_order() ? turn : args.k_tiles - 1 - turn;
+    const u32 block = Kernel::kConfig.in_any_order() ? turn : args.kv_blocks - 1 - turn;
     const i32 first_key = block * Kernel::kConfig.keys();
     const u32 batch = batch_head / args.kv_heads;
     return {first_key, Walk<Kernel>::steps(args, first_key),
             static_cast<i32>(batch_head - batch * args.kv_heads), static_cast<i32>(batch)};
 }
 
-// The same from a list of kv blocks, the longest sequences first: for the CTA's number `tiles`,
-// into its slot. The blocks of a sequence stand together in the list: an entry says which sequence
-// a number is of. What is known goes to the slot at once and is read again: registers are few.
+// The same from a list of kv blocks, the longest sequences first: the cta's nth goes into its slot.
+// The kv blocks of a sequence stand together in the list: an entry says which sequence a number is
+// of. What is known goes to the slot at once and is read again: registers are few.
 template <class Kernel>
-struct ListedKvTile {
+struct ListedKvBlock {
     using Args = typename Kernel::Args;
     using Walk = sm90::Walk<Kernel>;
     using Listed = typename Kernel::ListedPlan;
@@ -233,58 +232,58 @@ struct ListedKvTile {
         i32 q_tiles;
     };
 
-    static FS_DEVICE void put(const Args& args, u32 index, u32 tiles) {
+    static FS_DEVICE void put(const Args& args, u32 index, u32 nth) {
         const TileList list(args.k_list);
         if (index >= static_cast<u32>(list.entries) * args.kv_heads) {
-            return put_tile(tiles, {0, 0, 0, 0});
+            return put_block(nth, {0, 0, 0, 0});
         }
-        const i32 first = put_sequence(args, list.entry_at(index / args.kv_heads), tiles);
-        put_tile(tiles, block(args, index - static_cast<u32>(first * args.kv_heads), tiles));
-        asm volatile("" : "+r"(tiles));  // the slot is found anew: kept, it would take a register
-        put_walk(args, tiles);
+        const i32 first = put_sequence(args, list.entry_at(index / args.kv_heads), nth);
+        put_block(nth, block(args, index - static_cast<u32>(first * args.kv_heads), nth));
+        asm volatile("" : "+r"(nth));  // the slot is found anew: kept, it would take a register
+        put_walk(args, nth);
     }
 
   private:
-    static FS_DEVICE void put_tile(u32 tiles, const KvTile& tile) {
-        tile.put(Kernel::Plan::tile(tiles % Kernel::Plan::kTileSlots));
+    static FS_DEVICE void put_block(u32 nth, const KvBlock& block) {
+        block.put(Kernel::Plan::kv_block(nth % Kernel::Plan::kBlockSlots));
     }
 
     // Returns the entry of the sequence's first block.
-    static FS_DEVICE i32 put_sequence(const Args& args, u64 entry, u32 tiles) {
-        Listed::put(tiles, __builtin_bit_cast(WalkedSequence, ptx::ld_global_16b(entry)));
+    static FS_DEVICE i32 put_sequence(const Args& args, u64 entry, u32 nth) {
+        Listed::put(nth, __builtin_bit_cast(WalkedSequence, ptx::ld_global_16b(entry)));
         const ListedTile of = transposed(ListedTile::get(entry));
         // A sequence without rows is walked with the q tile that belongs to nobody.
         const i32 before = of.q_len > 0 ? first_scratch_tile<Walk::kRows>(of) : args.q_tiles - 1;
-        Listed::put(tiles, WalkedRows{0, 0, before, of.alignment});
+        Listed::put(nth, WalkedRows{0, 0, before, of.alignment});
         return of.first;
     }
 
     // Number `index` of a sequence's blocks, of all heads; steps are not known.
-    static FS_DEVICE KvTile block(const Args& args, u32 index, u32 tiles) {
-        const WalkedSequence of = Listed::sequence(tiles);
-        const u32 k_tiles = (of.k_len + kKeys - 1) / kKeys;
+    static FS_DEVICE KvBlock block(const Args& args, u32 index, u32 nth) {
+        const WalkedSequence of = Listed::sequence(nth);
+        const u32 kv_blocks = (of.k_len + kKeys - 1) / kKeys;
         const u32 together = max(1, min(args.section_rows / max(of.q_len, 1), args.kv_heads));
-        const u32 section = index / (together * k_tiles);
-        const u32 rest = index - section * together * k_tiles;
+        const u32 section = index / (together * kv_blocks);
+        const u32 rest = index - section * together * kv_blocks;
         const u32 heads = min(together, args.kv_heads - section * together);
         const u32 turn = rest / heads;
         const u32 head = section * together + rest - turn * heads;
-        return {static_cast<i32>(k_tiles - 1 - turn) * kKeys, 0, static_cast<i32>(head), 0};
+        return {static_cast<i32>(kv_blocks - 1 - turn) * kKeys, 0, static_cast<i32>(head), 0};
     }
 
     // The q tiles that the block is walked with, and the steps.
-    static FS_DEVICE void put_walk(const Args& args, u32 tiles) {
-        const SmemAddr slot = Kernel::Plan::tile(tiles % Kernel::Plan::kTileSlots);
-        const i32 first_key = KvTile::get(slot).first_key;
-        const ListedSequence& of = masked_sequence<Kernel>(args, tiles);
+    static FS_DEVICE void put_walk(const Args& args, u32 nth) {
+        const SmemAddr slot = Kernel::Plan::kv_block(nth % Kernel::Plan::kBlockSlots);
+        const i32 first_key = KvBlock::get(slot).first_key;
+        const ListedSequence& of = masked_sequence<Kernel>(args, nth);
         const Sequence sequence{of, max((of.q_len + Walk::kRows - 1) / Walk::kRows, 1)};
         const i32 first = Walk::first_tile(sequence, first_key);
         i32 end = first;  // of a block that no row sees
         if (of.q_len > 0 && Walk::is_seen(sequence, first_key)) {
             end = Walk::end_tile(sequence, first_key);
         }
-        Listed::put_walk(tiles, first, end);
-        KvTile::put_steps(slot, max(args.kv_group * (end - first), 1));
+        Listed::put_walk(nth, first, end);
+        KvBlock::put_steps(slot, max(args.kv_group * (end - first), 1));
     }
 };
 

@@ -60,7 +60,7 @@ struct WideConsumer {
     const bool is_first_lane;
 
     u32 steps = 0;           // made in all: stage and parity of Q, dO and dS, parity of P
-    u32 tiles = 0;           // seen in all: slot, and parity of K and V
+    u32 nth = 0;             // kv blocks before this one: slot, and parity of K and V
     i32 first_key = 0;       // of the kv block
     i32 q_tile = 0;          // of the step's scores
     bool adds = true;        // whether what this block multiplies belongs to any dQ
@@ -84,14 +84,14 @@ struct WideConsumer {
           is_first_lane(lane == 0) {}
 
     FS_DEVICE void run() {
-        for (;; ++tiles) {
-            const u32 slot = tiles % Plan::kTileSlots;
-            ptx::mbarrier_wait(Plan::tile_full(slot), tiles / Plan::kTileSlots % 2);
-            const KvTile tile = KvTile::get(Plan::tile(slot));
-            i32 left = ptx::broadcast(tile.steps);
+        for (;; ++nth) {
+            const u32 slot = nth % Plan::kBlockSlots;
+            ptx::mbarrier_wait(Plan::block_full(slot), nth / Plan::kBlockSlots % 2);
+            const KvBlock block = KvBlock::get(Plan::kv_block(slot));
+            i32 left = ptx::broadcast(block.steps);
             if (left == 0) break;
-            first_key = ptx::broadcast(tile.first_key);
-            begin(ptx::broadcast(tile.batch * args.heads + tile.kv_head * args.kv_group));
+            first_key = ptx::broadcast(block.first_key);
+            begin(ptx::broadcast(block.batch * args.heads + block.kv_head * args.kv_group));
             if constexpr (kConfig.two_passes) {
                 _Pragma("unroll 1") while (--left > 0)
                     StepWithoutDq<WideConsumer>::template make<false>(*this);
@@ -206,7 +206,7 @@ struct WideConsumer {
     // kMayHide: with `masks_first`, of a block's first step.
     template <bool kMayHide>
     FS_DEVICE void make_p(Scores& s) {
-        const auto& of = masked_sequence<Kernel>(args, tiles);
+        const auto& of = masked_sequence<Kernel>(args, nth);
         if constexpr (kNeeds.softcap) to_tanh<Kernel>(args, s);
         if constexpr (Mask::kHides && kMayHide) {
             if (hides(of)) hide(s, of);
@@ -296,7 +296,7 @@ struct WideConsumer {
             count_sum();
             constexpr i32 kBlock = kKeys;
             const i32 row_end = (dq_tile + 1) * kRows;
-            const auto& of = masked_sequence<Kernel>(args, tiles);
+            const auto& of = masked_sequence<Kernel>(args, nth);
             const i32 blocks = (Mask::seen_before(of, row_end) + kBlock - 1) / kBlock;
             before = blocks - 1 - first_key / kBlock;
             if (kConfig.rising && rising) before = first_key / kBlock;
@@ -336,24 +336,24 @@ struct WideConsumer {
         ++dq_index;
         if constexpr (!Walk::kCounts && !Kernel::kListed) ++dq_tile;
         if ((Walk::kCounts || Kernel::kListed) &&
-            ++dq_tile == Walk::end_tile(args, first_key, tiles)) {
+            ++dq_tile == Walk::end_tile(args, first_key, nth)) {
             const i32 behind = args.q_tiles - dq_tile;
-            dq_tile = Walk::first_tile(args, first_key, tiles);
+            dq_tile = Walk::first_tile(args, first_key, nth);
             dq_index += behind + dq_tile;
         }
     }
 
     FS_DEVICE void advance_q_tile() {
         if constexpr (!Walk::kCounts || !kMakesP) return;
-        if (++q_tile == Walk::end_tile(args, first_key, tiles)) {
-            q_tile = Walk::first_tile(args, first_key, tiles);
+        if (++q_tile == Walk::end_tile(args, first_key, nth)) {
+            q_tile = Walk::first_tile(args, first_key, nth);
             if constexpr (kNeeds.alibi) take_head(batch_head + 1);
         }
     }
 
     FS_DEVICE void take_head(i32 next) {
         batch_head = next;
-        slope = args.alibi_slopes[first_slope<Kernel>(args, tiles) + next] * kLog2E;
+        slope = args.alibi_slopes[first_slope<Kernel>(args, nth) + next] * kLog2E;
     }
 
     // Steps
@@ -362,14 +362,14 @@ struct WideConsumer {
     FS_DEVICE void begin(i32 first_head) {
         FS_UNROLL
         for (int i = 0; i < kConfig.d_head / 2; ++i) gradient[i] = 0.0f;
-        q_tile = dq_tile = Walk::first_tile(args, first_key, tiles);
-        dq_index = first_head * args.q_tiles + dq_tile + Walk::tiles_before(tiles);
+        q_tile = dq_tile = Walk::first_tile(args, first_key, nth);
+        dq_index = first_head * args.q_tiles + dq_tile + Walk::tiles_before(nth);
         if constexpr (kNeeds.alibi && kMakesP) take_head(first_head);
         if constexpr (kConfig.rising) rising = rises<Kernel>(args, first_head / args.kv_group);
-        adds = Walk::is_seen(args, first_key, tiles);
+        adds = Walk::is_seen(args, first_key, nth);
         has_dq = false;
         Scores first;
-        ptx::mbarrier_wait(kMakesP ? Plan::k_full() : Plan::v_full(), tiles & 1);  // has landed
+        ptx::mbarrier_wait(kMakesP ? Plan::k_full() : Plan::v_full(), nth & 1);  // has landed
         issue_scores(first);
         ptx::wgmma_wait<0>();
         ptx::fence_registers(first);
@@ -377,7 +377,7 @@ struct WideConsumer {
         if constexpr (kConfig.early_release) StepWithoutDq<WideConsumer>::release_scores(*this);
         // K has landed: both multiply it to dQ.
         if constexpr (!kMakesP && !kConfig.two_passes) {
-            ptx::mbarrier_wait(Plan::k_full(), tiles & 1);
+            ptx::mbarrier_wait(Plan::k_full(), nth & 1);
         }
     }
 
@@ -452,17 +452,17 @@ struct WideConsumer {
     }
 
     FS_DEVICE void store() const {
-        const SmemAddr slot = Plan::tile(tiles % Plan::kTileSlots);
-        const KvTile tile = KvTile::get(slot);
+        const SmemAddr slot = Plan::kv_block(nth % Plan::kBlockSlots);
+        const KvBlock block = KvBlock::get(slot);
         const float by = kMakesP ? 1.0f : Kernel::Score::slope(args);
         const float factors[2] = {by, by};
-        const QTile at{first_key, 0, tile.kv_head, tile.batch};
-        const auto& of = masked_sequence<Kernel>(args, tiles);
+        const QTile at{first_key, 0, block.kv_head, block.batch};
+        const auto& of = masked_sequence<Kernel>(args, nth);
         Output::store_direct(from_first_key(kMakesP ? args.dv : args.dk, of),
                              OutputBounds{of.k_len, args.d_head}, at, warp * 16 + lane / 4, lane,
                              gradient, factors);
         ptx::bar_warp_sync();  // all lanes have read the slot
-        arrive(Plan::tile_empty(tiles % Plan::kTileSlots));
+        arrive(Plan::block_empty(nth % Plan::kBlockSlots));
     }
 };
 

@@ -419,8 +419,9 @@ struct Consumer {
     FS_DEVICE void store(i32 slot) {
         const QTile tile = tile_in<kNeeds>(smem.tile(slot));
         if constexpr (Kernel::kSplits) {
-            const typename Kernel::Exchange exchange{args.counter, args.scratch, args.tiles,
-                                                     warpgroup, thread};
+            const typename Kernel::Exchange exchange{args.counter,
+                                                     Kernel::kListed ? args.parts : args.scratch,
+                                                     args.tiles, warpgroup, thread};
             const Slice slice = Slice::get(smem.tile(slot));
             const i32 givers = ptx::broadcast(slice.givers);
             if (givers < 0) {

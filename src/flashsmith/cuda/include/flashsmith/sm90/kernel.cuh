@@ -41,14 +41,16 @@ struct ForwardKernel {
     // row maxima, which a sink is compared with, are already those of the next tile.
     static constexpr bool kMmaSums = kConfig.l_by_mma && !kNeeds.lse && !kNeeds.sinks;
     // Every tile is cut along its own span, under any mask, where the launch asks for it.
-    static constexpr bool kSliced = kConfig.split_last && kNeeds.sliced && !kListed && !kSkips;
+    static constexpr bool kSliced = kConfig.split_last && kNeeds.sliced && !kSkips;
     // With distances on both sides of a row the nearest keys weigh most. A tile begins with the
     // block that its rows stand in, so that maxima seldom grow: then down to the first key, and
     // from the last one down to where it began.
     static constexpr bool kBeginsNear =
         kLines && kConfig.overlap && !kNeeds.causal && !Mask::kHasLeft && !kListed && !kSliced;
-    // Only masks leave half a block unseen; here at the end of a tile's first blocks.
-    static constexpr bool kHalves = kConfig.half_blocks && Mask::kHides && !kBeginsNear;
+    // Only masks leave half a block unseen; here at the end of a tile's first blocks. Where tiles
+    // of a list are cut, ptxas has no registers left for it.
+    static constexpr bool kHalves =
+        kConfig.half_blocks && Mask::kHides && !kBeginsNear && !(kListed && kSliced);
     static constexpr int kHalf = kHalves ? kConfig.B_c / 2 : kConfig.B_c;
     // A left edge leaves the second half; the ones behind V have no rows to pass by.
     static constexpr bool kUpperHalves = kHalves && Mask::kHasLeft && !kMmaSums;

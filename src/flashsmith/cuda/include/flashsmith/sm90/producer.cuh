@@ -125,7 +125,9 @@ struct Producer {
 
     // Tiles, or whole ones and ranges, that blocks draw.
     FS_DEVICE i32 numbers() const {
-        if constexpr (Kernel::kListed) return TileList(args.scratch).entries * args.heads;
+        if constexpr (Kernel::kListed && !Kernel::kSliced) {
+            return TileList(args.scratch).entries * args.heads;
+        }
         return Kernel::kSplits ? args.whole_tiles + args.split_ranges : args.tiles;
     }
 
@@ -334,13 +336,40 @@ struct Producer {
             ptx::mbarrier_arrive_expect_tx(full, kConfig.kv_bytes());
         }
         const i32 share = static_cast<i32>(rank) * kShare;
-        FS_UNROLL
-        for (int panel = 0; panel < kConfig.panels(); ++panel) {
-            const ptx::TmaCoordinates from{panel * kPanelColumns, keys.begin + first + share,
-                                           keys.head, batch};
-            copy_panel(map, from, dst + (panel * kConfig.B_c + share) * kPanelRowBytes, full);
+        if constexpr (Kernel::kNeeds.page) {
+            copy_pages(map, first + share, keys.head, batch, dst + share * kPanelRowBytes, full);
+        } else {
+            FS_UNROLL
+            for (int panel = 0; panel < kConfig.panels(); ++panel) {
+                const ptx::TmaCoordinates from{panel * kPanelColumns, keys.begin + first + share,
+                                               keys.head, batch};
+                copy_panel(map, from, dst + (panel * kConfig.B_c + share) * kPanelRowBytes, full);
+            }
         }
         place.advance(kConfig.kv_stages);
+    }
+
+    // Keys from `first` on of sequence `batch`, this CTA's share of a kv block, from a pool of
+    // pages: a box is a page, or the share where that has fewer rows. Behind the last row of a page
+    // a box brings zeros; an entry that names no page is clamped: nothing outside the pool is read.
+    FS_DEVICE void copy_pages(const TensorMap& map, i32 first, i32 head, i32 batch, SmemAddr dst,
+                              SmemAddr full) {
+        const i32* const entries = args.block_table + static_cast<i64>(batch) * args.table_pages;
+        const i32 box_rows = min(args.page, kShare);
+        _Pragma("unroll 1") for (i32 row = 0; row < kShare; row += box_rows) {
+            const i32 number = min(page_of(first + row), args.table_pages - 1);
+            const i32 page = min(max(ptx::ld_global_i32(entries + number), 0), args.pages - 1);
+            FS_UNROLL
+            for (int panel = 0; panel < kConfig.panels(); ++panel) {
+                const ptx::TmaCoordinates from{panel * kPanelColumns,
+                                               first + row - number * args.page, head, page};
+                copy_panel(map, from, dst + (panel * kConfig.B_c + row) * kPanelRowBytes, full);
+            }
+        }
+    }
+
+    FS_DEVICE i32 page_of(i32 key) const {
+        return args.page_shift >= 0 ? key >> args.page_shift : Division(key, args.page).quotient;
     }
 
     // 64 columns of this CTA's share of a kv block; to all of a cluster.

@@ -63,12 +63,40 @@ struct Segment {
     bool goes_on;  // in another tile, before the next number is drawn
 };
 
+// Slice `number` of a tile whose slices have `length` kv blocks, counted from its first one; what
+// is left at its end is a slice if it has a quarter of that, or else belongs to the one before.
+// n_blocks 0: the tile has no such slice. `range` is what was drawn for it.
+FS_DEVICE void take_slice(Segment& tile, i32 number, i32 length, i32 range) {
+    const i32 least = (length + 3) / 4;
+    const i32 before = number * length;
+    const i32 left = tile.tile.n_blocks - before;
+    const bool is_last = left - length < least;
+    tile.tile.n_blocks = is_last ? left : length;
+    if (number > 0 && left < least) tile.tile.n_blocks = 0;
+    tile.slice = {tile.slice.first + before, range, is_last ? number : Slice::kIsGiven};
+}
+
+// kv blocks of a slice, of a sequence whose length is in memory: by that and the kernel alone, as
+// invariant_slices of kernels/sm90_forward/slices.py reckons it for a length that the host knows.
+template <class Kernel>
+FS_DEVICE i32 slice_of_sequence(const typename Kernel::Args& args, const ListedSequence& of) {
+    constexpr Sm90ForwardConfig kConfig = Kernel::kConfig;
+    const i32 rows = args.q_tiles * kConfig.cluster * kConfig.tile_q();
+    const i32 span = Kernel::Mask::template blocks_seen<kConfig.B_c>(of, rows);
+    if (of.k_len < args.least_keys || span < args.least_span) return span;
+    i32 length = args.split_blocks;
+    while (span + length - (length + 3) / 4 >= (args.most_slices + 1) * length) length *= 2;
+    return length;
+}
+
 // Tile number `index` of a launch whose tiles come from a list. The tile and its sequence go to the
 // next slot of shared memory at once: the producer has few registers. It is told the kv blocks, and
 // where to look the rest up: in `batch` stands the slot.
 template <class Kernel>
 FS_DEVICE Segment listed_segment(const typename Kernel::Args& args, i32 index, u32 rank,
                                  const typename Kernel::Plan& smem, const RingCursor& place) {
+    [[maybe_unused]] const i32 drawn = index;
+    if constexpr (Kernel::kSliced) index = Division(index, args.tiles).rest;
     constexpr bool kAlike = !Kernel::kNeeds.causal && !Kernel::Mask::kHasLeft;
     constexpr i32 kRows = Kernel::kConfig.tile_q(), kAllRows = Kernel::kConfig.cluster * kRows;
     i32 head;
@@ -83,8 +111,13 @@ FS_DEVICE Segment listed_segment(const typename Kernel::Args& args, i32 index, u
     ptx::mbarrier_wait(smem.tile_empty(place.stage), place.parity);  // consumers have left the slot
     typename Kernel::Listed{smem.base}.put(place.stage, of, kv_head);
     const i32 batch = kNumbered<Kernel::kNeeds> ? found.table_row() : found.batch;
-    QTile{row, end - first, head, batch}.put(smem.tile(place.stage));
-    return {{0, end - first, 0, place.stage}, {first, 0, Slice::kWhole}, false};
+    Segment found_segment{{0, end - first, 0, place.stage}, {first, 0, Slice::kWhole}, false};
+    if constexpr (Kernel::kSliced) {
+        const i32 length = slice_of_sequence<Kernel>(args, of);
+        take_slice(found_segment, Division(drawn, args.tiles).quotient, length, drawn);
+    }
+    QTile{row, found_segment.tile.n_blocks, head, batch}.put(smem.tile(place.stage));
+    return found_segment;
 }
 
 // Behind the last one.
@@ -143,24 +176,16 @@ FS_DEVICE Segment whole_segment(const typename Kernel::Args& args, i32 index, u3
     return whole;
 }
 
-// Every tile is cut into slices of `split_blocks` kv blocks, counted from its first one; what is
-// left at its end is a slice if it has a quarter of that, or else belongs to the one before.
-// Numbers are drawn slice by slice, of all tiles the first, then of all the second: who has a
-// tile's last slice ends it, and waits only for numbers before its own.
+// Every tile is cut into slices of `split_blocks` kv blocks. Numbers are drawn slice by slice, of
+// all tiles the first, then of all the second: who has a tile's last slice ends it, and waits only
+// for numbers before its own.
 //
 //   tile 0   | 0 | 2 | 4 |        tile 1   | 1 | 3 |      number 5 stands for nothing
 template <class Kernel>
 FS_DEVICE Segment sliced_segment(const typename Kernel::Args& args, i32 index, u32 rank) {
     const Division number(index, args.tiles);  // the slice, and the tile
     Segment segment = whole_segment<Kernel>(args, number.rest, rank);
-    const i32 length = args.split_blocks, least = (length + 3) / 4;
-    const i32 before = number.quotient * length;
-    const i32 left = segment.tile.n_blocks - before;
-    const bool is_last = left - length < least;
-    segment.tile.n_blocks = is_last ? left : length;
-    if (number.quotient > 0 && left < least) segment.tile.n_blocks = 0;
-    segment.slice = {segment.slice.first + before, index,
-                     is_last ? number.quotient : Slice::kIsGiven};
+    take_slice(segment, number.quotient, args.split_blocks, index);
     return segment;
 }
 

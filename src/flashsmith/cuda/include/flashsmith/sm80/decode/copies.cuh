@@ -72,6 +72,16 @@ class KVCopies {
     // wait. Their pages were looked up as number `set`.
     FS_DEVICE void copy(int stage, i32 first_key, [[maybe_unused]] int set = kFirst) const {
         const SmemAddr room = ring_ + stage * Tile::kBytes;
+        if constexpr (Kernel::kConfig.quick_start && !kNeeds.page) {
+            copy_next(room, first_key);
+        } else {
+            copy_looked_up(room, first_key, set);
+        }
+    }
+
+  private:
+    // The same wherever rows lie.
+    FS_DEVICE void copy_looked_up(SmemAddr room, i32 first_key, [[maybe_unused]] int set) const {
         FS_UNROLL
         for (int pass = 0; pass < kPasses; ++pass) {
             const i32 row = pass * kRowStep + row_;
@@ -90,7 +100,21 @@ class KVCopies {
         }
     }
 
-  private:
+    // The same where rows lie one behind the other: from address to address by one addition.
+    FS_DEVICE void copy_next(SmemAddr room, i32 first_key) const {
+        u64 k = k_ + (first_key + row_) * args_.k.seq_stride * kElementBytes;
+        u64 v = v_ + (first_key + row_) * args_.v.seq_stride * kElementBytes;
+        FS_UNROLL
+        for (int pass = 0; pass < kPasses; ++pass) {
+            const bool exists =
+                (!kNeeds.ragged_k || first_key + pass * kRowStep + row_ < end_key_) && column_;
+            copy_chunk(at(room, pass), k, exists);
+            copy_chunk(at(room, pass) + Kernel::kVRing, v, exists);
+            k += kRowStep * args_.k.seq_stride * kElementBytes;
+            v += kRowStep * args_.v.seq_stride * kElementBytes;
+        }
+    }
+
     FS_DEVICE static u64 start(const TensorArg& tensor, const decode::DecodeWork& work, u32 chunk) {
         const i64 sequence = kNeeds.page ? 0 : work.batch * tensor.batch_stride;
         const i64 element = sequence + work.kv_head * tensor.head_stride + chunk * kChunkElements;
@@ -106,7 +130,10 @@ class KVCopies {
                                    [[maybe_unused]] i64 page, i64 place, bool exists) {
         i64 element = place * tensor.seq_stride;
         if constexpr (kNeeds.page) element += page * tensor.batch_stride;
-        const u64 source = start + element * kElementBytes;
+        copy_chunk(room, start + element * kElementBytes, exists);
+    }
+
+    FS_DEVICE static void copy_chunk(SmemAddr room, u64 source, [[maybe_unused]] bool exists) {
         if constexpr (kNeeds.ragged_k || kNeeds.narrow_d) {
             ptx::cp_async_16b_or_zero(room, source, exists);
         } else {

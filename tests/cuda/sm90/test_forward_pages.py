@@ -1,0 +1,168 @@
+"""Chunks on wgmma whose keys lie in pages: the bits of a contiguous cache, inside the pool."""
+
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from flashsmith.base.errors import EmulationError, Unsupported
+from flashsmith.compile import compiler
+from flashsmith.compile.header_closure import INCLUDE_ROOT, closure_hash
+from flashsmith.emulator.options import EmulatorOptions
+from flashsmith.kernels import parse_config
+from flashsmith.kernels.plans import plan
+from flashsmith.kernels.sm90_forward import slices
+from flashsmith.kernels.sm90_forward.plan import plan_forward
+from flashsmith.measure.timed_configs import random_inputs
+from flashsmith.problem.attention import AttentionProblem
+from flashsmith.runtime.emulated import EmulatedDevice
+from flashsmith.runtime.run import run_arrays
+from flashsmith.tuner.choose.choice import choose
+
+pytest.importorskip("nvidia", reason="the compiler has no wheel here")
+
+CONFIG = parse_config(
+    "hopper(BF16, 64, 2, 64): kv_2+q_4+overlap+pingpong+early_rescale+early_tests+stats_SUM+lazy_8"
+    "+tiles_DYNAMIC+split+sections+o_smem+regs_232_40"
+)
+# Two tiles of a head; no keys, fewer than a slice, two slices, as many as there is room for.
+CHUNK = AttentionProblem(4, 3, 1, 150, 768, 64, causal=True, lse=True, k_lengths=True)
+LENGTHS = np.array([0, 170, 590, 763], np.int32)
+NAN = 0x7FC1
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch):
+    """Slices of three blocks are long enough."""
+    monkeypatch.setattr(slices, "LEAST_KEYS", 64)
+    monkeypatch.setattr(slices, "INVARIANT_KEYS", 3 * CONFIG.B_c)
+
+
+def device(sm_count=7):
+    return EmulatedDevice("sm_90a", sm_count=sm_count, options=EmulatorOptions(mma_in_order=True))
+
+
+def contiguous(problem=CHUNK):
+    inputs = random_inputs(replace(problem, k_lengths=False))
+    return {**inputs, "k_lengths": LENGTHS[-problem.batch :].view(np.uint32)}
+
+
+def paged(inputs, page, problem=CHUNK):
+    """The same cache in pages that lie in any order; what no sequence has is not a number."""
+    random, of_one = np.random.default_rng(page), -(-problem.k_len // page)
+    pages = problem.batch * of_one + 3
+    shuffled = random.permutation(pages - 1)[: problem.batch * of_one]
+    order = shuffled.reshape(problem.batch, of_one)
+    order[-1, 3] = pages - 1
+    found = dict(inputs)
+    for name in "kv":
+        pool = np.full((pages, page, problem.kv_heads, problem.d_head), NAN, np.uint16)
+        for sequence, length in enumerate(inputs["k_lengths"].view(np.int32)):
+            for key in range(length):
+                entry = order[sequence, key // page]
+                pool[entry, key % page] = inputs[name][sequence, key]
+        found[name] = pool
+    table = order.astype(np.int32)
+    table[-1, 3] = pages + 9  # it names no page: the last one is read
+    for sequence, length in enumerate(inputs["k_lengths"].view(np.int32)):
+        table[sequence, -(-length // page) :] = (-7, 2**31 - 1)[sequence % 2]  # never looked at
+    found["block_table"] = table.view(np.uint32)
+    return replace(problem, page=page, pages=pages), found
+
+
+@pytest.mark.parametrize("page", [8, 16, 64, 192])
+def test_pages_give_the_bits_of_a_contiguous_cache(page):
+    inputs = contiguous()
+    problem, in_pages = paged(inputs, page)
+    launch = plan_forward(CONFIG, problem, 7)[-1]
+    assert launch.split.slices == 4
+    first = run_arrays(device(), CONFIG, CHUNK, inputs)
+    found = run_arrays(device(3), CONFIG, problem, in_pages)
+    for name, bits in first.items():
+        np.testing.assert_array_equal(bits, found[name])
+    assert not found["o"][0].any()
+
+
+def test_launches_of_a_batch_read_one_pool(monkeypatch):
+    problem, in_pages = paged(contiguous(), 16)
+    first = run_arrays(device(), CONFIG, problem, in_pages)
+    monkeypatch.setattr(slices, "COUNTER_BYTES", 4 * (2 + 2 * 2 * 18))
+    assert len(plan_forward(CONFIG, problem, 7)) == 4
+    found = run_arrays(device(), CONFIG, problem, in_pages)
+    for name, bits in first.items():
+        np.testing.assert_array_equal(bits, found[name])
+
+
+@pytest.mark.parametrize(
+    ("facts", "says"),
+    [
+        ({"page": 12, "pages": 9}, "pages of 12 rows do not fit kv blocks of 64 keys"),
+        ({"page": 48, "pages": 9}, "multiples of 64, and divisors of it from 8 on"),
+        ({"page": 16, "pages": 9, "k_lengths": False}, "of sequences that have k_lengths"),
+    ],
+)
+def test_other_pages_are_refused(facts, says):
+    with pytest.raises(Unsupported, match=says):
+        plan(CONFIG, replace(CHUNK, **facts), sm_count=7)
+
+
+@pytest.mark.parametrize(
+    ("q_len", "page", "arch", "starts"),
+    [
+        (17, 16, "sm_90a", "hopper("),  # of 4 heads: more than 64 rows
+        (16, 16, "sm_90a", "hopper_decode("),
+        (1, 16, "sm_90a", "decode("),
+        (128, 12, "sm_90a", "decode("),
+        (128, 16, "sm_80", "decode("),
+    ],
+)
+def test_rows_and_pages_of_a_request_say_which_kernel_reads_them(q_len, page, arch, starts):
+    for batch in (1, 40):
+        problem = AttentionProblem(
+            *(batch, 32, 8, q_len, 8192, 128), k_lengths=True, causal=True, page=page, pages=700
+        )
+        assert choose(problem, arch).config.short_form().startswith(starts)
+
+
+MUTANTS = {
+    "page off by one": ("entries + number)", "entries + min(number + 1, args.table_pages - 1))"),
+    "page of another sequence": ("static_cast<i64>(batch) * args.table_pages", "0"),
+    "row of a page off by one": (
+        "first + row - number * args.page, head",
+        "first + row + 1 - number * args.page, head",
+    ),
+    "rows on top of others": (
+        "(panel * kConfig.B_c + row) * kPanelRowBytes",
+        "panel * kConfig.B_c * kPanelRowBytes",
+    ),
+    "entries not clamped": (
+        "min(max(ptx::ld_global_i32(entries + number), 0), args.pages - 1)",
+        "ptx::ld_global_i32(entries + number)",
+    ),
+}
+
+
+@pytest.mark.parametrize("mutant", [None, *MUTANTS])
+def test_every_mutant_is_noticed(mutant, monkeypatch, tmp_path):
+    small = replace(CHUNK, batch=2, heads=1)
+    inputs = contiguous(small)
+    problem, in_pages = paged(inputs, 16, small)
+    first = run_arrays(device(), CONFIG, small, inputs)
+    if mutant is not None:
+        root = tmp_path / "include"
+        shutil.copytree(INCLUDE_ROOT, root)
+        path = root / "flashsmith" / "sm90" / "producer.cuh"
+        text = path.read_text(encoding="utf-8")
+        right, wrong = MUTANTS[mutant]
+        assert text.count(right) == 1, right
+        path.write_text(text.replace(right, wrong), encoding="utf-8")
+        monkeypatch.setattr(compiler, "INCLUDE_ROOT", root)
+        monkeypatch.setattr(compiler, "closure_hash", lambda unit: closure_hash(unit, root))
+    try:
+        found = run_arrays(device(), CONFIG, problem, in_pages)
+    except EmulationError:
+        assert mutant is not None
+        return
+    same = all(np.array_equal(bits, found[name]) for name, bits in first.items())
+    assert same == (mutant is None)

@@ -1,0 +1,101 @@
+"""attention_chunk of FlashAttention-3's functions: every chunk of keys is seen by its own rows."""
+
+import random
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from flashsmith.base.errors import ArgumentTypeError, Unsupported  # noqa: E402
+from flashsmith.integrations import flash_attn_3  # noqa: E402
+from flashsmith.integrations.chunks import chunk_boundaries  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore::flashsmith.FlashsmithWarning")
+
+
+def truth(q, k, v, chunk, *, causal, window):
+    """Of one sequence, (rows, heads, d), in float64, the mask written out."""
+    q, k, v = (x.double().transpose(0, 1) for x in (q, k, v))
+    rows, keys = q.shape[1], k.shape[1]
+    at = torch.arange(rows)[:, None] + keys - rows
+    key = torch.arange(keys)[None]
+    seen = (key >= at - at % chunk) & (key < at - at % chunk + chunk)
+    if causal:
+        seen &= key <= at
+    if window >= 0:
+        seen &= key >= at - window
+    s = (q @ k.transpose(1, 2) * q.shape[-1] ** -0.5).masked_fill(~seen, -torch.inf)
+    weights = s.softmax(-1).nan_to_num() if keys else s
+    return (weights @ v).transpose(0, 1)
+
+
+def drawn(lengths, heads=2, d=16):
+    return torch.randn(sum(lengths), heads, d).half()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_packed_sequences_see_their_chunks(seed):
+    draw, chunk = random.Random(seed), (5, 16)[seed % 2]
+    torch.manual_seed(seed)
+    of_q, of_k = ([draw.choice((0, 1, 7, 16, 33)) for _ in range(5)] for _ in "qk")
+    causal, window = draw.random() < 0.6, draw.choice((-1, 3))
+    q, k, v = (x.requires_grad_() for x in (drawn(of_q), drawn(of_k), drawn(of_k)))
+    ends = [torch.tensor([0, *n]).cumsum(0).int() for n in (of_q, of_k)]
+    out = flash_attn_3.flash_attn_varlen_func(
+        *(q, k, v, *ends, 1, 1),
+        causal=causal,
+        window_size=(window, 0 if window >= 0 else -1),
+        attention_chunk=chunk,
+    )
+    parts = zip(q.split(of_q), k.split(of_k), v.split(of_k), strict=True)
+    causal = causal or window >= 0
+    wanted = torch.cat([truth(*qkv, chunk, causal=causal, window=window) for qkv in parts])
+    assert (out - wanted).abs().max() < 5e-3
+    d_out = torch.randn_like(out)
+    found = torch.autograd.grad(out, (q, k, v), d_out)
+    for mine, right in zip(
+        found, torch.autograd.grad(wanted, (q, k, v), d_out.double()), strict=True
+    ):
+        assert (mine - right).abs().max() < 2e-2
+
+
+@pytest.mark.parametrize(("rows", "keys"), [(40, 40), (3, 40), (40, 13), (1, 33)])
+def test_batches_see_their_chunks(rows, keys):
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, n, 2, 16).half() for n in (rows, keys, keys))
+    out, lse = flash_attn_3.flash_attn_func(
+        q, k, v, causal=True, attention_chunk=16, return_attn_probs=True
+    )
+    for b in range(2):
+        wanted = truth(q[b], k[b], v[b], 16, causal=True, window=-1)
+        assert (out[b] - wanted).abs().max() < 5e-3
+    assert lse.shape == (2, 2, rows)
+    plain, plain_lse = flash_attn_3.flash_attn_func(q, k, v, causal=True, return_attn_probs=True)
+    at = torch.arange(rows) + keys - rows
+    first = (at >= 0) & (at < 16)  # rows of the first chunk see what they see without chunks
+    assert torch.allclose(out[:, first], plain[:, first], atol=1e-3)
+    assert torch.allclose(lse[..., first], plain_lse[..., first], atol=1e-3)
+
+
+def test_boundaries_never_fall_and_end_where_the_sequences_do():
+    of_q, of_k = (torch.tensor(x, dtype=torch.int32) for x in ([0, 3, 40, 40], [0, 33, 33, 50]))
+    q, k = chunk_boundaries(of_q, of_k, 50, 16)
+    for found, own in ((q, of_q), (k, of_k)):
+        assert found.dtype is torch.int32
+        assert (found.diff() >= 0).all()
+        assert found[0] == 0
+        assert found[-1] == own[-1]
+    assert k.diff().max() <= 16
+
+
+def test_what_cannot_be_is_refused_by_name():
+    q = torch.zeros(1, 4, 2, 16).half()
+    with pytest.raises(ArgumentTypeError, match="attention_chunk is -1; it must be how many keys"):
+        flash_attn_3.flash_attn_func(q, q, q, attention_chunk=-1)
+    with pytest.raises(Unsupported, match="attention in chunks on a cache"):
+        flash_attn_3.flash_attn_with_kvcache(q, q, q, attention_chunk=8)
+    ends = torch.tensor([0, 4], dtype=torch.int32)
+    with pytest.raises(Unsupported, match="attention_chunk and seqused_k are both given"):
+        flash_attn_3.flash_attn_varlen_func(
+            *(q[0], q[0], q[0], ends, ends, 4, 4), seqused_k=ends[1:], attention_chunk=8
+        )

@@ -1,0 +1,263 @@
+"""Races candidates of the decode kernels, and chunks of prompts on long caches, within a time.
+
+    PYTHONPATH=src python tools/decode_candidates.py -o FILE [--fa3 FILE.py] [--budget SECONDS]
+
+Compiles all candidates on all cores, runs the cases of servers on each, races them interleaved with
+cuDNN, FlashAttention-2, FlashAttention-3 (`--fa3`, as tools/serve_h200.py takes it) and a plain
+read of the cache, then chunks of 64 to 512 rows on long caches: whole tiles, slices that fill the
+SMs, and slices by the sequence alone, for lengths that the host knows and for such in memory.
+Candidates that are wrong or refused are named. Records are appended to FILE; tables come last:
+microseconds, and times as fast as the best peer on the same kind of cache.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from serve_h200 import PAGE, Cache, fa3_contenders, load_fa3, ours, problem_of
+
+from flashsmith.base.errors import FlashsmithError
+from flashsmith.bench.peers import contenders_of, find_peers
+from flashsmith.check.cases import Case, serving_cases
+from flashsmith.check.survey import check_one, compile_jobs
+from flashsmith.compile.compiler import compile_many
+from flashsmith.compile.nvrtc.library import find_nvrtc
+from flashsmith.kernels import KernelConfig, parse_config
+from flashsmith.measure.environment import environment_of, timed_device
+from flashsmith.measure.interleaved import Comparison, Contender, compare
+from flashsmith.measure.plain_read import READ, plain_read
+from flashsmith.measure.record import append_records, records_of
+from flashsmith.problem.attention import AttentionProblem
+from flashsmith.problem.cost import cost_of
+from flashsmith.runtime.devices import default_device
+from flashsmith.runtime.run import prepare
+from flashsmith.tuner.choose.choice import choose
+
+BOTH = "+quick_start+quick_end"
+ALL_WAYS = ("", " lengths", f" page {PAGE}")
+_FEW, _MANY = "stages_3+ctas_2", "stages_2+ctas_3"
+
+
+def decode(words: str, warps: int = 4, prefix: str = "decode") -> str:
+    """A candidate for up to 16 rows at d_head 128, by what varies."""
+    return f"{prefix}(BF16, 128, 16, 16, {warps}): {words}"
+
+
+def of_slices(slices: str, rings: Sequence[str], words: Sequence[str]) -> list[str]:
+    """Candidates of one length of slices: every ring with every word."""
+    return [decode(f"{slices}+{ring}{word}") for ring in rings for word in words]
+
+
+_ALONE = [
+    *of_slices("slice_512+most_32", [_FEW], ["", "+quick_start", "+quick_end", BOTH]),
+    *of_slices("slice_512+most_32", ["stages_6+ctas_1"], ["", BOTH]),
+    *of_slices("slice_512+most_32", ["stages_4+ctas_1"], [BOTH]),
+    *of_slices("slice_256+most_32", [_FEW], [BOTH]),
+    decode(f"slice_512+most_32+stages_3+ctas_1{BOTH}", warps=8),
+    *(
+        decode(f"slice_512+most_32+{r}{BOTH}", prefix="hopper_decode")
+        for r in (_FEW, "stages_6+ctas_1")
+    ),
+]
+_BATCHED = [
+    *of_slices("slice_512+most_32", [_MANY], ["", "+quick_start", "+quick_end", BOTH]),
+    *of_slices("slice_512+most_32", [_FEW], ["", BOTH]),
+    decode(f"slice_512+most_32+{_MANY}{BOTH}", prefix="hopper_decode"),
+]
+_GROUPED = [
+    *of_slices("slice_1024+most_32", [_MANY, _FEW], ["", BOTH]),
+    *of_slices("slice_512+most_32", [_MANY, _FEW], [BOTH]),
+    *of_slices("slice_2048+most_32", [_FEW], [BOTH]),
+    *(decode(f"slice_1024+most_32+{_MANY}{w}", prefix="hopper_decode") for w in ("", BOTH)),
+]
+# Batch, keys, query tokens, and heads where they are others than 32 on 8.
+RACES = (
+    ((1, 8192, 1), _ALONE),
+    ((8, 8192, 1, 128, 8), _GROUPED),
+    ((8, 8192, 1, 64, 8), _GROUPED),
+    ((8, 8192, 4), _GROUPED),
+    ((32, 8192, 1), _BATCHED),
+    ((64, 4096, 1), _BATCHED),
+    ((4, 65536, 1), _BATCHED),
+    ((8, 8192, 1), _BATCHED),
+    ((1, 65536, 1), _BATCHED),
+    ((256, 1024, 1), _BATCHED),
+)
+CHUNKS = ((1, 32768, 128), (1, 32768, 64), (4, 32768, 128), (1, 32768, 512), (1, 131072, 128))
+
+
+@dataclass
+class Race:
+    """What every race needs, and what was found."""
+
+    device: object
+    fa3: object
+    rounds: int
+    output: Path
+    environment: object
+    said: list[str]
+    table: list[str]
+
+    def run(self, problem: AttentionProblem, contenders: list[Contender], cache: Cache) -> None:
+        """One interleaved run, its records and its rows of the table."""
+        with plain_read(self.device, cache.pool.data_ptr(), cache.n_bytes) as read:
+            found = compare(self.device, [read, *contenders], rounds=self.rounds, attempts=2)
+        flops = cost_of(problem).flops
+        records = records_of(found, problem, self.environment, suite="serve", flops=flops)
+        append_records(self.output, records)
+        heads = f"{problem.heads}:{problem.kv_heads}"
+        void = " VOID" if found.is_void else ""
+        title = f"b {problem.batch} k {problem.k_len} q {problem.q_len} h {heads}{void}"
+        self.table += [f"\n{title}", *rows_of(found)]
+
+
+def rows_of(found: Comparison) -> Iterator[str]:
+    """A line a contender, the fastest first, beside the best peer on the same kind of cache."""
+    peers = {True: [], False: []}
+    for timed in found.timed:
+        if timed.name != READ and not is_ours(timed.name):
+            peers[is_paged(timed.name)].append(timed.time_us.median)
+    for timed in sorted(found.timed, key=lambda one: one.time_us.median):
+        us, best = timed.time_us.median, min(peers[is_paged(timed.name)], default=0.0)
+        yield f"  {us:8.1f} us  {best / us:5.3f} x best peer  {timed.name}"
+
+
+def is_ours(name: str) -> bool:
+    """Whether a contender is not a peer."""
+    return name.startswith(("decode", "hopper", "ours"))
+
+
+def is_paged(name: str) -> bool:
+    """Whether a contender's cache lies in pages."""
+    return name.endswith(f" page {PAGE}")
+
+
+def check(device, configs: Sequence[KernelConfig], deadline: float, said: list[str]) -> None:
+    """Runs the cases of servers on every candidate, as far as time allows."""
+    work = [(config, case) for config in configs for case in serving_cases(config)]
+    compile_many(compile_jobs(device, work))
+    right = 0
+    for done, (config, case) in enumerate(work):
+        if time.monotonic() > deadline:
+            said.append(f"{len(work) - done} of {len(work)} cases were not run in time")
+            break
+        found = check_one(device, config, case)
+        right += not (found.refusal or found.wrong)
+        if found.refusal or found.wrong:
+            said.append(f"WRONG {config} | {case.name} | {found.refusal or found.verdict}")
+    said.append(f"{right} cases of {len(configs)} candidates are right")
+
+
+def race_decode(race: Race, shape: tuple[int, ...], texts: Sequence[str]) -> None:
+    """Candidates, contiguous, with lengths and in pages, beside the peers."""
+    problem = problem_of(*shape)
+    cache = Cache(problem)
+    contenders = list(ours(race.device, cache, [parse_config(t) for t in texts], race.said))
+    if problem.q_len == 1:
+        peers = find_peers(["cuDNN", "FlashAttention-2 (torch)"])
+        tensors = {"q": cache.q, "k": cache.k, "v": cache.v}
+        contenders += contenders_of(race.device, peers, problem, tensors)[0]
+    if race.fa3 is not None:
+        contenders += fa3_contenders(race.fa3, cache)
+    race.run(problem, contenders, cache)
+
+
+# How the cache of a chunk is given: in pages, with lengths in memory, and facts.
+CHUNK_WAYS = {
+    "ours, slices that fill the SMs": (False, False, {}),
+    "ours, slices by the sequence": (False, False, {"batch_invariant": True}),
+    "ours, lengths": (False, True, {}),
+    f"ours, page {PAGE}": (True, True, {}),
+}
+
+
+def chunk_work(device) -> Iterator[tuple[KernelConfig, Case]]:
+    """What is chosen for every chunk, to be compiled beforehand."""
+    for shape in CHUNKS:
+        for paged, lengths, facts in CHUNK_WAYS.values():
+            pages = {"page": PAGE, "pages": PAGE} if paged else {}
+            problem = replace(problem_of(*shape), k_lengths=lengths, **pages, **facts)
+            chosen = choose(problem, device.arch, gpu=device.name).config
+            yield chosen, Case("chunk", problem)
+
+
+def race_chunk(race: Race, shape: tuple[int, ...]) -> None:
+    """A chunk of a prompt by what is chosen for it, in every way that a cache may be given."""
+    problem = problem_of(*shape)
+    cache = Cache(problem)
+    truth, contenders = cache.truth(), []
+    for name, (paged, lengths, facts) in CHUNK_WAYS.items():
+        asked, call, out = cache.call(paged=paged, lengths=lengths)
+        asked = replace(asked, **facts)
+        config = choose(asked, race.device.arch, gpu=race.device.name).config
+        try:
+            prepared = prepare(race.device, config, asked)
+            prepared(call)
+            race.device.synchronize()
+        except FlashsmithError as error:
+            race.said.append(f"{name} on {shape}: {error}")
+            continue
+        far = float((out.float() - truth).norm() / truth.norm())
+        if not far < 5e-3:
+            race.said.append(f"WRONG {name} on {shape}: {far:.1e} off")
+        race.said.append(f"{name} on {shape}: {config.short_form()}")
+        contenders.append(Contender(name, lambda s, p=prepared, c=call, kept=out: p(c, s)))
+    if race.fa3 is not None:
+        contenders += fa3_contenders(race.fa3, cache)
+    race.run(problem, contenders, cache)
+
+
+def main() -> None:
+    """Checks, races; tables are last."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("-o", dest="output", type=Path, required=True)
+    parser.add_argument("--fa3")
+    parser.add_argument("--budget", type=float, default=200.0, help="seconds of all")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--only", default="check,decode,chunks")
+    arguments = parser.parse_args()
+    begin = time.monotonic()
+    device = timed_device(default_device("cuda"))
+    race = Race(
+        device,
+        load_fa3(arguments.fa3),
+        arguments.rounds,
+        arguments.output,
+        environment_of(device, compiler=find_nvrtc().compiler),
+        [],
+        [],
+    )
+    configs = [parse_config(text) for text in dict.fromkeys(t for _, ts in RACES for t in ts)]
+    work = [
+        (parse_config(text), Case("race", replace(problem_of(*shape), **facts)))
+        for shape, texts in RACES
+        for text in texts
+        for facts in ({}, {"k_lengths": True}, {"k_lengths": True, "page": PAGE, "pages": PAGE})
+    ]
+    if "chunks" in arguments.only:
+        work += chunk_work(device)
+    compile_many(compile_jobs(device, work))
+    print(f"[{time.monotonic() - begin:5.0f} s] compiled", flush=True)
+    if "check" in arguments.only:
+        check(device, configs, begin + 0.4 * arguments.budget, race.said)
+        print(f"[{time.monotonic() - begin:5.0f} s] {race.said[-1]}", flush=True)
+    steps = [(race_chunk, (shape,)) for shape in CHUNKS[:1] if "chunks" in arguments.only]
+    steps += [(race_decode, one) for one in RACES if "decode" in arguments.only]
+    steps += [(race_chunk, (shape,)) for shape in CHUNKS[1:] if "chunks" in arguments.only]
+    for step, given in steps:
+        if time.monotonic() - begin > arguments.budget:
+            race.said.append(f"not in time: {step.__name__} {given[0]}")
+            continue
+        step(race, *given)
+        torch.cuda.empty_cache()
+        print(f"[{time.monotonic() - begin:5.0f} s] {given[0]}", flush=True)
+    print("\n".join([*race.said, *race.table]))
+
+
+if __name__ == "__main__":
+    main()
