@@ -13,9 +13,9 @@ from flashsmith.integrations.chunks import chunk_boundaries  # noqa: E402
 pytestmark = pytest.mark.filterwarnings("ignore::flashsmith.FlashsmithWarning")
 
 
-def truth(q, k, v, chunk, *, causal, window):
-    """Of one sequence, (rows, heads, d), in float64, the mask written out."""
-    q, k, v = (x.double().transpose(0, 1) for x in (q, k, v))
+def truth(q, k, v, chunk, *, causal, window, dtype=torch.float64):
+    """Of one sequence, (rows, heads, d), in float64 or `dtype`, the mask written out."""
+    q, k, v = (x.to(dtype).transpose(0, 1) for x in (q, k, v))
     rows, keys = q.shape[1], k.shape[1]
     at = torch.arange(rows)[:, None] + keys - rows
     key = torch.arange(keys)[None]
@@ -29,8 +29,13 @@ def truth(q, k, v, chunk, *, causal, window):
     return (weights @ v).transpose(0, 1)
 
 
-def drawn(lengths, heads=2, d=16):
-    return torch.randn(sum(lengths), heads, d).half()
+def assert_near(found, right, same):
+    """At most twice as far from float64 as the same sums in 16 bits are, and a digit."""
+    if not right.numel():
+        return
+    digit = torch.finfo(torch.float16).eps * right.abs().max()
+    far = (same.double() - right).abs().max()
+    assert (found.double() - right).abs().max() <= 2 * far + digit
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -39,7 +44,7 @@ def test_packed_sequences_see_their_chunks(seed):
     torch.manual_seed(seed)
     of_q, of_k = ([draw.choice((0, 1, 7, 16, 33)) for _ in range(5)] for _ in "qk")
     causal, window = draw.random() < 0.6, draw.choice((-1, 3))
-    q, k, v = (x.requires_grad_() for x in (drawn(of_q), drawn(of_k), drawn(of_k)))
+    q, k, v = (torch.randn(sum(n), 2, 16).half().requires_grad_() for n in (of_q, of_k, of_k))
     ends = [torch.tensor([0, *n]).cumsum(0).int() for n in (of_q, of_k)]
     out = flash_attn_3.flash_attn_varlen_func(
         *(q, k, v, *ends, 1, 1),
@@ -47,16 +52,17 @@ def test_packed_sequences_see_their_chunks(seed):
         window_size=(window, 0 if window >= 0 else -1),
         attention_chunk=chunk,
     )
-    parts = zip(q.split(of_q), k.split(of_k), v.split(of_k), strict=True)
-    causal = causal or window >= 0
-    wanted = torch.cat([truth(*qkv, chunk, causal=causal, window=window) for qkv in parts])
-    assert (out - wanted).abs().max() < 5e-3
+    parts = [*zip(q.split(of_q), k.split(of_k), v.split(of_k), strict=True)]
+    mask = {"causal": causal or window >= 0, "window": window}
+    wanted, same = (
+        torch.cat([truth(*qkv, chunk, **mask, dtype=dtype) for qkv in parts])
+        for dtype in (torch.float64, torch.float16)
+    )
+    assert_near(out, wanted, same)
     d_out = torch.randn_like(out)
-    found = torch.autograd.grad(out, (q, k, v), d_out)
-    for mine, right in zip(
-        found, torch.autograd.grad(wanted, (q, k, v), d_out.double()), strict=True
-    ):
-        assert (mine - right).abs().max() < 2e-2
+    gradients = (torch.autograd.grad(x, (q, k, v), d_out.to(x.dtype)) for x in (out, wanted, same))
+    for mine, right, near in zip(*gradients, strict=True):
+        assert_near(mine, right.double(), near)
 
 
 @pytest.mark.parametrize(("rows", "keys"), [(40, 40), (3, 40), (40, 13), (1, 33)])
@@ -67,8 +73,9 @@ def test_batches_see_their_chunks(rows, keys):
         q, k, v, causal=True, attention_chunk=16, return_attn_probs=True
     )
     for b in range(2):
-        wanted = truth(q[b], k[b], v[b], 16, causal=True, window=-1)
-        assert (out[b] - wanted).abs().max() < 5e-3
+        mask = {"causal": True, "window": -1}
+        same = truth(q[b], k[b], v[b], 16, **mask, dtype=torch.float16)
+        assert_near(out[b], truth(q[b], k[b], v[b], 16, **mask), same)
     assert lse.shape == (2, 2, rows)
     plain, plain_lse = flash_attn_3.flash_attn_func(q, k, v, causal=True, return_attn_probs=True)
     at = torch.arange(rows) + keys - rows

@@ -173,7 +173,7 @@ def test_rings_and_ctas_follow_from_the_number_of_slices():
 
 def test_a_choice_names_what_bits_follow_from():
     text = str(choose(PROBLEM, "sm_90a"))
-    assert "own sequence and decode(BF16, 128, 16, 16, 4): slice_512+most_32\n" in text
+    assert "own sequence and decode(BF16, 128, 16, 16, 4): slice_512+most_32+quick_end\n" in text
     assert "batch-invariant" not in str(choose(replace(PROBLEM, q_len=99), "sm_90a"))
 
 

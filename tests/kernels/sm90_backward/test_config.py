@@ -179,8 +179,10 @@ def test_times_of_a_gpu_decide_what_is_chosen_by_length_and_mask():
     assert choose(plain, "sm_90a").config.section_mb == 40
     assert choose(replace(plain, k_len=2048), "sm_90a").config.section_mb == 20
     free = replace(plain, deterministic=False)
-    assert choose(free, "sm_90a").config.unordered
-    assert not choose(replace(free, causal=True), "sm_90a").config.unordered  # order pays
+    for causal, keys in ((False, 2048), (True, 4096)):  # up to here order costs nothing
+        asked = replace(free, causal=causal, q_len=keys, k_len=keys)
+        assert not choose(asked, "sm_90a").config.unordered
+        assert choose(replace(asked, q_len=keys + 1, k_len=keys + 1), "sm_90a").config.unordered
     assert choose(replace(free, causal=True, d_head=64), "sm_90a").config.short_last
     for wide in (replace(free, d_head=256), replace(free, d_head=192, causal=True)):
         assert choose(wide, "sm_90a").config.two_passes  # faster than sums in any order
@@ -205,7 +207,7 @@ class OneWinner(MeasuredTable):
 
 @pytest.mark.parametrize("d_head", [64, 128, 256])
 def test_any_order_is_chosen_only_where_it_is_allowed(d_head):
-    problem = replace(PROBLEM, d_head=d_head)
+    problem = replace(PROBLEM, d_head=d_head, k_len=4096)
     configs = resolve_key("hopper-bwd")
     winner = next(c for c in configs if c.unordered and c.d_head == d_head)
     measured = MeasuredConfig(problem, winner.short_form(), 1.0)

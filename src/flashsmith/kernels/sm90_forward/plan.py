@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from flashsmith.kernels.arguments import TensorArg, TensorMapSpec, maps_obstacle
 from flashsmith.kernels.block_list.lists import BlockLists
@@ -47,11 +47,13 @@ from flashsmith.kernels.sm90_forward.slices import (
     q_tiles,
 )
 from flashsmith.kernels.sm90_forward.tile_order import UNORDERED, TileOrder, tile_order
-from flashsmith.kernels.tile_list.plan import TileListLaunch, list_launch
 from flashsmith.kernels.tile_list.sizes import list_bytes, most_tiles
 from flashsmith.problem.attention import AttentionProblem
 from flashsmith.problem.needs import Needs, needs_of
 from flashsmith.problem.signature import FORWARD, TensorRole
+
+if TYPE_CHECKING:
+    from flashsmith.kernels.tile_list.plan import TileListLaunch
 
 MOST_PARTS = 4  # of a tile: who ends it adds them up one after the other
 LEAST_BLOCKS = 4  # of keys that a part is worth having for
@@ -258,6 +260,8 @@ def plan_forward(
         return lists_launch(blocks, needs), launch
     if not problem.is_listed:
         return (launch,)
+    from flashsmith.kernels.tile_list.plan import list_launch
+
     return list_launch(problem, needs, tile_q=rows, tile_k=own.B_c), launch
 
 
@@ -278,7 +282,7 @@ def _launches_of_batch(
     at_once: int,
 ) -> Plan:
     launches = [
-        replace(cast(ForwardLaunch | TileListLaunch, launch), first_batch=first)
+        replace(cast("ForwardLaunch | TileListLaunch", launch), first_batch=first)
         for first in range(0, problem.batch, at_once)
         for part in (replace(problem, batch=min(at_once, problem.batch - first)),)
         for launch in plan_forward(config, part, sm_count, order)

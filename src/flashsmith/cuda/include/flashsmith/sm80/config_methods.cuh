@@ -4,7 +4,7 @@
 constexpr int threads() const { return n_warps * 32; }
 constexpr int rows_per_warp() const { return B_r / n_warps; }
 
-// Columns of V and O that a block of threads computes: all, or the 256 that a warp's registers hold.
+// Columns of V and O that a cta computes: all, or the 256 that a warp's registers hold.
 constexpr int v_cols() const { return d_head < 256 ? d_head : 256; }
 
 // Q stays for the whole kernel and its room takes O at the end; K and V hold one block each.
