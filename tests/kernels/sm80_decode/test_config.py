@@ -22,7 +22,7 @@ PROBLEM = AttentionProblem(2, 32, 8, 1, 8192, 128)
 
 def test_the_set_has_every_width_type_and_tile_and_all_can_be_built():
     configs = resolve_key("decode")
-    assert len(configs) == len(set(configs)) == 52
+    assert len(configs) == len(set(configs)) == 50
     assert [config.refusal() for config in configs] == [None] * len(configs)
     every = {(t, d, rows) for t in DType for d in (64, 128, 256) for rows in (16, 32, 64)}
     assert {(c.dtype, c.d_head, c.B_r) for c in configs} == every
