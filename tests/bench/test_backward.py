@@ -34,6 +34,17 @@ def test_a_suite_of_gradients_has_the_shapes_of_the_forward_one():
     assert [r for r in rows if r["d_head"] in {s["d_head"] for s in of_set}] == of_set
 
 
+def test_gradients_in_any_order_are_asked_for():
+    rows = json.loads(
+        run("--op", "backward", "--any-order", "--suite", "quick", "--list", "--json").stdout
+    )
+    assert rows
+    assert all("deterministic=False" in row["facts"] for row in rows)
+    forward = run("--any-order", "--suite", "quick", "--list")
+    assert isinstance(forward.exception, ArgumentError)
+    assert "add --op backward" in str(forward.exception)
+
+
 def test_gradients_do_not_know_sinks_and_caches_have_none():
     models = of_operations(read_suite("models", PROBLEM.dtype), ["backward"])
     assert not any(shape.problem.sinks for shape in models.shapes)

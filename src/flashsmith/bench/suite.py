@@ -97,7 +97,7 @@ def of_lengths(suite: Suite, lengths: Sequence[int]) -> Suite:
     return replace(suite, shapes=shapes)
 
 
-def of_operations(suite: Suite, operations: Sequence[str]) -> Suite:
+def of_operations(suite: Suite, operations: Sequence[str], *, deterministic: bool = True) -> Suite:
     """The suite with its shapes as problems of these operations; a forward pass keeps its name.
 
     Gradients of q, k and v are those without sinks: the log-sum-exp holds what they depend on.
@@ -113,7 +113,9 @@ def of_operations(suite: Suite, operations: Sequence[str]) -> Suite:
                     f"--op is {operation!r} and {suite.name} has caches ({shape.name}), which have "
                     f"no gradients; choose another --suite."
                 )
-            problem = replace(shape.problem, operation=operation, sinks=False)
+            problem = replace(
+                shape.problem, operation=operation, sinks=False, deterministic=deterministic
+            )
             shapes.append(Shape(f"{shape.name} {operation}", problem))
     return replace(suite, shapes=tuple(shapes))
 

@@ -66,6 +66,10 @@ NumbersOption = Annotated[
 ListOption = Annotated[
     bool, typer.Option("--list", help="No times: the suite's shapes, on any machine.")
 ]
+AnyOrderOption = Annotated[
+    bool,
+    typer.Option("--any-order", help="Gradients whose bits may differ from run to run."),
+]
 OnlyLensOption = Annotated[
     str | None, typer.Option("--seq-lens", help="Only the suite's shapes of these lengths.")
 ]
@@ -74,6 +78,7 @@ OnlyLensOption = Annotated[
 def command(
     key: options.KeyArgument = None,
     op: options.OpOption = None,
+    any_order: AnyOrderOption = False,
     suite: SuiteOption = "quick",
     seq_lens: OnlyLensOption = None,
     peers: PeersOption = "",
@@ -102,7 +107,13 @@ def command(
         chosen = of_lengths(chosen, options.numbers_of("--seq-lens", seq_lens))
     given = key or settings.kernels_key()
     configs = resolve_key(given) if given else []
-    chosen = of_operations(chosen, options.operations_of(op, given or None))
+    operations = options.operations_of(op, given or None)
+    if any_order and operations == [FORWARD.operation]:
+        raise ArgumentError(
+            "--any-order is for gradients: a forward pass has the same bits every time; add "
+            "--op backward."
+        )
+    chosen = of_operations(chosen, operations, deterministic=not any_order)
     if given:
         chosen = of_configs(chosen, configs, given)
     if shapes:
