@@ -26,12 +26,14 @@ from pages.tables import (
     backward_table,
     beside_fa3_table,
     between_marks,
+    chunk_table,
     knob_table,
     ladder_table,
     masks_table,
     peers_table,
     serve_table,
     spills_table,
+    suite_table,
     winners_table,
 )
 
@@ -64,6 +66,8 @@ GRADIENTS = [
     for name in ("backward", "candidates", "wide", "ends")
 ]
 GRADIENT_GRID = ROOT / "benchmarks" / "results" / "h200_backward" / "paper.jsonl"
+SERVE_SUITE, CHUNKS = SERVED.with_name("suite.jsonl"), SERVED.with_name("chunks.jsonl")
+BESIDE_FA3 = (GRADIENT_GRID, GRADIENT_GRID.with_name("paper_free.jsonl"), SERVE_SUITE)
 TRAINED = ROOT / "benchmarks" / "results" / "h200_train"
 LOSSES = Path("docs/figures/losses.svg")
 API = Path("docs/api.md")
@@ -98,7 +102,9 @@ def pages() -> dict[Path, str]:
     masks = (ROOT / MASKS).read_text(encoding="utf-8")
     made[MASKS] = between_marks(masks, "masks", masks_table(read_records(MASKED)))
     serving = (ROOT / SERVING).read_text(encoding="utf-8")
-    made[SERVING] = between_marks(serving, "serve", serve_table(read_records(SERVED)))
+    serving = between_marks(serving, "serve", serve_table(read_records(SERVED)))
+    serving = between_marks(serving, "chunks", chunk_table(read_records(CHUNKS)))
+    made[SERVING] = between_marks(serving, "suite", suite_table(read_records(SERVE_SUITE)))
     made |= of_models()
     return made | {Path("docs/benchmarks.md"): benchmarks, TUNING: tuning(data)}
 
@@ -189,7 +195,7 @@ def readme(data: ReportData) -> str:
             "",
             peers_table(data.records, PEERS),
             "",
-            beside_fa3_table(gradients(), read_records(SERVED), read_records(GRADIENT_GRID)),
+            beside_fa3_table(*map(read_records, BESIDE_FA3)),
             "",
             "The tuner's winners in the picture ran without peers; the Hopper kernels cell by "
             "cell: [docs/kernels/sm90_forward.md](docs/kernels/sm90_forward.md).",

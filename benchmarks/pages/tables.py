@@ -48,35 +48,30 @@ BACKWARD_PAGE = "docs/kernels/sm90_backward.md"
 
 
 def beside_fa3_table(
-    gradients: Sequence[Record], served: Sequence[Record], grid: Sequence[Record] = ()
+    grid: Sequence[Record], free: Sequence[Record], served: Sequence[Record]
 ) -> str:
     """How many times as fast as FlashAttention-3 we are, where both ran side by side.
 
-    Gradients in order come from the `grid` of the papers, if it was run.
+    Gradients of the papers' grid, in order and in any, and the caches of suite `serve`.
     """
-    ratios: dict[tuple[str, str], list[float]] = {}
-    on_grid = [a.ratio for a in against_peers(grid) if a.peer == FA3]
-    if on_grid:
-        ratios["gradients, the same bits every time", BACKWARD_PAGE] = on_grid
-    for found in _gradients(gradients).values():
-        for name in (_FREE,) if on_grid else (_ORDERED, _FREE):
-            if name in found and _PEER in found:
-                ratio = found[_PEER].result["median_us"] / found[name].result["median_us"]
-                kind = "the same bits every time" if name == _ORDERED else "sums in any order"
-                ratios.setdefault((f"gradients, {kind}", BACKWARD_PAGE), []).append(ratio)
-    for problem, found in _served(served):
-        for way, what in (("", "contiguous caches"), ("page 16", "pages of 16 tokens")):
-            theirs = found.get(f"FA3 {way}".strip())
-            ours = found.get(_chosen(problem, way, found))
-            if theirs and ours:
-                key = f"decoding, {what}", "docs/serving.md"
-                ratios.setdefault(key, []).append(theirs / ours)
+    kinds = {
+        ("gradients, the same bits every time", BACKWARD_PAGE): grid,
+        ("gradients, sums in any order", BACKWARD_PAGE): free,
+        ("decoding, contiguous caches", "docs/serving.md"): [
+            r for r in served if not r.problem.page
+        ],
+        ("decoding, pages of 16 and 64 tokens", "docs/serving.md"): [
+            r for r in served if r.problem.page
+        ],
+    }
     lines = ["| beside FlashAttention-3 | shapes | times as fast | least | most |"]
     lines.append("|---|---:|---:|---:|---:|")
-    for (what, page), found in ratios.items():
-        cells = " | ".join(f"{r:.2f}×" for r in (geometric_mean(found), min(found), max(found)))
-        lines.append(f"| [{what}]({page}) | {len(found)} | {cells} |")
-    return "\n".join(lines) if ratios else NOT_MEASURED
+    for (what, page), records in kinds.items():
+        found = [a.ratio for a in against_peers(records) if a.peer == FA3]
+        if found:
+            cells = " | ".join(f"{r:.2f}×" for r in (geometric_mean(found), min(found), max(found)))
+            lines.append(f"| [{what}]({page}) | {len(found)} | {cells} |")
+    return "\n".join(lines) if len(lines) > 2 else NOT_MEASURED
 
 
 def _gradients(records: Sequence[Record]) -> dict[AttentionProblem, dict[str, Record]]:
@@ -150,7 +145,7 @@ def serve_table(records: Sequence[Record]) -> str:
                     ours[way] = us
             elif name != _READ and "page" not in name:
                 peers.append(us)
-        if "" not in ours:
+        if len(ours) < len(_READS):  # something else is chosen by now
             continue
         cells = [f"{ours[way]:.0f} ({read / ours[way]:.2f})" for way in ("", "lengths", "page 16")]
         rows.append(
@@ -164,6 +159,45 @@ def serve_table(records: Sequence[Record]) -> str:
         "|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     return "\n".join([*lines, *rows])
+
+
+def suite_table(records: Sequence[Record]) -> str:
+    """What is chosen on every cache of suite `serve`: its time, and over the peers that take it."""
+    peers = ("cuDNN", "FlashAttention-2 (torch)", FA3)
+    rows: dict[AttentionProblem, dict[str, Against]] = {}
+    for one in against_peers(records):
+        rows.setdefault(one.problem, {})[one.peer] = one
+    lines = [f"| batch | heads | rows x keys | page | µs | of a plain read | {' | '.join(peers)} |"]
+    lines.append("|---:|---:|---:|---:|---:|---:|" + "---:|" * len(peers))
+    for p, found in rows.items():
+        ours = next(iter(found.values())).ours.result
+        over = [f"{found[peer].ratio:.2f}" if peer in found else "" for peer in peers]
+        lines.append(
+            f"| {p.batch} | {p.heads}:{p.kv_heads} | {p.q_len} x {p.k_len:,} | {p.page or ''} | "
+            f"{ours['median_us']:,.0f} | {ours['of_read']:.2f} | {' | '.join(over)} |"
+        )
+    return "\n".join(lines)
+
+
+def chunk_table(records: Sequence[Record]) -> str:
+    """Chunks of query rows on long caches: microseconds, and over FlashAttention-3's there."""
+    ways = {
+        "slices that fill the SMs": "FA3",
+        "slices by the sequence": "FA3",
+        "lengths": "FA3",
+        "page 16": "FA3 page 16",
+    }
+    lines = [f"| batch | rows x keys | {' | '.join(ways)} | FlashAttention-3 | on pages |"]
+    lines.append("|---:|---:|" + "---:|" * (len(ways) + 2))
+    runs: dict[AttentionProblem, dict[str, float]] = {}
+    for record in records:
+        names = runs.setdefault(record.problem, {})
+        names[str(record.what["name"]).removeprefix("ours, ")] = record.result["median_us"]
+    for p, us in runs.items():
+        ours = [f"{us[way]:.0f} ({us[peer] / us[way]:.2f})" for way, peer in ways.items()]
+        theirs = f"{us['FA3']:.0f} | {us['FA3 page 16']:.0f}"
+        lines.append(f"| {p.batch} | {p.q_len} x {p.k_len:,} | {' | '.join(ours)} | {theirs} |")
+    return "\n".join(lines)
 
 
 def _served(records: Sequence[Record]) -> list[tuple[AttentionProblem, dict[str, float]]]:
@@ -195,14 +229,14 @@ _READS = {
 
 
 def _chosen(problem: AttentionProblem, way: str, found: Mapping[str, float]) -> str:
-    """The contender that is chosen for a way of reading keys; where it did not run, the first."""
+    """The contender that is chosen for a way of reading keys, if it ran."""
     ran = [name for name in found if _way_of(name) == way]
     if way not in _READS or not ran:
-        return ran[0] if ran else ""
+        return ""
     asked = replace(problem, **_READS[way])
     config = choose(asked, "sm_90a", measurements=()).config
     name = f"{config.short_form() if config else ''} {way}".strip()
-    return name if name in ran else ran[0]
+    return name if name in ran else ""
 
 
 def masks_table(records: Sequence[Record]) -> str:

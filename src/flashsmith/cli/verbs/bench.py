@@ -108,11 +108,7 @@ def command(
     given = key or settings.kernels_key()
     configs = resolve_key(given) if given else []
     operations = options.operations_of(op, given or None)
-    if any_order and operations == [FORWARD.operation]:
-        raise ArgumentError(
-            "--any-order is for gradients: a forward pass has the same bits every time; add "
-            "--op backward."
-        )
+    _refuse_any_order(any_order and operations == [FORWARD.operation])
     chosen = of_operations(chosen, operations, deterministic=not any_order)
     if given:
         chosen = of_configs(chosen, configs, given)
@@ -137,6 +133,14 @@ def command(
         return
     rows = _run(chosen, wanted, configs)
     show(rows, json=json, csv=csv, every=every, title=f"{chosen.name}: {chosen.about}")
+
+
+def _refuse_any_order(of_forward: bool) -> None:
+    if of_forward:
+        raise ArgumentError(
+            "--any-order is for gradients: a forward pass has the same bits every time; add "
+            "--op backward."
+        )
 
 
 def glimpsed(shape: Shape) -> Row:
