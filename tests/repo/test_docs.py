@@ -157,7 +157,7 @@ def test_the_types_that_the_map_names_are_in_the_headers_that_it_names():
         ("StaticForwardKernelConfig", "sm80/static_config.cuh"),
         ("LoadGroups", "sm80/static_config.cuh"),
         ("QKGroups", "sm80/static_config.cuh"),
-        ("KVTile", "sm80/static_config.cuh"),
+        ("VTile", "sm80/static_config.cuh"),
         ("SmemTile", "tile/smem_tile.cuh"),
         ("TileStream", "sm80/gmem_to_smem.cuh"),
         ("FragmentReader", "tile/fragment.cuh"),

@@ -116,9 +116,9 @@ def test_a_way_to_the_gradients_that_was_not_raced_has_no_number():
     records = figures.gradients()
     ended = "late_fences+unordered+heads_inner"
     free = [r for r in records if str(r.what["name"]).endswith(ended) and not r.problem.causal]
-    assert "–" not in backward_table(records)
+    before = backward_table(records).count("| – |")  # of wide heads, where nothing is summed up
     newest = max(free, key=lambda r: str(r.environment["date"]))
-    assert backward_table([r for r in records if r is not newest]).count("| – |") == 1
+    assert backward_table([r for r in records if r is not newest]).count("| – |") == before + 1
 
 
 def test_flash_attention_3_is_shown_wherever_records_hold_it():

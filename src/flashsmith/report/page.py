@@ -119,14 +119,19 @@ def _header(top: Headline, data: ReportData, reproduce: str) -> str:
         )
         return f'<h1>No data</h1><p id="empty">{source}</p>'
     facts = "".join(map(_fact_html, top.facts))
-    has_peers = best_peer(data.records) is not None
-    measure = f" To measure on this machine: <code>{_MEASURE}</code>" if has_peers else ""
+    measure = _measure_html(data) if best_peer(data.records) is not None else ""
     return (
         f"{element('h1', top.title)}"
         f'<p id="about">{escape(top.shapes)} · {escape(top.dates)} · from {escape(data.source)}</p>'
         f'<div id="facts">{facts}</div>'
         f'<p id="again">To make it again: <code>{escape(reproduce)}</code>{measure}</p>'
     )
+
+
+def _measure_html(data: ReportData) -> str:
+    """How to measure it anew; a peer that came from a file has to come from one again."""
+    own = " --peer FILE.py:NAME" * any("peer_file" in record.what for record in data.records)
+    return f" To measure on this machine: <code>{_MEASURE}{own}</code>"
 
 
 def _fact_html(fact: Fact) -> str:

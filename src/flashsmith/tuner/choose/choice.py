@@ -278,6 +278,7 @@ def _ruled_choice(question: _Question, passed: list[Rejected]) -> Choice:
     And those last that say so themselves, as kernels for few rows do of many.
     """
     chosen: KernelConfig | None = None
+    last: Rejected | None = None  # of configurations: it says more than that a family has none
     newest_first = reversed(CATALOGUE.of(question.problem.operation))
     for family in sorted(newest_first, key=lambda family: family.is_last_resort(question.like)):
         if not family.runs_on(question.arch.name):
@@ -291,8 +292,10 @@ def _ruled_choice(question: _Question, passed: list[Rejected]) -> Choice:
             else:
                 reason = obstacle or "the rule ranks it lower here"
                 passed.append(Rejected(config.short_form(), reason))
+                last = passed[-1]
     if chosen is None:
-        smallest = f"{passed[-1].what}: {passed[-1].reason}; " if passed else ""
+        last = last or (passed[-1] if passed else None)
+        smallest = f"{last.what}: {last.reason}; " if last else ""
         raise Unsupported(
             f"No configuration computes {problem_text(question.problem)} on {question.arch.name}; "
             f"{smallest}the kernels take d_head in multiples of {D_HEAD_STEP} up to {MAX_D_HEAD}."
