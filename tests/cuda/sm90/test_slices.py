@@ -154,17 +154,34 @@ def test_lengths_in_memory_give_the_bits_of_lengths_that_the_host_knows(is_causa
     assert "or more for a q tile, by its own sequence" in launch.cut
     inputs = with_lengths(problem)
     together = run_arrays(emulated(sm_count), CONFIG, problem, inputs)
-    for i, length in enumerate(LENGTHS[:3]):
-        known = replace(INVARIANT, causal=is_causal, k_len=int(length))
+    assert_bits_of_known_lengths(CONFIG, problem, inputs, LENGTHS[:3], together)
+    assert not together["o"][3].any()
+
+
+def assert_bits_of_known_lengths(config, problem, inputs, lengths, together):
+    for i, length in enumerate(lengths):
+        known = replace(INVARIANT, causal=problem.causal, k_len=int(length))
         own = {
             name: np.ascontiguousarray(x[i : i + 1, : length if name in "kv" else None])
             for name, x in inputs.items()
             if name != "k_lengths"
         }
-        alone = run_arrays(emulated(3, checks=False), CONFIG, known, own)
+        alone = run_arrays(emulated(3, checks=False), config, known, own)
         for name, of_one in alone.items():
             np.testing.assert_array_equal(together[name][i], of_one[0])
-    assert not together["o"][3].any()
+
+
+def test_halves_that_only_one_of_both_multiplies_change_no_bit(monkeypatch):
+    config = parse_config(
+        "hopper(BF16, 64, 2, 128): kv_3+q_4+overlap+pingpong+early_rescale+stats_SUM+lazy_8+halves"
+        "+tiles_DYNAMIC+late_draw+split+sections+o_smem+regs_232_40"
+    )
+    monkeypatch.setattr(slices, "INVARIANT_KEYS", 2 * config.B_c)
+    lengths = np.array([590, 655, 713, 700], np.int32)  # the last kv block: less than half, more
+    inputs = with_lengths(IN_MEMORY, lengths)
+    assert plan_forward(config, IN_MEMORY, 7)[-1].split.slices > 1
+    together = run_arrays(emulated(7, checks=False), config, IN_MEMORY, inputs)
+    assert_bits_of_known_lengths(config, IN_MEMORY, inputs, lengths, together)
 
 
 def test_a_batch_of_lengths_in_several_launches_has_the_same_bits(monkeypatch):

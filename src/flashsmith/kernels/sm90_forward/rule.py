@@ -15,6 +15,8 @@ from flashsmith.problem.attention import AttentionProblem
 WIDTHS = (64, 96, 128, 192, 256)  # the d_head that kernels are built for
 SHORT_QUERIES = 64  # rows of one warpgroup: more of them would have none
 MOST_SHORT_CUT = 128  # width of kernels of one warpgroup that have registers for slices
+NARROW = 64  # width at which tall tiles are others than those that are cut, and faster
+CHUNK_ROWS = 512  # of a request, up to which it is a chunk there; not measured
 FEW_TILES = 264  # two waves on the 132 SMs of an H200: more fill them without slices
 
 _LOOP = "overlap+early_rescale+tiles_DYNAMIC+late_draw+sections"
@@ -134,7 +136,12 @@ def _is_cut(config: Sm90ForwardConfig, problem: AttentionProblem) -> bool:
 
     Where bits must not depend on the batch, the sequence alone says so.
     """
-    if not may_be_cut(config, problem) or not is_chunk(config, problem):
+    if not may_be_cut(config, problem):
+        return False
+    if problem.is_listed and problem.is_batch_invariant:
+        # How much room sequences have belongs to the batch: their rows alone may decide.
+        return config.d_head > NARROW or problem.q_len <= CHUNK_ROWS
+    if not is_chunk(config, problem):
         return False
     tiles = q_tiles(config, problem) * problem.batch * problem.heads
     return problem.is_batch_invariant or tiles <= FEW_TILES
