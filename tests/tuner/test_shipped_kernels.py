@@ -28,6 +28,7 @@ from flashsmith.tuner.choose import measured, shipped_kernels
 from flashsmith.tuner.choose.choice import choose
 from flashsmith.tuner.choose.measured import MeasuredTable
 from flashsmith.tuner.store.exchange import write_lines
+from flashsmith.tuner.store.machine_code import jobs_of
 from flashsmith.tuner.store.measurement import Measurement, MeasurementKey
 from flashsmith.tuner.store.outcome import Timed
 
@@ -47,6 +48,7 @@ def built(tmp_path_factory):
     write_lines([Measurement(key, timed, gate=True)], folder / "nvidia_h200.jsonl")
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("flashsmith.tuner.choose.measured.SHIPPED_FOLDER", folder)
+        patched.setattr(shipped_kernels, "_gradient_jobs", lambda items: ())  # seconds each
         made = shipped_kernels.write_shipped_kernels()
     # Two types, with LSE and without, whole tiles or not of queries and of keys.
     assert made == {folder / f"{ARCH}.bundle": 16}
@@ -143,6 +145,14 @@ def test_every_choice_of_the_shipped_table_is_among_the_kernels_of_a_wheel(probl
     assert choice.source == "shipped measurement"
     needs = needs_of(choice.config, replace(problem, lse=lse))
     assert CompileJob(choice.config, needs, ARCH) in jobs
+
+
+@settings(max_examples=100, deadline=None, derandomize=True, database=None)
+@given(problem=calls())
+def test_so_is_every_choice_for_the_gradients_of_its_problems(problem):
+    problem = replace(problem, kv_heads=problem.heads, operation="backward")
+    choice = choose(problem, ARCH, gpu="NVIDIA H200")
+    assert set(jobs_of(choice.config, problem, ARCH)) <= set(_jobs_of_a_wheel())
 
 
 @cache

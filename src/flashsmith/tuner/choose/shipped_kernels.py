@@ -23,9 +23,11 @@ from flashsmith.compile.compiler import (
 from flashsmith.compile.nvrtc.library import loads_on_driver
 from flashsmith.kernels.kernel import KernelConfig
 from flashsmith.kernels.parse import parse_config
+from flashsmith.problem.attention import AttentionProblem
 from flashsmith.problem.needs import Needs
-from flashsmith.problem.signature import FORWARD
+from flashsmith.problem.signature import BACKWARD, FORWARD
 from flashsmith.tuner.choose import measured
+from flashsmith.tuner.choose.choice import choose
 from flashsmith.tuner.store.machine_code import jobs_of
 from flashsmith.tuner.store.measurement import Measurement
 
@@ -85,11 +87,14 @@ def write_shipped_kernels() -> dict[Path, int]:
 
 
 def shipped_jobs() -> dict[str, list[CompileJob]]:
-    """The kernels of every choice that a shipped measurement can lead to, by architecture."""
+    """The kernels of every choice that a shipped measurement can lead to, by architecture.
+
+    And those of its gradients, which a rule chooses: who trains calls both.
+    """
     files = sorted(measured.SHIPPED_FOLDER.glob("*.jsonl"))
     items = [item for path in files for item in measured.choosable(path)]
     by_arch: dict[str, list[CompileJob]] = {}
-    for job in dict.fromkeys(_jobs(items)):
+    for job in dict.fromkeys([*_jobs(items), *_gradient_jobs(items)]):
         by_arch.setdefault(job.arch, []).append(job)
     return dict(sorted(by_arch.items()))
 
@@ -122,8 +127,29 @@ def _jobs(items: Iterable[Measurement]) -> Iterator[CompileJob]:
         for dtype, lse in product(DType, (False, True) if is_forward else (False,)):
             fields: dict[str, KnobValue] = {"dtype": dtype}
             config = replace(parse_config(item.key.config), **fields)
-            q_lens, k_lens = ((n * _TILES, n * _TILES + 1) for n in (config.tile_q, config.tile_k))
-            for q_len, k_len in product(q_lens, k_lens):
-                shape = replace(item.key.problem, q_len=q_len, k_len=k_len)
-                problem = replace(shape, dtype=dtype, lse=lse)
-                yield from jobs_of(config, problem, item.key.arch)
+            problem = replace(item.key.problem, dtype=dtype, lse=lse)
+            yield from _whole_tiles_or_not(config, problem, item.key.arch)
+
+
+def _gradient_jobs(items: Iterable[Measurement]) -> Iterator[CompileJob]:
+    """What is chosen for the gradients of measured forward problems, both element types."""
+    for item, dtype in product(items, DType):
+        if item.key.problem.operation != FORWARD.operation:
+            continue
+        problem = replace(item.key.problem, operation=BACKWARD.operation, dtype=dtype, lse=False)
+        config = choose(problem, item.key.arch, gpu=item.key.gpu).config
+        if config is not None:
+            yield from _whole_tiles_or_not(config, problem, item.key.arch)
+
+
+def _whole_tiles_or_not(
+    config: KernelConfig, problem: AttentionProblem, arch: str
+) -> Iterator[CompileJob]:
+    """The kernels of a problem near this one, of whole tiles or not of queries and of keys.
+
+    Two lengths that are not whole are equal once, since a diagonal then ends in a corner, and once
+    they are not.
+    """
+    rows, keys = config.tile_q * _TILES, config.tile_k * _TILES
+    for q_len, k_len in product((rows, rows + 1), (keys, keys + 1, keys + 2)):
+        yield from jobs_of(config, replace(problem, q_len=q_len, k_len=k_len), arch)
