@@ -361,6 +361,7 @@ OTHERS = [
     (PASSES.convert, {"v_halves": False}),
     (PASSES.convert, {"dtype": DType.FP16}),
     (TILES, {"rising": True}),
+    (TILES, {"in_parts": True}),
     (replace(TILES, unordered=True), {"short_last": True}),
     (PLAIN.rows, {"heads_inner": True}),
     (PLAIN.convert, {"heads_inner": True}),

@@ -101,13 +101,14 @@ def test_strides_that_no_map_takes_are_said():
 def test_with_sections_the_same_block_of_several_heads_is_drawn_before_the_next():
     sections = replace(CONFIG, sections=True)
     long = replace(PROBLEM, q_len=8192, k_len=8192)
-    for causal in (False, True):
+    # Within 40 MB: 8 of a head of Q at a time, of a group of two where its blocks drift apart.
+    for causal, heads in ((False, 5), (True, 2)):
         assert (
             plan(sections, replace(PROBLEM, causal=causal), sm_count=4)[1].order.section_heads == 6
         )
         launches = plan(sections, replace(long, causal=causal), sm_count=4)
-        assert launches[1].order.section_heads == 2  # of 16 MB, within 40
-        assert launches[1].arguments(call()).section_heads == 2
+        assert launches[1].order.section_heads == heads
+        assert launches[1].arguments(call()).section_heads == heads
 
 
 def test_without_sections_blocks_are_drawn_head_by_head():

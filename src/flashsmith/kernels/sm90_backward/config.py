@@ -19,6 +19,7 @@ from flashsmith.kernels.sm90_backward.parts import (
     EARLY_START,
     HEADS_INNER,
     MASKS_FIRST,
+    PART_HEADS,
     RISING,
     ROUNDS_DQ,
     SHORT_LAST,
@@ -87,6 +88,7 @@ class Sm90BackwardConfig(Sm90BackwardPart):
     heads_inner: bool = flag("heads_inner", HEADS_INNER)
     rounds_dq: bool = flag("rounds_dq", ROUNDS_DQ)
     early_start: bool = flag("early_start", EARLY_START)
+    part_heads: int = knob((0, 1, 2, 4), PART_HEADS, "part_{}", absent=0)
 
     @property
     def rows(self) -> Sm90RowsConfig:
@@ -105,6 +107,11 @@ class Sm90BackwardConfig(Sm90BackwardPart):
         if self.two_passes and has_roles(self.d_head):
             return Sm90QueriesConfig(*(getattr(self, name) for name in Sm90QueriesConfig.knobs()))
         return Sm90ConvertConfig(*(getattr(self, name) for name in Sm90ConvertConfig.knobs()))
+
+    @property
+    def in_parts(self) -> bool:
+        """Whether groups are walked in parts, where they have more heads than a part."""
+        return self.part_heads > 0
 
     def kernels(self) -> tuple[KernelConfig, ...]:
         """What is compiled, in the order of the launches."""
@@ -160,6 +167,7 @@ class Sm90BackwardConfig(Sm90BackwardPart):
             or self.two_passes
             or self.rounds_dq
             or self.early_start
+            or self.part_heads
             or self.adders > 2
         )
 

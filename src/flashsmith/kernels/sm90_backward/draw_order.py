@@ -23,11 +23,13 @@ class DrawOrder:
     section_rows: int = 0  # the same of packed sequences: query rows of heads; 0: one head
     short_blocks: int = 0  # the last ones of each head, drawn behind all others
     rising_heads: int = 0  # the last ones, whose blocks are drawn, and add, from the first on
+    walked_heads: int = 1  # of Q, with which a block is walked at a time
 
 
 def draw_order(config: Sm90BackwardConfig, problem: AttentionProblem, sm_count: int) -> DrawOrder:
     """The order of `config` on `problem`. Where sums have an order, no SM count is part of it."""
-    heads = problem.kv_heads * problem.batch
+    walked = walked_heads(config, problem)
+    heads = problem.heads * problem.batch // walked
     ends_short = problem.mask.hides_right and not problem.mask.hides_left
     rising = heads // RISING if config.rising and ends_short else 0
     blocks = math.ceil(problem.k_len / config.tile_k)
@@ -35,30 +37,53 @@ def draw_order(config: Sm90BackwardConfig, problem: AttentionProblem, sm_count: 
     if config.short_last and ends_short and problem.k_len > TOGETHER:
         # As much work as SMs that end at different times leave, half a block each.
         short = min(math.ceil(math.sqrt(max(sm_count, 1) * blocks / heads)), blocks - 1)
+    in_l2 = walked if ends_short else 1
     return DrawOrder(
-        section_heads(config, problem, heads - rising), section_rows(config, problem), short, rising
+        section_heads(config, problem, heads - rising, in_l2),
+        section_rows(config, problem, problem.group),
+        short,
+        rising,
+        walked,
     )
 
 
-def section_heads(config: Sm90BackwardConfig, problem: AttentionProblem, heads: int) -> int:
+def walked_heads(config: Sm90BackwardConfig, problem: AttentionProblem) -> int:
+    """Heads of Q with which a block is walked at a time: those of a group, or of a part of it.
+
+    A function of one sequence and the configuration, as the order in which parts add is.
+    """
+    group = problem.group
+    if not config.part_heads or problem.sequences:
+        return group
+    # Launch 1 clears what counts parts, a word a thread: of few rows there are too few of them.
+    counters = config.tiles.gradient_warps * math.ceil(problem.k_len / config.tile_k)
+    if counters > problem.q_len * group:
+        return group
+    return max(n for n in range(1, group + 1) if group % n == 0 and n <= config.part_heads)
+
+
+def section_heads(
+    config: Sm90BackwardConfig, problem: AttentionProblem, heads: int, in_l2: int
+) -> int:
     """Of `heads` heads of K and V, how many are drawn together, a block of each at a time.
 
     Unordered and causal, the longest blocks come first, of as many heads as L2 holds. In order,
     blocks of a head that start together wait for each other; with `sections` each starts when the
-    one before has gone on.
+    one before has gone on. `in_l2`: heads of Q that blocks of one head are in at a time. Where all
+    blocks of a head are walked with the same q tiles, they follow each other closely through one.
     """
-    rows = section_rows(config, problem) // max(problem.q_len, 1)
+    rows = section_rows(config, problem, in_l2) // max(problem.q_len, 1)
     if config.section_mb:
         return _even(heads, rows)
     return max(min(rows, heads), 1)
 
 
-def section_rows(config: Sm90BackwardConfig, problem: AttentionProblem) -> int:
+def section_rows(config: Sm90BackwardConfig, problem: AttentionProblem, in_l2: int) -> int:
     """Query rows of heads whose kv blocks are drawn together; 0: of one head at a time."""
     is_divided = config.sections or ((config.unordered or config.two_passes) and problem.mask.hides)
     if not (config.section_mb or is_divided):
         return 0
-    row_bytes = 8 * config.d_head * problem.group  # Q, dO: 2 bytes; dQ: 4
+    row_bytes = 8 * config.d_head * in_l2  # Q, dO: 2 bytes; dQ: 4
     return ((config.section_mb << 20) or SECTION_BYTES) // row_bytes
 
 
@@ -69,11 +94,11 @@ def _even(heads: int, most: int) -> int:
     return divisor if 2 * divisor > most else math.ceil(heads / math.ceil(heads / most))
 
 
-def hides_first_steps_only(config: Sm90TilesConfig, problem: AttentionProblem) -> bool:
+def hides_first_steps_only(config: Sm90TilesConfig, problem: AttentionProblem, walked: int) -> bool:
     """Whether no key is hidden after a kv block's first step that a warpgroup multiplies.
 
     A block must have one head of rows to walk: the next one of a group begins with hidden keys.
     """
-    if problem.group > 1 or problem.sequences:
+    if walked > 1 or problem.sequences:
         return False
     return problem.mask.hides_at_corners_only(config.tile_q, config.tile_k)

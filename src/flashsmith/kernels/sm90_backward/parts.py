@@ -53,6 +53,11 @@ EARLY_START = (
     "launches begin while the one before them ends: they set up meanwhile, and one that needs "
     "nothing of it takes the SMs that it leaves"
 )
+IN_PARTS = (
+    "a kv block is walked with a part of the heads of its group at a time: dK and dV of parts are "
+    "added in memory, in order"
+)
+PART_HEADS = "heads of a group that a kv block is walked with at a time; without it all of them"
 HEADS_INNER = "blocks go from head to head, then down the rows, where heads lie side by side"
 
 
@@ -187,6 +192,7 @@ class Sm90TilesConfig(MultiplyingPart):
     rising: bool = flag("rising", RISING)
     rounds_dq: bool = flag("rounds_dq", ROUNDS_DQ)
     early_start: bool = flag("early_start", EARLY_START)
+    in_parts: bool = flag("in_parts", IN_PARTS)
 
     @property
     def tile_q(self) -> int:
@@ -221,6 +227,11 @@ class Sm90TilesConfig(MultiplyingPart):
         if self.two_passes:
             return 0
         return pieces_of_tile(self.d_head) * (4 if has_roles(self.d_head) else 1)
+
+    @property
+    def gradient_warps(self) -> int:
+        """Warps that have 16 keys of dK or dV of a kv block each."""
+        return 2 * self.tile_k // 16
 
     def smem_bytes(self, elem_size: int = 2) -> int:
         """K, V, rings, staged dQ or P, statistics, ones, barriers, tile slots, dQ rounded."""

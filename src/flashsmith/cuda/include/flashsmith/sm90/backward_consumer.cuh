@@ -90,7 +90,8 @@ struct BackwardConsumer {
             i32 left = ptx::broadcast(block.steps);
             if (left == 0) break;
             first_key = ptx::broadcast(block.first_key);
-            left -= begin(ptx::broadcast(block.batch * args.heads + block.kv_head * args.kv_group),
+            left -= begin(ptx::broadcast(block.batch * args.heads +
+                                         block.kv_head * walked_heads<Kernel>(args)),
                           left);
             _Pragma("unroll 1") while (--left > 0) step<false>();
             step<true>();
@@ -485,13 +486,13 @@ struct BackwardConsumer {
         ptx::mbarrier_arrive_if(is_first_lane && has_dq, Plan::ds_empty(before));
         put_dq(dq);
         send_dq();
-        store(args.dv, dv, 1.0f);
+        store(args.dv, dv, 1.0f, 0);
         Piece last;
         ptx::mbarrier_wait(Plan::ds_full(now), now_parity);  // of both warpgroups
         ptx::wgmma_fence();
         issue_dq(last, ds_panel(now));
         ptx::wgmma_commit();
-        store(args.dk, dk, Kernel::Score::slope(args));
+        store(args.dk, dk, Kernel::Score::slope(args), 1);
         release_block();
         ptx::wgmma_wait<0>();
         ptx::fence_registers(last);
@@ -501,11 +502,19 @@ struct BackwardConsumer {
         send_dq();
     }
 
-    FS_DEVICE void store(const TensorArg& out, const typename Products::Gradient& gradient,
-                         float by) const {
+    // `which`: 0 of dV, 1 of dK.
+    FS_DEVICE void store(const TensorArg& out, typename Products::Gradient& gradient, float by,
+                         [[maybe_unused]] int which) const {
         const KvBlock block = KvBlock::get(Plan::kv_block(nth % Plan::kBlockSlots));
+        if constexpr (kConfig.in_parts) {
+            const u32 lying = block.batch * args.kv_heads * args.parts + block.kv_head;
+            const PartialGradient<Kernel> own(args, lying, first_key,
+                                              (2 * which + warpgroup) * 4 + warp, lane);
+            if (!own.complete(gradient)) return;
+        }
         const float factors[2] = {by, by};
-        const QTile at{first_key + warpgroup * kWarpgroupRows, 0, block.kv_head, block.batch};
+        const QTile at{first_key + warpgroup * kWarpgroupRows, 0,
+                       kv_head_of<Kernel>(args, block.kv_head), block.batch};
         const auto& of = masked_sequence<Kernel>(args, nth);
         Output::store_direct(from_first_key(out, of), OutputBounds{of.k_len, args.d_head}, at,
                              warp * 16 + lane / 4, lane, gradient, factors);

@@ -91,7 +91,8 @@ struct WideConsumer {
             i32 left = ptx::broadcast(block.steps);
             if (left == 0) break;
             first_key = ptx::broadcast(block.first_key);
-            begin(ptx::broadcast(block.batch * args.heads + block.kv_head * args.kv_group));
+            begin(ptx::broadcast(block.batch * args.heads +
+                                 block.kv_head * walked_heads<Kernel>(args)));
             if constexpr (kConfig.two_passes) {
                 _Pragma("unroll 1") while (--left > 0)
                     StepWithoutDq<WideConsumer>::template make<false>(*this);
@@ -365,7 +366,9 @@ struct WideConsumer {
         q_tile = dq_tile = Walk::first_tile(args, first_key, nth);
         dq_index = first_head * args.q_tiles + dq_tile + Walk::tiles_before(nth);
         if constexpr (kNeeds.alibi && kMakesP) take_head(first_head);
-        if constexpr (kConfig.rising) rising = rises<Kernel>(args, first_head / args.kv_group);
+        if constexpr (kConfig.rising) {
+            rising = rises<Kernel>(args, first_head / walked_heads<Kernel>(args));
+        }
         adds = Walk::is_seen(args, first_key, nth);
         has_dq = false;
         Scores first;
@@ -451,18 +454,28 @@ struct WideConsumer {
         store();
     }
 
-    FS_DEVICE void store() const {
+    FS_DEVICE void store() {
         const SmemAddr slot = Plan::kv_block(nth % Plan::kBlockSlots);
         const KvBlock block = KvBlock::get(slot);
+        bool is_last = true;
+        if constexpr (kConfig.in_parts) {
+            const u32 lying = block.batch * args.kv_heads * args.parts + block.kv_head;
+            is_last = PartialGradient<Kernel>(args, lying, first_key, kWarpgroup * 4 + warp, lane)
+                          .complete(gradient);
+        }
+        if (is_last) round(block);
+        ptx::bar_warp_sync();  // all lanes have read the slot
+        arrive(Plan::block_empty(nth % Plan::kBlockSlots));
+    }
+
+    FS_DEVICE void round(const KvBlock& block) const {
         const float by = kMakesP ? 1.0f : Kernel::Score::slope(args);
         const float factors[2] = {by, by};
-        const QTile at{first_key, 0, block.kv_head, block.batch};
+        const QTile at{first_key, 0, kv_head_of<Kernel>(args, block.kv_head), block.batch};
         const auto& of = masked_sequence<Kernel>(args, nth);
         Output::store_direct(from_first_key(kMakesP ? args.dv : args.dk, of),
                              OutputBounds{of.k_len, args.d_head}, at, warp * 16 + lane / 4, lane,
                              gradient, factors);
-        ptx::bar_warp_sync();  // all lanes have read the slot
-        arrive(Plan::block_empty(nth % Plan::kBlockSlots));
     }
 };
 
