@@ -44,30 +44,39 @@ _ALL = "turns+fold+early_dv+late_fences"
 _64 = f"hopper_bwd(BF16, 64): ds_2+{_ALL}"
 _128 = f"hopper_bwd(BF16, 128): ds_3+{_ALL}"
 _256 = "hopper_bwd(BF16, 256): ds_2"
+_FULL_64 = f"{_64}+adders_3+early_polls+section_"
+_HIDING = "adders_3+early_polls+rising+section_"
+_QUICK = "+heads_inner+rounds_dq+early_start"
 _PASSES = "two_passes+early_release+v_halves"
-_HIDING = "masks_first+adders_3+early_polls+rising"
-_QUICK = "rounds_dq+early_start"
+_EARLY = "+heads_inner+early_start"
+PARTS = ("", "+part_4", "+part_2", "+part_1")
 # By width and mask, beside the rule's choice.
 WORDS = {
-    (64, "full"): [f"{_64}+adders_3+early_polls+section_20+heads_inner+{_QUICK}+part_4"],
+    (64, "full"): [f"{_FULL_64}10{_QUICK}", f"{_FULL_64}20{_QUICK}+part_4"],
     (64, "causal"): [
-        f"{_64}+{_HIDING}+section_{mb}+heads_inner+{_QUICK}{part}"
-        for mb, part in ((20, ""), *((20, f"+part_{n}") for n in (4, 2, 1)), (10, "+part_4"))
+        *(f"{_64}+masks_first+{_HIDING}20{_QUICK}{part}" for part in PARTS),
+        f"{_64}+masks_first+{_HIDING}10{_QUICK}+part_4",
+        f"{_64}+{_HIDING}20{_QUICK}+part_4",
     ],
-    (128, "full"): [f"{_128}+adders_3+section_40+heads_inner+part_4"],
+    (128, "full"): [
+        *(f"{_128}+adders_3+section_{mb}+heads_inner" for mb in (10, 20, 40)),
+        f"{_128}+adders_3+section_40+heads_inner+part_4",
+    ],
     (128, "causal"): [
-        f"{_128}+{_HIDING}+section_{mb}{part}"
-        for mb, part in ((10, ""), (10, "+part_2"), (10, "+part_1"), (20, "+part_1"))
+        *(f"{_128}+masks_first+{_HIDING}10{part}" for part in PARTS),
+        f"{_128}+masks_first+{_HIDING}20+part_2",
+        f"{_128}+{_HIDING}10+part_2",
     ],
     (256, "full"): [f"{_256}+{_PASSES}+heads_inner+early_start+part_4"],
     (256, "causal"): [
-        f"{_256}+masks_first+{_PASSES}+short_last+section_40+heads_inner+early_start{part}"
-        for part in ("", "+part_4", "+part_2", "+part_1")
+        *(f"{_256}+masks_first+{_PASSES}+short_last+section_40{_EARLY}{part}" for part in PARTS),
+        *(f"{_256}+masks_first+{_PASSES}+section_{mb}{_EARLY}+part_2" for mb in (40, 80)),
+        f"{_256}+{_PASSES}+short_last+section_40{_EARLY}+part_2",
     ],
 }
 CELLS = ",".join(
-    f"{d}:{mask}:{length}:8"
-    for length in (4096, 8192)
+    f"{d}:{mask}:{length}:{group}"
+    for length, group in ((4096, 8), (8192, 8), (4096, 4))
     for d in (128, 64, 256)
     for mask in ("causal", "full")
 )
@@ -95,7 +104,7 @@ def contenders_of(cell: tuple[int, str, int, int]) -> list[tuple[str, Sm90Backwa
         without = parse_config(plain.short_form().replace("+masks_first", ""))
         found.append(("plain, masks in every step", without, 1))
     tried = [parse_config(text) for text in WORDS[d_head, mask]]
-    return found + [(c.short_form(), c, group) for c in tried if c != grouped]
+    return [*found, *((c.short_form(), c, group) for c in tried if c != grouped)]
 
 
 def check(device, work) -> set[tuple[Sm90BackwardConfig, int]]:

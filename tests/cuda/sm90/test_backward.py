@@ -362,6 +362,7 @@ OTHERS = [
     (PASSES.convert, {"dtype": DType.FP16}),
     (TILES, {"rising": True}),
     (TILES, {"in_parts": True}),
+    (replace(TILES, masks_first=True), {"masks_heads": True}),
     (replace(TILES, unordered=True), {"short_last": True}),
     (PLAIN.rows, {"heads_inner": True}),
     (PLAIN.convert, {"heads_inner": True}),
@@ -382,7 +383,7 @@ def test_every_field_of_every_kernel_is_tried():
 
 @pytest.mark.parametrize(("config", "other"), OTHERS, ids=str)
 def test_a_field_alone_changes_the_machine_code(config, other):
-    needs = Needs(("causal",) if "masks_first" in other else ())
+    needs = Needs(("causal",) if {"masks_first", "masks_heads"} & other.keys() else ())
     codes = {
         machine_code(compile_kernel(one, needs, "sm_90a").cubin)
         for one in (config, replace(config, **other))

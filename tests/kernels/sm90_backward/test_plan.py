@@ -187,7 +187,7 @@ def test_a_quarter_of_the_heads_rises_whatever_the_number_of_sms():
         ({"diagonal": 128}, 64, True),
         ({"diagonal": 32}, 128, False),
         ({"diagonal": -64}, 256, True),
-        ({"kv_heads": 4}, 128, False),  # the next head of a group begins with hidden keys again
+        ({"kv_heads": 4}, 256, False),  # who adds sums itself must know in which head it is
         ({"window_left": 300}, 128, False),
         ({"q_len": 4001, "k_len": 4001}, 128, True),
         ({"k_len": 4001, "diagonal": 0}, 128, False),  # keys behind the last, of a row that exists
@@ -199,3 +199,30 @@ def test_masks_are_looked_at_once_only_where_that_is_enough(changes, d_head, exp
     problem = replace(LONG, d_head=d_head, **changes)
     tiles = plan(config, problem, sm_count=4)[1].config
     assert tiles == replace(config.tiles, masks_first=expected)
+
+
+@pytest.mark.parametrize(("part", "heads"), [(0, 4), (1, 1), (2, 2), (4, 4)])
+def test_a_walk_takes_a_part_of_a_group_and_looks_at_masks_where_each_head_begins(part, heads):
+    config = replace(CONFIG, masks_first=True, part_heads=part)
+    launch = plan(config, replace(LONG, kv_heads=4), sm_count=132)[1]
+    assert launch.order.walked_heads == heads
+    assert launch.config == replace(
+        config.tiles, masks_first=True, masks_heads=heads > 1, in_parts=heads < 4
+    )
+    args = launch.arguments(call())
+    assert (args.parts, args.part_heads) == (4 // heads, heads)
+    assert args.all_kv_blocks == 4 * 4 // heads * 32
+    # Of each part of dK and dV, by warps: sums, and a word that counts them.
+    sums, words = (4 * 32 * 128 * 128 * 2 * 4, 4 * 32 * 16) if heads < 4 else (0, 0)
+    assert args.counters - args.part_sums == sums
+    assert args.n_counters == 1 + 2 * 16 * 64 + words
+    assert args.part_counters == args.counters + 4 * (args.n_counters - words)
+
+
+def test_parts_divide_a_group_and_few_rows_have_no_use_for_them():
+    config = replace(CONFIG, part_heads=4)
+    for group, heads in ((6, 3), (5, 1), (3, 3)):
+        problem = replace(LONG, heads=2 * group, kv_heads=2)
+        assert order_of(problem, part_heads=4).walked_heads == heads
+    few = replace(LONG, heads=8, kv_heads=1, q_len=16, diagonal=0)
+    assert plan(config, few, sm_count=4)[1].order.walked_heads == 8

@@ -109,6 +109,11 @@ class Sm90BackwardConfig(Sm90BackwardPart):
         return Sm90ConvertConfig(*(getattr(self, name) for name in Sm90ConvertConfig.knobs()))
 
     @property
+    def masks_heads(self) -> bool:
+        """Whether a kernel may look at masks in first steps of heads: a plan says of how many."""
+        return False
+
+    @property
     def in_parts(self) -> bool:
         """Whether groups are walked in parts, where they have more heads than a part."""
         return self.part_heads > 0

@@ -97,8 +97,9 @@ def _even(heads: int, most: int) -> int:
 def hides_first_steps_only(config: Sm90TilesConfig, problem: AttentionProblem, walked: int) -> bool:
     """Whether no key is hidden after a kv block's first step that a warpgroup multiplies.
 
-    A block must have one head of rows to walk: the next one of a group begins with hidden keys.
+    Or after those of each head that it is walked with, where no warp that multiplies need know in
+    which head it is.
     """
-    if walked > 1 or problem.sequences:
+    if problem.sequences or (walked > 1 and not (config.two_passes or config.adds_staged)):
         return False
     return problem.mask.hides_at_corners_only(config.tile_q, config.tile_k)

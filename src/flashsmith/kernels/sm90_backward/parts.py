@@ -33,6 +33,7 @@ MASKS_FIRST = (
     "keys are hidden in a kv block's first step alone, and a warpgroup that sees none there leaves "
     "it out, where the mask allows"
 )
+MASKS_HEADS = "with masks_first, the same of each head that a kv block is walked with"
 ADDERS = "threads that add dQ in order: one for each warpgroup, or three in turn"
 EARLY_POLLS = "a thread that adds looks for its turn before the piece of dQ is there"
 TWO_PASSES = (
@@ -193,6 +194,7 @@ class Sm90TilesConfig(MultiplyingPart):
     rounds_dq: bool = flag("rounds_dq", ROUNDS_DQ)
     early_start: bool = flag("early_start", EARLY_START)
     in_parts: bool = flag("in_parts", IN_PARTS)
+    masks_heads: bool = flag("masks_heads", MASKS_HEADS)
 
     @property
     def tile_q(self) -> int:
@@ -208,6 +210,11 @@ class Sm90TilesConfig(MultiplyingPart):
     def threads(self) -> int:
         """A producer warpgroup and two that multiply."""
         return 3 * WARPGROUP_THREADS
+
+    @property
+    def adds_staged(self) -> bool:
+        """Whether threads beside those that multiply add dQ, in order."""
+        return not (self.unordered or self.dq_red or self.two_passes)
 
     @property
     def statistics_bytes(self) -> int:

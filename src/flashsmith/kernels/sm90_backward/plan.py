@@ -218,6 +218,7 @@ def _tiles(config: Sm90BackwardConfig, problem: AttentionProblem, walked: int) -
     tiles = config.tiles
     if not hides_first_steps_only(tiles, problem, walked):
         tiles = replace(tiles, masks_first=False)
+    tiles = replace(tiles, masks_heads=tiles.masks_first and walked > 1)
     return replace(tiles, in_parts=False) if walked == problem.group else tiles
 
 
