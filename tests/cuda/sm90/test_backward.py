@@ -293,6 +293,32 @@ def test_three_adders_walk_groups_and_give_the_same_bits_as_two():
     assert bits[0] == bits[1]
 
 
+# A group's heads in parts: the last one adds up dK and dV; keys are hidden where each head begins.
+PARTS = replace(RISING, part_heads=2)
+WIDE_PARTS = replace(PASSES, masks_first=True, part_heads=2)
+
+
+@pytest.mark.parametrize(
+    ("config", "length", "heads"),
+    [(PARTS, 300, (4, 1)), (WIDE_PARTS, 150, (12, 3)), (replace(SLIM, part_heads=1), 270, (3, 1))],
+    ids=str,
+)
+def test_parts_of_a_group_are_summed_up(device, config, length, heads):
+    given = problem(config, length, length, heads=heads[0], kv_heads=heads[1], causal=True)
+    tiles = plan(config, given, sm_count=4)[1].config
+    assert (tiles.in_parts, tiles.masks_heads) == (True, config.masks_first)
+    require_right(device, config, "parts", given, placement="transposed")
+
+
+def test_parts_of_a_group_give_the_same_bits_on_every_number_of_sms():
+    """Also with dQ rounded by who multiplies: heads are drawn part by part."""
+    facts = {"heads": 4, "kv_heads": 1, "causal": True, "diagonal": 64 * 6}
+    config = replace(PARTS, rounds_dq=True)
+    seen = [bits_by_seed(config, sms, (sms,), **facts) for sms in (1, 7)]
+    for name in ("dq", "dk", "dv", "sums"):
+        assert len(set().union(*(bits[name] for bits in seen))) == 1
+
+
 def test_short_blocks_of_all_heads_may_come_last(device, monkeypatch):
     monkeypatch.setattr(draw_order, "TOGETHER", 0)
     given = problem(SHORT_LAST, 300, 300, heads=3, kv_heads=3, causal=True)
