@@ -213,7 +213,7 @@ def test_a_walk_takes_a_part_of_a_group_and_looks_at_masks_where_each_head_begin
     assert (args.parts, args.part_heads) == (4 // heads, heads)
     assert args.all_kv_blocks == 4 * 4 // heads * 32
     # Of each part of dK and dV, by warps: sums, and a word that counts them.
-    sums, words = (4 * 32 * 128 * 128 * 2 * 4, 4 * 32 * 16) if heads < 4 else (0, 0)
+    sums, words = (4 * 32 * 128 * 128 * 2 * 4, 4 * 32 * 8) if heads < 4 else (0, 0)
     assert args.counters - args.part_sums == sums
     assert args.n_counters == 1 + 2 * 16 * 64 + words
     assert args.part_counters == args.counters + 4 * (args.n_counters - words)

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from flashsmith.kernels.sm90_backward.config import Sm90BackwardConfig
-from flashsmith.kernels.sm90_backward.parts import Sm90TilesConfig
+from flashsmith.kernels.sm90_backward.parts import GRADIENT_WARPS, Sm90TilesConfig
 from flashsmith.problem.attention import AttentionProblem
 
 SECTION_BYTES = 40 << 20  # of Q, dO and dQ that stay in L2 together (H200, 2026-11)
@@ -56,7 +56,7 @@ def walked_heads(config: Sm90BackwardConfig, problem: AttentionProblem) -> int:
     if not config.part_heads or problem.sequences:
         return group
     # Launch 1 clears what counts parts, a word a thread: of few rows there are too few of them.
-    counters = config.tiles.gradient_warps * math.ceil(problem.k_len / config.tile_k)
+    counters = GRADIENT_WARPS * math.ceil(problem.k_len / config.tile_k)
     if counters > problem.q_len * group:
         return group
     return max(n for n in range(1, group + 1) if group % n == 0 and n <= config.part_heads)

@@ -19,6 +19,7 @@ WARPGROUP_THREADS = 128
 PIECE = 64  # rows and columns of a piece of dQ: what a warpgroup multiplies at a time
 ROW_STAGES = 2  # of Q with its statistics, and of dO
 TILE_SLOTS = 4
+GRADIENT_WARPS = 8  # that have dK and dV of a kv block in registers
 ROUNDED_BYTES = 8 * 4  # a word for each warp that multiplies
 ONES_BYTES = 2048  # 128 are read; compute-sanitizer takes the descriptor's strides for real
 MAX_SMEM_BYTES = 232_448  # a block of sm_90: 227 KB
@@ -234,11 +235,6 @@ class Sm90TilesConfig(MultiplyingPart):
         if self.two_passes:
             return 0
         return pieces_of_tile(self.d_head) * (4 if has_roles(self.d_head) else 1)
-
-    @property
-    def gradient_warps(self) -> int:
-        """Warps that have 16 keys of dK or dV of a kv block each."""
-        return 2 * self.tile_k // 16
 
     def smem_bytes(self, elem_size: int = 2) -> int:
         """K, V, rings, staged dQ or P, statistics, ones, barriers, tile slots, dQ rounded."""

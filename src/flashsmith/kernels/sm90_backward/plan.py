@@ -17,7 +17,12 @@ from flashsmith.kernels.sm90_backward.draw_order import (
     draw_order,
     hides_first_steps_only,
 )
-from flashsmith.kernels.sm90_backward.parts import PIECE, Sm90TilesConfig, pieces_of_tile
+from flashsmith.kernels.sm90_backward.parts import (
+    GRADIENT_WARPS,
+    PIECE,
+    Sm90TilesConfig,
+    pieces_of_tile,
+)
 from flashsmith.kernels.tile_list.plan import TileListLaunch, list_launch
 from flashsmith.kernels.tile_list.sizes import (
     OUTER_ITEMS,
@@ -271,13 +276,13 @@ def _lists(
 
 def _scratch(config: Sm90TilesConfig, q_tiles: int, kv_blocks: int) -> Scratch:
     statistics = q_tiles * config.statistics_bytes
-    warps = config.gradient_warps * kv_blocks if config.in_parts else 0
+    blocks = kv_blocks if config.in_parts else 0
     return Scratch(
         math.ceil(statistics / ALIGNMENT) * ALIGNMENT,
         0 if config.two_passes else q_tiles * config.tile_q * config.d_head * 4,
-        1 + config.counters * q_tiles + warps,
-        part_sums=warps * 16 * config.d_head * 4,
-        n_part_counters=warps,
+        1 + config.counters * q_tiles + GRADIENT_WARPS * blocks,
+        part_sums=blocks * 2 * config.tile_k * config.d_head * 4,
+        n_part_counters=GRADIENT_WARPS * blocks,
     )
 
 

@@ -19,6 +19,7 @@
 #include "flashsmith/ptx/stmatrix.cuh"
 #include "flashsmith/ptx/tma.cuh"
 #include "flashsmith/sm90/backward_cap.cuh"
+#include "flashsmith/sm90/backward_part_sums.cuh"
 #include "flashsmith/sm90/backward_products.cuh"
 #include "flashsmith/sm90/backward_rounding.cuh"
 #include "flashsmith/sm90/backward_skip.cuh"
@@ -494,13 +495,19 @@ struct BackwardConsumer {
         ptx::mbarrier_arrive_if(is_first_lane && has_dq, Plan::ds_empty(before));
         put_dq(dq);
         send_dq();
-        store(args.dv, dv, 1.0f, 0);
+        const PartialGradients<Kernel> part(args, Plan::kv_block(nth % Plan::kBlockSlots),
+                                            warpgroup * 4 + warp, lane);
+        part.add_before(dv, dk);
+        if constexpr (!kConfig.in_parts) store(args.dv, dv, 1.0f);
         Piece last;
         ptx::mbarrier_wait(Plan::ds_full(now), now_parity);  // of both warpgroups
         ptx::wgmma_fence();
         issue_dq(last, ds_panel(now));
         ptx::wgmma_commit();
-        store(args.dk, dk, Kernel::Score::slope(args), 1);
+        if (!part.keep(dv, dk)) {
+            if constexpr (kConfig.in_parts) store(args.dv, dv, 1.0f);
+            store(args.dk, dk, Kernel::Score::slope(args));
+        }
         release_block();
         ptx::wgmma_wait<0>();
         ptx::fence_registers(last);
@@ -508,18 +515,12 @@ struct BackwardConsumer {
         arrive(Plan::k_empty());
         put_dq(last);
         send_dq();
+        part.hand_on();
     }
 
-    // `which`: 0 of dV, 1 of dK.
-    FS_DEVICE void store(const TensorArg& out, typename Products::Gradient& gradient, float by,
-                         [[maybe_unused]] int which) const {
+    FS_DEVICE void store(const TensorArg& out, const typename Products::Gradient& gradient,
+                         float by) const {
         const KvBlock block = KvBlock::get(Plan::kv_block(nth % Plan::kBlockSlots));
-        if constexpr (kConfig.in_parts) {
-            const u32 lying = block.batch * args.kv_heads * args.parts + block.kv_head;
-            const PartialGradient<Kernel> own(args, lying, first_key,
-                                              (2 * which + warpgroup) * 4 + warp, lane);
-            if (!own.complete(gradient)) return;
-        }
         const float factors[2] = {by, by};
         const QTile at{first_key + warpgroup * kWarpgroupRows, 0,
                        kv_head_of<Kernel>(args, block.kv_head), block.batch};

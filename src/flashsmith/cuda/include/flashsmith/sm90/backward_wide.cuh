@@ -25,6 +25,7 @@
 #include "flashsmith/ptx/warpgroup.cuh"
 #include "flashsmith/ptx/wgmma/m64n256.cuh"
 #include "flashsmith/sm90/backward_cap.cuh"
+#include "flashsmith/sm90/backward_part_sums.cuh"
 #include "flashsmith/sm90/backward_products.cuh"
 #include "flashsmith/sm90/backward_skip.cuh"
 #include "flashsmith/sm90/backward_tile.cuh"
@@ -464,20 +465,17 @@ struct WideConsumer {
     }
 
     FS_DEVICE void store() {
-        const SmemAddr slot = Plan::kv_block(nth % Plan::kBlockSlots);
-        const KvBlock block = KvBlock::get(slot);
-        bool is_last = true;
-        if constexpr (kConfig.in_parts) {
-            const u32 lying = block.batch * args.kv_heads * args.parts + block.kv_head;
-            is_last = PartialGradient<Kernel>(args, lying, first_key, kWarpgroup * 4 + warp, lane)
-                          .complete(gradient);
-        }
-        if (is_last) round(block);
+        const PartialGradients<Kernel> part(args, Plan::kv_block(nth % Plan::kBlockSlots),
+                                            kWarpgroup * 4 + warp, lane);
+        part.add_before(gradient);
+        if (!part.keep(gradient)) round();
         ptx::bar_warp_sync();  // all lanes have read the slot
         arrive(Plan::block_empty(nth % Plan::kBlockSlots));
+        part.hand_on();
     }
 
-    FS_DEVICE void round(const KvBlock& block) const {
+    FS_DEVICE void round() const {
+        const KvBlock block = KvBlock::get(Plan::kv_block(nth % Plan::kBlockSlots));
         const float by = kMakesP ? 1.0f : Kernel::Score::slope(args);
         const float factors[2] = {by, by};
         const QTile at{first_key, 0, kv_head_of<Kernel>(args, block.kv_head), block.batch};
