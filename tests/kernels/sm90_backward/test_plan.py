@@ -177,6 +177,10 @@ def test_a_quarter_of_the_heads_rises_whatever_the_number_of_sms():
     assert launch.arguments(call()).rising_heads == 4
 
 
+def test_no_head_rises_where_bits_may_not_follow_from_the_batch():
+    assert order_of(replace(LONG, batch_invariant=True), rising=True).rising_heads == 0
+
+
 @pytest.mark.parametrize(
     ("changes", "d_head", "expected"),
     [

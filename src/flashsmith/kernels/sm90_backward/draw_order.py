@@ -31,7 +31,9 @@ def draw_order(config: Sm90BackwardConfig, problem: AttentionProblem, sm_count: 
     walked = walked_heads(config, problem)
     heads = problem.heads * problem.batch // walked
     ends_short = problem.mask.hides_right and not problem.mask.hides_left
-    rising = heads // RISING if config.rising and ends_short else 0
+    # Which heads are the last ones follows from the batch.
+    may_rise = config.rising and ends_short and not problem.is_batch_invariant
+    rising = heads // RISING if may_rise else 0
     blocks = math.ceil(problem.k_len / config.tile_k)
     short = 0
     if config.short_last and ends_short and problem.k_len > TOGETHER:
