@@ -1,23 +1,27 @@
 """Races gradients of grouped heads beside those of plain ones, by useful FLOP.
 
-    PYTHONPATH=src python tools/bwd_groups.py -o FILE [--budget SECONDS] [--cells 128:causal:4096:8]
+    PYTHONPATH=src python tools/bwd_groups.py -o FILE [--budget SECONDS] [--peer FILE.py:NAME] \\
+        [--cells 128:causal:4096:8:16384]
 
-A cell is a width, a mask, a length and the heads of Q that share one of K and V. What the rule
+A cell is a width, a mask, a length, the heads of Q that share one of K and V, and all tokens. What
+the rule
 chooses for the plain problem, what it chooses for the grouped one, and the candidates of `WORDS`
 run interleaved; a ratio is the plain problem's time over a grouped one's, round by round. All
 kernels are compiled on all cores first. Each candidate is checked on a small problem and repeated
 bit by bit at full size, and its gradients are compared with the first one's. Records are appended
-to FILE; the table comes last.
+to FILE; the table comes last. A peer, called as tools/bwd_h200.py says, runs the grouped problem.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from bwd_h200 import GRADIENTS, TOKENS, WIDTH, call_of, tensors_of
+from bwd_candidates import name_of, peer_contender
+from bwd_h200 import GRADIENTS, TOKENS, WIDTH, call_of, peer_of, tensors_of
 
 from flashsmith.arch import get as get_arch
 from flashsmith.base.errors import FlashsmithError
@@ -27,6 +31,7 @@ from flashsmith.check.verdict import check_case
 from flashsmith.compile.compiler import compile_many
 from flashsmith.compile.nvrtc.library import find_nvrtc
 from flashsmith.kernels import parse_config
+from flashsmith.kernels.plans import plan
 from flashsmith.kernels.sm90_backward import rule
 from flashsmith.kernels.sm90_backward.config import Sm90BackwardConfig
 from flashsmith.measure.environment import environment_of, timed_device
@@ -44,81 +49,108 @@ _ALL = "turns+fold+early_dv+late_fences"
 _64 = f"hopper_bwd(BF16, 64): ds_2+{_ALL}"
 _128 = f"hopper_bwd(BF16, 128): ds_3+{_ALL}"
 _256 = "hopper_bwd(BF16, 256): ds_2"
-_FULL_64 = f"{_64}+adders_3+early_polls+section_"
 _HIDING = "adders_3+early_polls+rising+section_"
 _QUICK = "+heads_inner+rounds_dq+early_start"
-_PASSES = "two_passes+early_release+v_halves"
+_PASSES = f"{_256}+masks_first+two_passes+early_release+v_halves"
 _EARLY = "+heads_inner+early_start"
-PARTS = ("", "+part_4", "+part_2", "+part_1")
+PARTS = ("", "+part_20", "+part_10", "+part_1")
 # By width and mask, beside the rule's choice.
 WORDS = {
-    (64, "full"): [f"{_FULL_64}10{_QUICK}", f"{_FULL_64}20{_QUICK}+part_4"],
+    (64, "full"): [
+        *(f"{_64}+adders_3+early_polls+section_20{_QUICK}{part}" for part in PARTS),
+        f"{_64}+adders_3+early_polls+section_10{_QUICK}",
+    ],
     (64, "causal"): [
         *(f"{_64}+masks_first+{_HIDING}20{_QUICK}{part}" for part in PARTS),
-        f"{_64}+masks_first+{_HIDING}10{_QUICK}+part_4",
-        f"{_64}+{_HIDING}20{_QUICK}+part_4",
+        f"{_64}+{_HIDING}20{_QUICK}+part_10",
     ],
     (128, "full"): [
-        *(f"{_128}+adders_3+section_{mb}+heads_inner" for mb in (10, 20, 40)),
-        f"{_128}+adders_3+section_40+heads_inner+part_4",
+        *(f"{_128}+adders_3+section_40+heads_inner{part}" for part in PARTS),
+        *(f"{_128}+adders_3+section_20{_QUICK}{part}" for part in ("", "+part_20", "+part_1")),
     ],
     (128, "causal"): [
         *(f"{_128}+masks_first+{_HIDING}10{part}" for part in PARTS),
-        f"{_128}+masks_first+{_HIDING}20+part_2",
-        f"{_128}+{_HIDING}10+part_2",
+        f"{_128}+{_HIDING}10+part_10",
     ],
-    (256, "full"): [f"{_256}+{_PASSES}+heads_inner+early_start+part_4"],
+    (256, "full"): [f"{_256}+two_passes+early_release+v_halves{_EARLY}{part}" for part in PARTS],
     (256, "causal"): [
-        *(f"{_256}+masks_first+{_PASSES}+short_last+section_40{_EARLY}{part}" for part in PARTS),
-        *(f"{_256}+masks_first+{_PASSES}+section_{mb}{_EARLY}+part_2" for mb in (40, 80)),
-        f"{_256}+{_PASSES}+short_last+section_40{_EARLY}+part_2",
+        *(f"{_PASSES}+section_80{_EARLY}{part}" for part in PARTS),
+        f"{_PASSES}+section_160{_EARLY}+part_10",
+        f"{_PASSES}+short_last+section_80{_EARLY}+part_10",
     ],
 }
+# Beside the rule's choice for plain heads.
+PLAIN = {(256, "causal"): [f"{_PASSES}+section_80{_EARLY}", f"{_PASSES}+section_40{_EARLY}"]}
+WIDTHS, MASKS = (128, 64, 256), ("causal", "full")
 CELLS = ",".join(
-    f"{d}:{mask}:{length}:{group}"
-    for length, group in ((4096, 8), (8192, 8), (4096, 4))
-    for d in (128, 64, 256)
-    for mask in ("causal", "full")
+    f"{d}:{mask}:{length}:{group}:{tokens}"
+    for length, group, tokens in (
+        *((length, 8, TOKENS) for length in (4096, 8192, 2048, 1024, 512, 16384)),
+        (4096, 32, 4096),
+        (4096, 2, TOKENS),
+    )
+    for d in WIDTHS
+    for mask in MASKS
 )
 
 
-def problem_of(d_head: int, mask: str, length: int, group: int) -> AttentionProblem:
-    """A cell of the papers' grid with fewer heads of K and V."""
-    heads = WIDTH // d_head
-    return AttentionProblem(
-        *(TOKENS // length, heads, max(heads // group, 1), length, length, d_head),
-        causal=mask == "causal",
-        operation="backward",
-    )
+@dataclass(frozen=True)
+class Cell:
+    """Problems of one size, plain and grouped."""
 
+    d_head: int
+    mask: str
+    length: int
+    group: int
+    tokens: int
 
-def contenders_of(cell: tuple[int, str, int, int]) -> list[tuple[str, Sm90BackwardConfig, int]]:
-    """Labels, configurations and groups: the rule's choices first, then what they are without."""
-    d_head, mask, length, group = cell
-    arch = get_arch("sm_90a")
-    plain, grouped = (
-        rule.candidates(problem_of(d_head, mask, length, g), arch)[0] for g in (1, group)
-    )
-    found = [("plain", plain, 1), ("chosen", grouped, group)]
-    if plain.masks_first:
-        without = parse_config(plain.short_form().replace("+masks_first", ""))
-        found.append(("plain, masks in every step", without, 1))
-    tried = [parse_config(text) for text in WORDS[d_head, mask]]
-    return [*found, *((c.short_form(), c, group) for c in tried if c != grouped)]
-
-
-def check(device, work) -> set[tuple[Sm90BackwardConfig, int]]:
-    """Those that are right on a small problem: three kv blocks, a tail, an odd number of groups."""
-    right = set()
-    for config, mask, group in work:
-        small = AttentionProblem(
-            *(1, 3 * group, 3, 330, 330, config.d_head),
-            causal=mask == "causal",
+    def problem(self, group: int) -> AttentionProblem:
+        """A cell of the papers' grid with at most so many heads of Q for each of K and V."""
+        heads = WIDTH // self.d_head
+        return AttentionProblem(
+            *(self.tokens // self.length, heads, max(heads // group, 1)),
+            *(self.length, self.length, self.d_head),
+            causal=self.mask == "causal",
             operation="backward",
         )
+
+    def small(self, group: int) -> AttentionProblem:
+        """Three kv blocks, a tail, an odd number of groups."""
+        heads = 3 if group == 1 else 12
+        return AttentionProblem(
+            *(1, heads, 3, 330, 330, self.d_head),
+            causal=self.mask == "causal",
+            operation="backward",
+        )
+
+    def contenders(self) -> list[tuple[str, Sm90BackwardConfig, int]]:
+        """Labels, configurations and groups: the rule's choices first."""
+        arch, group, kind = get_arch("sm_90a"), self.group, (self.d_head, self.mask)
+        plain, grouped = (rule.candidates(self.problem(n), arch)[0] for n in (1, group))
+        others = [parse_config(text) for text in PLAIN.get(kind, [])]
+        tried = [parse_config(text) for text in WORDS[kind]]
+        found = [
+            ("plain", plain, 1),
+            ("chosen", grouped, group),
+            *((f"plain {c.short_form()}", c, 1) for c in others),
+            *((c.short_form(), c, group) for c in tried),
+        ]
+        by_work = {self.work(config, n): (label, config, n) for label, config, n in found[::-1]}
+        return list(by_work.values())[::-1]
+
+    def work(self, config: Sm90BackwardConfig, group: int) -> tuple[object, ...]:
+        """What a configuration is on the cell's problem: equal where two do the same."""
+        launches = plan(config, self.problem(group), sm_count=132)
+        return group, *((launch.config, launch.order) for launch in launches)
+
+
+def check(device, work) -> set[tuple[Sm90BackwardConfig, AttentionProblem]]:
+    """Those that are right on a small problem."""
+    right = set()
+    for config, small in work:
         verdict = check_case(device, config, Case("small", small))
         if verdict.ok:
-            right.add((config, group))
+            right.add((config, small))
         else:
             print(f"WRONG {config} | {verdict}", flush=True)
     return right
@@ -142,14 +174,14 @@ def gradients_of(device, prepared, tensors) -> tuple[list[torch.Tensor], bool]:
     return first, same
 
 
-def race(device, cell, right) -> tuple[Comparison, list[AttentionProblem]] | None:
+def race(device, cell, right, peers) -> tuple[Comparison, list[AttentionProblem]] | None:
     """An interleaved run of what is right."""
     raced, problems = [], []
     theirs: dict[int, list[torch.Tensor]] = {}
-    for label, config, group in contenders_of(cell):
-        if (config, group) not in right:
+    for label, config, group in cell.contenders():
+        if (config, cell.small(group)) not in right:
             continue
-        problem = problem_of(*cell[:3], group)
+        problem = cell.problem(group)
         tensors, prepared = tensors_of(problem), prepare(device, config, problem)
         found, same = gradients_of(device, prepared, tensors)
         beside = theirs.setdefault(group, found)
@@ -165,12 +197,19 @@ def race(device, cell, right) -> tuple[Comparison, list[AttentionProblem]] | Non
         problems.append(problem)
     if not raced or raced[0].name != "plain":
         return None
+    for name, make in peers:
+        contender, gradients = peer_contender(name, make, problem, tensors)
+        pairs = zip(gradients, theirs[group], strict=False)
+        far = max(((a.float() - b.float()).norm() / b.float().norm()).item() for a, b in pairs)
+        print(f"{far:.1e} from {contender.name}", flush=True)
+        raced.append(contender)
+        problems.append(problem)
     return compare(device, raced, rounds=ROUNDS, attempts=2), problems
 
 
 def show(cell, run: Comparison, flops: float) -> None:
     """A line for each contender: TFLOP/s, and of the plain rate."""
-    print(f"\n{':'.join(map(str, cell))}{' VOID' if run.is_void else ''}", flush=True)
+    print(f"\n{cell}{' VOID' if run.is_void else ''}", flush=True)
     for timed in run.timed:
         ratio = ratio_by_round(run.timed[0].times_us, timed.times_us).median
         rate = flops / timed.time_us.median / 1e6
@@ -183,6 +222,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("-o", "--output", type=Path, required=True, help="file of the records")
     parser.add_argument("--budget", type=float, default=100.0, help="seconds of everything")
     parser.add_argument("--cells", default=CELLS)
+    parser.add_argument("--peer", action="append", default=[])
     return parser.parse_args()
 
 
@@ -190,24 +230,20 @@ def main() -> None:
     """Compiles, checks, races."""
     arguments = parsed()
     until = time.monotonic() + arguments.budget
-    cells = []
-    for text in arguments.cells.split(","):
-        d_head, mask, length, group = text.split(":")
-        cells.append((int(d_head), mask, int(length), int(group)))
+    cells = [
+        Cell(int(d_head), mask, *map(int, numbers))
+        for d_head, mask, *numbers in (text.split(":") for text in arguments.cells.split(","))
+    ]
     device = timed_device(default_device("cuda"))
     environment = environment_of(device, compiler=find_nvrtc().compiler)
-    work = {(c, cell[1], g): None for cell in cells for _, c, g in contenders_of(cell)}
     jobs = [
         (c, Case("cell", problem))
         for cell in cells
-        for _, c, g in contenders_of(cell)
-        for problem in (
-            problem_of(*cell[:3], g),
-            AttentionProblem(
-                *(1, 3 * g, 3, 330, 330, c.d_head), causal=cell[1] == "causal", operation="backward"
-            ),
-        )
+        for _, c, group in cell.contenders()
+        for problem in (cell.problem(group), cell.small(group))
     ]
+    work = {(c, cell.small(group)): None for cell in cells for _, c, group in cell.contenders()}
+    peers = [(name_of(text), peer_of(text)) for text in arguments.peer]
     compile_many(compile_jobs(device, jobs))
     print(f"compiled, {until - time.monotonic():.0f} s left", flush=True)
     right = check(device, work)
@@ -217,7 +253,7 @@ def main() -> None:
             print(f"not raced in time: {cell}", flush=True)
             continue
         try:
-            found = race(device, cell, right)
+            found = race(device, cell, right, peers)
         except FlashsmithError as error:
             print(f"FAILED {cell}: {error}", flush=True)
             continue

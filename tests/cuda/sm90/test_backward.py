@@ -294,24 +294,28 @@ def test_three_adders_walk_groups_and_give_the_same_bits_as_two():
 
 
 # A group's heads in parts: the last one adds up dK and dV; keys are hidden where each head begins.
-PARTS = replace(RISING, part_heads=2)
-WIDE_PARTS = replace(PASSES, masks_first=True, part_heads=2)
+PARTS = replace(RISING, part_mb=1)
+WIDE_PARTS = replace(PASSES, masks_first=True, part_mb=1)
 
 
 @pytest.mark.parametrize(
-    ("config", "length", "heads"),
-    [(PARTS, 300, (4, 1)), (WIDE_PARTS, 150, (12, 3)), (replace(SLIM, part_heads=1), 270, (3, 1))],
+    ("config", "length", "group", "walked"),
+    [(PARTS, 300, 4, 2), (WIDE_PARTS, 150, 4, 2), (replace(SLIM, part_mb=1), 270, 3, 1)],
     ids=str,
 )
-def test_parts_of_a_group_are_summed_up(device, config, length, heads):
-    given = problem(config, length, length, heads=heads[0], kv_heads=heads[1], causal=True)
-    tiles = plan(config, given, sm_count=4)[1].config
-    assert (tiles.in_parts, tiles.masks_heads) == (True, config.masks_first)
+def test_parts_of_a_group_are_summed_up(device, monkeypatch, config, length, group, walked):
+    row_bytes = config.d_head * (4 if config.two_passes else 8)
+    monkeypatch.setattr(draw_order, "MB", walked * length * row_bytes)
+    given = problem(config, length, length, heads=3 * group, kv_heads=3, causal=True)
+    launch = plan(config, given, sm_count=4)[1]
+    assert (launch.order.walked_heads, launch.config.in_parts) == (walked, True)
+    assert launch.config.masks_heads == config.masks_first
     require_right(device, config, "parts", given, placement="transposed")
 
 
-def test_parts_of_a_group_give_the_same_bits_on_every_number_of_sms():
+def test_parts_of_a_group_give_the_same_bits_on_every_number_of_sms(monkeypatch):
     """Also with dQ rounded by who multiplies: heads are drawn part by part."""
+    monkeypatch.setattr(draw_order, "MB", 2 * 64 * 8 * 128)
     facts = {"heads": 4, "kv_heads": 1, "causal": True, "diagonal": 64 * 6}
     config = replace(PARTS, rounds_dq=True)
     seen = [bits_by_seed(config, sms, (sms,), **facts) for sms in (1, 7)]

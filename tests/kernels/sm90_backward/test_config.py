@@ -93,11 +93,11 @@ def test_spills_and_products_one_by_one_are_refused_after_the_build():
 
 
 def test_the_parts_have_the_fields_of_the_whole():
-    of_others = {"v_halves", "sections", "section_mb", "heads_inner", "part_heads"}
-    # What part_heads, and groups with masks_first, are to a kernel.
+    of_others = {"v_halves", "sections", "section_mb", "heads_inner", "part_mb"}
+    # What part_mb, and groups with masks_first, are to a kernel.
     of_tiles = Sm90TilesConfig.knobs().keys() - {"in_parts", "masks_heads"}
     assert Sm90BackwardConfig.knobs().keys() == of_tiles | of_others
-    assert [replace(BASE, part_heads=n).tiles.in_parts for n in (0, 1)] == [False, True]
+    assert [replace(BASE, part_mb=n).tiles.in_parts for n in (0, 1)] == [False, True]
     assert (BASE.rows.fold, BASE.rows.unordered) == (True, False)
     inner = replace(BASE, heads_inner=True)
     assert inner.rows.heads_inner

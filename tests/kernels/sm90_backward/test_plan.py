@@ -205,9 +205,9 @@ def test_masks_are_looked_at_once_only_where_that_is_enough(changes, d_head, exp
     assert tiles == replace(config.tiles, masks_first=expected)
 
 
-@pytest.mark.parametrize(("part", "heads"), [(0, 4), (1, 1), (2, 2), (4, 4)])
+@pytest.mark.parametrize(("part", "heads"), [(0, 4), (1, 1), (10, 2), (20, 4)])
 def test_a_walk_takes_a_part_of_a_group_and_looks_at_masks_where_each_head_begins(part, heads):
-    config = replace(CONFIG, masks_first=True, part_heads=part)
+    config = replace(CONFIG, masks_first=True, part_mb=part)
     launch = plan(config, replace(LONG, kv_heads=4), sm_count=132)[1]
     assert launch.order.walked_heads == heads
     assert launch.config == replace(
@@ -224,9 +224,8 @@ def test_a_walk_takes_a_part_of_a_group_and_looks_at_masks_where_each_head_begin
 
 
 def test_parts_divide_a_group_and_few_rows_have_no_use_for_them():
-    config = replace(CONFIG, part_heads=4)
-    for group, heads in ((6, 3), (5, 1), (3, 3)):
+    for group, heads in ((12, 4), (6, 3), (7, 1), (3, 3)):
         problem = replace(LONG, heads=2 * group, kv_heads=2)
-        assert order_of(problem, part_heads=4).walked_heads == heads
+        assert order_of(problem, part_mb=20).walked_heads == heads
     few = replace(LONG, heads=8, kv_heads=1, q_len=16, diagonal=0)
-    assert plan(config, few, sm_count=4)[1].order.walked_heads == 8
+    assert order_of(few, part_mb=1).walked_heads == 8

@@ -19,7 +19,7 @@ from flashsmith.kernels.sm90_backward.parts import (
     EARLY_START,
     HEADS_INNER,
     MASKS_FIRST,
-    PART_HEADS,
+    PART_MB,
     RISING,
     ROUNDS_DQ,
     SHORT_LAST,
@@ -88,7 +88,7 @@ class Sm90BackwardConfig(Sm90BackwardPart):
     heads_inner: bool = flag("heads_inner", HEADS_INNER)
     rounds_dq: bool = flag("rounds_dq", ROUNDS_DQ)
     early_start: bool = flag("early_start", EARLY_START)
-    part_heads: int = knob((0, 1, 2, 4), PART_HEADS, "part_{}", absent=0)
+    part_mb: int = knob((0, 1, 10, 20), PART_MB, "part_{}", absent=0)
 
     @property
     def rows(self) -> Sm90RowsConfig:
@@ -115,8 +115,8 @@ class Sm90BackwardConfig(Sm90BackwardPart):
 
     @property
     def in_parts(self) -> bool:
-        """Whether groups are walked in parts, where they have more heads than a part."""
-        return self.part_heads > 0
+        """Whether groups are walked in parts, where they are larger than a part."""
+        return self.part_mb > 0
 
     def kernels(self) -> tuple[KernelConfig, ...]:
         """What is compiled, in the order of the launches."""
@@ -172,7 +172,7 @@ class Sm90BackwardConfig(Sm90BackwardPart):
             or self.two_passes
             or self.rounds_dq
             or self.early_start
-            or self.part_heads
+            or self.part_mb
             or self.adders > 2
         )
 

@@ -9,7 +9,8 @@ from flashsmith.kernels.sm90_backward.config import Sm90BackwardConfig
 from flashsmith.kernels.sm90_backward.parts import GRADIENT_WARPS, Sm90TilesConfig
 from flashsmith.problem.attention import AttentionProblem
 
-SECTION_BYTES = 40 << 20  # of Q, dO and dQ that stay in L2 together (H200, 2026-11)
+MB = 1 << 20
+SECTION_BYTES = 40 * MB  # of Q, dO and dQ that stay in L2 together (H200, 2026-11)
 RISING = 4  # one head in so many adds from its longest block on
 # Keys up to which short blocks stay with their head: read again, its Q and dO come from DRAM again.
 TOGETHER = 2048
@@ -55,13 +56,15 @@ def walked_heads(config: Sm90BackwardConfig, problem: AttentionProblem) -> int:
     A function of one sequence and the configuration, as the order in which parts add is.
     """
     group = problem.group
-    if not config.part_heads or problem.sequences:
+    if not config.part_mb or problem.sequences:
         return group
     # Launch 1 clears what counts parts, a word a thread: of few rows there are too few of them.
     counters = GRADIENT_WARPS * math.ceil(problem.k_len / config.tile_k)
     if counters > problem.q_len * group:
         return group
-    return max(n for n in range(1, group + 1) if group % n == 0 and n <= config.part_heads)
+    row_bytes = (4 if config.two_passes else 8) * config.d_head  # Q, dO: 2 bytes; dQ: 4
+    most = max(config.part_mb * MB // (row_bytes * problem.q_len), 1)
+    return max(n for n in range(1, group + 1) if group % n == 0 and n <= most)
 
 
 def section_heads(
@@ -86,7 +89,7 @@ def section_rows(config: Sm90BackwardConfig, problem: AttentionProblem, in_l2: i
     if not (config.section_mb or is_divided):
         return 0
     row_bytes = 8 * config.d_head * in_l2  # Q, dO: 2 bytes; dQ: 4
-    return ((config.section_mb << 20) or SECTION_BYTES) // row_bytes
+    return (config.section_mb * MB or SECTION_BYTES) // row_bytes
 
 
 def _even(heads: int, most: int) -> int:

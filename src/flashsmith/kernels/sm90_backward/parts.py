@@ -59,7 +59,10 @@ IN_PARTS = (
     "a kv block is walked with a part of the heads of its group at a time: dK and dV of parts are "
     "added in memory, in order"
 )
-PART_HEADS = "heads of a group that a kv block is walked with at a time; without it all of them"
+PART_MB = (
+    "MB of Q, dO and dQ: a kv block is walked with as many heads of its group at a time, at least "
+    "one; without it with all of them"
+)
 HEADS_INNER = "blocks go from head to head, then down the rows, where heads lie side by side"
 
 
