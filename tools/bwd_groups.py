@@ -4,19 +4,19 @@
         [--cells 128:causal:4096:8:16384]
 
 A cell is a width, a mask, a length, the heads of Q that share one of K and V, and all tokens. What
-the rule
-chooses for the plain problem, what it chooses for the grouped one, and the candidates of `WORDS`
-run interleaved; a ratio is the plain problem's time over a grouped one's, round by round. All
-kernels are compiled on all cores first. Each candidate is checked on a small problem and repeated
-bit by bit at full size, and its gradients are compared with the first one's. Records are appended
-to FILE; the table comes last. A peer, called as tools/bwd_h200.py says, runs the grouped problem.
+the rule chooses for the plain problem and for the grouped one run interleaved, beside what it would
+choose for groups without parts, the same with parts of other sizes, and sums in any order; a ratio
+is the plain problem's time over a grouped one's, round by round. All kernels are compiled on all
+cores first. Each configuration is checked on a small problem and repeated bit by bit at full size,
+and its gradients are compared with the first one's. Records are appended to FILE; the table comes
+last. A peer, called as tools/bwd_h200.py says, runs the grouped problem.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -30,7 +30,6 @@ from flashsmith.check.survey import compile_jobs
 from flashsmith.check.verdict import check_case
 from flashsmith.compile.compiler import compile_many
 from flashsmith.compile.nvrtc.library import find_nvrtc
-from flashsmith.kernels import parse_config
 from flashsmith.kernels.plans import plan
 from flashsmith.kernels.sm90_backward import rule
 from flashsmith.kernels.sm90_backward.config import Sm90BackwardConfig
@@ -45,49 +44,14 @@ from flashsmith.runtime.run import prepare
 
 ROUNDS, REPEATS = 15, 4
 FAR = 0.02  # of another configuration's gradient: 16-bit roundings give a tenth of it
-_ALL = "turns+fold+early_dv+late_fences"
-_64 = f"hopper_bwd(BF16, 64): ds_2+{_ALL}"
-_128 = f"hopper_bwd(BF16, 128): ds_3+{_ALL}"
-_256 = "hopper_bwd(BF16, 256): ds_2"
-_HIDING = "adders_3+early_polls+rising+section_"
-_QUICK = "+heads_inner+rounds_dq+early_start"
-_PASSES = f"{_256}+masks_first+two_passes+early_release+v_halves"
-_EARLY = "+heads_inner+early_start"
-PARTS = ("", "+part_20", "+part_10", "+part_1")
-# By width and mask, beside the rule's choice.
-WORDS = {
-    (64, "full"): [
-        *(f"{_64}+adders_3+early_polls+section_20{_QUICK}{part}" for part in PARTS),
-        f"{_64}+adders_3+early_polls+section_10{_QUICK}",
-    ],
-    (64, "causal"): [
-        *(f"{_64}+masks_first+{_HIDING}20{_QUICK}{part}" for part in PARTS),
-        f"{_64}+{_HIDING}20{_QUICK}+part_10",
-    ],
-    (128, "full"): [
-        *(f"{_128}+adders_3+section_40+heads_inner{part}" for part in PARTS),
-        *(f"{_128}+adders_3+section_20{_QUICK}{part}" for part in ("", "+part_20", "+part_1")),
-    ],
-    (128, "causal"): [
-        *(f"{_128}+masks_first+{_HIDING}10{part}" for part in PARTS),
-        f"{_128}+{_HIDING}10+part_10",
-    ],
-    (256, "full"): [f"{_256}+two_passes+early_release+v_halves{_EARLY}{part}" for part in PARTS],
-    (256, "causal"): [
-        *(f"{_PASSES}+section_80{_EARLY}{part}" for part in PARTS),
-        f"{_PASSES}+section_160{_EARLY}+part_10",
-        f"{_PASSES}+short_last+section_80{_EARLY}+part_10",
-    ],
-}
-# Beside the rule's choice for plain heads.
-PLAIN = {(256, "causal"): [f"{_PASSES}+section_80{_EARLY}", f"{_PASSES}+section_40{_EARLY}"]}
+PARTS = (10, 20, 80)  # MB
 WIDTHS, MASKS = (128, 64, 256), ("causal", "full")
 CELLS = ",".join(
     f"{d}:{mask}:{length}:{group}:{tokens}"
     for length, group, tokens in (
         *((length, 8, TOKENS) for length in (4096, 8192, 2048, 1024, 512, 16384)),
+        (4096, 4, TOKENS),
         (4096, 32, 4096),
-        (4096, 2, TOKENS),
     )
     for d in WIDTHS
     for mask in MASKS
@@ -125,15 +89,14 @@ class Cell:
 
     def contenders(self) -> list[tuple[str, Sm90BackwardConfig, int]]:
         """Labels, configurations and groups: the rule's choices first."""
-        arch, group, kind = get_arch("sm_90a"), self.group, (self.d_head, self.mask)
-        plain, grouped = (rule.candidates(self.problem(n), arch)[0] for n in (1, group))
-        others = [parse_config(text) for text in PLAIN.get(kind, [])]
-        tried = [parse_config(text) for text in WORDS[kind]]
+        arch, group = get_arch("sm_90a"), self.group
+        plain, chosen = (rule.candidates(self.problem(n), arch)[0] for n in (1, group))
+        free = rule.candidates(replace(self.problem(group), deterministic=False), arch)
+        others = [plain, *(replace(chosen, part_mb=megabytes) for megabytes in PARTS)]
         found = [
             ("plain", plain, 1),
-            ("chosen", grouped, group),
-            *((f"plain {c.short_form()}", c, 1) for c in others),
-            *((c.short_form(), c, group) for c in tried),
+            (f"chosen {chosen.short_form()}", chosen, group),
+            *((c.short_form(), c, group) for c in (*others, *free) if c in others or c.unordered),
         ]
         by_work = {self.work(config, n): (label, config, n) for label, config, n in found[::-1]}
         return list(by_work.values())[::-1]

@@ -19,7 +19,6 @@ from flashsmith.emulator.options import EmulatorOptions
 from flashsmith.kernels.kernel import KernelConfig
 from flashsmith.kernels.parse import parse_config
 from flashsmith.kernels.plans import kernels_of, plan
-from flashsmith.kernels.sm90_backward import draw_order
 from flashsmith.problem.attention import AttentionProblem
 from flashsmith.problem.signature import signature_of
 from flashsmith.runtime.emulated import EmulatedDevice
@@ -32,7 +31,7 @@ ROUNDING = replace(CONFIG, rounds_dq=True)
 # Three heads: sums of the first are complete before the last kv block ends.
 ROUNDING_CASE = Case("rounding", AttentionProblem(1, 3, 3, 65, 260, 128, operation="backward"))
 # Two parts of one kv block, at the same time: of sums in any order no other flags are there.
-IN_PARTS = replace(CONFIG, unordered=True, part_mb=1)
+IN_PARTS = replace(CONFIG, unordered=True, part_mb=10)
 PARTS_CASE = Case("parts", AttentionProblem(1, 2, 1, 65, 100, 128, operation="backward"))
 # Two q tiles, ragged tails, four kv blocks on two SMs: each adds to every dQ.
 CASE = Case("mutants", AttentionProblem(1, 1, 1, 64 + 21, 3 * 128 + 29, 128, operation="backward"))
@@ -267,8 +266,7 @@ def run_parts(ptx: str, options: EmulatorOptions) -> bool:
     return is_right(Poisoned(f"flashsmith_{KERNEL}_", ptx, options), IN_PARTS, PARTS_CASE)
 
 
-def test_every_mutant_of_parts_is_noticed(monkeypatch):
-    monkeypatch.setattr(draw_order, "MB", 1)  # a part is one head
+def test_every_mutant_of_parts_is_noticed():
     ptx = original(IN_PARTS, PARTS_CASE)
     assert not judge(ptx, run_parts, bool, range(1)).noticed
     of_each = thinned(parts_mutants(ptx), most=2)

@@ -293,29 +293,26 @@ def test_three_adders_walk_groups_and_give_the_same_bits_as_two():
     assert bits[0] == bits[1]
 
 
-# A group's heads in parts: the last one adds up dK and dV; keys are hidden where each head begins.
-PARTS = replace(RISING, part_mb=1)
-WIDE_PARTS = replace(PASSES, masks_first=True, part_mb=1)
+# A group's heads in parts, whose dK and dV are added up; few keys make parts of one head.
+PARTS = replace(RISING, part_mb=10)
+WIDE_PARTS = replace(PASSES, masks_first=True, part_mb=10)
 
 
 @pytest.mark.parametrize(
-    ("config", "length", "group", "walked"),
-    [(PARTS, 300, 4, 2), (WIDE_PARTS, 150, 4, 2), (replace(SLIM, part_mb=1), 270, 3, 1)],
+    ("config", "length", "heads", "walked"),
+    [(PARTS, 300, 6, 2), (WIDE_PARTS, 150, 3, 1), (replace(SLIM, part_mb=10), 270, 3, 1)],
     ids=str,
 )
-def test_parts_of_a_group_are_summed_up(device, monkeypatch, config, length, group, walked):
-    row_bytes = config.d_head * (4 if config.two_passes else 8)
-    monkeypatch.setattr(draw_order, "MB", walked * length * row_bytes)
-    given = problem(config, length, length, heads=3 * group, kv_heads=3, causal=True)
+def test_parts_of_a_group_are_summed_up(device, monkeypatch, config, length, heads, walked):
+    monkeypatch.setattr(draw_order, "BUSY_KEYS", length * 2 // 3)  # three parts
+    given = problem(config, length, length, heads=heads, kv_heads=1, causal=True)
     launch = plan(config, given, sm_count=4)[1]
     assert (launch.order.walked_heads, launch.config.in_parts) == (walked, True)
-    assert launch.config.masks_heads == config.masks_first
     require_right(device, config, "parts", given, placement="transposed")
 
 
-def test_parts_of_a_group_give_the_same_bits_on_every_number_of_sms(monkeypatch):
+def test_parts_of_a_group_give_the_same_bits_on_every_number_of_sms():
     """Also with dQ rounded by who multiplies: heads are drawn part by part."""
-    monkeypatch.setattr(draw_order, "MB", 2 * 64 * 8 * 128)
     facts = {"heads": 4, "kv_heads": 1, "causal": True, "diagonal": 64 * 6}
     config = replace(PARTS, rounds_dq=True)
     seen = [bits_by_seed(config, sms, (sms,), **facts) for sms in (1, 7)]
@@ -392,7 +389,6 @@ OTHERS = [
     (PASSES.convert, {"dtype": DType.FP16}),
     (TILES, {"rising": True}),
     (TILES, {"in_parts": True}),
-    (replace(TILES, masks_first=True), {"masks_heads": True}),
     (replace(TILES, unordered=True), {"short_last": True}),
     (PLAIN.rows, {"heads_inner": True}),
     (PLAIN.convert, {"heads_inner": True}),
@@ -413,7 +409,7 @@ def test_every_field_of_every_kernel_is_tried():
 
 @pytest.mark.parametrize(("config", "other"), OTHERS, ids=str)
 def test_a_field_alone_changes_the_machine_code(config, other):
-    needs = Needs(("causal",) if {"masks_first", "masks_heads"} & other.keys() else ())
+    needs = Needs(("causal",) if "masks_first" in other else ())
     codes = {
         machine_code(compile_kernel(one, needs, "sm_90a").cubin)
         for one in (config, replace(config, **other))

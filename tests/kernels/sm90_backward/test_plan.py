@@ -132,6 +132,7 @@ def test_what_it_cannot_compute_is_refused_by_name():
 
 # 4 MB of Q, dO and dQ a head, 16 of them of one sequence.
 LONG = AttentionProblem(1, 16, 16, 4096, 4096, 128, causal=True, operation="backward")
+GROUPED = replace(LONG, kv_heads=2)
 
 
 def order_of(problem=LONG, sm_count=132, **knobs):
@@ -191,7 +192,7 @@ def test_no_head_rises_where_bits_may_not_follow_from_the_batch():
         ({"diagonal": 128}, 64, True),
         ({"diagonal": 32}, 128, False),
         ({"diagonal": -64}, 256, True),
-        ({"kv_heads": 4}, 256, False),  # who adds sums itself must know in which head it is
+        ({"kv_heads": 4}, 128, False),  # the next head of a group begins with hidden keys again
         ({"window_left": 300}, 128, False),
         ({"q_len": 4001, "k_len": 4001}, 128, True),
         ({"k_len": 4001, "diagonal": 0}, 128, False),  # keys behind the last, of a row that exists
@@ -205,27 +206,47 @@ def test_masks_are_looked_at_once_only_where_that_is_enough(changes, d_head, exp
     assert tiles == replace(config.tiles, masks_first=expected)
 
 
-@pytest.mark.parametrize(("part", "heads"), [(0, 4), (1, 1), (10, 2), (20, 4)])
-def test_a_walk_takes_a_part_of_a_group_and_looks_at_masks_where_each_head_begins(part, heads):
+@pytest.mark.parametrize(("part", "heads"), [(0, 8), (10, 2), (20, 4)])
+def test_a_walk_takes_a_part_of_a_group(part, heads):
     config = replace(CONFIG, masks_first=True, part_mb=part)
-    launch = plan(config, replace(LONG, kv_heads=4), sm_count=132)[1]
+    launch = plan(config, replace(GROUPED, batch=4), sm_count=132)[1]
     assert launch.order.walked_heads == heads
-    assert launch.config == replace(
-        config.tiles, masks_first=True, masks_heads=heads > 1, in_parts=heads < 4
-    )
+    assert launch.config == replace(config.tiles, masks_first=False, in_parts=heads < 8)
     args = launch.arguments(call())
-    assert (args.parts, args.part_heads) == (4 // heads, heads)
-    assert args.all_kv_blocks == 4 * 4 // heads * 32
-    # Of each part of dK and dV, by warps: sums, and a word that counts them.
-    sums, words = (4 * 32 * 128 * 128 * 2 * 4, 4 * 32 * 8) if heads < 4 else (0, 0)
+    assert (args.parts, args.part_heads) == (8 // heads, heads)
+    assert args.all_kv_blocks == 8 * 8 // heads * 32
+    # Of dK and dV what parts have in float32, and a word that counts them for each of eight warps.
+    sums, words = (8 * 32 * 128 * 128 * 2 * 4, 8 * 32 * 8) if heads < 8 else (0, 0)
     assert args.counters - args.part_sums == sums
-    assert args.n_counters == 1 + 2 * 16 * 64 + words
+    assert args.n_counters == 1 + 2 * 4 * 16 * 64 + words
     assert args.part_counters == args.counters + 4 * (args.n_counters - words)
 
 
-def test_parts_divide_a_group_and_few_rows_have_no_use_for_them():
-    for group, heads in ((12, 4), (6, 3), (7, 1), (3, 3)):
-        problem = replace(LONG, heads=2 * group, kv_heads=2)
-        assert order_of(problem, part_mb=20).walked_heads == heads
-    few = replace(LONG, heads=8, kv_heads=1, q_len=16, diagonal=0)
-    assert order_of(few, part_mb=1).walked_heads == 8
+@pytest.mark.parametrize(
+    ("changes", "heads"),
+    [
+        ({"batch": 4}, 2),  # 8 MB of 10
+        ({"batch": 4, "q_len": 2048, "k_len": 2048}, 2),  # 16 walks of 4 heads would be too few
+        ({"batch": 8, "q_len": 2048, "k_len": 2048}, 4),
+        ({"batch": 2, "q_len": 8192, "k_len": 8192}, 1),
+        ({"batch": 1}, 1),
+        ({"batch": 4, "batch_invariant": True}, 1),  # as if alone
+        ({"batch": 4, "causal": False}, 2),
+        ({"batch": 4, "window_left": 500}, 8),  # all walks have a window's few rows
+        ({"batch": 4, "heads": 12}, 2),  # of groups of six
+        ({"q_len": 16, "diagonal": 0}, 8),  # launch 1 has too few threads to clear their counters
+    ],
+)
+def test_a_part_fits_l2_and_there_are_walks_enough(changes, heads):
+    assert order_of(replace(GROUPED, **changes), part_mb=10).walked_heads == heads
+
+
+def test_parts_of_one_group_are_not_drawn_together_where_walks_may_be_short():
+    for causal, walked, together in ((True, 1, 2), (False, 2, 8)):
+        order = order_of(replace(GROUPED, causal=causal), part_mb=10, section_mb=160)
+        assert (order.walked_heads, order.section_heads) == (walked, together)
+
+
+def test_a_part_of_one_head_hides_keys_in_first_steps_alone():
+    config = replace(CONFIG, masks_first=True, part_mb=10)
+    assert plan(config, GROUPED, sm_count=132)[1].config.masks_first

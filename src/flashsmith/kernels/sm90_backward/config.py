@@ -88,7 +88,7 @@ class Sm90BackwardConfig(Sm90BackwardPart):
     heads_inner: bool = flag("heads_inner", HEADS_INNER)
     rounds_dq: bool = flag("rounds_dq", ROUNDS_DQ)
     early_start: bool = flag("early_start", EARLY_START)
-    part_mb: int = knob((0, 1, 10, 20), PART_MB, "part_{}", absent=0)
+    part_mb: int = knob((0, 10, 20, 80), PART_MB, "part_{}", absent=0)
 
     @property
     def rows(self) -> Sm90RowsConfig:
@@ -97,8 +97,9 @@ class Sm90BackwardConfig(Sm90BackwardPart):
 
     @property
     def tiles(self) -> Sm90TilesConfig:
-        """The kernel of all products."""
-        part = Sm90TilesConfig(*(getattr(self, name) for name in Sm90TilesConfig.knobs()))
+        """The kernel of all products, of problems without groups: a plan says what those take."""
+        names = [name for name in Sm90TilesConfig.knobs() if name != "in_parts"]
+        part = Sm90TilesConfig.of(**{name: getattr(self, name) for name in names})
         return replace(part, turns=False) if self.two_passes and has_roles(self.d_head) else part
 
     @property
@@ -107,16 +108,6 @@ class Sm90BackwardConfig(Sm90BackwardPart):
         if self.two_passes and has_roles(self.d_head):
             return Sm90QueriesConfig(*(getattr(self, name) for name in Sm90QueriesConfig.knobs()))
         return Sm90ConvertConfig(*(getattr(self, name) for name in Sm90ConvertConfig.knobs()))
-
-    @property
-    def masks_heads(self) -> bool:
-        """Whether a kernel may look at masks in first steps of heads: a plan says of how many."""
-        return False
-
-    @property
-    def in_parts(self) -> bool:
-        """Whether groups are walked in parts, where they are larger than a part."""
-        return self.part_mb > 0
 
     def kernels(self) -> tuple[KernelConfig, ...]:
         """What is compiled, in the order of the launches."""

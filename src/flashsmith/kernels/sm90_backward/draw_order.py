@@ -12,6 +12,9 @@ from flashsmith.problem.attention import AttentionProblem
 MB = 1 << 20
 SECTION_BYTES = 40 * MB  # of Q, dO and dQ that stay in L2 together (H200, 2026-11)
 RISING = 4  # one head in so many adds from its longest block on
+# Keys of all walks that have work for the SMs of an H200 where all are equally long; and how many
+# times as many where they are not.
+BUSY_KEYS, UNEVEN = 128 * 128, 4
 # Keys up to which short blocks stay with their head: read again, its Q and dO come from DRAM again.
 TOGETHER = 2048
 
@@ -41,8 +44,11 @@ def draw_order(config: Sm90BackwardConfig, problem: AttentionProblem, sm_count: 
         # As much work as SMs that end at different times leave, half a block each.
         short = min(math.ceil(math.sqrt(max(sm_count, 1) * blocks / heads)), blocks - 1)
     in_l2 = walked if ends_short else 1
+    together = section_heads(config, problem, heads - rising, in_l2)
+    if ends_short:  # short walks would wait for the part of their group that is drawn beside them
+        together = min(together, problem.kv_heads * problem.batch)
     return DrawOrder(
-        section_heads(config, problem, heads - rising, in_l2),
+        together,
         section_rows(config, problem, problem.group),
         short,
         rising,
@@ -53,7 +59,7 @@ def draw_order(config: Sm90BackwardConfig, problem: AttentionProblem, sm_count: 
 def walked_heads(config: Sm90BackwardConfig, problem: AttentionProblem) -> int:
     """Heads of Q with which a block is walked at a time: those of a group, or of a part of it.
 
-    A function of one sequence and the configuration, as the order in which parts add is.
+    Under a causal mask walks drift apart, so L2 should hold a part; in a window all see few rows.
     """
     group = problem.group
     if not config.part_mb or problem.sequences:
@@ -63,8 +69,13 @@ def walked_heads(config: Sm90BackwardConfig, problem: AttentionProblem) -> int:
     if counters > problem.q_len * group:
         return group
     row_bytes = (4 if config.two_passes else 8) * config.d_head  # Q, dO: 2 bytes; dQ: 4
-    most = max(config.part_mb * MB // (row_bytes * problem.q_len), 1)
-    return max(n for n in range(1, group + 1) if group % n == 0 and n <= most)
+    mask = problem.mask
+    most = group if mask.hides_left else config.part_mb * MB // (row_bytes * problem.q_len)
+    enough = BUSY_KEYS * (UNEVEN if mask.hides_right and not mask.hides_left else 1)
+    sequences = 1 if problem.is_batch_invariant else problem.batch
+    keys = problem.k_len * problem.kv_heads * sequences
+    parts = [n for n in range(1, group + 1) if group % n == 0 and n <= most]
+    return max((n for n in parts if keys * (group // n) >= enough), default=1)
 
 
 def section_heads(
@@ -102,9 +113,8 @@ def _even(heads: int, most: int) -> int:
 def hides_first_steps_only(config: Sm90TilesConfig, problem: AttentionProblem, walked: int) -> bool:
     """Whether no key is hidden after a kv block's first step that a warpgroup multiplies.
 
-    Or after those of each head that it is walked with, where no warp that multiplies need know in
-    which head it is.
+    A block must have one head of rows to walk: the next one of a group begins with hidden keys.
     """
-    if problem.sequences or (walked > 1 and not (config.two_passes or config.adds_staged)):
+    if walked > 1 or problem.sequences:
         return False
     return problem.mask.hides_at_corners_only(config.tile_q, config.tile_k)

@@ -34,7 +34,6 @@ MASKS_FIRST = (
     "keys are hidden in a kv block's first step alone, and a warpgroup that sees none there leaves "
     "it out, where the mask allows"
 )
-MASKS_HEADS = "with masks_first, the same of each head that a kv block is walked with"
 ADDERS = "threads that add dQ in order: one for each warpgroup, or three in turn"
 EARLY_POLLS = "a thread that adds looks for its turn before the piece of dQ is there"
 TWO_PASSES = (
@@ -60,8 +59,8 @@ IN_PARTS = (
     "added in memory, in order"
 )
 PART_MB = (
-    "MB of Q, dO and dQ: a kv block is walked with as many heads of its group at a time, at least "
-    "one; without it with all of them"
+    "MB of Q, dO and dQ of the heads of a group that a kv block is walked with at a time, or fewer "
+    "so that there are walks enough; without it with all of them"
 )
 HEADS_INNER = "blocks go from head to head, then down the rows, where heads lie side by side"
 
@@ -198,7 +197,6 @@ class Sm90TilesConfig(MultiplyingPart):
     rounds_dq: bool = flag("rounds_dq", ROUNDS_DQ)
     early_start: bool = flag("early_start", EARLY_START)
     in_parts: bool = flag("in_parts", IN_PARTS)
-    masks_heads: bool = flag("masks_heads", MASKS_HEADS)
 
     @property
     def tile_q(self) -> int:
@@ -214,11 +212,6 @@ class Sm90TilesConfig(MultiplyingPart):
     def threads(self) -> int:
         """A producer warpgroup and two that multiply."""
         return 3 * WARPGROUP_THREADS
-
-    @property
-    def adds_staged(self) -> bool:
-        """Whether threads beside those that multiply add dQ, in order."""
-        return not (self.unordered or self.dq_red or self.two_passes)
 
     @property
     def statistics_bytes(self) -> int:

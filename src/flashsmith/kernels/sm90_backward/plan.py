@@ -219,12 +219,11 @@ def plan_backward(config: Sm90BackwardConfig, problem: AttentionProblem, sm_coun
 
 
 def _tiles(config: Sm90BackwardConfig, problem: AttentionProblem, walked: int) -> Sm90TilesConfig:
-    """The kernel of all products, without what the problem has no use for."""
+    """The kernel of all products, as the problem's mask and groups take it."""
     tiles = config.tiles
     if not hides_first_steps_only(tiles, problem, walked):
         tiles = replace(tiles, masks_first=False)
-    tiles = replace(tiles, masks_heads=tiles.masks_first and walked > 1)
-    return replace(tiles, in_parts=False) if walked == problem.group else tiles
+    return replace(tiles, in_parts=walked < problem.group)
 
 
 def _needs_by_part(

@@ -12,6 +12,7 @@ from flashsmith.kernels.sm90_backward.sets import (
     FREE_FULL,
     FREE_HIDING,
     FULL,
+    GROUPS,
     HIDING,
     LONG,
     ONE_BY_ONE,
@@ -47,6 +48,8 @@ def candidates(problem: AttentionProblem, arch: Arch) -> Sequence[Sm90BackwardCo
         own, free = [HIDING], FREE_HIDING
     else:
         own, free = [LONG, FULL] if problem.k_len > SHORT else [FULL, LONG], FREE_FULL
+    if problem.group > 1:
+        own = [GROUPS[use] for use in own]
     ordered = simple if problem.sequences else [*own, *simple]
     uses = ordered
     if not problem.deterministic and not problem.sequences:

@@ -67,7 +67,6 @@ struct BackwardConsumer {
     u32 dq_index = 0;     // and its number among those of all heads
     i32 batch_head = 0;   // with distances: the head of the step's scores,
     float slope = 0.0f;   // and what a key further takes off the exponent
-    HeadStarts<Kernel> starts;
 
     typename Products::Gradient dk, dv;
     typename Products::Scores s, dp;
@@ -199,12 +198,6 @@ struct BackwardConsumer {
         if constexpr (kNeeds.softcap) to_tanh<Kernel>(args, s);
         if constexpr (Mask::kHides && kMayHide) {
             if (hides(of)) hide(of);
-        } else if constexpr (Mask::kHides && kConfig.masks_heads) {
-            const i32 tile = starts.advance(args, first_key);
-            if (tile >= 0) {
-                q_tile = tile;
-                hide(of);
-            }
         }
         [[maybe_unused]] const float nearest = static_cast<float>(distance(of));
         if constexpr (kNeeds.softcap) {
@@ -376,7 +369,6 @@ struct BackwardConsumer {
         adds = Walk<Kernel>::is_seen(args, first_key, nth);
         has_dq = false;
         const i32 skipped = HiddenStep<BackwardConsumer>::skip(*this, left);
-        if constexpr (kConfig.masks_heads) starts.begin(args, first_key, q_tile);
         // Fresh registers: what S and dP held before would stay alive through the products.
         typename Products::Scores first_s, first_dp;
         ptx::mbarrier_wait(Plan::k_full(), nth & 1);  // K has landed

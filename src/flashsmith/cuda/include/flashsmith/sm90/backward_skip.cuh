@@ -6,47 +6,13 @@
 //   q tile 0     \ . . .       . . . .       warpgroup 1 leaves it out
 //   q tile 1     x x x x       \ . . .
 //   q tile 2     x x x x       x x x x       no key is hidden from here on
-//
-// And first steps of heads: with `masks_heads` keys are hidden in the first step that a kv block is
-// walked with of each head (the first two, where a q tile has half as many rows), and no other step
-// looks at the mask.
 #pragma once
 
 #include "flashsmith/ptx/mbarrier.cuh"
 #include "flashsmith/ptx/stmatrix.cuh"
-#include "flashsmith/sm90/backward_tile.cuh"
 #include "flashsmith/tile/panel.cuh"
 
 namespace flashsmith::sm90 {
-
-template <class Kernel>
-struct HeadStarts {
-    using Args = typename Kernel::Args;
-    using Walk = sm90::Walk<Kernel>;
-    static constexpr i32 kHiding = Kernel::kConfig.keys() / Kernel::kConfig.q_tile_rows();
-
-    i32 clear = 0;  // steps that hide no key, from the next one on; below 0 between those that may
-
-    // The step is of `q_tile`, of the kv block's first head.
-    FS_DEVICE void begin(const Args& args, i32 first_key, i32 q_tile) {
-        set(args, first_key, q_tile - Walk::first_tile(args, first_key) + 1);
-    }
-
-    // To the next step; returns its q tile if keys may be hidden in it, else -1.
-    FS_DEVICE i32 advance(const Args& args, i32 first_key) {
-        if (--clear >= 0) return -1;
-        const i32 place = -1 - clear;  // in the head
-        set(args, first_key, place + 1);
-        return Walk::first_tile(args, first_key) + place;
-    }
-
-  private:
-    // `next`: place in its head of the step behind this one.
-    FS_DEVICE void set(const Args& args, i32 first_key, i32 next) {
-        const i32 tiles = args.q_tiles - Walk::first_tile(args, first_key);
-        clear = next < min(kHiding, tiles) ? -next : tiles - next;
-    }
-};
 
 template <class Consumer>
 struct HiddenStep {

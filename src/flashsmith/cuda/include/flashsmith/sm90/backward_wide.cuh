@@ -27,7 +27,6 @@
 #include "flashsmith/sm90/backward_cap.cuh"
 #include "flashsmith/sm90/backward_part_sums.cuh"
 #include "flashsmith/sm90/backward_products.cuh"
-#include "flashsmith/sm90/backward_skip.cuh"
 #include "flashsmith/sm90/backward_tile.cuh"
 #include "flashsmith/sm90/backward_without_dq.cuh"
 #include "flashsmith/sm90/output.cuh"
@@ -75,7 +74,6 @@ struct WideConsumer {
     bool rising = false;     // whether those are the ones in front of it
     i32 batch_head = 0;      // with distances: the head of the step's scores,
     float slope = 0.0f;      // and what a key further takes off the exponent
-    HeadStarts<Kernel> starts;
 
     typename Products::Gradient gradient;  // dV or dK
     typename Products::Operand operand;    // P or dS, packed
@@ -214,12 +212,6 @@ struct WideConsumer {
         if constexpr (kNeeds.softcap) to_tanh<Kernel>(args, s);
         if constexpr (Mask::kHides && kMayHide) {
             if (hides(of)) hide(s, of);
-        } else if constexpr (Mask::kHides && kConfig.masks_heads) {
-            const i32 tile = starts.advance(args, first_key);
-            if (tile >= 0) {
-                q_tile = tile;
-                hide(s, of);
-            }
         }
         [[maybe_unused]] const float nearest =
             static_cast<float>(key() - (q_tile * kRows + lane % 4 * 2 + of.position));
@@ -380,7 +372,6 @@ struct WideConsumer {
         }
         adds = Walk::is_seen(args, first_key, nth);
         has_dq = false;
-        if constexpr (kConfig.masks_heads && kMakesP) starts.begin(args, first_key, q_tile);
         Scores first;
         ptx::mbarrier_wait(kMakesP ? Plan::k_full() : Plan::v_full(), nth & 1);  // has landed
         issue_scores(first);
