@@ -181,7 +181,7 @@ def test_times_of_a_gpu_decide_what_is_chosen_by_length_and_mask():
     plain = replace(PROBLEM, q_len=8192, k_len=8192)
     assert choose(plain, "sm_90a").config.section_mb == 40
     assert choose(replace(plain, k_len=2048), "sm_90a").config.section_mb == 20
-    free = replace(plain, deterministic=False)
+    free = replace(plain, kv_heads=6, deterministic=False)
     for causal, keys in ((False, 2048), (True, 4096)):  # up to here order costs nothing
         asked = replace(free, causal=causal, q_len=keys, k_len=keys)
         assert not choose(asked, "sm_90a").config.unordered
@@ -192,6 +192,13 @@ def test_times_of_a_gpu_decide_what_is_chosen_by_length_and_mask():
         for fact in ({"softcap": 3.0}, {"alibi": True}, {"window_left": 100}):
             given = replace(wide, deterministic=True, **fact)
             assert choose(given, "sm_90a").config.two_passes
+
+
+def test_sums_in_any_order_are_for_groups_that_need_no_parts():
+    free = replace(PROBLEM, q_len=8192, k_len=8192, d_head=64, deterministic=False)
+    assert choose(free, "sm_90a").config.unordered
+    for other in ({"causal": True}, {"heads": 8, "kv_heads": 1, "batch": 1, "k_len": 4096}):
+        assert choose(replace(free, **other), "sm_90a").config.part_mb
 
 
 def test_groups_are_walked_in_parts_and_plain_heads_are_not():
