@@ -33,8 +33,9 @@ ORDER_PAYS = {64: (1024, 1024), 128: (2048, 4096), 256: (math.inf, math.inf)}
 def candidates(problem: AttentionProblem, arch: Arch) -> Sequence[Sm90BackwardConfig]:
     """The configurations that compute `problem`, or none; those in any order only where it is free.
 
-    Times of 18 problems decide, of groups those of 43 (H200, 2026-11). Packed sequences have lists, whose order is one of
-    two: sections pay but for wide heads under a mask, whose kv blocks have different lengths.
+    Times of 18 problems decide, of groups those of 43 (H200, 2026-11). Packed sequences have lists,
+    whose order is one of two: sections pay but for wide heads under a mask, whose kv blocks have
+    different lengths.
     """
     width = next((w for w in WIDTHS if w >= problem.d_head), None)
     if width is None or not min(problem.q_len, problem.k_len):
