@@ -353,11 +353,13 @@ def test_without_order_sums_of_dq_have_other_bits_and_the_others_have_not(config
 @pytest.mark.parametrize(
     "mask", [{}, {"causal": True}, {"causal": True, "window_left": 1024}], ids=str
 )
+@pytest.mark.parametrize("group", [1, 8])
 @pytest.mark.parametrize("d_head", [64, 128, 256])
-def test_a_hundred_repeats_give_the_same_bits_on_a_gpu(d_head, mask):
+def test_a_hundred_repeats_give_the_same_bits_on_a_gpu(d_head, group, mask):
     device = default_device("cuda")
     heads = min(16, 2048 // d_head)
-    full_size = AttentionProblem(4, heads, heads, 4096, 4096, d_head, operation="backward", **mask)
+    shape = (4, heads, heads // group, 4096, 4096, d_head)
+    full_size = AttentionProblem(*shape, operation="backward", **mask)
     config = choose(full_size, "sm_90a").config
     inputs = random_inputs(full_size)
     first = run_arrays(device, config, full_size, inputs)
