@@ -30,6 +30,9 @@ KERNEL = "sm90_backward_tiles"
 ROUNDING = replace(CONFIG, rounds_dq=True)
 # Three heads: sums of the first are complete before the last kv block ends.
 ROUNDING_CASE = Case("rounding", AttentionProblem(1, 3, 3, 65, 260, 128, operation="backward"))
+# Two parts of one kv block, at the same time: of sums in any order no other flags are there.
+IN_PARTS = replace(CONFIG, unordered=True, part_mb=10)
+PARTS_CASE = Case("parts", AttentionProblem(1, 2, 1, 65, 100, 128, operation="backward"))
 # Two q tiles, ragged tails, four kv blocks on two SMs: each adds to every dQ.
 CASE = Case("mutants", AttentionProblem(1, 1, 1, 64 + 21, 3 * 128 + 29, 128, operation="backward"))
 # The same in little for wide heads, whose warps add to dQ themselves.
@@ -241,6 +244,33 @@ def test_every_mutant_of_rounding_is_noticed():
     missed = [
         m for m in rounding_mutants(ptx) if not judge(m.ptx, run_rounding, bool, range(1)).noticed
     ]
+    assert not missed, "\n".join(map(str, missed))
+
+
+def parts_mutants(ptx: str) -> list[Mutant]:
+    """Of the warps that add a part's dK and dV to those of the part before.
+
+    What orders plain stores behind a flag is not among them: they are seen at once here.
+    """
+    waits = r"ld\.acquire\.gpu\.global\.u32 (%r\d+), \[[^\]]*\]"
+    return [
+        # That of dV: behind it nobody comes too early to dK.
+        *mutants(ptx, "part not awaited", waits, r"mov.u32 \1, 1")[:1],
+        *dropped(ptx, "flag not set", r"@p st\.release\.gpu"),
+        *dropped(ptx, "part not handed on", r"@p st\.global\.v4\.f32"),
+    ]
+
+
+def run_parts(ptx: str, options: EmulatorOptions) -> bool:
+    """Whether all gradients are right."""
+    return is_right(Poisoned(f"flashsmith_{KERNEL}_", ptx, options), IN_PARTS, PARTS_CASE)
+
+
+def test_every_mutant_of_parts_is_noticed():
+    ptx = original(IN_PARTS, PARTS_CASE)
+    assert not judge(ptx, run_parts, bool, range(1)).noticed
+    of_each = thinned(parts_mutants(ptx), most=2)
+    missed = [m for m in of_each if not judge(m.ptx, run_parts, bool, range(2)).noticed]
     assert not missed, "\n".join(map(str, missed))
 
 

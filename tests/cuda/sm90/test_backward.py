@@ -293,6 +293,33 @@ def test_three_adders_walk_groups_and_give_the_same_bits_as_two():
     assert bits[0] == bits[1]
 
 
+# A group's heads in parts, whose dK and dV are added up; few keys make parts of one head.
+PARTS = replace(RISING, part_mb=10)
+WIDE_PARTS = replace(PASSES, masks_first=True, part_mb=10)
+
+
+@pytest.mark.parametrize(
+    ("config", "length", "heads", "walked"),
+    [(PARTS, 300, 6, 2), (WIDE_PARTS, 150, 3, 1), (replace(SLIM, part_mb=10), 270, 3, 1)],
+    ids=str,
+)
+def test_parts_of_a_group_are_summed_up(device, monkeypatch, config, length, heads, walked):
+    monkeypatch.setattr(draw_order, "BUSY_KEYS", length * 2 // 3)  # three parts
+    given = problem(config, length, length, heads=heads, kv_heads=1, causal=True)
+    launch = plan(config, given, sm_count=4)[1]
+    assert (launch.order.walked_heads, launch.config.in_parts) == (walked, True)
+    require_right(device, config, "parts", given, placement="transposed")
+
+
+def test_parts_of_a_group_give_the_same_bits_on_every_number_of_sms():
+    """Also with dQ rounded by who multiplies: heads are drawn part by part."""
+    facts = {"heads": 4, "kv_heads": 1, "causal": True, "diagonal": 64 * 6}
+    config = replace(PARTS, rounds_dq=True)
+    seen = [bits_by_seed(config, sms, (sms,), **facts) for sms in (1, 7)]
+    for name in ("dq", "dk", "dv", "sums"):
+        assert len(set().union(*(bits[name] for bits in seen))) == 1
+
+
 def test_short_blocks_of_all_heads_may_come_last(device, monkeypatch):
     monkeypatch.setattr(draw_order, "TOGETHER", 0)
     given = problem(SHORT_LAST, 300, 300, heads=3, kv_heads=3, causal=True)
@@ -326,11 +353,13 @@ def test_without_order_sums_of_dq_have_other_bits_and_the_others_have_not(config
 @pytest.mark.parametrize(
     "mask", [{}, {"causal": True}, {"causal": True, "window_left": 1024}], ids=str
 )
+@pytest.mark.parametrize("group", [1, 8])
 @pytest.mark.parametrize("d_head", [64, 128, 256])
-def test_a_hundred_repeats_give_the_same_bits_on_a_gpu(d_head, mask):
+def test_a_hundred_repeats_give_the_same_bits_on_a_gpu(d_head, group, mask):
     device = default_device("cuda")
     heads = min(16, 2048 // d_head)
-    full_size = AttentionProblem(4, heads, heads, 4096, 4096, d_head, operation="backward", **mask)
+    shape = (4, heads, heads // group, 4096, 4096, d_head)
+    full_size = AttentionProblem(*shape, operation="backward", **mask)
     config = choose(full_size, "sm_90a").config
     inputs = random_inputs(full_size)
     first = run_arrays(device, config, full_size, inputs)
@@ -361,6 +390,7 @@ OTHERS = [
     (PASSES.convert, {"v_halves": False}),
     (PASSES.convert, {"dtype": DType.FP16}),
     (TILES, {"rising": True}),
+    (TILES, {"in_parts": True}),
     (replace(TILES, unordered=True), {"short_last": True}),
     (PLAIN.rows, {"heads_inner": True}),
     (PLAIN.convert, {"heads_inner": True}),

@@ -1,6 +1,7 @@
 """The backward configurations on wgmma: texts, what is refused and why, what is chosen."""
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 
@@ -26,10 +27,10 @@ PROBLEM = AttentionProblem(2, 6, 3, 300, 200, 128, operation="backward")
 
 def test_the_set_has_what_the_rule_chooses_from_for_every_width_and_type():
     configs = resolve_key("hopper-bwd")
-    assert len(configs) == len(set(configs)) == 38
-    assert [config.refusal() for config in configs] == [None] * 38
+    assert len(configs) == len(set(configs)) == 52
+    assert [config.refusal() for config in configs] == [None] * 52
     for dtype in DType:
-        for width, count in ((64, 6), (128, 7), (256, 6)):
+        for width, count in ((64, 8), (128, 10), (256, 8)):
             own = [c for c in configs if (c.dtype, c.d_head) == (dtype, width)]
             assert len(own) == count
             assert sum(c.unordered for c in own) == 2
@@ -93,8 +94,10 @@ def test_spills_and_products_one_by_one_are_refused_after_the_build():
 
 
 def test_the_parts_have_the_fields_of_the_whole():
-    of_others = {"v_halves", "sections", "section_mb", "heads_inner"}
-    assert Sm90BackwardConfig.knobs().keys() == Sm90TilesConfig.knobs().keys() | of_others
+    of_others = {"v_halves", "sections", "section_mb", "heads_inner", "part_mb"}
+    of_tiles = Sm90TilesConfig.knobs().keys() - {"in_parts"}  # it follows from a problem's groups
+    assert Sm90BackwardConfig.knobs().keys() == of_tiles | of_others
+    assert replace(BASE, part_mb=10).tiles == BASE.tiles
     assert (BASE.rows.fold, BASE.rows.unordered) == (True, False)
     inner = replace(BASE, heads_inner=True)
     assert inner.rows.heads_inner
@@ -178,7 +181,7 @@ def test_times_of_a_gpu_decide_what_is_chosen_by_length_and_mask():
     plain = replace(PROBLEM, q_len=8192, k_len=8192)
     assert choose(plain, "sm_90a").config.section_mb == 40
     assert choose(replace(plain, k_len=2048), "sm_90a").config.section_mb == 20
-    free = replace(plain, deterministic=False)
+    free = replace(plain, kv_heads=6, deterministic=False)
     for causal, keys in ((False, 2048), (True, 4096)):  # up to here order costs nothing
         asked = replace(free, causal=causal, q_len=keys, k_len=keys)
         assert not choose(asked, "sm_90a").config.unordered
@@ -189,6 +192,26 @@ def test_times_of_a_gpu_decide_what_is_chosen_by_length_and_mask():
         for fact in ({"softcap": 3.0}, {"alibi": True}, {"window_left": 100}):
             given = replace(wide, deterministic=True, **fact)
             assert choose(given, "sm_90a").config.two_passes
+
+
+def test_sums_in_any_order_are_for_groups_that_need_no_parts():
+    free = replace(PROBLEM, q_len=8192, k_len=8192, d_head=64, deterministic=False)
+    assert choose(free, "sm_90a").config.unordered
+    for other in ({"causal": True}, {"heads": 8, "kv_heads": 1, "batch": 1, "k_len": 4096}):
+        assert choose(replace(free, **other), "sm_90a").config.part_mb
+
+
+def test_groups_are_walked_in_parts_and_plain_heads_are_not():
+    for d_head, causal, short in product((64, 128, 256), (False, True), (False, True)):
+        keys = 1024 if short else 4096
+        plain = replace(PROBLEM, heads=6, kv_heads=6, d_head=d_head, causal=causal, k_len=keys)
+        chosen = choose(plain, "sm_90a").config
+        of_groups = choose(replace(plain, kv_heads=2), "sm_90a").config
+        assert not chosen.part_mb
+        assert of_groups.part_mb
+        assert not of_groups.short_last
+        if d_head <= 128 or not causal:
+            assert replace(of_groups, part_mb=0) == chosen
 
 
 def test_an_empty_length_is_left_to_the_other_kernels():

@@ -101,13 +101,14 @@ def test_strides_that_no_map_takes_are_said():
 def test_with_sections_the_same_block_of_several_heads_is_drawn_before_the_next():
     sections = replace(CONFIG, sections=True)
     long = replace(PROBLEM, q_len=8192, k_len=8192)
-    for causal in (False, True):
+    # Within 40 MB: 8 of a head of Q at a time, of a group of two where its blocks drift apart.
+    for causal, heads in ((False, 5), (True, 2)):
         assert (
             plan(sections, replace(PROBLEM, causal=causal), sm_count=4)[1].order.section_heads == 6
         )
         launches = plan(sections, replace(long, causal=causal), sm_count=4)
-        assert launches[1].order.section_heads == 2  # of 16 MB, within 40
-        assert launches[1].arguments(call()).section_heads == 2
+        assert launches[1].order.section_heads == heads
+        assert launches[1].arguments(call()).section_heads == heads
 
 
 def test_without_sections_blocks_are_drawn_head_by_head():
@@ -131,6 +132,7 @@ def test_what_it_cannot_compute_is_refused_by_name():
 
 # 4 MB of Q, dO and dQ a head, 16 of them of one sequence.
 LONG = AttentionProblem(1, 16, 16, 4096, 4096, 128, causal=True, operation="backward")
+GROUPED = replace(LONG, kv_heads=2)
 
 
 def order_of(problem=LONG, sm_count=132, **knobs):
@@ -176,6 +178,10 @@ def test_a_quarter_of_the_heads_rises_whatever_the_number_of_sms():
     assert launch.arguments(call()).rising_heads == 4
 
 
+def test_no_head_rises_where_bits_may_not_follow_from_the_batch():
+    assert order_of(replace(LONG, batch_invariant=True), rising=True).rising_heads == 0
+
+
 @pytest.mark.parametrize(
     ("changes", "d_head", "expected"),
     [
@@ -198,3 +204,49 @@ def test_masks_are_looked_at_once_only_where_that_is_enough(changes, d_head, exp
     problem = replace(LONG, d_head=d_head, **changes)
     tiles = plan(config, problem, sm_count=4)[1].config
     assert tiles == replace(config.tiles, masks_first=expected)
+
+
+@pytest.mark.parametrize(("part", "heads"), [(0, 8), (10, 2), (20, 4)])
+def test_a_walk_takes_a_part_of_a_group(part, heads):
+    config = replace(CONFIG, masks_first=True, part_mb=part)
+    launch = plan(config, replace(GROUPED, batch=4), sm_count=132)[1]
+    assert launch.order.walked_heads == heads
+    assert launch.config == replace(config.tiles, masks_first=False, in_parts=heads < 8)
+    args = launch.arguments(call())
+    assert (args.parts, args.part_heads) == (8 // heads, heads)
+    assert args.all_kv_blocks == 8 * 8 // heads * 32
+    # Of dK and dV what parts have in float32, and a word that counts them for each of eight warps.
+    sums, words = (8 * 32 * 128 * 128 * 2 * 4, 8 * 32 * 8) if heads < 8 else (0, 0)
+    assert args.counters - args.part_sums == sums
+    assert args.n_counters == 1 + 2 * 4 * 16 * 64 + words
+    assert args.part_counters == args.counters + 4 * (args.n_counters - words)
+
+
+@pytest.mark.parametrize(
+    ("changes", "heads"),
+    [
+        ({"batch": 4}, 2),  # 8 MB of 10
+        ({"batch": 4, "q_len": 2048, "k_len": 2048}, 2),  # 16 walks of 4 heads would be too few
+        ({"batch": 8, "q_len": 2048, "k_len": 2048}, 4),
+        ({"batch": 2, "q_len": 8192, "k_len": 8192}, 1),
+        ({"batch": 1}, 1),
+        ({"batch": 4, "batch_invariant": True}, 1),  # as if alone
+        ({"batch": 4, "causal": False}, 2),
+        ({"batch": 4, "window_left": 500}, 8),  # all walks have a window's few rows
+        ({"batch": 4, "heads": 12}, 2),  # of groups of six
+        ({"q_len": 16, "diagonal": 0}, 8),  # launch 1 has too few threads to clear their counters
+    ],
+)
+def test_a_part_fits_l2_and_there_are_walks_enough(changes, heads):
+    assert order_of(replace(GROUPED, **changes), part_mb=10).walked_heads == heads
+
+
+def test_parts_of_one_group_are_not_drawn_together_where_walks_may_be_short():
+    for causal, walked, together in ((True, 1, 2), (False, 2, 8)):
+        order = order_of(replace(GROUPED, causal=causal), part_mb=10, section_mb=160)
+        assert (order.walked_heads, order.section_heads) == (walked, together)
+
+
+def test_a_part_of_one_head_hides_keys_in_first_steps_alone():
+    config = replace(CONFIG, masks_first=True, part_mb=10)
+    assert plan(config, GROUPED, sm_count=132)[1].config.masks_first

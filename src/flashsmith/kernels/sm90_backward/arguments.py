@@ -55,3 +55,9 @@ class Sm90BackwardArguments(Arguments):
     k_list: int = argument("u64", "scratch: their kv blocks; or 0")
     section_rows: int = argument("i32", "of packed sequences: rows of heads drawn together")
     softcap: float = argument("float", "what scores do not exceed, or 0")
+    part_sums: int = argument(
+        "float*", "scratch: dK and dV of parts of groups, by warps; or null", is_last=True
+    )
+    part_counters: int = argument("u32*", "of each of them: parts that it has", is_last=True)
+    parts: int = argument("i32", "of a group", is_last=True)
+    part_heads: int = argument("i32", "heads of Q of a part", is_last=True)

@@ -19,6 +19,7 @@ from flashsmith.kernels.sm90_backward.parts import (
     EARLY_START,
     HEADS_INNER,
     MASKS_FIRST,
+    PART_MB,
     RISING,
     ROUNDS_DQ,
     SHORT_LAST,
@@ -87,6 +88,7 @@ class Sm90BackwardConfig(Sm90BackwardPart):
     heads_inner: bool = flag("heads_inner", HEADS_INNER)
     rounds_dq: bool = flag("rounds_dq", ROUNDS_DQ)
     early_start: bool = flag("early_start", EARLY_START)
+    part_mb: int = knob((0, 10, 20, 80), PART_MB, "part_{}", absent=0)
 
     @property
     def rows(self) -> Sm90RowsConfig:
@@ -95,8 +97,9 @@ class Sm90BackwardConfig(Sm90BackwardPart):
 
     @property
     def tiles(self) -> Sm90TilesConfig:
-        """The kernel of all products."""
-        part = Sm90TilesConfig(*(getattr(self, name) for name in Sm90TilesConfig.knobs()))
+        """The kernel of all products, of problems without groups: a plan says what those take."""
+        names = [name for name in Sm90TilesConfig.knobs() if name != "in_parts"]
+        part = Sm90TilesConfig.of(**{name: getattr(self, name) for name in names})
         return replace(part, turns=False) if self.two_passes and has_roles(self.d_head) else part
 
     @property
@@ -160,6 +163,7 @@ class Sm90BackwardConfig(Sm90BackwardPart):
             or self.two_passes
             or self.rounds_dq
             or self.early_start
+            or self.part_mb
             or self.adders > 2
         )
 

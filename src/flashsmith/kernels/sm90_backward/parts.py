@@ -19,6 +19,7 @@ WARPGROUP_THREADS = 128
 PIECE = 64  # rows and columns of a piece of dQ: what a warpgroup multiplies at a time
 ROW_STAGES = 2  # of Q with its statistics, and of dO
 TILE_SLOTS = 4
+GRADIENT_WARPS = 8  # that have dK and dV of a kv block in registers
 ROUNDED_BYTES = 8 * 4  # a word for each warp that multiplies
 ONES_BYTES = 2048  # 128 are read; compute-sanitizer takes the descriptor's strides for real
 MAX_SMEM_BYTES = 232_448  # a block of sm_90: 227 KB
@@ -52,6 +53,14 @@ ROUNDS_DQ = (
 EARLY_START = (
     "launches begin while the one before them ends: they set up meanwhile, and one that needs "
     "nothing of it takes the SMs that it leaves"
+)
+IN_PARTS = (
+    "a kv block is walked with a part of the heads of its group at a time: dK and dV of parts are "
+    "added in memory, in order"
+)
+PART_MB = (
+    "MB of Q, dO and dQ of the heads of a group that a kv block is walked with at a time, or fewer "
+    "so that there are walks enough; without it with all of them"
 )
 HEADS_INNER = "blocks go from head to head, then down the rows, where heads lie side by side"
 
@@ -187,6 +196,7 @@ class Sm90TilesConfig(MultiplyingPart):
     rising: bool = flag("rising", RISING)
     rounds_dq: bool = flag("rounds_dq", ROUNDS_DQ)
     early_start: bool = flag("early_start", EARLY_START)
+    in_parts: bool = flag("in_parts", IN_PARTS)
 
     @property
     def tile_q(self) -> int:

@@ -17,7 +17,12 @@ from flashsmith.kernels.sm90_backward.draw_order import (
     draw_order,
     hides_first_steps_only,
 )
-from flashsmith.kernels.sm90_backward.parts import PIECE, Sm90TilesConfig, pieces_of_tile
+from flashsmith.kernels.sm90_backward.parts import (
+    GRADIENT_WARPS,
+    PIECE,
+    Sm90TilesConfig,
+    pieces_of_tile,
+)
 from flashsmith.kernels.tile_list.plan import TileListLaunch, list_launch
 from flashsmith.kernels.tile_list.sizes import (
     OUTER_ITEMS,
@@ -42,6 +47,8 @@ class Scratch:
     dq_sums: int
     n_counters: int
     lists: tuple[int, int] = (0, 0)  # bytes of those of q tiles and kv blocks
+    part_sums: int = 0  # bytes of dK and dV of parts of groups,
+    n_part_counters: int = 0  # and words that count them
 
     @property
     def bytes(self) -> int:
@@ -51,7 +58,7 @@ class Scratch:
     @property
     def list_places(self) -> tuple[int, int]:
         """Where the lists begin, behind everything else."""
-        first = self.statistics + self.dq_sums + 4 * self.n_counters
+        first = self.statistics + self.dq_sums + self.part_sums + 4 * self.n_counters
         if not any(self.lists):
             return first, first
         first = _rounded(first, ALIGNMENT)
@@ -72,6 +79,9 @@ class Sm90BackwardLaunch(Launch):
         assert config is not None
         statistics = call[SCRATCH].address
         dq_sums = statistics + self.scratch.statistics
+        part_sums = dq_sums + self.scratch.dq_sums
+        counters = part_sums + self.scratch.part_sums
+        parts = problem.group // self.order.walked_heads
         kv_blocks = _kv_blocks(config, problem)
         q_list, k_list = (statistics + place for place in self.scratch.list_places)
         edges = edges_of(problem)
@@ -86,11 +96,11 @@ class Sm90BackwardLaunch(Launch):
             dlse=call["dlse"].address if "dlse" in call else 0,
             statistics=statistics,
             dq_sums=dq_sums,
-            counters=dq_sums + self.scratch.dq_sums,
+            counters=counters,
             diagonal=edges.right,
             q_tiles=_q_tiles(config, problem),
             kv_blocks=kv_blocks,
-            all_kv_blocks=kv_blocks * problem.kv_heads * problem.batch,
+            all_kv_blocks=kv_blocks * problem.kv_heads * problem.batch * parts,
             section_heads=self.order.section_heads,
             n_counters=self.scratch.n_counters,
             left_diagonal=edges.left,
@@ -102,6 +112,10 @@ class Sm90BackwardLaunch(Launch):
             k_list=k_list if problem.sequences else 0,
             section_rows=self.order.section_rows,
             softcap=problem.softcap or 0.0,
+            part_sums=part_sums,
+            part_counters=counters + 4 * (self.scratch.n_counters - self.scratch.n_part_counters),
+            parts=parts,
+            part_heads=self.order.walked_heads,
         )
 
     def obstacle(self, call: Call) -> str:
@@ -164,12 +178,11 @@ def plan_backward(config: Sm90BackwardConfig, problem: AttentionProblem, sm_coun
             f"{config.short_form()}: q_len is {problem.q_len} and k_len is {problem.k_len}; a "
             f"tensor map takes none that is empty; use a configuration of `bwd`."
         )
-    tiles = config.tiles
-    if not hides_first_steps_only(tiles, problem):
-        tiles = replace(tiles, masks_first=False)
+    order = draw_order(config, problem, sm_count)
+    tiles = _tiles(config, problem, order.walked_heads)
     q_tiles, heads = _q_tiles(tiles, problem), problem.heads * problem.batch
     kv_blocks = _kv_blocks(tiles, problem) * problem.kv_heads * problem.batch
-    scratch = _scratch(tiles, q_tiles * heads)
+    scratch = _scratch(tiles, q_tiles * heads, kv_blocks)
     if problem.sequences:
         of_keys = list_bytes(turned(problem), tiles.tile_k)
         scratch = replace(scratch, lists=(list_bytes(problem, tiles.tile_q), of_keys))
@@ -177,7 +190,7 @@ def plan_backward(config: Sm90BackwardConfig, problem: AttentionProblem, sm_coun
     pieces = pieces_of_tile(config.d_head) * q_tiles * heads
     grids: dict[KernelConfig, int] = {
         rows: q_tiles * tiles.tile_q // rows.tile_q * heads,
-        tiles: min(kv_blocks, max(sm_count, 1)),
+        tiles: min(kv_blocks * problem.group // order.walked_heads, max(sm_count, 1)),
     }
     if not config.rounds_dq:
         grids[config.convert] = pieces
@@ -198,11 +211,19 @@ def plan_backward(config: Sm90BackwardConfig, problem: AttentionProblem, sm_coun
             scratch_bytes=scratch.bytes,
             tiles_config=tiles,
             scratch=scratch,
-            order=draw_order(config, problem, sm_count),
+            order=order,
         )
         for part, ctas in grids.items()
     )
     return (*_lists(tiles, problem, scratch), *launches) if problem.sequences else launches
+
+
+def _tiles(config: Sm90BackwardConfig, problem: AttentionProblem, walked: int) -> Sm90TilesConfig:
+    """The kernel of all products, as the problem's mask and groups take it."""
+    tiles = config.tiles
+    if not hides_first_steps_only(tiles, problem, walked):
+        tiles = replace(tiles, masks_first=False)
+    return replace(tiles, in_parts=walked < problem.group)
 
 
 def _needs_by_part(
@@ -252,12 +273,15 @@ def _lists(
     return tuple(replace(launch, scratch_bytes=scratch.bytes) for launch in listed)
 
 
-def _scratch(config: Sm90TilesConfig, q_tiles: int) -> Scratch:
+def _scratch(config: Sm90TilesConfig, q_tiles: int, kv_blocks: int) -> Scratch:
     statistics = q_tiles * config.statistics_bytes
+    blocks = kv_blocks if config.in_parts else 0
     return Scratch(
         math.ceil(statistics / ALIGNMENT) * ALIGNMENT,
         0 if config.two_passes else q_tiles * config.tile_q * config.d_head * 4,
-        1 + config.counters * q_tiles,
+        1 + config.counters * q_tiles + GRADIENT_WARPS * blocks,
+        part_sums=blocks * 2 * config.tile_k * config.d_head * 4,
+        n_part_counters=GRADIENT_WARPS * blocks,
     )
 
 

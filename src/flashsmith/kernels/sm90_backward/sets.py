@@ -16,8 +16,15 @@ _BEGINS = {64: f"ds_2+{_ALL}", 128: f"ds_3+{_ALL}", 256: "ds_2"}
 FULL, HIDING, LONG = "full", "hiding", "long"  # no mask; one; no mask, many keys
 FREE_FULL, FREE_HIDING = "free full", "free hiding"  # sums in any order
 SECTIONS, ONE_BY_ONE = "sections", "one by one"  # also for lists of packed sequences
+# The same of heads that share K and V.
+GROUPS = {FULL: "full groups", LONG: "long groups", HIDING: "hiding groups"}
 _QUICK = "rounds_dq+early_start"
 _TWICE = "two_passes+early_release+v_halves"
+_PARTS = {  # MB of a part: groups.jsonl
+    64: {FULL: 80, HIDING: 10},
+    128: {FULL: 20, LONG: 20, HIDING: 10},
+    256: {FULL: 80, HIDING: 20},
+}
 # The fastest of benchmarks/results/h200_backward: candidates, wide and ends.jsonl (H200, 2026-11,
 # BF16). Wide heads with sums are slower than two passes: in order they are for lists.
 _ENDS = {
@@ -52,10 +59,16 @@ _ENDS = {
 def configs_for(dtype: DType, width: int) -> dict[str, Sm90BackwardConfig]:
     """The configurations of one element type and width, by what they are for."""
     begin = f"hopper_bwd({dtype.name}, {width}): {_BEGINS[width]}"
-    return {
+    found = {
         use: parse_short_form(f"{begin}+{end}".rstrip("+"), Sm90BackwardConfig)
         for use, end in _ENDS[width].items()
     }
+    for use, megabytes in _PARTS[width].items():
+        of_groups = replace(found[use], part_mb=megabytes)
+        if of_groups.short_last:  # all heads of a part together are faster (groups.jsonl)
+            of_groups = replace(of_groups, short_last=False, section_mb=80)
+        found[GROUPS[use]] = of_groups
+    return found
 
 
 def capped_configs_for(dtype: DType, width: int) -> dict[str, Sm90BackwardConfig]:

@@ -49,7 +49,8 @@ struct DqAdders {
   private:
     FS_DEVICE void add_all(const KvBlock& block) {
         Walk<Kernel> walk(args, block, 0);
-        const bool rising = rises<Kernel>(args, block.batch * args.kv_heads + block.kv_head);
+        const i32 heads = kConfig.in_parts ? args.kv_heads * args.parts : args.kv_heads;
+        const bool rising = rises<Kernel>(args, block.batch * heads + block.kv_head);
         i32 at = 0;  // step of the walk
         _Pragma("unroll 1") for (; piece < 2 * block.steps; piece += kConfig.adders) {
             _Pragma("unroll 1") for (; at < piece / 2; ++at) walk.advance(args, 0);

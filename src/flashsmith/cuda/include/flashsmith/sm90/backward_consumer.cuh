@@ -19,6 +19,7 @@
 #include "flashsmith/ptx/stmatrix.cuh"
 #include "flashsmith/ptx/tma.cuh"
 #include "flashsmith/sm90/backward_cap.cuh"
+#include "flashsmith/sm90/backward_part_sums.cuh"
 #include "flashsmith/sm90/backward_products.cuh"
 #include "flashsmith/sm90/backward_rounding.cuh"
 #include "flashsmith/sm90/backward_skip.cuh"
@@ -90,7 +91,8 @@ struct BackwardConsumer {
             i32 left = ptx::broadcast(block.steps);
             if (left == 0) break;
             first_key = ptx::broadcast(block.first_key);
-            left -= begin(ptx::broadcast(block.batch * args.heads + block.kv_head * args.kv_group),
+            left -= begin(ptx::broadcast(block.batch * args.heads +
+                                         block.kv_head * walked_heads<Kernel>(args)),
                           left);
             _Pragma("unroll 1") while (--left > 0) step<false>();
             step<true>();
@@ -485,13 +487,19 @@ struct BackwardConsumer {
         ptx::mbarrier_arrive_if(is_first_lane && has_dq, Plan::ds_empty(before));
         put_dq(dq);
         send_dq();
-        store(args.dv, dv, 1.0f);
+        const PartialGradients<Kernel> part(args, Plan::kv_block(nth % Plan::kBlockSlots),
+                                            warpgroup * 4 + warp, lane);
+        part.add_before(dv, dk);
+        if constexpr (!kConfig.in_parts) store(args.dv, dv, 1.0f);
         Piece last;
         ptx::mbarrier_wait(Plan::ds_full(now), now_parity);  // of both warpgroups
         ptx::wgmma_fence();
         issue_dq(last, ds_panel(now));
         ptx::wgmma_commit();
-        store(args.dk, dk, Kernel::Score::slope(args));
+        if (!part.keep(dv, dk)) {
+            if constexpr (kConfig.in_parts) store(args.dv, dv, 1.0f);
+            store(args.dk, dk, Kernel::Score::slope(args));
+        }
         release_block();
         ptx::wgmma_wait<0>();
         ptx::fence_registers(last);
@@ -499,13 +507,15 @@ struct BackwardConsumer {
         arrive(Plan::k_empty());
         put_dq(last);
         send_dq();
+        part.hand_on();
     }
 
     FS_DEVICE void store(const TensorArg& out, const typename Products::Gradient& gradient,
                          float by) const {
         const KvBlock block = KvBlock::get(Plan::kv_block(nth % Plan::kBlockSlots));
         const float factors[2] = {by, by};
-        const QTile at{first_key + warpgroup * kWarpgroupRows, 0, block.kv_head, block.batch};
+        const QTile at{first_key + warpgroup * kWarpgroupRows, 0,
+                       kv_head_of<Kernel>(args, block.kv_head), block.batch};
         const auto& of = masked_sequence<Kernel>(args, nth);
         Output::store_direct(from_first_key(out, of), OutputBounds{of.k_len, args.d_head}, at,
                              warp * 16 + lane / 4, lane, gradient, factors);

@@ -16,6 +16,7 @@
 #pragma once
 
 #include "flashsmith/base/types.cuh"
+#include "flashsmith/sm90/backward_parts.cuh"
 
 namespace flashsmith::sm90 {
 
@@ -24,10 +25,12 @@ struct DrawnBlock {
     u32 block;  // of the head
 };
 
-// Whether blocks of a head of K and V, one of all sequences', add to dQ from the first to the last.
+// Whether blocks of a head of K and V, or of a part of its group, among those of all sequences, add
+// to dQ from the first to the last.
 template <class Kernel>
 FS_DEVICE bool rises(const typename Kernel::Args& args, i32 head) {
     if constexpr (!Kernel::kConfig.rising) return false;
+    if constexpr (Kernel::kConfig.in_parts) head = drawn_at<Kernel>(args, head);
     return head >= args.all_kv_blocks / args.kv_blocks - args.rising_heads;
 }
 

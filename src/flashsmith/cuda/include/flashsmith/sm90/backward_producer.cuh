@@ -113,7 +113,8 @@ struct BackwardProducer {
         }
         const SmemAddr lands = expect(full, kConfig.kv_bytes(), {dst}, kept, kConfig.keys());
         if constexpr (Kernel::kListed) row += Kernel::ListedPlan::sequence(nth).k_begin;
-        load_panels({dst}, map, kConfig.keys(), lands, row, block.kv_head, block.batch);
+        load_panels({dst}, map, kConfig.keys(), lands, row, kv_head_of<Kernel>(args, block.kv_head),
+                    block.batch);
     }
 
     FS_DEVICE int stage() const { return steps & 1; }

@@ -12,6 +12,7 @@
 #include "flashsmith/ptx/special_register.cuh"
 #include "flashsmith/ptx/warp.cuh"
 #include "flashsmith/ptx/warpgroup.cuh"
+#include "flashsmith/sm90/backward_parts.cuh"
 #include "flashsmith/sm90/output.cuh"
 #include "flashsmith/sm90/output_bounds.cuh"
 #include "flashsmith/sm90/scratch_tiles.cuh"
@@ -119,18 +120,27 @@ struct DqRounder {
 
     FS_DEVICE u32 first_of(u32 item) const { return item / args.q_tiles * args.q_tiles; }
 
+    // Which q tile of all heads, as they lie in memory, number `item` is.
+    FS_DEVICE u32 lying(u32 item) const {
+        if constexpr (!kConfig.in_parts) return item;
+        const u32 head = item / args.q_tiles, drawn = head / args.part_heads;
+        const u32 lies = lying_at<Kernel>(args, drawn) * args.part_heads;
+        return (lies + head - drawn * args.part_heads - head) * args.q_tiles + item;
+    }
+
     // Returns whether there are more.
     FS_DEVICE bool round_some() const {
         const u32 ctas = ptx::nctaid_x();
         const u32 rounded = ptx::broadcast(ptx::ld_shared_b32(place()));
-        const u32 all = args.all_kv_blocks / args.kv_blocks * args.kv_group * args.q_tiles;
-        const u32 share = min(args.kv_group * args.q_tiles / args.kv_blocks + 2, 31);
+        const i32 heads = walked_heads<Kernel>(args);
+        const u32 all = args.all_kv_blocks / args.kv_blocks * heads * args.q_tiles;
+        const u32 share = min(heads * args.q_tiles / args.kv_blocks + 2, 31);
         const u32 next = ptx::ctaid_x() + rounded * ctas;
         // Lane i looks at the i-th from here.
         const u32 item = next + lane() * ctas;
         const bool exists = lane() < share && item < all;
         const u32 sums = exists ? sums_of(item - first_of(item)) : 0;
-        const u32* const counter = args.counters + 1 + (exists ? item : 0) * 2 + warpgroup();
+        const u32* const counter = args.counters + 1 + (exists ? lying(item) : 0) * 2 + warpgroup();
         const bool is_complete = exists && ptx::ld_acquire_gpu_if(sums > 0, counter) >= sums;
         const u32 complete = ptx::vote_ballot(is_complete);
         ptx::bar_warp_sync();  // what the lanes have seen is seen by all of them
@@ -150,7 +160,8 @@ struct DqRounder {
     }
 
     FS_DEVICE void load(float (&dq)[32], u32 item) const {
-        Rows::load(dq, Rows::place(args, static_cast<u64>(item) * 2 + warpgroup(), warp(), lane()));
+        const u64 piece = static_cast<u64>(lying(item)) * 2 + warpgroup();
+        Rows::load(dq, Rows::place(args, piece, warp(), lane()));
         if constexpr (Kernel::Mask::kHides) {  // no kv block has added anything
             const bool is_seen = sums_of(item - first_of(item)) > 0;
             FS_UNROLL
@@ -158,7 +169,8 @@ struct DqRounder {
         }
     }
 
-    FS_DEVICE void store(const float (&dq)[32], u32 item) const {
+    FS_DEVICE void store(const float (&dq)[32], u32 number) const {
+        const u32 item = lying(number);
         const u32 batch_head = item / args.q_tiles, batch = batch_head / args.heads;
         const i32 first_row = (item - batch_head * args.q_tiles) * kConfig.q_tile_rows();
         Rows::store(args, args.dq, args.q_len, first_row, warpgroup(),

@@ -7,6 +7,7 @@
 #include "flashsmith/ptx/warpgroup.cuh"
 #include "flashsmith/sm90/backward_listed.cuh"
 #include "flashsmith/sm90/backward_order.cuh"
+#include "flashsmith/sm90/backward_parts.cuh"
 #include "flashsmith/sm90/backward_plan.cuh"
 
 namespace flashsmith::sm90 {
@@ -23,11 +24,11 @@ struct BackwardKernel {
     using Score = flashsmith::Score<kNeeds>;
 };
 
-// One block of keys of one head of K and V. steps 0 ends the work.
+// One block of keys of one head of K and V, or of one part of its group. steps 0 ends the work.
 struct KvBlock {
     i32 first_key;
     i32 steps;
-    i32 kv_head;
+    i32 kv_head;  // see kv_head_of
     i32 batch;
 
     FS_DEVICE void put(SmemAddr slot) const {
@@ -97,7 +98,8 @@ struct Walk {
 
     static FS_DEVICE i32 steps(const Args& args, i32 first_key) {
         if (!is_seen(args, first_key)) return 1;
-        return args.kv_group * (end_tile(args, first_key) - first_tile(args, first_key));
+        return walked_heads<Kernel>(args) *
+               (end_tile(args, first_key) - first_tile(args, first_key));
     }
 
     // Of the nth kv block of a cta: from the arguments, or as the producer has told it.
@@ -139,7 +141,7 @@ struct Walk {
         : first(first_tile(args, at.first_key, nth)),
           end(end_tile(args, at.first_key, nth)),
           tile(first),
-          batch_head(at.batch * args.heads + at.kv_head * args.kv_group) {}
+          batch_head(at.batch * args.heads + at.kv_head * walked_heads<Kernel>(args)) {}
 
     FS_DEVICE void advance(const Args& args, [[maybe_unused]] u32 nth) {
         if constexpr (Kernel::kListed) {  // the slot is read again: registers are few
@@ -191,6 +193,16 @@ FS_DEVICE i32 first_slope(const typename Kernel::Args& args, [[maybe_unused]] u3
     }
 }
 
+// Of a head that is drawn as number `drawn`.
+template <class Kernel>
+FS_DEVICE KvBlock kv_block_of(const typename Kernel::Args& args, u32 drawn, i32 first_key) {
+    const u32 lying = lying_at<Kernel>(args, drawn);
+    const u32 heads = Kernel::kConfig.in_parts ? args.kv_heads * args.parts : args.kv_heads;
+    const u32 batch = lying / heads;
+    return {first_key, Walk<Kernel>::steps(args, first_key),
+            static_cast<i32>(lying - batch * heads), static_cast<i32>(batch)};
+}
+
 // Number `index` of the launch: block after block of a section's heads, then the next section.
 // In order, blocks that add to a q tile first come first, so that who waits for a sum waits for a
 // block that was drawn before; without order, the longest under a mask do.
@@ -199,10 +211,7 @@ FS_DEVICE KvBlock decode_kv_block(const typename Kernel::Args& args, u32 index) 
     if (index >= static_cast<u32>(args.all_kv_blocks)) return {0, 0, 0, 0};
     if constexpr (Kernel::kConfig.ends_short()) {
         const DrawnBlock at = draw_short_last<Kernel>(args, index);
-        const i32 first_key = at.block * Kernel::kConfig.keys();
-        const u32 batch = at.head / args.kv_heads;
-        return {first_key, Walk<Kernel>::steps(args, first_key),
-                static_cast<i32>(at.head - batch * args.kv_heads), static_cast<i32>(batch)};
+        return kv_block_of<Kernel>(args, at.head, at.block * Kernel::kConfig.keys());
     }
     const u32 in_section = args.section_heads * args.kv_blocks;
     const u32 section = index / in_section;
@@ -213,10 +222,7 @@ FS_DEVICE KvBlock decode_kv_block(const typename Kernel::Args& args, u32 index) 
     const u32 turn = rest / heads;
     const u32 batch_head = first_head + rest - turn * heads;
     const u32 block = Kernel::kConfig.in_any_order() ? turn : args.kv_blocks - 1 - turn;
-    const i32 first_key = block * Kernel::kConfig.keys();
-    const u32 batch = batch_head / args.kv_heads;
-    return {first_key, Walk<Kernel>::steps(args, first_key),
-            static_cast<i32>(batch_head - batch * args.kv_heads), static_cast<i32>(batch)};
+    return kv_block_of<Kernel>(args, batch_head, block * Kernel::kConfig.keys());
 }
 
 // The same from a list of kv blocks, the longest sequences first: the cta's nth goes into its slot.

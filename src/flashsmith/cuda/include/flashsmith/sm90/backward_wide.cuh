@@ -25,6 +25,7 @@
 #include "flashsmith/ptx/warpgroup.cuh"
 #include "flashsmith/ptx/wgmma/m64n256.cuh"
 #include "flashsmith/sm90/backward_cap.cuh"
+#include "flashsmith/sm90/backward_part_sums.cuh"
 #include "flashsmith/sm90/backward_products.cuh"
 #include "flashsmith/sm90/backward_tile.cuh"
 #include "flashsmith/sm90/backward_without_dq.cuh"
@@ -91,7 +92,8 @@ struct WideConsumer {
             i32 left = ptx::broadcast(block.steps);
             if (left == 0) break;
             first_key = ptx::broadcast(block.first_key);
-            begin(ptx::broadcast(block.batch * args.heads + block.kv_head * args.kv_group));
+            begin(ptx::broadcast(block.batch * args.heads +
+                                 block.kv_head * walked_heads<Kernel>(args)));
             if constexpr (kConfig.two_passes) {
                 _Pragma("unroll 1") while (--left > 0)
                     StepWithoutDq<WideConsumer>::template make<false>(*this);
@@ -365,7 +367,9 @@ struct WideConsumer {
         q_tile = dq_tile = Walk::first_tile(args, first_key, nth);
         dq_index = first_head * args.q_tiles + dq_tile + Walk::tiles_before(nth);
         if constexpr (kNeeds.alibi && kMakesP) take_head(first_head);
-        if constexpr (kConfig.rising) rising = rises<Kernel>(args, first_head / args.kv_group);
+        if constexpr (kConfig.rising) {
+            rising = rises<Kernel>(args, first_head / walked_heads<Kernel>(args));
+        }
         adds = Walk::is_seen(args, first_key, nth);
         has_dq = false;
         Scores first;
@@ -451,18 +455,25 @@ struct WideConsumer {
         store();
     }
 
-    FS_DEVICE void store() const {
-        const SmemAddr slot = Plan::kv_block(nth % Plan::kBlockSlots);
-        const KvBlock block = KvBlock::get(slot);
+    FS_DEVICE void store() {
+        const PartialGradients<Kernel> part(args, Plan::kv_block(nth % Plan::kBlockSlots),
+                                            kWarpgroup * 4 + warp, lane);
+        part.add_before(gradient);
+        if (!part.keep(gradient)) round();
+        ptx::bar_warp_sync();  // all lanes have read the slot
+        arrive(Plan::block_empty(nth % Plan::kBlockSlots));
+        part.hand_on();
+    }
+
+    FS_DEVICE void round() const {
+        const KvBlock block = KvBlock::get(Plan::kv_block(nth % Plan::kBlockSlots));
         const float by = kMakesP ? 1.0f : Kernel::Score::slope(args);
         const float factors[2] = {by, by};
-        const QTile at{first_key, 0, block.kv_head, block.batch};
+        const QTile at{first_key, 0, kv_head_of<Kernel>(args, block.kv_head), block.batch};
         const auto& of = masked_sequence<Kernel>(args, nth);
         Output::store_direct(from_first_key(kMakesP ? args.dv : args.dk, of),
                              OutputBounds{of.k_len, args.d_head}, at, warp * 16 + lane / 4, lane,
                              gradient, factors);
-        ptx::bar_warp_sync();  // all lanes have read the slot
-        arrive(Plan::block_empty(nth % Plan::kBlockSlots));
     }
 };
 
