@@ -57,7 +57,7 @@ class Unit:
     """Pairs of cta and warp with their registers; arrays in R are never changed in place."""
 
     __slots__ = (
-        "R", "_cache", "cta", "idle", "mask", "pc", "safe", "state", "wait", "warp", "yielded",
+        "R", "_cache", "cta", "idle", "mask", "moved", "pc", "safe", "state", "wait", "warp", "yielded",
     )  # fmt: skip
 
     def __init__(
@@ -76,6 +76,7 @@ class Unit:
         self.wait: Wait | None = None
         self.state: dict[str, LaneState] = {}
         self.safe = (-1, 0)  # Chunk.safe_time and the version of the clocks it was taken from
+        self.moved = True  # ran, was made or stopped waiting since warps were last put together
         self.yielded = False  # asked to let others run first
         self.idle = 0  # segments since it last changed memory, waited or looked at a flag
         self._cache: dict[str, Value] = {}
