@@ -57,7 +57,8 @@ class Unit:
     """Pairs of cta and warp with their registers; arrays in R are never changed in place."""
 
     __slots__ = (
-        "R", "_cache", "cta", "idle", "mask", "moved", "pc", "safe", "state", "wait", "warp", "yielded",
+        "R", "_cache", "cta", "idle", "mask", "moved", "pc", "safe", "state", "wait", "warp",
+        "yielded",
     )  # fmt: skip
 
     def __init__(
