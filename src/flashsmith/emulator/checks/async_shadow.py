@@ -257,6 +257,10 @@ class Readers:
     def __init__(self, chunk: Chunk) -> None:
         self.chunk = chunk
         self.pending: list[Reading] = []
+        if chunk.shadow is not None:
+            # Times of reading, warp by warp: one element for each 16 bytes of shared memory.
+            self._rows = chunk.shadow.reads.view(_element(chunk.shadow.grain)).reshape(-1)
+            self._still = self._time(BEING_READ)
 
     def begin(
         self,
@@ -288,11 +292,11 @@ class Readers:
                 self.pending.append(Reading(cta, warp, group, [marks], last.warps))
         else:
             self.pending.append(Reading(cta, warp, group, [marks], frozenset(warp.tolist())))
-        self._rows()[marks] = self._time(BEING_READ)
+        self._rows[marks] = self._still
 
     def marks_of(self, warp: Ints, places: Ints) -> Ints:
         """Where `_rows` notes that warps read places."""
-        marks: Ints = warp[:, None] * (self._rows().size // self.chunk.warps) + places
+        marks: Ints = warp[:, None] * (self._rows.size // self.chunk.warps) + places
         return marks
 
     def drop(self, slots: NDArray[np.intp]) -> None:
@@ -304,7 +308,7 @@ class Readers:
 
     def end(self, is_over: Callable[[Ints, Ints, Ints], NDArray[np.bool_]], index: int) -> None:
         """Ends the operations that `is_over(cta, warp, group)` names: read, as of now."""
-        now, rows = self._time(self.chunk.tick(index)), self._rows()
+        now, rows = self._time(self.chunk.tick(index)), self._rows
         kept: list[Reading] = []
         ended: set[int] = set()  # warps
         for entry in self.pending:
@@ -320,16 +324,9 @@ class Readers:
             if done is not entry:
                 kept.append(entry.of(~over))
         self.pending = kept
-        still = self._time(BEING_READ)
         for entry in kept:  # what is read twice stays read
             for marks in entry.marks if not ended.isdisjoint(entry.warps) else ():
-                rows[marks] = still
-
-    def _rows(self) -> NDArray[Any]:
-        """Times of reading, warp by warp: one element for each 16 bytes of shared memory."""
-        shadow = self.chunk.shadow
-        assert shadow is not None
-        return shadow.reads.view(_element(shadow.grain)).reshape(-1)
+                rows[marks] = self._still
 
     def _time(self, time: int) -> NDArray[Any]:
         """A time as an element of `_rows`."""

@@ -8,6 +8,7 @@ in float32 by numpy: the order of additions is not the hardware's.
 from __future__ import annotations
 
 import re
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from flashsmith.emulator.machine.unit import Unit
 
 _Scalar = TypeVar("_Scalar", np.float32, np.bool_)
+_DIMENSIONS = attrgetter("ndim")
 _SHAPE = re.compile(r"m64n(\d+)k16$")
 MOST_KEPT_BYTES = 64 << 20  # of places of operands, in a chunk
 Operands = tuple[Ints, Ints, Ints]  # places by pair, those to be read, marks of reading them
@@ -358,7 +360,7 @@ def _fragments(product: NDArray[_Scalar]) -> NDArray[_Scalar]:
 
 def _rows(u: Unit, registers: tuple[Value, ...]) -> NDArray[Any]:
     """Registers as rows, spread over the lanes."""
-    if not all(type(value) is np.ndarray and value.ndim for value in registers):
+    if set(map(type, registers)) != {np.ndarray} or not all(map(_DIMENSIONS, registers)):
         registers = tuple(u.array(value) for value in registers)
     return np.concatenate(registers).reshape(len(registers), -1)
 
