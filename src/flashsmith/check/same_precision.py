@@ -124,7 +124,9 @@ def _mma(a: F32, b: F32) -> F32:
 def _toward_zero(exact: NDArray[np.float64]) -> F32:
     rounded = exact.astype(np.float32)
     too_far = np.abs(rounded) > np.abs(exact)
-    return np.where(too_far, np.nextafter(rounded, np.float32(0)), rounded)
+    bits = rounded.view(np.int32)
+    bits -= too_far  # the next number towards zero is one less, as bits, whatever its sign
+    return rounded
 
 
 def _round(values: NDArray[Any], dtype: DType) -> F32:

@@ -88,15 +88,45 @@ def rows_of(shadow: Shadow, array: NDArray[np.uint32]) -> NDArray[np.uint32]:
     return array.reshape(-1, CHUNK_BYTES // shadow.grain)
 
 
-def _landed_together(access: Access, tags: NDArray[np.uint32]) -> bool:
-    """Whether every entry reads what one agent's copies wrote, and its warp knows of them all."""
-    agents = tags & np.uint32(AGENT_MASK)
-    agent = agents[:, 0].astype(np.int64)
-    copies = (agent >= access.chunk.warps) & (agent < access.chunk.fenced_column)
-    if not copies.all() or (agents != agents[:, :1]).any():
+def tags_of(chunk: Chunk, places: Ints) -> NDArray[np.uint32]:
+    """The tags of 16-byte chunks, side by side: a row of grains for each row of places."""
+    assert chunk.shadow is not None
+    return chunk.shadow.tags.view(_element(chunk.shadow.grain)).take(places).view(np.uint32)
+
+
+def copies_of(chunk: Chunk, tags: NDArray[np.uint32]) -> tuple[Ints, Ints] | None:
+    """The agent whose copies wrote each row of tags, and when the last came; None if others did."""
+    latest = tags.max(axis=1)
+    agent = (latest & np.uint32(AGENT_MASK)).astype(np.int64)
+    if int(agent.min()) < chunk.warps or int(agent.max()) >= chunk.fenced_column:
+        return None
+    # Of one moment are of one agent; else all of them are looked at.
+    if (tags.min(axis=1) != latest).any() and (
+        (tags ^ latest[:, None]) & np.uint32(AGENT_MASK)
+    ).any():
+        return None
+    return agent, (latest >> np.uint32(AGENT_BITS)).astype(np.int64)
+
+
+def landed_together(chunk: Chunk, unit: Unit, places: Ints) -> bool:
+    """Whether each pair reads what one agent's copies wrote, and its warp knows of them all.
+
+    `places` are of its own cta, a row for each pair or one for neighbours that read the same.
+    """
+    found = copies_of(chunk, tags_of(chunk, places))
+    if found is None:
         return False
-    latest = (tags.max(axis=1) >> np.uint32(AGENT_BITS)).astype(np.int64)
-    return bool((latest <= access.known(agent[:, None])[:, 0]).all())
+    agent, latest = found
+    if len(places) != unit.pairs:
+        sharers = unit.pairs // len(places)
+        agent, latest = np.repeat(agent, sharers), np.repeat(latest, sharers)
+    return bool((latest <= chunk.known[unit.cta, unit.warp, agent]).all())
+
+
+def _landed_together(access: Access, tags: NDArray[np.uint32]) -> bool:
+    """As `landed_together`, of entries that may lie in other ctas."""
+    found = copies_of(access.chunk, tags)
+    return found is not None and bool((found[1] <= access.known(found[0][:, None])[:, 0]).all())
 
 
 def check_read(access: Access) -> Ints:
@@ -109,16 +139,18 @@ def check_read(access: Access) -> Ints:
     return places
 
 
-def check_operand(
-    access: Access, places: Ints | None = None
-) -> tuple[Ints, NDArray[np.bool_] | None]:
+def check_operand(access: Access) -> tuple[Ints, NDArray[np.bool_] | None]:
     """As `check_read`, of what may be unwritten: also which grains are, or None for none."""
-    chunk = access.chunk
-    assert chunk.shadow is not None
-    places = access.places if places is None else places
-    tags = chunk.shadow.tags.view(_element(chunk.shadow.grain)).take(places).view(np.uint32)
+    places = access.places
+    tags = tags_of(access.chunk, places)
     if _landed_together(access, tags):
         return places, None
+    return places, look_closely(access, tags)
+
+
+def look_closely(access: Access, tags: NDArray[np.uint32]) -> NDArray[np.bool_] | None:
+    """Checks each grain that is about to be read; returns which are unwritten, None for none."""
+    chunk = access.chunk
     wide, unwritten = tags.shape[1], None
     if int(tags.max(initial=0)) >= IN_FLIGHT:
         unwritten = tags == NEVER
@@ -141,7 +173,7 @@ def check_operand(
             access, hidden, wide, agents, times,
             "missing proxy fence", "reads ordinary writes that no fence.proxy.async has published",
         )  # fmt: skip
-    return places, unwritten
+    return unwritten
 
 
 def check_write(access: Access) -> Ints:
@@ -202,12 +234,33 @@ def _raise_first(
         access.fault(at, wide, kind, message, f"written by {access.chunk.party(agent, time)}")
 
 
+@dataclass(slots=True)
+class Reading:
+    """Operations of one group that still read: entries by pair, with rows of marks."""
+
+    cta: Ints
+    warp: Ints
+    group: Ints
+    marks: list[Ints]  # one a begin
+    warps: frozenset[int]
+
+    def of(self, some: NDArray[np.bool_]) -> Reading:
+        """Some of the entries."""
+        warp = self.warp[some]
+        marks = [part[some] for part in self.marks]
+        return Reading(self.cta[some], warp, self.group[some], marks, frozenset(warp.tolist()))
+
+
 class Readers:
     """Operations that still read shared memory; its places are marked until the wait."""
 
     def __init__(self, chunk: Chunk) -> None:
         self.chunk = chunk
-        self.pending: list[tuple[Ints, Ints, Ints, Ints]] = []  # cta, warp, group, marks
+        self.pending: list[Reading] = []
+        if chunk.shadow is not None:
+            # Times of reading, warp by warp: one element for each 16 bytes of shared memory.
+            self._rows = chunk.shadow.reads.view(_element(chunk.shadow.grain)).reshape(-1)
+            self._still = self._time(BEING_READ)
 
     def begin(
         self,
@@ -216,59 +269,64 @@ class Readers:
         group: Ints,
         places: Ints,
         unwritten: NDArray[np.bool_] | None = None,
+        marks: Ints | None = None,
     ) -> None:
         """Marks places as being read by operations of a group.
 
         What nothing has written is not read: it gives no value that a later write could spoil.
+        `marks` are `marks_of` warps and places, where they are known.
         """
         if unwritten is not None and unwritten.any():
             held = ~np.asarray(unwritten.reshape(*places.shape, -1).all(axis=2))
             some = np.asarray(held.any(axis=1))
             first = np.take_along_axis(places, held.argmax(axis=1)[:, None], axis=1)
-            places = np.where(held, places, first)[some]
+            places, marks = np.where(held, places, first)[some], None
             cta, warp, group = cta[some], warp[some], group[some]
-        rows = self._rows()
-        marks = warp[:, None] * (rows.size // self.chunk.warps) + places
-        self.pending.append((cta, warp, group, marks))
-        rows.reshape(-1)[marks] = self._time(BEING_READ)
+        if marks is None:
+            marks = self.marks_of(warp, places)
+        last = self.pending[-1] if self.pending else None
+        if last is not None and last.cta is cta and last.warp is warp:
+            if (last.group == group).all():
+                last.marks.append(marks)
+            else:
+                self.pending.append(Reading(cta, warp, group, [marks], last.warps))
+        else:
+            self.pending.append(Reading(cta, warp, group, [marks], frozenset(warp.tolist())))
+        self._rows[marks] = self._still
+
+    def marks_of(self, warp: Ints, places: Ints) -> Ints:
+        """Where `_rows` notes that warps read places."""
+        marks: Ints = warp[:, None] * (self._rows.size // self.chunk.warps) + places
+        return marks
 
     def drop(self, slots: NDArray[np.intp]) -> None:
         """Forgets what ctas in these slots began: they have ended."""
-        kept = []
-        for cta, warp, group, marks in self.pending:
-            going = ~np.isin(cta, slots)
-            if going.any():
-                kept.append((cta[going], warp[going], group[going], marks[going]))
-        self.pending = kept
+        going = [~np.isin(entry.cta, slots) for entry in self.pending]
+        self.pending = [
+            entry.of(some) for entry, some in zip(self.pending, going, strict=True) if some.any()
+        ]
 
     def end(self, is_over: Callable[[Ints, Ints, Ints], NDArray[np.bool_]], index: int) -> None:
         """Ends the operations that `is_over(cta, warp, group)` names: read, as of now."""
-        now, rows = self._time(self.chunk.tick(index)), self._rows().reshape(-1)
-        kept, has_ended = [], False
+        now, rows = self._time(self.chunk.tick(index)), self._rows
+        kept: list[Reading] = []
+        ended: set[int] = set()  # warps
         for entry in self.pending:
-            cta, warp, group, marks = entry
-            over = is_over(cta, warp, group)
+            over = is_over(entry.cta, entry.warp, entry.group)
             count = np.count_nonzero(over)
-            has_ended = has_ended or bool(count)
-            if count == len(over):
-                rows[marks] = now
+            if not count:
+                kept.append(entry)
                 continue
-            if count:
-                rows[marks[over]] = now
-                going = ~over
-                entry = (cta[going], warp[going], group[going], marks[going])
-            kept.append(entry)
+            done = entry if count == len(over) else entry.of(over)
+            ended |= done.warps
+            for marks in done.marks:
+                rows[marks] = now
+            if done is not entry:
+                kept.append(entry.of(~over))
         self.pending = kept
-        if has_ended:
-            still = self._time(BEING_READ)
-            for *_, marks in kept:  # what is read twice stays read
-                rows[marks] = still
-
-    def _rows(self) -> NDArray[Any]:
-        """Times of reading, by warp: one element for each 16 bytes of shared memory."""
-        shadow = self.chunk.shadow
-        assert shadow is not None
-        return shadow.reads.view(_element(shadow.grain))
+        for entry in kept:  # what is read twice stays read
+            for marks in entry.marks if not ended.isdisjoint(entry.warps) else ():
+                rows[marks] = self._still
 
     def _time(self, time: int) -> NDArray[Any]:
         """A time as an element of `_rows`."""

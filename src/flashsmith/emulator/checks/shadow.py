@@ -126,6 +126,17 @@ class Shadow:
             return array.view(np.complex128).take(at).view(np.uint32)
         return array.reshape(-1, width)[at].reshape(-1)
 
+    def _read_times(self, offsets: NDArray[np.int64], n_bytes: int) -> NDArray[np.uint32]:
+        """When each warp last read what accesses touch: a row a warp."""
+        width = max(n_bytes // self.grain, 1)
+        at = offsets // max(n_bytes, self.grain)
+        if width == 1:
+            return self.reads.take(at, axis=1)
+        if width == 4:
+            return self.reads.view(np.complex128).take(at, axis=1).view(np.uint32)
+        warps = len(self.reads)
+        return self.reads.reshape(warps, -1, width).take(at, axis=1).reshape(warps, -1)
+
     def _put(
         self, array: NDArray[np.uint32], offsets: NDArray[np.int64], n_bytes: int, value: Value
     ) -> None:
@@ -277,9 +288,9 @@ class Shadow:
             self._check_order(
                 unit, lanes, offsets, width, written, index, "overwrites what another"
             )
-        for agent in range(self.chunk.warps):
-            times = self._take(self.reads[agent], offsets, n_bytes)
-            latest = int(times.max(initial=0))
+        reads = self._read_times(offsets, n_bytes)
+        for agent, latest in enumerate(reads.max(axis=1, initial=0).tolist()):
+            times = reads[agent]
             if latest == BEING_READ:
                 at = int(times.argmax())
                 self._fault(unit, lanes, offsets, at // width, index, *still_read_by(agent))

@@ -90,6 +90,9 @@ class Undefined(np.ndarray[Any, Any]):
         return self._with(result, met)
 
 
+_MAY_SPREAD = frozenset({Undefined, tuple})  # arguments that are, or may hold one that is
+
+
 def marked(values: NDArray[Any], undefined: NDArray[np.bool_]) -> NDArray[Any]:
     """The values, of which some lanes are undefined; the same array when none are."""
     if not undefined.any():
@@ -116,6 +119,8 @@ def _marking(
     @wraps(function)
     def apply(*given: Value) -> Value:
         out = function(*given)
+        if _MAY_SPREAD.isdisjoint(map(type, given)):
+            return out
         undefined = [x for x in _flat(given) if isinstance(x, Undefined)]
         if not undefined:
             return out

@@ -47,8 +47,8 @@ class BulkGroups:
             return
         lanes = active_lanes(u, u.mask)
         ending = _threads(self.chunk, u, lanes)
-        for cta, warp, key, _ in self.readers.pending:
-            thread = (cta * self.chunk.warps + warp) * 32 + key % 32
+        for entry in self.readers.pending:
+            thread = (entry.cta * self.chunk.warps + entry.warp) * 32 + entry.group % 32
             late = np.flatnonzero(np.isin(ending, thread))
             if len(late):
                 index = self.flights[-1].index if self.flights else 0

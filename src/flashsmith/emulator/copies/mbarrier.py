@@ -29,6 +29,7 @@ class MbarrierTable:
         self.smem_bytes = smem_bytes
         self.column_of: dict[int, int] = {}
         self.addresses: list[int] = []
+        self._column_at = np.full(smem_bytes // OBJECT_BYTES + 1, -1)  # as `column_of`, by place
         self.expected = np.zeros((ctas, 0), np.int64)  # count of `init`; 0: no barrier here
         self.pending = np.zeros((ctas, 0), np.int64)  # arrivals this phase still waits for
         self.tx = np.zeros((ctas, 0), np.int64)  # bytes expected less bytes that have come
@@ -66,6 +67,10 @@ class MbarrierTable:
 
     def find(self, cta: Ints, address: Ints) -> Ints:
         """Columns of barriers; a fault when one was never initialised."""
+        if len(address) and (address == address[0]).all():  # where one is, its place is right
+            one = self.column_of.get(int(address[0]), -1)
+            if one >= 0 and (self.expected[cta, one] > 0).all():
+                return np.full(len(address), one, np.int64)
         self._check_place(address)
         column = self._columns(address)
         valid = column >= 0
@@ -136,16 +141,15 @@ class MbarrierTable:
 
     def _add_column(self, address: int) -> None:
         self.column_of[address] = len(self.addresses)
+        self._column_at[address // OBJECT_BYTES] = len(self.addresses)
         self.addresses.append(address)
         for name in _FIELDS:
             old = getattr(self, name)
             setattr(self, name, np.hstack([old, np.zeros((self.ctas, 1), np.int64)]))
 
     def _columns(self, address: Ints) -> Ints:
-        look = self.column_of.get
-        if len(address) and (address == address[0]).all():
-            return np.full(len(address), look(int(address[0]), -1), np.int64)
-        return np.fromiter((look(a, -1) for a in address.tolist()), np.int64, len(address))
+        """Columns of barriers at places that have been checked; -1 where there is none."""
+        return self._column_at[address // OBJECT_BYTES]
 
     def _check_place(self, address: Ints) -> None:
         outside = (address < 0) | (address > self.smem_bytes - OBJECT_BYTES)

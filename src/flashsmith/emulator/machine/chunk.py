@@ -79,6 +79,7 @@ class Chunk:
         lanes = np.arange(self.warps * 32).reshape(self.warps, 32) < setup.threads
         self.first_alive = lanes  # lanes that are there at the start, by warp
         self.alive = np.tile(lanes, (len(ctas), 1, 1))  # lanes that have not ended
+        self.lives = 0  # counts changes of `alive`
         self._lane_clocks: NDArray[np.int64] | None = None
         self.barriers = Barriers(self)
         self.shadow = Shadow(self, shadow_grain(setup.kernel)) if setup.options.checks else None
@@ -138,6 +139,7 @@ class Chunk:
 
     def exited(self, unit: Unit) -> None:
         """Notes that the active lanes of a unit have ended."""
+        self.lives += 1
         if unit.mask is None:
             self.alive[unit.cta, unit.warp] = False
         else:
@@ -178,6 +180,7 @@ class Chunk:
         self.together[slots] = 0
         self.known_version += 1
         self.alive[slots] = self.first_alive
+        self.lives += 1
         if self._lane_clocks is not None:
             self._lane_clocks[slots] = 0
         self.barriers.clear(slots)

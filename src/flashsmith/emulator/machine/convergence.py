@@ -63,6 +63,10 @@ class Convergence(Wait):
         missing: NDArray[np.bool_] = self.chunk.alive[self.cta, self.warp] & named & ~self.here
         return missing
 
+    def epoch(self) -> int:
+        """Who is missing changes only when lanes end, or ctas begin."""
+        return self.chunk.lives
+
     def ready(self) -> NDArray[np.bool_]:
         """Which warps are together."""
         return ~np.asarray(self._missing().any(axis=1))

@@ -205,13 +205,15 @@ def to_half(x: Value, bf16: bool) -> Value:
         bits = np.asarray(x).astype(np.float16).view(U16)
         nan = np.isnan(x)
         return np.where(nan, U16(0x7FFF), bits)[()] if np.count_nonzero(nan) else bits[()]
-    single = x if x.dtype == F32 else _f32_to_odd(x)
+    return _to_bf16(x if x.dtype == F32 else _f32_to_odd(x)).astype(U16)
+
+
+def _to_bf16(single: Value) -> Value:
+    """The bits of f32 rounded to bf16, as u32."""
     bits = single.view(U32)
     rounded = (bits + (U32(0x7FFF) + ((bits >> U32(16)) & U32(1)))) >> U32(16)
     nan = np.isnan(single)
-    if np.count_nonzero(nan):
-        rounded = np.where(nan, U32(0x7FFF), rounded)
-    return rounded.astype(U16)
+    return np.where(nan, U32(0x7FFF), rounded) if np.count_nonzero(nan) else rounded
 
 
 def _f32_to_odd(x: Value) -> Value:
@@ -228,8 +230,7 @@ def _f32_to_odd(x: Value) -> Value:
 def pack_half(high: Value, low: Value, bf16: bool) -> Value:
     """cvt.rn.{f16x2,bf16x2}.f32 d, high, low."""
     if bf16:
-        low_bits, high_bits = to_half(low, True), to_half(high, True)
-        return low_bits.astype(U32) | (high_bits.astype(U32) << U32(16))
+        return _to_bf16(low) | (_to_bf16(high) << U32(16))
     count = max(np.size(high), np.size(low))
     out = np.empty((count, 2), np.float16)
     out[:, 0], out[:, 1] = low, high

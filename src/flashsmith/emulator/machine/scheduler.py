@@ -17,7 +17,7 @@ from flashsmith.emulator.machine.segments import (
     meeting_points,
     quiet_segments,
 )
-from flashsmith.emulator.machine.unit import Unit, merge
+from flashsmith.emulator.machine.unit import Unit, Wait, merge
 from flashsmith.emulator.machine.values import Value
 
 if TYPE_CHECKING:
@@ -99,9 +99,15 @@ class Scheduler:
         self._converge()
         # All waits that are over end first: who stands at a barrier asks where the others are.
         for unit in self.units:
-            self._end_wait(unit)
+            if unit.wait is not None:
+                self._end_wait(unit, unit.wait)
         self._align()
-        ready = [u for u in self.units if self._may_run(u)]
+        meeting = self.meeting_points
+        ready = [
+            u
+            for u in self.units
+            if u.wait is None and (u.mask is None or u.pc not in meeting or self._together(u))
+        ]
         if not ready:
             return None
         eager = [u for u in ready if not u.yielded] or ready
@@ -120,10 +126,11 @@ class Scheduler:
         assert self.random is not None
         if not self.chunk.traits.depends_on_pace or self.random.random() > APART:
             return unit
-        ctas = np.unique(unit.cta)
-        ahead = np.isin(unit.cta, ctas[self.random.random(len(ctas)) < 0.5])
-        if ahead.all() or not ahead.any():
+        ctas = unit.cta if unit.pairs == 1 else np.unique(unit.cta)
+        drawn = self.random.random(len(ctas)) < 0.5
+        if drawn.all() or not drawn.any():
             return unit
+        ahead = np.isin(unit.cta, ctas[drawn])
         self.units = [u for u in self.units if u is not unit]
         live = self.chunk.live[unit.pc]
         parts = [split_pairs(unit, np.flatnonzero(some), live) for some in (ahead, ~ahead)]
@@ -132,23 +139,16 @@ class Scheduler:
         return parts[0]
 
     @staticmethod
-    def _end_wait(unit: Unit) -> None:
-        wait = unit.wait
-        if wait is None:
-            return
+    def _end_wait(unit: Unit, wait: Wait) -> None:
         epoch = wait.epoch()
         if epoch == wait.looked >= 0:  # nothing has ended since the last look
             return
         if wait.ready().all():
             unit.wait = None
+            unit.moved = True
             wait.finish(unit)
         else:
             wait.looked = epoch
-
-    def _may_run(self, unit: Unit) -> bool:
-        if unit.wait is not None:
-            return False
-        return unit.mask is None or unit.pc not in self.meeting_points or self._together(unit)
 
     def _together(self, unit: Unit) -> bool:
         """Whether all lanes of the unit's warps that have not ended are at the same instruction."""
@@ -180,7 +180,8 @@ class Scheduler:
         Else one of them could go on alone: it finds the other there, which has to wait because
         another warp's lanes in it have not all come.
         """
-        for unit in [u for u in self.units if self._stands_at_barrier(u)]:
+        standing = [u for u in self.units if u.mask is not None and self._stands_at_barrier(u)]
+        for unit in standing if len(standing) > 1 else ():
             if not any(u is unit for u in self.units):
                 continue
             mine = unit.cta * 64 + unit.warp  # as `Unit.warps`
@@ -199,8 +200,19 @@ class Scheduler:
         return unit.mask is not None and unit.wait is None and unit.pc in self.meeting_points
 
     def _converge(self) -> None:
-        """Lanes that wait for the rest of their warp are joined by those that have arrived."""
+        """Lanes that wait for the rest of their warp are joined by those that have arrived.
+
+        Units that have not moved since the last look were not joined then, nor are they now.
+        """
+        moved = [u for u in self.units if u.moved]
+        for unit in moved:
+            unit.moved = False
+        arrived = [u for u in moved if u.wait is None or isinstance(u.wait, Convergence)]
         for waiting in [u for u in self.units if isinstance(u.wait, Convergence)]:
+            if not any(
+                u.pc == waiting.pc and not waiting.warps.isdisjoint(u.warps) for u in arrived
+            ):
+                continue
             if not any(u is waiting for u in self.units):
                 continue
             same = [
@@ -217,6 +229,7 @@ class Scheduler:
 
     def _step(self, unit: Unit) -> None:
         """Runs a unit until it waits, ends, forks, or another should go first."""
+        unit.moved = True
         functions, counts, chunk, alone = self.functions, self.counts, self.chunk, len(self.units)
         pc, registers, mask, pairs = unit.pc, unit.R, unit.mask, unit.pairs
         limit = min((u.pc for u in self.units if u is not unit and u.wait is None), default=1 << 60)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import Any, Protocol
 
 import numpy as np
@@ -57,7 +58,8 @@ class Unit:
     """Pairs of cta and warp with their registers; arrays in R are never changed in place."""
 
     __slots__ = (
-        "R", "_cache", "cta", "idle", "mask", "pc", "safe", "state", "wait", "warp", "yielded",
+        "R", "_cache", "cta", "idle", "mask", "moved", "pc", "safe", "state", "wait", "warp",
+        "yielded",
     )  # fmt: skip
 
     def __init__(
@@ -76,6 +78,7 @@ class Unit:
         self.wait: Wait | None = None
         self.state: dict[str, LaneState] = {}
         self.safe = (-1, 0)  # Chunk.safe_time and the version of the clocks it was taken from
+        self.moved = True  # ran, was made or stopped waiting since warps were last put together
         self.yielded = False  # asked to let others run first
         self.idle = 0  # segments since it last changed memory, waited or looked at a flag
         self._cache: dict[str, Value] = {}
@@ -121,19 +124,22 @@ class Unit:
     def select(
         self, pairs: NDArray[np.intp], mask: NDArray[np.bool_] | None, live: Sequence[int]
     ) -> Unit:
-        """A unit of some pairs (positions) with the live registers; `mask` is over its lanes."""
+        """A unit of some pairs (rising positions) with the live registers; `mask`: its lanes."""
         whole = len(pairs) == self.pairs
         registers: list[Value] = [None] * len(self.R)
         lanes = (pairs[:, None] * 32 + LANES).reshape(-1)
+        first, last = (int(lanes[0]), int(lanes[-1]) + 1) if len(lanes) else (0, 0)
+        neighbours = last - first == len(lanes)
         alike: dict[Any, list[int]] = {}  # by type of number, to be taken in one go
-        for number in live:
-            value = self.R[number]
+        for number, value in zip(live, _taken(self, live), strict=True):
             if whole or value is None or value.ndim == 0:
                 registers[number] = value
-            elif type(value) is np.ndarray:
-                alike.setdefault(value.dtype, []).append(number)
-            else:
+            elif type(value) is not np.ndarray:
                 registers[number] = value.reshape(-1, 32)[pairs].reshape(-1)
+            elif neighbours:
+                registers[number] = value[first:last]
+            else:
+                alike.setdefault(value.dtype, []).append(number)
         for some in alike.values():
             rows = _stacked(self, some).reshape(len(some), -1, 32)[:, pairs]
             for number, row in zip(some, rows.reshape(len(some), -1), strict=True):
@@ -162,9 +168,16 @@ class Unit:
         return part
 
 
+def _taken(unit: Unit, numbers: Sequence[int]) -> tuple[Value, ...]:
+    """Some registers of a unit."""
+    if len(numbers) < 2:
+        return tuple(unit.R[number] for number in numbers)
+    return itemgetter(*numbers)(unit.R)  # type: ignore[no-any-return]
+
+
 def _stacked(unit: Unit, numbers: Sequence[int]) -> NDArray[Any]:
     """Registers of one type as rows."""
-    return np.concatenate([unit.R[number] for number in numbers]).reshape(len(numbers), -1)
+    return np.concatenate(_taken(unit, numbers)).reshape(len(numbers), -1)
 
 
 def merge(units: Sequence[Unit], live: Sequence[int]) -> Unit:
@@ -172,33 +185,24 @@ def merge(units: Sequence[Unit], live: Sequence[int]) -> Unit:
     pairs = np.concatenate([u.cta * 64 + u.warp for u in units])
     keys, position = np.unique(pairs, return_inverse=True)
     total = 32 * len(keys)
-    places, begin = [], 0  # lanes of the new unit where each old unit's lanes go
+    ats, places, begin = [], [], 0  # pairs and lanes of the new unit where each old unit's go
     for unit in units:
         at = position[begin : begin + unit.pairs]
+        ats.append(at)
         places.append((at[:, None] * 32 + LANES).reshape(-1))
         begin += unit.pairs
     active = np.zeros(total, np.bool_)
     for unit, place in zip(units, places, strict=True):
         active[place if unit.mask is None else place[unit.mask]] = True
     registers: list[Value] = [None] * len(units[0].R)
-    # Parts of the same warps: what none of them has changed is one array still.
-    aligned = all(unit.pairs == len(keys) for unit in units)
-    alike: dict[Any, list[int]] = {}  # by type of number, to be merged in one go
-    for number in live:
-        values = [unit.R[number] for unit in units]
-        first = values[0]
-        if aligned and all(value is first for value in values):
-            registers[number] = first
-        elif all(type(value) is np.ndarray and value.dtype == first.dtype for value in values):
-            alike.setdefault(first.dtype, []).append(number)
-        else:
-            registers[number] = _merged_register(values, units, places, total)
+    alike = _merge_singly(units, live, places, total, registers)
     for dtype, some in alike.items():
         rows = np.zeros((len(some), total), dtype)
-        for unit, place in zip(units, places, strict=True):
+        by_pair = rows.reshape(len(some), -1, 32)
+        for unit, at, place in zip(units, ats, places, strict=True):
             stacked = _stacked(unit, some)
             if unit.mask is None:
-                rows[:, place] = stacked
+                by_pair[:, at] = stacked.reshape(len(some), -1, 32)
             else:
                 rows[:, place[unit.mask]] = stacked[:, unit.mask]
         for number, row in zip(some, rows, strict=True):
@@ -209,6 +213,33 @@ def merge(units: Sequence[Unit], live: Sequence[int]) -> Unit:
         having = [(u.state[key], p) for u, p in zip(units, places, strict=True) if key in u.state]
         merged.state[key] = having[0][0].joined(having)
     return merged
+
+
+def _merge_singly(
+    units: Sequence[Unit],
+    live: Sequence[int],
+    places: list[NDArray[np.intp]],
+    total: int,
+    registers: list[Value],
+) -> dict[Any, list[int]]:
+    """Merges what units share or hold in different ways; returns the rest by type of number."""
+    # Parts of the same warps: what none of them has changed is one array still.
+    aligned = all(32 * unit.pairs == total for unit in units)
+    two, plain = len(units) == 2, np.ndarray
+    alike: dict[Any, list[int]] = {}
+    for number, *values in zip(live, *(_taken(unit, live) for unit in units), strict=True):
+        first, second = values[0], values[1]
+        is_one = first is second and (two or all(value is first for value in values))
+        if is_one and (aligned or first is None or first.ndim == 0):
+            registers[number] = first
+        elif (
+            (type(first) is type(second) is plain and first.dtype == second.dtype)
+            and (two or all(type(v) is plain and v.dtype == first.dtype for v in values))
+        ):  # fmt: skip
+            alike.setdefault(first.dtype, []).append(number)
+        else:
+            registers[number] = _merged_register(values, units, places, total)
+    return alike
 
 
 def _merged_register(

@@ -170,11 +170,21 @@ def _test_wait(
     return out
 
 
+def _askers(u: Unit, m: Mask, *asked: Value) -> NDArray[np.intp]:
+    """The lanes that wait; the first of each warp, where all of a warp ask for the same."""
+    if m is None and all(
+        value.ndim == 0 or (value.reshape(-1, 32) == value[::32, None]).all() for value in asked
+    ):
+        return np.arange(0, 32 * u.pairs, 32)
+    return active_lanes(u, m)
+
+
 def _try_wait(
     c: Chunk, u: Unit, m: Mask, index: int, address: Value, phase: Value, parity: bool
 ) -> Value:
     """Always true: the unit sleeps until it is."""
-    lanes, cta, at = _barrier_of(c, u, m, address)
+    lanes = _askers(u, m, address, phase)
+    cta, at = cluster_target(c, u.lane_cta[lanes], at_lanes(address, lanes))
     state = AsyncState.of(c)
     find_barrier(c, u, index, lanes, cta, at)
     wanted = at_lanes(phase, lanes)

@@ -8,13 +8,20 @@ in float32 by numpy: the order of additions is not the hardware's.
 from __future__ import annotations
 
 import re
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from flashsmith.base.dtypes import DType, from_bits
-from flashsmith.emulator.checks.async_shadow import Access, Readers, check_operand
+from flashsmith.emulator.checks.async_shadow import (
+    Access,
+    Readers,
+    landed_together,
+    look_closely,
+    tags_of,
+)
 from flashsmith.emulator.checks.undefined import Undefined, any_undefined, marked
 from flashsmith.emulator.copies.mbarrier import Ints
 from flashsmith.emulator.copies.smem_layout import CHUNK_BYTES, MatrixDescriptor, operand_chunks
@@ -29,9 +36,10 @@ if TYPE_CHECKING:
     from flashsmith.emulator.machine.unit import Unit
 
 _Scalar = TypeVar("_Scalar", np.float32, np.bool_)
+_DIMENSIONS = attrgetter("ndim")
 _SHAPE = re.compile(r"m64n(\d+)k16$")
 MOST_KEPT_BYTES = 64 << 20  # of places of operands, in a chunk
-Operands = tuple[Ints, Ints, Ints]
+Operands = tuple[Ints, Ints, Ints]  # places by pair, those to be read, marks of reading them
 
 
 def _accumulators(i: Instruction) -> tuple[int, ...]:
@@ -171,16 +179,24 @@ def _multiply(
     left = left if form.sign > 0 else -left
     product = np.matmul(left.reshape(len(right), -1, 16), right)
     fragments = _fragments(product.reshape(u.pairs, 16, form.n))
-    add = u.array(scale_d)[::32]
+    add = _by_pair(u, scale_d)
+    kinds = set(map(type, old))
     if add.any():
-        if any(value is None for value in old):
+        if type(None) in kinds:
             c.fault("uninitialised", "adds to accumulators that nothing wrote", form.index, u)
-        before = _stacked(u, form, old)
-        total = fragments + before
+        total = np.add(fragments, _accumulated(u, form, old))
         fragments = total if add.all() else np.where(np.repeat(add, 32), total, fragments)
     out = fragments if form.accumulator == "f32" else _packed(fragments)
+    if hollow_rows is None and hollow_columns is None and Undefined not in kinds:
+        return out
     hollow = _hollow(u, form, hollow_rows, hollow_columns, old, add)
     return out if hollow is None else [marked(*row) for row in zip(out, hollow, strict=True)]
+
+
+def _by_pair(u: Unit, value: Value) -> NDArray[Any]:
+    """A register that is one for all lanes of a warp, by pair."""
+    value = np.asarray(value)
+    return np.full(u.pairs, value) if value.ndim == 0 else value[::32]
 
 
 def _hollow_registers(u: Unit, words: tuple[Value, ...]) -> NDArray[np.bool_] | None:
@@ -220,7 +236,7 @@ def _hollow(
 
 def _from_registers(u: Unit, form: _Form, words: tuple[Value, ...]) -> NDArray[np.float32]:
     """A from registers: word 0 row l/4, 1 row + 8, 2 and 3 the same with k + 8."""
-    bits = np.stack([u.array(word) for word in words]).view(np.uint16)
+    bits = _rows(u, words).view(np.uint16)
     values = from_bits(bits, form.dtype).reshape(2, 2, u.pairs, 8, 4, 2)  # k half, row half
     return np.ascontiguousarray(values.transpose(2, 1, 3, 0, 4, 5)).reshape(u.pairs, 16, 16)
 
@@ -232,23 +248,27 @@ def _from_smem(
 
     Also which rows of it (M or N, by pair) hold what nothing has written, or None for none.
     """
-    bits = u.array(descriptor)[::32]
+    bits = _by_pair(u, descriptor)
     mn_major = form.a_mn_major if own_rows else form.b_mn_major
     rows = 16 if own_rows else extent
     groups = WgmmaGroups.of(c)
-    key = (own_rows, rows, mn_major, bits.tobytes(), u.cta.tobytes(), u.warp.tobytes())
+    pairs = u.cached("bytes of pairs", lambda: (u.cta.tobytes(), u.warp.tobytes()))
+    key = (own_rows, rows, mn_major, bits.tobytes(), pairs)
     operand = groups.operands.get(key)
     if operand is None:
         operand = _operand(c, u, form, bits, rows, own_rows=own_rows)
         groups.keep(key, operand)
-    offsets, places, mine = operand
+    places, mine, marks = operand
     unwritten = None
     if c.shadow is not None:
-        access = Access(c, u, form.index, u.cta, u.warp, 32 * np.arange(u.pairs), offsets)
-        _, unwritten = check_operand(access, places)
-        groups.readers.begin(u.cta, u.warp, groups.committed[u.cta, u.warp], places, unwritten)
+        if not landed_together(c, u, mine):
+            lanes, offsets = 32 * np.arange(u.pairs), places * CHUNK_BYTES
+            access = Access(c, u, form.index, u.cta, u.warp, lanes, offsets)
+            unwritten = look_closely(access, tags_of(c, places))
+        group = groups.committed[u.cta, u.warp]
+        groups.readers.begin(u.cta, u.warp, group, places, unwritten, marks)
     if c.counters is not None:
-        c.counters.bytes["wgmma operands"] += offsets.size * CHUNK_BYTES
+        c.counters.bytes["wgmma operands"] += places.size * CHUNK_BYTES
     raw = c.shared_views[CHUNK_BYTES].take(mine).view(np.uint16)
     shape = (len(mine), 16, rows) if mn_major else (len(mine), rows, 16)
     values = from_bits(raw, form.dtype).reshape(shape)
@@ -260,7 +280,7 @@ def _from_smem(
 def _operand(
     c: Chunk, u: Unit, form: _Form, bits: NDArray[Any], rows: int, *, own_rows: bool
 ) -> Operands:
-    """Where the operand of each pair lies: bytes, chunks, and the chunks that have to be read."""
+    """Where the operand of each pair lies."""
     mn_major = form.a_mn_major if own_rows else form.b_mn_major
     first = u.warp % 4 * 16 if own_rows else np.zeros(u.pairs, np.int64)
     # One word a kind of operand: the descriptor, and the first row in its two unused bits.
@@ -278,7 +298,8 @@ def _operand(
     _check_descriptors(c, u, form.index, bits[kinds], which, chunks)
     offsets = chunks[which].reshape(u.pairs, -1) + (u.cta * c.pitch)[:, None]
     places = offsets // CHUNK_BYTES
-    return offsets, places, places if own_rows else places[:: _sharers(u, bits)]
+    marks = places if c.shadow is None else WgmmaGroups.of(c).readers.marks_of(u.warp, places)
+    return places, places if own_rows else places[:: _sharers(u, bits)], marks
 
 
 def _unwritten_rows(
@@ -337,8 +358,15 @@ def _fragments(product: NDArray[_Scalar]) -> NDArray[_Scalar]:
     return np.ascontiguousarray(parts.transpose(3, 1, 5, 0, 2, 4)).reshape(n // 2, pairs * 32)
 
 
-def _stacked(u: Unit, form: _Form, old: tuple[Value, ...]) -> NDArray[np.float32]:
-    rows = np.stack([u.array(value) for value in old])
+def _rows(u: Unit, registers: tuple[Value, ...]) -> NDArray[Any]:
+    """Registers as rows, spread over the lanes."""
+    if set(map(type, registers)) != {np.ndarray} or not all(map(_DIMENSIONS, registers)):
+        registers = tuple(u.array(value) for value in registers)
+    return np.concatenate(registers).reshape(len(registers), -1)
+
+
+def _accumulated(u: Unit, form: _Form, old: tuple[Value, ...]) -> NDArray[np.float32]:
+    rows = _rows(u, old)
     if form.accumulator == "f32":
         return rows.view(np.float32)
     halves = rows.view(np.float16).reshape(len(old), -1, 2).astype(np.float32)
