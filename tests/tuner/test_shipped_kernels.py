@@ -148,9 +148,10 @@ def test_every_choice_of_the_shipped_table_is_among_the_kernels_of_a_wheel(probl
 
 
 @settings(max_examples=100, deadline=None, derandomize=True, database=None)
-@given(problem=calls())
-def test_so_is_every_choice_for_the_gradients_of_its_problems(problem):
-    problem = replace(problem, kv_heads=problem.heads, operation="backward")
+@given(problem=calls(), group=st.sampled_from(shipped_kernels.GROUPS))
+def test_so_is_every_choice_for_the_gradients_of_its_problems(problem, group):
+    kv_heads = problem.heads
+    problem = replace(problem, heads=group * kv_heads, kv_heads=kv_heads, operation="backward")
     choice = choose(problem, ARCH, gpu="NVIDIA H200")
     assert set(jobs_of(choice.config, problem, ARCH)) <= set(_jobs_of_a_wheel())
 

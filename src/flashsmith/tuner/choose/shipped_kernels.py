@@ -31,6 +31,7 @@ from flashsmith.tuner.choose.choice import choose
 from flashsmith.tuner.store.machine_code import jobs_of
 from flashsmith.tuner.store.measurement import Measurement
 
+GROUPS = (1, 2, 4, 8)  # heads of Q for each of K, as models that are trained have them
 _TILES = 8  # any number: the lengths only have to be whole tiles, or not
 _log = logging.getLogger("flashsmith.choose")
 
@@ -133,10 +134,17 @@ def _jobs(items: Iterable[Measurement]) -> Iterator[CompileJob]:
 
 def _gradient_jobs(items: Iterable[Measurement]) -> Iterator[CompileJob]:
     """What is chosen for the gradients of measured forward problems, both element types."""
-    for item, dtype in product(items, DType):
-        if item.key.problem.operation != FORWARD.operation:
+    for item, dtype, group in product(items, DType, GROUPS):
+        measured_problem = item.key.problem
+        if measured_problem.operation != FORWARD.operation or measured_problem.heads % group:
             continue
-        problem = replace(item.key.problem, operation=BACKWARD.operation, dtype=dtype, lse=False)
+        problem = replace(
+            measured_problem,
+            operation=BACKWARD.operation,
+            dtype=dtype,
+            lse=False,
+            kv_heads=measured_problem.heads // group,
+        )
         config = choose(problem, item.key.arch, gpu=item.key.gpu).config
         if config is not None:
             yield from _whole_tiles_or_not(config, problem, item.key.arch)
