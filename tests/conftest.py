@@ -15,17 +15,14 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 import numpy as np
 import pytest
 
-from flashsmith.api import launches
-from flashsmith.base.errors import FlashsmithError
-from flashsmith.kernels.plans import kernels_of
+from flashsmith.compile.compiler import compile_kernel, compile_ptx
+from flashsmith.runtime import run
 from flashsmith.runtime.devices import default_device, has_cuda, open_device
-from flashsmith.runtime.run import prepare
 
 DEVICES = ["emulator"]
 if has_cuda():
     DEVICES.append(pytest.param("cuda", marks=pytest.mark.gpu))
 
-PLAIN = {"causal", "lse", "ragged_q", "ragged_k", "narrow_d"}
 LONG_FIRST = ("tests/repo/", "tests/tuner/")
 
 
@@ -36,29 +33,21 @@ def device(request):
 
 
 @pytest.fixture(autouse=True)
-def _calls_compile_what_the_emulator_runs(request, monkeypatch):
-    """Plain calls compile PTX alone: their numbers need no machine code, two fifths of the time.
+def _the_emulator_is_given_ptx_alone(request, monkeypatch):
+    """Results need no machine code, which is two fifths of a compiler's time.
 
-    A call of a user compiles it to pass over what would spill on a GPU. Forward kernels without
-    windows, changed scores and tables do not (tests/cuda/sm90/test_sass.py); all others are judged
-    here too, since another kernel may run then. Tests of the judgement are marked `judged`.
+    A call of a user compiles it to pass over what would spill on a GPU, and a decode kernel is
+    given its registers, which say how many CTAs run at a time; of PTX alone no more of them do.
+    Tests of both are marked `judged`; machine code that must not spill is held by tests that
+    compile it: tests/cuda/test_spills.py, test_sass.py and test_decode.py beside it, and those of
+    masks, biases and packed sequences in tests/kernels.
     """
 
-    def unjudged(device, config, problem, *, judged=False, **named):
-        judged = judged and not _is_plain(config, problem)
-        return prepare(device, config, problem, judged=judged, **named)
+    def of_device(device, launch, judged):
+        return compile_ptx if device.runs_ptx else compile_kernel
 
     if "judged" not in request.keywords:
-        monkeypatch.setattr(launches, "prepare", unjudged)
-
-
-def _is_plain(config, problem):
-    if problem.operation != "forward" or problem.is_empty:
-        return False
-    try:
-        return all(PLAIN.issuperset(needs) for _, needs in kernels_of(config, problem))
-    except FlashsmithError:  # said by `prepare`
-        return False
+        monkeypatch.setattr(run, "_compiler_of", of_device)
 
 
 def pytest_addoption(parser):

@@ -16,11 +16,11 @@ from flashsmith.tuner.store.outcome import DidNotRun
 ENDS_WITHIN_S = 6.0
 INTERRUPTED = 130
 VERBS = {
-    "compile": ("compile", "hopper", "--workers", "2"),
+    "compile": ("compile", "tune", "--workers", "2"),
     "verify": ("verify", "prog", "--device", "emulator", "--cases", "full", "--workers", "2"),
     "tune": ("tune", "64,32", "--device", "emulator", "--arch", "sm_80"),
     "build": ("build", "bundle", "tune", "-o", "tune.bundle", "--workers", "2"),
-    "warmup": ("build", "warmup", "--heads", "8", "--d-head", "128", "--gpu", "NVIDIA H200"),
+    "warmup": ("build", "warmup", "--heads", "8", "--d-head", "64", "--gpu", "NVIDIA H200"),
     "bench": (
         *("bench", "prog", "--dtype", "fp16", "--numbers"),
         *("--suite", "small.toml", "--peer", "none.py:none"),

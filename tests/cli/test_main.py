@@ -62,11 +62,11 @@ def test_a_verb_answers_to_its_old_name(old, verb, told):
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_every_verb_has_help(verb):
-    ran = flashsmith(*verb.split(), "--help")
-    assert ran.returncode == 0, ran.stderr
+def test_every_verb_has_help(verb, told):
+    code, text, errors = told(*verb.split(), "--help")
+    assert code == 0, errors
     # Once in the usage line, and once in an example.
-    assert " ".join(ran.stdout.split()).count(f"flashsmith {verb} ") >= 2
+    assert " ".join(text.split()).count(f"flashsmith {verb} ") >= 2
 
 
 def test_help_asks_no_value_of_a_flag():

@@ -118,6 +118,7 @@ def test_the_emulator_is_given_ptx_alone_and_what_needs_none_fits(small):
     require_fits("it", step.kernel, step.launch.geometry, get_arch("sm_90a"))
 
 
+@pytest.mark.judged
 def test_ctas_that_count_each_other_run_with_the_registers_of_their_machine_code():
     config = parse_config(KERNELS[2])
     problem = AttentionProblem(3, 6, 2, 2, 1300, 64, config.dtype)
@@ -128,6 +129,7 @@ def test_ctas_that_count_each_other_run_with_the_registers_of_their_machine_code
         assert isinstance(step.kernel, CompiledKernel) == is_counted
 
 
+@pytest.mark.judged
 @pytest.mark.parametrize(("text", "is_whole"), [(KERNELS[0], False), (KERNELS[1], True)])
 def test_a_call_asks_for_machine_code_where_a_kernel_refuses_some(text, is_whole):
     config = parse_config(text)

@@ -13,7 +13,8 @@ from mutation import Mutant, dropped, judge, mutants, thinned
 from flashsmith.base.dtypes import from_bits, to_bits
 from flashsmith.check.cases import Case, inputs_of
 from flashsmith.check.tolerance import distance, expectation
-from flashsmith.compile.compiler import compile_kernel, compile_text
+from flashsmith.compile import compiler
+from flashsmith.compile.compiler import compile_ptx
 from flashsmith.compile.header_closure import INCLUDE_ROOT
 from flashsmith.compile.unit import unit_source
 from flashsmith.emulator.options import EmulatorOptions
@@ -23,6 +24,7 @@ from flashsmith.kernels.parse import parse_config
 from flashsmith.kernels.plans import needs_of
 from flashsmith.kernels.sm80_decode.plan import MOST_COUNTERS
 from flashsmith.problem.attention import AttentionProblem
+from flashsmith.problem.needs import Needs
 from flashsmith.problem.signature import signature_of
 from flashsmith.runtime.emulated import EmulatedDevice
 from flashsmith.runtime.run import run_arrays
@@ -84,7 +86,7 @@ def expected_outputs():
 
 @cache
 def kernel_ptx() -> str:
-    return compile_kernel(CONFIG, needs_of(CONFIG, PROBLEM), ARCH).ptx
+    return compile_ptx(CONFIG, needs_of(CONFIG, PROBLEM), ARCH).ptx
 
 
 def changed_source(
@@ -111,9 +113,12 @@ def changed_source(
             text = text.replace(before, after)
         return inlined(text)
 
-    needs = needs_of(config, problem)
-    source = inlined(unit_source(config, needs))
-    return compile_text(source, config.kernel_name(needs), ARCH).ptx
+    def changed_unit(config: KernelConfig, needs: Needs) -> str:
+        return inlined(unit_source(config, needs))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compiler, "unit_source", changed_unit)
+        return compile_ptx(config, needs_of(config, problem), ARCH).ptx
 
 
 # What is wrong, the header, its text and what stands there instead.
@@ -236,14 +241,17 @@ def bits_of_schedules(ptx: str, config: KernelConfig, schedules=SCHEDULES):
         yield made["o"].tobytes(), made["lse"].tobytes()
 
 
+# Judged: as many CTAs as on a GPU run at a time, so that slices end in other orders.
+@pytest.mark.judged
 def test_no_schedule_and_no_number_of_sms_reaches_the_bits():
     found = set()
     for config in (CONFIG, IN_TURN):
-        ptx = compile_kernel(config, needs_of(config, LONG), ARCH).ptx
+        ptx = compile_ptx(config, needs_of(config, LONG), ARCH).ptx
         found |= set(bits_of_schedules(ptx, config))
     assert len(found) == 1
 
 
+@pytest.mark.judged
 def test_slices_added_up_in_the_order_in_which_they_came_are_noticed():
     ptx = changed_source(
         "decode/output.cuh",

@@ -9,7 +9,7 @@ from test_decode_mutants import LENGTHS, Changed, changed_source
 
 from flashsmith.check.cases import Case, inputs_of
 from flashsmith.check.tolerance import distance, expectation
-from flashsmith.compile.compiler import compile_kernel
+from flashsmith.compile.compiler import compile_ptx
 from flashsmith.kernels.parse import parse_config
 from flashsmith.kernels.plans import needs_of
 from flashsmith.problem.attention import AttentionProblem
@@ -91,7 +91,7 @@ def order_mutants(ptx):
 
 
 def test_every_mutant_of_the_order_is_noticed_or_not_modelled():
-    ptx = compile_kernel(CONFIG, needs_of(CONFIG, PROBLEM), "sm_90a").ptx
+    ptx = compile_ptx(CONFIG, needs_of(CONFIG, PROBLEM), "sm_90a").ptx
     assert not judge(ptx, run, bool, range(3)).noticed
     missed = []
     for mutant in thinned(order_mutants(ptx), most=8):

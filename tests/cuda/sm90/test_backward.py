@@ -182,8 +182,8 @@ def bits_by_seed(config, sm_count, seeds=range(2), **mask):
 @pytest.mark.parametrize(
     ("config", "seeds"),
     [
-        (WIDE, [(0, 1)] * 3),
-        (replace(SLIM, sections=True), [(0, 1)] * 3),
+        (WIDE, [(0,), (1,), (0,)]),
+        (replace(SLIM, sections=True), [(1,), (0,), (1,)]),
         (BROAD, [(0,), (1,), (2,)]),
     ],
     ids=str,
