@@ -51,7 +51,7 @@ class Sm90DecodeConfig(Sm80DecodeConfig):
         """As on sm_80, and the barriers."""
         q = self.B_r * self.d_head * elem_size
         room = max(self.ring_bytes(elem_size), self.exchange_bytes())
-        return q + room + self.barrier_bytes + 16
+        return q + room + self.handed_bytes() + self.barrier_bytes + 16
 
     @classmethod
     def runs_on(cls, arch_name: str) -> bool:

@@ -134,8 +134,15 @@ class KVCopies {
     }
 
     FS_DEVICE static void copy_chunk(SmemAddr room, u64 source, [[maybe_unused]] bool exists) {
+        constexpr bool kOnce = Kernel::kConfig.evict_first;
         if constexpr (kNeeds.ragged_k || kNeeds.narrow_d) {
-            ptx::cp_async_16b_or_zero(room, source, exists);
+            if constexpr (kOnce) {
+                ptx::cp_async_16b_or_zero_once(room, source, exists);
+            } else {
+                ptx::cp_async_16b_or_zero(room, source, exists);
+            }
+        } else if constexpr (kOnce) {
+            ptx::cp_async_16b_once(room, source);
         } else {
             ptx::cp_async_16b(room, source);
         }
