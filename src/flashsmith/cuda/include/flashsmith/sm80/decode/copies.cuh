@@ -71,7 +71,7 @@ class KVCopies {
     // Starts the copies of the keys from `first_key` on; they have landed after a commit and a
     // wait. Their pages were looked up as number `set`.
     FS_DEVICE void copy(int stage, i32 first_key, [[maybe_unused]] int set = kFirst) const {
-        const SmemAddr room = ring_ + stage * Tile::kBytes;
+        const SmemAddr room = ring_ + stage_of_thread(stage) * Tile::kBytes;
         if constexpr (Kernel::kConfig.quick_start && !kNeeds.page) {
             copy_next(room, first_key);
         } else {
@@ -80,6 +80,14 @@ class KVCopies {
     }
 
   private:
+    // The stage, as a number that threads may have different ones of. ptxas 13.0 encodes a copy
+    // with a policy and an offset that is the same in all threads as an illegal instruction (H200,
+    // 2026-11); the top bit of an address is 0, which it does not know.
+    FS_DEVICE u32 stage_of_thread(int stage) const {
+        if constexpr (!Kernel::kConfig.evict_first) return stage;
+        return stage | static_cast<u32>(k_ >> 63);
+    }
+
     // The same wherever rows lie.
     FS_DEVICE void copy_looked_up(SmemAddr room, i32 first_key, [[maybe_unused]] int set) const {
         FS_UNROLL
