@@ -64,13 +64,19 @@ class Sm80DecodeConfig(KernelConfig):
     ctas: int = knob((1, 2, 3, 4), "CTAs that an SM's registers must hold", "ctas_{}")
     persistent: bool = flag("persistent", "as many CTAs as run at once, which take slices in turn")
     runs: int = knob(
-        (0, 1, 2, 4),
+        (0, 1, 2, 4, 8),
         "CTAs, in those that run at once, that take slices which follow each other; 0: a slice each",
         "runs_{}",
         absent=0,
     )
     evict_first: bool = flag(
         "evict_first", "K and V, which are read once, leave L2 before what it held"
+    )
+    whole_pages: bool = flag(
+        "whole_pages", "pages are whole kv blocks: one is looked up, and its rows follow each other"
+    )
+    early_table: bool = flag(
+        "early_table", "the first CTAs ask L2 for the table of pages, of which others find it there"
     )
     quick_start: bool = flag(
         "quick_start",
@@ -145,6 +151,8 @@ class Sm80DecodeConfig(KernelConfig):
         """Packed query rows have their keys in a pool of pages."""
         if problem.sequences and not problem.page:
             return "these kernels compute packed sequences on pages of keys only (page, k_lengths)"
+        if self.whole_pages and (not problem.page or problem.page % self.B_c):
+            return f"these kernels are for pages of a multiple of {self.B_c} rows (whole_pages)"
         if problem.sequences and self.runs:
             return "CTAs that take slices one behind the other do not look for packed sequences"
         return ""
