@@ -46,7 +46,7 @@ def candidates(problem: AttentionProblem, arch: Arch) -> Sequence[Sm80DecodeConf
     slices = slices_at_most(first, problem)
     persistent = problem.k_lengths and slices > MOST_CTAS
     runs = FEW_SLICES < slices <= RUN_SLICES
-    once = cache_bytes(problem) <= FEW_BYTES
+    once = most_bytes(problem) <= FEW_BYTES
 
     def rank(config: Sm80DecodeConfig) -> tuple[bool, ...]:
         more_ctas = config.ctas > first.ctas
@@ -62,7 +62,10 @@ def candidates(problem: AttentionProblem, arch: Arch) -> Sequence[Sm80DecodeConf
     return sorted(configs, key=rank)
 
 
-def cache_bytes(problem: AttentionProblem) -> int:
-    """Of K and V of all sequences, as if each were as long as any may be."""
+def most_bytes(problem: AttentionProblem) -> int:
+    """Of K and V of all sequences, as if each were as long as any may be.
+
+    A pool of pages may hold those of other calls too.
+    """
     rows = problem.requests * problem.kv_heads * problem.k_len
     return 2 * rows * problem.d_head * problem.dtype.bytes

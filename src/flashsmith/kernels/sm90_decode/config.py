@@ -11,6 +11,7 @@ from flashsmith.kernels.arguments import Arguments
 from flashsmith.kernels.kernel import KernelConfig
 from flashsmith.kernels.launch import Plan
 from flashsmith.kernels.paging import LEAST_BOX, boxes_fit
+from flashsmith.kernels.rules import Rule
 from flashsmith.kernels.sm80_decode.config import LANES, Sm80DecodeConfig
 from flashsmith.kernels.sm90_decode.arguments import Sm90DecodeArguments
 from flashsmith.problem.attention import AttentionProblem
@@ -110,6 +111,12 @@ class Sm90DecodeConfig(Sm80DecodeConfig):
         return list(dict.fromkeys(sets.like(c) for c in by_lanes if not c.runs))
 
 
-Sm90DecodeConfig.BUILD_RULES = tuple(
-    rule for rule in Sm80DecodeConfig.BUILD_RULES if rule.name != "block_is_whole_passes"
+Sm90DecodeConfig.BUILD_RULES = (
+    *(rule for rule in Sm80DecodeConfig.BUILD_RULES if rule.name != "block_is_whole_passes"),
+    Rule(
+        "boxes_are_whole_pages",
+        lambda c: c.whole_pages,
+        "a box is a page, or a kv block of one, and is looked up once anyway",
+        "drop whole_pages",
+    ),
 )
