@@ -65,7 +65,7 @@ class Sm80DecodeConfig(KernelConfig):
     persistent: bool = flag("persistent", "as many CTAs as run at once, which take slices in turn")
     runs: int = knob(
         (0, 1, 2, 4, 8),
-        "CTAs, in those that run at once, that take slices which follow each other; 0: a slice each",
+        "CTAs, times those that run at once, which take slices in a row; 0: a CTA a slice",
         "runs_{}",
         absent=0,
     )
@@ -133,7 +133,7 @@ class Sm80DecodeConfig(KernelConfig):
         return self.teams * self.B_r * 4 * (self.d_head + ROW_PADDING + 2)
 
     def handed_bytes(self) -> int:
-        """Shared memory beside the rings where they go on: maxima, sums and a stage of each team."""
+        """Shared memory beside rings that go on: maxima, sums and a stage of each team."""
         return self.teams * (self.B_r * 8 + 4) if self.runs else 0
 
     def smem_bytes(self, elem_size: int = 2) -> int:
@@ -151,7 +151,7 @@ class Sm80DecodeConfig(KernelConfig):
         """Packed query rows have their keys in a pool of pages."""
         if problem.sequences and not problem.page:
             return "these kernels compute packed sequences on pages of keys only (page, k_lengths)"
-        if self.whole_pages and (not problem.page or problem.page % self.B_c):
+        if self.whole_pages and problem.page % self.B_c:
             return f"these kernels are for pages of a multiple of {self.B_c} rows (whole_pages)"
         if problem.sequences and self.runs:
             return "CTAs that take slices one behind the other do not look for packed sequences"

@@ -56,7 +56,7 @@ def candidates(problem: AttentionProblem, arch: Arch) -> Sequence[Sm80DecodeConf
             (config.runs > 0) != runs,
             more_ctas != (slices > FEW_SLICES and not config.runs),
             config.evict_first != once,
-            config.whole_pages != (not problem.sequences),
+            config.whole_pages != (problem.page > 0 and not problem.sequences),
         )
 
     return sorted(configs, key=rank)
