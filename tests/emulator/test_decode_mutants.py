@@ -30,7 +30,7 @@ from flashsmith.runtime.tensors import numbers_of
 
 CONFIG = parse_config("decode(FP16, 64, 16, 16, 2): slice_128+most_32+stages_3+ctas_2")
 IN_TURN = replace(CONFIG, persistent=True)  # CTAs that take several slices each
-IN_RUNS = replace(CONFIG, runs=1)  # the same, of slices that follow each other
+IN_RUNS = replace(CONFIG, runs=True)  # the same, of slices that follow each other
 # Sequences of one slice, of three and of two that are one; pages that no kv block ends with.
 PROBLEM = AttentionProblem(
     *(3, 6, 2, 2, 300, 64, CONFIG.dtype),

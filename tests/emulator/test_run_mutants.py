@@ -32,7 +32,9 @@ def given():
 
 INPUTS = given()
 OPTIONS = EmulatorOptions(checks=False, mma_in_order=True)
-ONE_BY_ONE = run_arrays(EmulatedDevice(options=OPTIONS), replace(IN_RUNS, runs=0), PROBLEM, INPUTS)
+ONE_BY_ONE = run_arrays(
+    EmulatedDevice(options=OPTIONS), replace(IN_RUNS, runs=False), PROBLEM, INPUTS
+)
 
 
 def is_right(ptx, options):

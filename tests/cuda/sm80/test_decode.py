@@ -275,7 +275,7 @@ def test_ctas_that_take_one_slice_and_several_give_the_same_bits(k_len):
     for name in "qkv":
         company[name][1, : inputs[name].shape[1]] = inputs[name][0]
     company["k_lengths"] = lengths.view(np.uint32)
-    for several in ({}, {"persistent": True}, {"runs": 1}):
+    for several in ({}, {"persistent": True}, {"runs": True}):
         kind = replace(config, **several)
         (launch,) = plan(kind, more, sm_count=4)
         assert (launch.geometry.grid == (8, 1, 1)) == bool(several)
@@ -343,13 +343,15 @@ def test_no_packed_row_is_of_two_sequences(config, ends, device, monkeypatch):
     outputs(device, config, problem, inputs)
 
 
+QUICK = "+evict_first+quick_start+quick_end"
+
+
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
 def test_kernels_that_are_chosen_first_spill_nothing(arch):
     for text in (
         "decode(BF16, 64, 16, 32, 4): slice_512+most_32+stages_3+ctas_2",
-        "decode(BF16, 128, 16, 16, 4): slice_512+most_32+stages_3+ctas_2",
-        "decode(BF16, 128, 16, 16, 4): slice_1024+most_32+stages_2+ctas_3",
-        "decode(BF16, 128, 16, 16, 4): slice_1024+most_32+stages_3+ctas_2+runs_1+evict_first",
+        f"decode(BF16, 128, 16, 16, 4): slice_512+most_32+stages_3+ctas_2+runs{QUICK}",
+        f"decode(BF16, 128, 16, 16, 4): slice_1024+most_32+stages_2+ctas_3{QUICK}",
         "decode(BF16, 128, 32, 16, 4): slice_1024+most_16+stages_4+ctas_3",
         "decode(BF16, 256, 16, 16, 4): slice_256+most_32+stages_3+ctas_1",
     ):

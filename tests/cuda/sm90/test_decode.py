@@ -125,7 +125,7 @@ def test_runs_of_slices_give_the_same_bits_and_whole_pages_are_no_word_of_boxes(
     one, problem = parse_config(SMALL), problem_of(hopper(SMALL), k_len=700, page=16, pages=150)
     given = dict(inputs_of(Case("runs", problem)))
     given["k_lengths"] = np.array([699, 0, 390], np.int32).view(np.uint32)
-    runs = replace(hopper(SMALL), runs=1, evict_first=True)
+    runs = replace(hopper(SMALL), runs=True, evict_first=True)
     found = [
         run_arrays(EmulatedDevice(sm_count=1), config, problem, given) for config in (one, runs)
     ]

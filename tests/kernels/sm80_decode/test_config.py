@@ -59,7 +59,7 @@ def test_every_text_parses_back(config):
             "a slice must have a kv block for every team",
         ),
         (
-            "decode(BF16, 64, 32, 16, 4): slice_256+most_32+stages_2+ctas_1+runs_1",
+            "decode(BF16, 64, 32, 16, 4): slice_256+most_32+stages_2+ctas_1+runs",
             "results_fit_a_stage",
             "a team's results must fit a stage of its ring",
         ),
@@ -108,10 +108,9 @@ PAIRS = {
     "stages": 4,
     "ctas": 4,
     "persistent": True,
-    "runs": 1,
+    "runs": True,
     "evict_first": True,
     "whole_pages": True,
-    "early_table": True,
     "quick_start": True,
     "quick_end": True,
 }
@@ -185,11 +184,11 @@ def test_rings_and_ctas_follow_from_the_number_of_slices():
     few, some, many = (
         choose(replace(PROBLEM, batch=batch), "sm_90a").config for batch in (1, 8, 9)
     )
-    assert (few.stages, few.ctas, few.runs, few.evict_first) == (3, 2, 0, True)
-    assert (some.stages, some.ctas, some.runs, some.evict_first) == (3, 2, 1, True)
-    assert (many.stages, many.ctas, many.runs, many.evict_first) == (2, 3, 0, False)
+    assert (few.stages, few.ctas, few.runs, few.evict_first) == (3, 2, False, True)
+    assert (some.stages, some.ctas, some.runs, some.evict_first) == (3, 2, True, True)
+    assert (many.stages, many.ctas, many.runs, many.evict_first) == (2, 3, False, False)
     large = choose(replace(PROBLEM, batch=4, k_len=65536), "sm_90a").config  # 1 GB
-    assert (large.stages, large.ctas, large.runs, large.evict_first) == (3, 2, 1, False)
+    assert (large.stages, large.ctas, large.runs, large.evict_first) == (3, 2, True, False)
     wide = replace(PROBLEM, batch=64, k_len=131072)  # 64 * 8 * 32 CTAs
     assert not choose(replace(wide, k_lengths=True), "sm_90a").config.persistent
     assert choose(replace(wide, k_lengths=True, batch=65), "sm_90a").config.persistent

@@ -65,7 +65,7 @@ def test_persistent_ctas_are_as_many_as_run_at_once():
 
 
 def test_runs_have_as_many_ctas_for_each_head_as_run_at_once_and_no_more_than_slices():
-    config = replace(CONFIG, runs=1)
+    config = replace(CONFIG, runs=True)
     for problem, ctas in ((PROBLEM, 264), (replace(PROBLEM, heads=28, kv_heads=7), 259)):
         (launch,) = plan(config, problem, sm_count=132)
         assert launch.geometry.grid == (ctas, 1, 1)

@@ -63,20 +63,14 @@ class Sm80DecodeConfig(KernelConfig):
     stages: int = knob((2, 3, 4, 5, 6, 8), "kv blocks of a team's ring, K and V each", "stages_{}")
     ctas: int = knob((1, 2, 3, 4), "CTAs that an SM's registers must hold", "ctas_{}")
     persistent: bool = flag("persistent", "as many CTAs as run at once, which take slices in turn")
-    runs: int = knob(
-        (0, 1, 2, 4, 8),
-        "CTAs, times those that run at once, which take slices in a row; 0: a CTA a slice",
-        "runs_{}",
-        absent=0,
+    runs: bool = flag(
+        "runs", "as many CTAs as run at once, which take slices in a row and let no ring run empty"
     )
     evict_first: bool = flag(
         "evict_first", "K and V, which are read once, leave L2 before what it held"
     )
     whole_pages: bool = flag(
         "whole_pages", "pages are whole kv blocks: one is looked up, and its rows follow each other"
-    )
-    early_table: bool = flag(
-        "early_table", "the first CTAs ask L2 for the table of pages, of which others find it there"
     )
     quick_start: bool = flag(
         "quick_start",
@@ -206,14 +200,14 @@ Sm80DecodeConfig.BUILD_RULES = (
     ),
     Rule(
         "results_fit_a_stage",
-        lambda c: c.runs > 0 and c.B_r > c.B_c,
+        lambda c: c.runs and c.B_r > c.B_c,
         "a CTA that takes several slices hands over a team's results in a stage of its ring, and "
         "the query tile has more rows than a kv block",
         "use a larger kv block, a smaller query tile or no runs",
     ),
     Rule(
         "runs_or_persistent",
-        lambda c: c.runs > 0 and c.persistent,
+        lambda c: c.runs and c.persistent,
         "CTAs take slices that follow each other, or slices in turn",
         "drop one of runs and persistent",
     ),

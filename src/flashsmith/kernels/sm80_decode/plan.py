@@ -224,7 +224,7 @@ def _geometry(
     grid = (ctas, 1, 1)
     if config.runs:
         # As many for each q tile, which share out the slices of all sequences.
-        at_once = sm_count * config.ctas * config.runs // slices[0]
+        at_once = sm_count * config.ctas // slices[0]
         grid = (slices[0] * max(min(at_once, ctas // slices[0]), 1), 1, 1)
     elif config.persistent:
         grid = (min(ctas, sm_count * config.ctas), 1, 1)

@@ -53,7 +53,7 @@ def candidates(problem: AttentionProblem, arch: Arch) -> Sequence[Sm80DecodeConf
         return (
             config.numeric_class != first.numeric_class,
             config.persistent != persistent,
-            (config.runs > 0) != runs,
+            config.runs != runs,
             more_ctas != (slices > FEW_SLICES and not config.runs),
             config.evict_first != once,
             config.whole_pages != (problem.page > 0 and not problem.sequences),

@@ -16,14 +16,12 @@ _QUICK = "quick_start+quick_end"
 def _measured(slices: str) -> tuple[tuple[int, int, str], ...]:
     """Those of d_head 128 and few rows, which give the same bits; `rule` says where each is chosen.
 
-    Deep rings for few slices, runs for some, more CTAs for many: of calls that read no more than L2
-    holds a few times also such that leave L2 first, of pages that are whole kv blocks also such
-    that look up one page for each.
+    Deep rings for few slices, runs for some, more CTAs for many; K and V that leave L2 first for
+    calls that read little; one page looked up for a kv block where pages are whole ones.
     """
     deep, many = f"{slices}+stages_3+ctas_2", f"{slices}+stages_2+ctas_3"
-    kinds = [f"{deep}{run}{first}" for run in ("", "+runs_1") for first in ("+evict_first", "")]
-    pages = [f"{kind}+whole_pages" for kind in kinds]
-    words = [*kinds, *pages, many, f"{many}+whole_pages+early_table"]
+    kinds = [f"{deep}{run}{first}" for run in ("", "+runs") for first in ("+evict_first", "")]
+    words = [f"{kind}{page}" for page in ("", "+whole_pages") for kind in (*kinds, many)]
     quick = [f"{word}+{_QUICK}" for word in words]
     return tuple((16, 4, word) for word in (*quick, f"{many}+persistent+quick_end"))
 

@@ -14,10 +14,10 @@ from flashsmith.kernels.sm90_decode.config import Sm90DecodeConfig
 def like(config: Sm80DecodeConfig) -> Sm90DecodeConfig:
     """The configuration of the same tiles, slices and rings, which gives the same bits.
 
-    A box is a page, or a kv block of one, whatever the words about pages are.
+    A box is a page, or a kv block of one: they need no word for it.
     """
     same = {f.name: getattr(config, f.name) for f in fields(config)}
-    return Sm90DecodeConfig(**(same | {"whole_pages": False, "early_table": False}))
+    return Sm90DecodeConfig(**(same | {"whole_pages": False}))
 
 
 def hopper_decode_configs() -> list[Sm90DecodeConfig]:

@@ -107,24 +107,9 @@ FS_DEVICE void compute_run(const typename Kernel::Args& args, DecodeWork& work, 
     output.add_slices(count);
 }
 
-// Asks L2 for the table of pages, a line of it a thread, by the first CTAs. CTAs that start later
-// find their entries there: a way to memory before the first key is asked for is as long as the one
-// that follows it.
-template <class Kernel>
-FS_DEVICE void begin_table(const typename Kernel::Args& args) {
-    constexpr u32 kLine = 32;  // entries of 4 bytes
-    const u32 cta = ptx::ctaid_y() * gridDim.x + ptx::ctaid_x();
-    const u64 entry = (static_cast<u64>(cta) * Kernel::kThreads + threadIdx.x) * kLine;
-    const u64 entries = static_cast<u64>(args.batch) * args.table_pages;
-    if (ptx::ctaid_z() > 0 || entry >= entries) return;
-    const u64 first = static_cast<u64>(args.first_batch) * args.table_pages;
-    ptx::prefetch_l2(args.block_table + first + entry);
-}
-
 template <class Kernel>
 FS_DEVICE void run(const typename Kernel::Args& args, SmemAddr smem) {
     static_assert(Kernel::valid());
-    if constexpr (Kernel::kConfig.early_table && Kernel::kNeeds.page) begin_table<Kernel>(args);
     DecodeQueue<Kernel> queue(args);
     DecodeWork work;
     typename Kernel::Memory::Ring ring{};

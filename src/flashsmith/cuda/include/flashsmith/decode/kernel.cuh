@@ -32,7 +32,7 @@ struct DecodeKernel {
     // CTAs that take one slice each find it by their place in the grid.
     static constexpr bool kPlaced = kConfig.quick_start && !kConfig.persistent && !kConfig.runs;
     // CTAs take slices that follow each other: their rings go on from one to the next.
-    static constexpr bool kRuns = kConfig.runs > 0;
+    static constexpr bool kRuns = kConfig.runs;
 
     using Mask = flashsmith::Mask<kNeeds.causal, kNeeds.ragged_k, kNeeds.window_left>;
     using Score = flashsmith::Score<kNeeds>;

@@ -47,11 +47,6 @@ FS_DEVICE float ld_global_f32(const float* src) {
     return x;
 }
 
-// Asks L2 for the line that holds `src`; nothing waits for it.
-FS_DEVICE void prefetch_l2(const void* src) {
-    asm volatile("prefetch.global.L2 [%0];" : : "l"(src) : "memory");
-}
-
 FS_DEVICE i32 ld_global_i32(const i32* src) {
     i32 x;
     asm volatile("ld.global.s32 %0, [%1];" : "=r"(x) : "l"(src) : "memory");

@@ -17,7 +17,7 @@ constexpr int barrier_bytes() const { return (teams() * stages + 1) / 2 * 16; }
 constexpr int exchange_bytes() const { return teams() * B_r * 4 * (d_head + 8 + 2); }
 
 // Beside the rings where they go on from slice to slice: statistics and a stage of each team.
-constexpr int handed_bytes() const { return runs > 0 ? teams() * (B_r * 8 + 4) : 0; }
+constexpr int handed_bytes() const { return runs ? teams() * (B_r * 8 + 4) : 0; }
 
 constexpr int smem_bytes(int element_bytes = 2) const {
     const int room =
