@@ -1,6 +1,6 @@
 """Says when CTAs of a decode kernel start, have their keys and end, by clocks in the kernel.
 
-    PYTHONPATH=src python tools/decode_stamps.py [--config TEXT …] [--shape 1,8192,1] [--way lengths]
+    PYTHONPATH=src python tools/decode_stamps.py [--config TEXT] [--shape 1,8192,1] [--way lengths]
 
 Kernels are compiled from headers into which stamps were written: thread 0 of every CTA reads the
 GPU's clock (some tens of nanoseconds fine) at each of PLACES. The table has nanoseconds from the

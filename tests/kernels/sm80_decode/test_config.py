@@ -146,7 +146,7 @@ def test_one_page_is_looked_up_for_a_kv_block_where_pages_are_whole_blocks():
         assert not choose(replace(asked, page=24), "sm_90a").config.whole_pages
     packed = replace(paged, batch=1, sequences=3, q_len=9)
     chosen = choose(packed, "sm_90a").config
-    assert not (chosen.whole_pages or chosen.runs)
+    assert (chosen.whole_pages, chosen.runs) == (False, False)
 
 
 @pytest.mark.parametrize("q_len", [1, 2])

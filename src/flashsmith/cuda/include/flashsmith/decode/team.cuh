@@ -146,27 +146,6 @@ class DecodeTeam {
         walk_to(place, min(end_block_, keys / (Kernel::kTeams * kBc)));
     }
 
-  private:
-    // The kv blocks from `place` on, before `end`.
-    FS_DEVICE void walk_to(TeamPlace& place, i32 end) {
-        int stage = place.stage;
-        _Pragma("unroll 1") for (; place.block < end; ++place.block) {
-            copies_.await(stage, key_of(place.block));
-            meet();  // this kv block is in, and the one before has been read by the whole team
-            copy(place.block + kAhead, stage_before(stage));
-            copies_.close();
-            add_block(place.block, stage);
-            stage = stage + 1 == Kernel::kStages ? 0 : stage + 1;
-        }
-        place.stage = stage;
-        FS_UNROLL
-        for (int half = 0; half < 2; ++half) {
-            sum[half] = ptx::add_rn(sum[half], ptx::shfl_bfly(sum[half], 1));
-            sum[half] = ptx::add_rn(sum[half], ptx::shfl_bfly(sum[half], 2));
-        }
-    }
-
-  public:
     // What this work leaves of the team's ring.
     FS_DEVICE Ring ring() const { return copies_.ring_behind(max(end_block_ - first_block_, 0)); }
 
@@ -232,6 +211,25 @@ class DecodeTeam {
             ptx::bar_warp_sync();
         } else {
             ptx::bar_sync_named(1 + team_, Kernel::kTeamThreads);
+        }
+    }
+
+    // The kv blocks from `place` on, before `end`.
+    FS_DEVICE void walk_to(TeamPlace& place, i32 end) {
+        int stage = place.stage;
+        _Pragma("unroll 1") for (; place.block < end; ++place.block) {
+            copies_.await(stage, key_of(place.block));
+            meet();  // this kv block is in, and the one before has been read by the whole team
+            copy(place.block + kAhead, stage_before(stage));
+            copies_.close();
+            add_block(place.block, stage);
+            stage = stage + 1 == Kernel::kStages ? 0 : stage + 1;
+        }
+        place.stage = stage;
+        FS_UNROLL
+        for (int half = 0; half < 2; ++half) {
+            sum[half] = ptx::add_rn(sum[half], ptx::shfl_bfly(sum[half], 1));
+            sum[half] = ptx::add_rn(sum[half], ptx::shfl_bfly(sum[half], 2));
         }
     }
 
