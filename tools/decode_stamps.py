@@ -1,6 +1,6 @@
 """Says when CTAs of a decode kernel start, have their keys and end, by clocks in the kernel.
 
-    PYTHONPATH=src python tools/decode_stamps.py [--config SHORT_FORM …] [--shape 1,8192,1]
+    PYTHONPATH=src python tools/decode_stamps.py [--config TEXT] [--shape 1,8192,1] [--way lengths]
 
 Kernels are compiled from headers into which stamps were written: thread 0 of every CTA reads the
 GPU's clock (some tens of nanoseconds fine) at each of PLACES. The table has nanoseconds from the
@@ -10,6 +10,7 @@ first stamp of the launch, L2 cold: the first CTA, the median and the last one, 
 from __future__ import annotations
 
 import argparse
+import itertools
 import shutil
 import tempfile
 from pathlib import Path
@@ -25,51 +26,69 @@ from flashsmith.runtime.devices import default_device
 from flashsmith.runtime.run import prepare
 
 RUNS = 9
-STAMPS = 8  # words of a CTA
+STAMPS = 16  # words of a CTA
 FLUSH_BYTES = 256 << 20
 CONFIGS = (
     "decode(BF16, 128, 16, 16, 4): slice_512+most_32+stages_3+ctas_2",
     "decode(BF16, 128, 16, 16, 4): slice_512+most_32+stages_3+ctas_2+quick_start+quick_end",
     "decode(BF16, 128, 16, 16, 4): slice_512+most_32+stages_6+ctas_1+quick_start+quick_end",
 )
-# What is stamped behind a line of decode/compute.cuh.
+# How the cache is given: in pages, with lengths in memory.
+WAYS = {"plain": (False, False), "lengths": (False, True), "pages": (True, True)}
+# What is stamped behind a line of a header of decode/.
 PLACES = {
-    "starts": "static_assert(Kernel::valid());",
-    "first copies are out": "team.begin(0);",
-    "all copies are out": "team.look_at_rows(work);",
-    "Q is there": "ptx::bar_sync();  // all of Q is in shared memory",
-    "keys are multiplied": "team.walk();",
-    "teams are added up": "output.add_teams();",
-    "ends": "output.add_slices();",
+    "starts": ("compute", "static_assert(Kernel::valid());"),
+    "first copies are out": ("compute", "team.begin(0);"),
+    "all copies are out": ("compute", "team.look_at_rows(work);"),
+    "Q is there": ("compute", "ptx::bar_sync();  // all of Q is in shared memory"),
+    "keys are multiplied": ("compute", "team.walk();"),
+    "teams have handed over": ("compute", "ptx::bar_sync();  // all teams have handed over"),
+    "teams are added up": ("compute", "output.add_teams();"),
+    "it is known who is last": (
+        "output",
+        "ptx::bar_sync();  // and thread 0 has seen who came before",
+    ),
+    "ends": ("compute", "output.add_slices();"),
 }
-CLOCK = """
+END = "}  // namespace flashsmith::decode"
+CLOCK = (
+    """
 template <class Args>
 FS_DEVICE void stamp(const Args& args, int place) {
     if (threadIdx.x != 0) return;
     u64 now;
     asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now) : : "memory");
     const u32 cta = (blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
-    reinterpret_cast<u64*>(args.lse)[cta * 8 + place] = now;
+    reinterpret_cast<u64*>(args.lse)[cta * 16 + place] = now;
 }
 
-// Starts the copy of a q tile"""
+"""
+    + END
+)
 
 
 def stamped_headers(root: Path) -> Path:
     """A copy of the headers whose decode kernels write stamps where the log-sum-exp would go."""
     shutil.copytree(INCLUDE_ROOT, root)
-    path = root / "flashsmith" / "decode" / "compute.cuh"
-    text = path.read_text(encoding="utf-8").replace("\n// Starts the copy of a q tile", CLOCK)
-    for place, line in enumerate(PLACES.values()):
-        assert text.count(line) == 1, line
-        text = text.replace(line, f"{line}\n    stamp(args, {place});")
-    path.write_text(text, encoding="utf-8")
+    folder = root / "flashsmith" / "decode"
+    replace_in(folder / "kernel.cuh", END, CLOCK)
+    for place, (header, line) in enumerate(PLACES.values()):
+        args = "args_" if header == "output" else "args"
+        replace_in(folder / f"{header}.cuh", line, f"{line}\n    stamp({args}, {place});")
     return root
 
 
-def stamps_of(device, config, cache: Cache) -> torch.Tensor:
+def replace_in(path: Path, old: str, new: str) -> None:
+    """Replaces a line wherever it stands."""
+    text = path.read_text(encoding="utf-8")
+    assert old in text, old
+    path.write_text(text.replace(old, new), encoding="utf-8")
+
+
+def stamps_of(device, config, cache: Cache, way: str) -> torch.Tensor:
     """Nanoseconds of every CTA at every place, from the first on; median over runs of each."""
-    problem, call, _ = cache.call(paged=False, lengths=False)
+    paged, lengths = WAYS[way]
+    problem, call, _ = cache.call(paged=paged, lengths=lengths)
     prepared = prepare(device, config, problem)
     room = torch.zeros(1 << 16, STAMPS, dtype=torch.int64, device="cuda")
     call["lse"] = TensorArg(room.data_ptr())
@@ -91,6 +110,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--config", action="append", default=[])
     parser.add_argument("--shape", default="1,8192,1")
+    parser.add_argument("--way", action="append", default=[], choices=WAYS)
     arguments = parser.parse_args()
     device = default_device("cuda")
     cache = Cache(problem_of(*map(int, arguments.shape.split(","))))
@@ -98,9 +118,11 @@ def main() -> None:
         root = stamped_headers(Path(folder) / "include")
         compiler.INCLUDE_ROOT = root
         compiler.closure_hash = lambda unit: closure_hash(unit, root)
-        for text in arguments.config or CONFIGS:
-            times = stamps_of(device, parse_config(text), cache)
-            print(f"\n{text} on {arguments.shape}: {times.shape[1]} CTAs; ns: first, median, last")
+        ways = arguments.way or ["plain"]
+        for text, way in itertools.product(arguments.config or CONFIGS, ways):
+            times = stamps_of(device, parse_config(text), cache, way)
+            title = f"{text} on {arguments.shape}, {way}"
+            print(f"\n{title}: {times.shape[1]} CTAs; ns: first, median, last")
             for place, name in enumerate(PLACES):
                 at = times[:, :, place]
                 ranks = (at.min(1).values, at.median(1).values, at.max(1).values)

@@ -1,6 +1,7 @@
 """Calls whose host time is measured, in the version of flashsmith that this process imports.
 
-    python tools/host_calls.py warm    reads `CASE CALLS` lines, prints microseconds a call
+    python tools/host_calls.py warm [CASE …]
+                                       reads `CASE CALLS` lines, prints microseconds a call
     python tools/host_calls.py first   reads `SRC|CACHE|CASE` lines, prints seconds of the import
                                        and of two calls, in a process that has torch and no more
 
@@ -162,13 +163,17 @@ def calls_of_this_version() -> dict:
     return calls
 
 
-def answer_warm() -> None:
-    """Times the calls that are asked for; the calls that there are come first."""
+def answer_warm(only: list[str]) -> None:
+    """Times the calls that are asked for; the calls that there are, or those of `only`, come first.
+
+    Kernels of the others are not compiled.
+    """
     import torch
 
     clock = time.thread_time if STAND_IN else time.perf_counter  # of a machine that may be busy
     torch.manual_seed(0)
-    calls = calls_of_this_version()
+    known = calls_of_this_version()
+    calls = {name: call for name, call in known.items() if name in (only or known)}
     for call in calls.values():
         with torch.inference_mode():
             for _ in range(50):
@@ -252,6 +257,6 @@ if __name__ == "__main__":
     if sys.argv[1] == "warm":
         if STAND_IN:
             use_stand_in()
-        answer_warm()
+        answer_warm(sys.argv[2:])
     else:
         answer_first()

@@ -42,11 +42,11 @@ class Version:
     src: Path
     changes: dict[str, str]
 
-    def start(self, part: str, path: str | None = None) -> subprocess.Popen:
+    def start(self, part: str, *only: str, path: str | None = None) -> subprocess.Popen:
         """A process of host_calls.py that imports this version, or what `path` has."""
         found = str(self.src) if path is None else path
         return subprocess.Popen(
-            [sys.executable, str(CALLS), part],
+            [sys.executable, str(CALLS), part, *only],
             env=settings.child_environment({**self.changes, "PYTHONPATH": found}),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -61,9 +61,11 @@ def asked(process: subprocess.Popen, name: str, calls: int) -> float:
     return float(process.stdout.readline())
 
 
-def warm(versions: dict[str, Version], rounds: int, calls: int) -> dict[str, dict[str, list]]:
+def warm(
+    versions: dict[str, Version], rounds: int, calls: int, only: list[str]
+) -> dict[str, dict[str, list]]:
     """Microseconds of every call in every round, by call and version."""
-    processes = {name: version.start("warm") for name, version in versions.items()}
+    processes = {name: version.start("warm", *only) for name, version in versions.items()}
     known = {name: p.stdout.readline().strip().split("|") for name, p in processes.items()}
     times: dict[str, dict[str, list]] = {
         call: {name: [] for name in versions if call in known[name]} for call in known[THIS]
@@ -166,6 +168,7 @@ def main() -> None:
     parser.add_argument("--calls", type=int, default=200)
     parser.add_argument("--parts", nargs="+", default=["warm", "first"], choices=("warm", "first"))
     parser.add_argument("--first", nargs="+", default=["torch tensors"], help="or mma.sync")
+    parser.add_argument("--only", nargs="+", default=[], help="names of warm calls")
     parser.add_argument("-o", dest="output", type=Path)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -195,7 +198,7 @@ def measured(versions: dict[str, Version], arguments) -> list[tuple[str, dict]]:
         for case in arguments.first:
             results += [("first call", r) for r in first_results(case, first(versions, case))]
     if "warm" in arguments.parts:
-        times = warm(versions, arguments.rounds, arguments.calls)
+        times = warm(versions, arguments.rounds, arguments.calls, arguments.only)
         results += [("warm call", r) for r in warm_results(times)]
     for part, result in results:
         show(part, result)

@@ -32,6 +32,7 @@ from flashsmith.runtime.tensors import numbers_of
 
 CONFIG = parse_config("decode(FP16, 64, 16, 16, 2): slice_128+most_32+stages_3+ctas_2")
 IN_TURN = replace(CONFIG, persistent=True)  # CTAs that take several slices each
+IN_RUNS = replace(CONFIG, runs=True)  # the same, of slices that follow each other
 # Sequences of one slice, of three and of two that are one; pages that no kv block ends with.
 PROBLEM = AttentionProblem(
     *(3, 6, 2, 2, 300, 64, CONFIG.dtype),
@@ -152,8 +153,8 @@ SOURCES = {
     ),
     "added up before the last has come": (
         "decode/output.cuh",
-        "static_cast<u32>(work_.slices - 1)",
-        "static_cast<u32>(work_.slices - 2)",
+        "work_.slices - count)",
+        "work_.slices - count - 1)",
     ),
     "counter left behind": ("decode/output.cuh", "counter, 0);", "counter, 1);"),
     "length of the sequence before": (
@@ -245,7 +246,7 @@ def bits_of_schedules(ptx: str, config: KernelConfig, schedules=SCHEDULES):
 @pytest.mark.judged
 def test_no_schedule_and_no_number_of_sms_reaches_the_bits():
     found = set()
-    for config in (CONFIG, IN_TURN):
+    for config in (CONFIG, IN_TURN, IN_RUNS):
         ptx = compile_ptx(config, needs_of(config, LONG), ARCH).ptx
         found |= set(bits_of_schedules(ptx, config))
     assert len(found) == 1

@@ -88,8 +88,8 @@ SOURCES = {
     ),
     "the largest maximum of the first slices alone": (
         "decode/weighed_output.cuh",
-        "for (; slice < work_.slices; ++slice)",
-        "for (; slice < 0; ++slice)",
+        "for (; slice < work_.slices; slice += kAhead)",
+        "for (; slice < 0; slice += kAhead)",
     ),
     "the largest maximum left out": (
         "decode/weighed_output.cuh",

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flashsmith.base.dtypes import DType, to_bits
+from flashsmith.base.errors import Unsupported
 from flashsmith.check.cases import Case, inputs_of, quick_cases, serving_cases
 from flashsmith.check.tolerance import distance, expectation
 from flashsmith.check.verdict import check_case
@@ -234,6 +235,31 @@ def test_contiguous_and_paged_caches_have_the_same_bits(device):
         np.testing.assert_array_equal(other["lse"], plain["lse"])
 
 
+@pytest.mark.parametrize("page", [16, 48])
+def test_a_page_that_is_looked_up_once_for_a_kv_block_gives_the_same_bits(page):
+    problem = AttentionProblem(
+        *(2, 6, 2, 2, 300, 64), causal=True, lse=True, k_lengths=True, page=page, pages=40
+    )
+    inputs = dict(inputs_of(Case("whole", problem)))
+    table = inputs["block_table"].view(np.int32).copy()
+    table[0, :2] = -3, 999  # entries that name no page
+    inputs["block_table"] = table.view(np.uint32)
+    first, found = (
+        run_arrays(in_order(), replace(SMALL, whole_pages=whole), problem, inputs)
+        for whole in (False, True)
+    )
+    for name, bits in first.items():
+        np.testing.assert_array_equal(found[name], bits)
+
+
+def test_pages_that_are_not_whole_kv_blocks_are_refused():
+    config = replace(SMALL, whole_pages=True)
+    for page in (8, 24):
+        problem = AttentionProblem(2, 6, 2, 1, 300, 64, page=page, pages=40)
+        with pytest.raises(Unsupported, match="for pages of a multiple of 16 rows"):
+            plan(config, problem, sm_count=4)
+
+
 @pytest.mark.parametrize("k_len", [200, 300, 4097])
 def test_ctas_that_take_one_slice_and_several_give_the_same_bits(k_len):
     # One slice of two, three slices, seventeen that are twice as long.
@@ -249,10 +275,10 @@ def test_ctas_that_take_one_slice_and_several_give_the_same_bits(k_len):
     for name in "qkv":
         company[name][1, : inputs[name].shape[1]] = inputs[name][0]
     company["k_lengths"] = lengths.view(np.uint32)
-    for persistent in (False, True):
-        kind = replace(config, persistent=persistent)
+    for several in ({}, {"persistent": True}, {"runs": True}):
+        kind = replace(config, **several)
         (launch,) = plan(kind, more, sm_count=4)
-        assert (launch.geometry.grid == (8, 1, 1)) == persistent
+        assert (launch.geometry.grid == (8, 1, 1)) == bool(several)
         found = run_arrays(in_order(), kind, more, company)
         np.testing.assert_array_equal(found["o"][1], first["o"][0])
         np.testing.assert_array_equal(found["lse"][1], first["lse"][0])
@@ -317,12 +343,15 @@ def test_no_packed_row_is_of_two_sequences(config, ends, device, monkeypatch):
     outputs(device, config, problem, inputs)
 
 
+QUICK = "+evict_first+quick_start+quick_end"
+
+
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
 def test_kernels_that_are_chosen_first_spill_nothing(arch):
     for text in (
         "decode(BF16, 64, 16, 32, 4): slice_512+most_32+stages_3+ctas_2",
-        "decode(BF16, 128, 16, 16, 4): slice_512+most_32+stages_3+ctas_2",
-        "decode(BF16, 128, 16, 16, 4): slice_1024+most_32+stages_2+ctas_3",
+        f"decode(BF16, 128, 16, 16, 4): slice_512+most_32+stages_3+ctas_2+runs{QUICK}",
+        f"decode(BF16, 128, 16, 16, 4): slice_1024+most_32+stages_2+ctas_3{QUICK}",
         "decode(BF16, 128, 32, 16, 4): slice_1024+most_16+stages_4+ctas_3",
         "decode(BF16, 256, 16, 16, 4): slice_256+most_32+stages_3+ctas_1",
     ):

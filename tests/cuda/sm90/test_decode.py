@@ -121,6 +121,19 @@ def test_no_number_of_sms_reaches_the_bits():
     assert len(bits) == 1
 
 
+def test_runs_of_slices_give_the_same_bits_and_whole_pages_are_no_word_of_boxes():
+    one, problem = parse_config(SMALL), problem_of(hopper(SMALL), k_len=700, page=16, pages=150)
+    given = dict(inputs_of(Case("runs", problem)))
+    given["k_lengths"] = np.array([699, 0, 390], np.int32).view(np.uint32)
+    runs = replace(hopper(SMALL), runs=True, evict_first=True)
+    found = [
+        run_arrays(EmulatedDevice(sm_count=1), config, problem, given) for config in (one, runs)
+    ]
+    for name in found[0]:
+        np.testing.assert_array_equal(found[0][name], found[1][name])
+    assert replace(runs, whole_pages=True).refusal().rule == "boxes_are_whole_pages"
+
+
 @pytest.mark.parametrize("page", [1, 4, 12, 24])
 def test_pages_that_do_not_fit_kv_blocks_are_refused_and_left_to_the_other_kernel(page):
     config = hopper(SMALL)

@@ -22,7 +22,7 @@ PROBLEM = AttentionProblem(2, 32, 8, 1, 8192, 128)
 
 def test_the_set_has_every_width_type_and_tile_and_all_can_be_built():
     configs = resolve_key("decode")
-    assert len(configs) == len(set(configs)) == 50
+    assert len(configs) == len(set(configs)) == 82
     assert [config.refusal() for config in configs] == [None] * len(configs)
     every = {(t, d, rows) for t in DType for d in (64, 128, 256) for rows in (16, 32, 64)}
     assert {(c.dtype, c.d_head, c.B_r) for c in configs} == every
@@ -57,6 +57,11 @@ def test_every_text_parses_back(config):
             "decode(BF16, 64, 16, 64, 8): slice_256+most_32+stages_2+ctas_1",
             "slice_has_a_block_for_every_team",
             "a slice must have a kv block for every team",
+        ),
+        (
+            "decode(BF16, 64, 32, 16, 4): slice_256+most_32+stages_2+ctas_1+runs",
+            "results_fit_a_stage",
+            "a team's results must fit a stage of its ring",
         ),
     ],
 )
@@ -103,6 +108,9 @@ PAIRS = {
     "stages": 4,
     "ctas": 4,
     "persistent": True,
+    "runs": True,
+    "evict_first": True,
+    "whole_pages": True,
     "quick_start": True,
     "quick_end": True,
 }
@@ -110,7 +118,7 @@ PAIRS = {
 
 def test_every_field_alone_changes_the_machine_code():
     assert list(PAIRS) == list(Sm80DecodeConfig.knobs())
-    needs = Needs(("ragged_q", "ragged_k", "k_lengths"))
+    needs = Needs(("ragged_q", "ragged_k", "k_lengths", "page"))
     codes = {
         name: machine_code(compile_kernel(replace(BASE, **{name: value}), needs, "sm_80").cubin)
         for name, value in PAIRS.items()
@@ -128,6 +136,17 @@ def test_something_is_chosen_that_fits_every_architecture(width, q_len):
         assert config.NAME == "sm80_decode"
         assert config.B_r >= 4 * q_len
         config.require_buildable(get_arch(arch))
+
+
+def test_one_page_is_looked_up_for_a_kv_block_where_pages_are_whole_blocks():
+    paged = replace(PROBLEM, k_lengths=True, page=16, pages=600)
+    for batch in (1, 8, 32):
+        asked = replace(paged, batch=batch)
+        assert choose(asked, "sm_90a").config.whole_pages
+        assert not choose(replace(asked, page=24), "sm_90a").config.whole_pages
+    packed = replace(paged, batch=1, sequences=3, q_len=9)
+    chosen = choose(packed, "sm_90a").config
+    assert (chosen.whole_pages, chosen.runs) == (False, False)
 
 
 @pytest.mark.parametrize("q_len", [1, 2])
@@ -162,9 +181,14 @@ def test_what_bits_follow_from_does_not_look_at_the_batch_or_the_keys(arch, rows
 
 
 def test_rings_and_ctas_follow_from_the_number_of_slices():
-    few, many = (choose(replace(PROBLEM, batch=batch), "sm_90a").config for batch in (1, 8))
-    assert (few.stages, few.ctas, few.persistent) == (3, 2, False)
-    assert (many.stages, many.ctas, many.persistent) == (2, 3, False)
+    few, some, many = (
+        choose(replace(PROBLEM, batch=batch), "sm_90a").config for batch in (1, 8, 9)
+    )
+    assert (few.stages, few.ctas, few.runs, few.evict_first) == (3, 2, False, True)
+    assert (some.stages, some.ctas, some.runs, some.evict_first) == (3, 2, True, True)
+    assert (many.stages, many.ctas, many.runs, many.evict_first) == (2, 3, False, False)
+    large = choose(replace(PROBLEM, batch=4, k_len=65536), "sm_90a").config  # 1 GB
+    assert (large.stages, large.ctas, large.runs, large.evict_first) == (3, 2, True, False)
     wide = replace(PROBLEM, batch=64, k_len=131072)  # 64 * 8 * 32 CTAs
     assert not choose(replace(wide, k_lengths=True), "sm_90a").config.persistent
     assert choose(replace(wide, k_lengths=True, batch=65), "sm_90a").config.persistent

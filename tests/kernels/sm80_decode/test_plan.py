@@ -64,6 +64,17 @@ def test_persistent_ctas_are_as_many_as_run_at_once():
     assert launch.geometry.grid == (24, 1, 1)
 
 
+def test_runs_have_as_many_ctas_for_each_head_as_run_at_once_and_no_more_than_slices():
+    config = replace(CONFIG, runs=True)
+    for problem, ctas in ((PROBLEM, 264), (replace(PROBLEM, heads=28, kv_heads=7), 259)):
+        (launch,) = plan(config, problem, sm_count=132)
+        assert launch.geometry.grid == (ctas, 1, 1)
+    (launch,) = plan(config, replace(PROBLEM, k_len=1537), sm_count=132)
+    assert launch.geometry.grid == (3 * 8 * 4, 1, 1)
+    with pytest.raises(Unsupported, match="do not look for packed sequences"):
+        plan(config, PACKED, sm_count=132)
+
+
 def test_a_batch_with_more_tiles_than_counters_takes_several_launches():
     problem = replace(PROBLEM, batch=1100, kv_heads=8, k_len=1536)
     launches = plan(CONFIG, problem, sm_count=132)

@@ -63,6 +63,15 @@ class Sm80DecodeConfig(KernelConfig):
     stages: int = knob((2, 3, 4, 5, 6, 8), "kv blocks of a team's ring, K and V each", "stages_{}")
     ctas: int = knob((1, 2, 3, 4), "CTAs that an SM's registers must hold", "ctas_{}")
     persistent: bool = flag("persistent", "as many CTAs as run at once, which take slices in turn")
+    runs: bool = flag(
+        "runs", "as many CTAs as run at once, which take slices in a row and let no ring run empty"
+    )
+    evict_first: bool = flag(
+        "evict_first", "K and V, which are read once, leave L2 before what it held"
+    )
+    whole_pages: bool = flag(
+        "whole_pages", "pages are whole kv blocks: one is looked up, and its rows follow each other"
+    )
     quick_start: bool = flag(
         "quick_start",
         "a CTA's place in the grid names its slice; copies begin after few instructions",
@@ -117,10 +126,15 @@ class Sm80DecodeConfig(KernelConfig):
         """Shared memory in which teams add up O, maxima and sums."""
         return self.teams * self.B_r * 4 * (self.d_head + ROW_PADDING + 2)
 
+    def handed_bytes(self) -> int:
+        """Shared memory beside rings that go on: maxima, sums and a stage of each team."""
+        return self.teams * (self.B_r * 8 + 4) if self.runs else 0
+
     def smem_bytes(self, elem_size: int = 2) -> int:
         """Q, then the rings, whose room teams exchange results in, then a word for all threads."""
         q = self.B_r * self.d_head * elem_size
-        return q + max(self.ring_bytes(elem_size), self.exchange_bytes()) + 16
+        room = max(self.ring_bytes(elem_size), self.exchange_bytes())
+        return q + room + self.handed_bytes() + 16
 
     @classmethod
     def runs_on(cls, arch_name: str) -> bool:
@@ -131,6 +145,10 @@ class Sm80DecodeConfig(KernelConfig):
         """Packed query rows have their keys in a pool of pages."""
         if problem.sequences and not problem.page:
             return "these kernels compute packed sequences on pages of keys only (page, k_lengths)"
+        if self.whole_pages and problem.page % self.B_c:
+            return f"these kernels are for pages of a multiple of {self.B_c} rows (whole_pages)"
+        if problem.sequences and self.runs:
+            return "CTAs that take slices one behind the other do not look for packed sequences"
         return ""
 
     def plan(self, problem: AttentionProblem, sm_count: int) -> Plan:
@@ -179,5 +197,18 @@ Sm80DecodeConfig.BUILD_RULES = (
         lambda c: c.slice_keys < c.teams * c.B_c,
         "a slice has fewer kv blocks than there are teams",
         "use a longer slice, a smaller kv block or fewer warps",
+    ),
+    Rule(
+        "results_fit_a_stage",
+        lambda c: c.runs and c.B_r > c.B_c,
+        "a CTA that takes several slices hands over a team's results in a stage of its ring, and "
+        "the query tile has more rows than a kv block",
+        "use a larger kv block, a smaller query tile or no runs",
+    ),
+    Rule(
+        "runs_or_persistent",
+        lambda c: c.runs and c.persistent,
+        "CTAs take slices that follow each other, or slices in turn",
+        "drop one of runs and persistent",
     ),
 )

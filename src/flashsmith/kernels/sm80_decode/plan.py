@@ -222,7 +222,11 @@ def _geometry(
             f"{MAX_GRID:,}; split the batch."
         )
     grid = (ctas, 1, 1)
-    if config.persistent:
+    if config.runs:
+        # As many for each q tile, which share out the slices of all sequences.
+        at_once = sm_count * config.ctas // slices[0]
+        grid = (slices[0] * max(min(at_once, ctas // slices[0]), 1), 1, 1)
+    elif config.persistent:
         grid = (min(ctas, sm_count * config.ctas), 1, 1)
     elif config.quick_start:
         grid = slices

@@ -9,8 +9,23 @@ from flashsmith.kernels.kernel import KernelConfig
 from flashsmith.kernels.short_form import parse_short_form
 from flashsmith.kernels.sm80_decode.config import MMA_ROWS, Sm80DecodeConfig
 
-# Where one sequence has its length in memory, 4 % faster (H200, 2026-11: h200_serve/decode.jsonl).
+# Where one sequence has its length in memory, 4 % faster (H200, 2026-11: h200_serve/serve.jsonl).
 _QUICK = "quick_start+quick_end"
+
+
+def _measured(slices: str) -> tuple[tuple[int, int, str], ...]:
+    """Those of d_head 128 and few rows, which give the same bits; `rule` says where each is chosen.
+
+    Deep rings for few slices, runs for some, more CTAs for many; K and V that leave L2 first for
+    calls that read little; one page looked up for a kv block where pages are whole ones.
+    """
+    deep, many = f"{slices}+stages_3+ctas_2", f"{slices}+stages_2+ctas_3"
+    kinds = [f"{deep}{run}{first}" for run in ("", "+runs") for first in ("+evict_first", "")]
+    words = [f"{kind}{page}" for page in ("", "+whole_pages") for kind in (*kinds, many)]
+    quick = [f"{word}+{_QUICK}" for word in words]
+    return tuple((16, 4, word) for word in (*quick, f"{many}+persistent+quick_end"))
+
+
 # By width and by rows of a request (q_len times group), at most: keys of a kv block, warps, words.
 # Those of one slice, kv block and number of warps give the same bits; the first is for few slices,
 # the next for many (H200, 2026-11: 2 % faster from a batch of 8 on), a persistent one for more than
@@ -32,16 +47,8 @@ BY_WIDTH: dict[int, dict[int, tuple[tuple[int, int, str], ...]]] = {
         64: ((32, 4, "slice_1024+most_16+stages_4+ctas_2"),),
     },
     128: {
-        4: (
-            (16, 4, f"slice_512+most_32+stages_3+ctas_2+{_QUICK}"),
-            (16, 4, f"slice_512+most_32+stages_2+ctas_3+{_QUICK}"),
-            (16, 4, "slice_512+most_32+stages_2+ctas_3+persistent+quick_end"),
-        ),
-        16: (
-            (16, 4, f"slice_1024+most_32+stages_3+ctas_2+{_QUICK}"),
-            (16, 4, f"slice_1024+most_32+stages_2+ctas_3+{_QUICK}"),
-            (16, 4, "slice_1024+most_32+stages_2+ctas_3+persistent+quick_end"),
-        ),
+        4: _measured("slice_512+most_32"),
+        16: _measured("slice_1024+most_32"),
         32: ((16, 4, "slice_1024+most_16+stages_4+ctas_3"),),
         64: (
             (32, 4, "slice_1024+most_16+stages_4+ctas_2"),

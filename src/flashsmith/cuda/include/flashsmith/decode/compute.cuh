@@ -14,6 +14,7 @@
 
 #include "flashsmith/decode/output.cuh"
 #include "flashsmith/decode/queue.cuh"
+#include "flashsmith/decode/runs.cuh"
 #include "flashsmith/decode/weighed_output.cuh"
 #include "flashsmith/ptx/cp_async.cuh"
 #include "flashsmith/ptx/special_register.cuh"
@@ -49,11 +50,11 @@ struct DecodeSums<Kernel, true> {
     using Type = WeighedOutput<Kernel>;
 };
 
+// Starts copies; then all of Q is in registers, or shared memory.
 template <class Kernel>
-FS_DEVICE void compute(const typename Kernel::Args& args, const DecodeWork& work, SmemAddr smem,
-                       typename Kernel::Memory::Ring& ring) {
+FS_DEVICE void begin(DecodeTeam<Kernel>& team, const typename Kernel::Args& args,
+                     const DecodeWork& work, SmemAddr smem) {
     using Team = DecodeTeam<Kernel>;
-    Team team(args, work, smem, ring);
     team.begin(0);
     copy_q<Kernel>(smem + Kernel::kQ, args, work);  // in the group of the first kv block
     ptx::cp_async_commit();
@@ -66,6 +67,13 @@ FS_DEVICE void compute(const typename Kernel::Args& args, const DecodeWork& work
     Kernel::Memory::template await_q<Team::kAhead>();
     ptx::bar_sync();  // all of Q is in shared memory
     team.read_q();
+}
+
+template <class Kernel>
+FS_DEVICE void compute(const typename Kernel::Args& args, const DecodeWork& work, SmemAddr smem,
+                       typename Kernel::Memory::Ring& ring) {
+    DecodeTeam<Kernel> team(args, work, smem, ring);
+    begin<Kernel>(team, args, work, smem);
     team.walk();
     ring = team.ring();
     ptx::bar_sync();  // all rings have been read
@@ -74,6 +82,29 @@ FS_DEVICE void compute(const typename Kernel::Args& args, const DecodeWork& work
     const typename DecodeSums<Kernel>::Type output(args, work, smem);
     output.add_teams();
     output.add_slices();
+}
+
+// The same for `count` slices of a sequence, from the work's on. Rings go on from slice to slice:
+// while teams add up what they found in one, kv blocks of the next are under way.
+template <class Kernel>
+FS_DEVICE void compute_run(const typename Kernel::Args& args, DecodeWork& work, i32 count,
+                           SmemAddr smem, typename Kernel::Memory::Ring& ring) {
+    DecodeTeam<Kernel> team(args, work, smem, ring, count);
+    begin<Kernel>(team, args, work, smem);
+    const typename DecodeSums<Kernel>::Type output(args, work, smem);
+    TeamPlace place = team.start();
+    _Pragma("unroll 1") for (i32 i = 1; i <= count; ++i) {
+        team.walk_slice(place, i * work.slice_keys);
+        team.hand_over(smem, work, place.stage);
+        Kernel::Memory::end_work();
+        ptx::bar_sync();  // all teams have handed over
+        output.add_teams();
+        ptx::bar_sync();  // what they handed over has been read: copies may follow
+        team.forget();
+        ++work.slice;
+    }
+    ring = team.ring();
+    output.add_slices(count);
 }
 
 template <class Kernel>
@@ -87,6 +118,13 @@ FS_DEVICE void run(const typename Kernel::Args& args, SmemAddr smem) {
             compute<Kernel>(args, work, smem, ring);
             Kernel::Memory::end_work();
             ptx::bar_sync();  // what the teams handed over has been read
+        }
+    } else if constexpr (Kernel::kRuns) {
+        RunQueue<Kernel> runs(args);
+        i32 count;
+        _Pragma("unroll 1") while (runs.find(work, count)) {
+            compute_run<Kernel>(args, work, count, smem, ring);
+            ptx::bar_sync();  // Q, and the word for all threads, have been read
         }
     } else if constexpr (Kernel::kPlaced) {
         if (queue.find_placed(work)) compute<Kernel>(args, work, smem, ring);

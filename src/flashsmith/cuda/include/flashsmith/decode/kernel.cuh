@@ -30,7 +30,9 @@ struct DecodeKernel {
     // 64 registers of Q beside 128 of O would leave none for the rest.
     static constexpr bool kQInRegisters = kD <= 128;
     // CTAs that take one slice each find it by their place in the grid.
-    static constexpr bool kPlaced = kConfig.quick_start && !kConfig.persistent;
+    static constexpr bool kPlaced = kConfig.quick_start && !kConfig.persistent && !kConfig.runs;
+    // CTAs take slices that follow each other: their rings go on from one to the next.
+    static constexpr bool kRuns = kConfig.runs;
 
     using Mask = flashsmith::Mask<kNeeds.causal, kNeeds.ragged_k, kNeeds.window_left>;
     using Score = flashsmith::Score<kNeeds>;
@@ -49,14 +51,21 @@ struct DecodeKernel {
     static constexpr u32 kVRing = kStages * KVTile::kBytes;  // behind the ring of K
     static constexpr u32 kTeamBytes = 2 * kVRing;
     static constexpr u32 kExchangeRow = (kD + 8) * 4;  // rows begin at other banks
-    static constexpr u32 kStatistics = kRings + kTeams * kBr * kExchangeRow;
     static constexpr u32 kWord = kConfig.smem_bytes() - 16;
     static constexpr u32 kBarriers = kWord - kConfig.barrier_bytes();
+    // Where rings go on, a team hands O over in the stage that it has read last, and the rest here:
+    //
+    //   | maxima and sums of team 0 | … | that stage of team 0 | … |
+    static constexpr u32 kHanded = kBarriers - kConfig.handed_bytes();
+    static constexpr u32 kHandedStages = kHanded + kTeams * kBr * 8;
+    static constexpr u32 kStatistics = kRuns ? kHanded : kRings + kTeams * kBr * kExchangeRow;
 
     static constexpr bool valid() {
         static_assert(kConfig.n_warps % kConfig.team_warps() == 0, "a CTA must be whole teams.");
         static_assert(kConfig.slice_keys >= kTeams * kBc,
                       "a slice must have a kv block for every team.");
+        static_assert(!kRuns || kBr <= kBc, "a team's results must fit a stage of its ring.");
+        static_assert(!kRuns || !kNeeds.sequences, "runs are not of packed sequences.");
         return true;
     }
 };

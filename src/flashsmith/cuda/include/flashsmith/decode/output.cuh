@@ -52,11 +52,8 @@ class DecodeOutput {
             RowPart part;
             FS_UNROLL
             for (int team = 0; team < Kernel::kTeams; ++team) {
-                const u32 place = team * Kernel::kBr + row;
                 float o[4], maximum, sum;
-                ptx::ld_shared_f32x4(
-                    o, smem_ + Kernel::kRings + place * Kernel::kExchangeRow + piece * 16);
-                ptx::ld_shared_f32x2(maximum, sum, smem_ + Kernel::kStatistics + place * 8);
+                take(o, maximum, sum, team, row, piece);
                 part.add(o, maximum, sum);
             }
             if (work_.slices == 1) {
@@ -72,8 +69,9 @@ class DecodeOutput {
     }
 
     // The last CTA to come adds up all slices, from the first on, whoever computed them.
-    FS_DEVICE void add_slices() const {
-        if (work_.slices == 1 || !comes_last()) return;
+    // `count`: how many this CTA has computed.
+    FS_DEVICE void add_slices(u32 count = 1) const {
+        if (work_.slices == 1 || !comes_last(count)) return;
         if (work_.slices <= kAhead / 2 && rows_ * kPieces > Kernel::kThreads) {
             add_pieces<2>();
         } else {
@@ -82,16 +80,28 @@ class DecodeOutput {
     }
 
   protected:
-    // Whether this CTA's part is the last of several.
-    FS_DEVICE bool comes_last() const {
-        ptx::bar_sync();  // this CTA's part is written
+    // Four columns of a row, its maximum and its sum, as a team handed them over.
+    FS_DEVICE void take(float (&o)[4], float& maximum, float& sum, u32 team, u32 row,
+                        u32 piece) const {
+        u32 stage = 0;
+        if constexpr (Kernel::kRuns) {
+            stage = ptx::ld_shared_b32(smem_ + Kernel::kHandedStages + team * 4);
+        }
+        const u32 place = team * Kernel::kBr + row;
+        ptx::ld_shared_f32x4(o, HandedRow<Kernel>(smem_, place, stage).at(piece * 16));
+        ptx::ld_shared_f32x2(maximum, sum, smem_ + Kernel::kStatistics + place * 8);
+    }
+
+    // Whether this CTA's parts are the last of all.
+    FS_DEVICE bool comes_last(u32 count) const {
+        ptx::bar_sync();  // this CTA's parts are written
         u32* const counter = args_.counters + tile_number();
         if (threadIdx.x == 0) {
-            const u32 before = ptx::atom_add_acq_rel_gpu(counter, 1);
+            const u32 before = ptx::atom_add_acq_rel_gpu(counter, count);
             ptx::st_shared_b32(smem_ + Kernel::kWord, before);
         }
         ptx::bar_sync();  // and thread 0 has seen who came before
-        if (ptx::ld_shared_b32(smem_ + Kernel::kWord) != static_cast<u32>(work_.slices - 1)) {
+        if (ptx::ld_shared_b32(smem_ + Kernel::kWord) != work_.slices - count) {
             return false;
         }
         ptx::st_global_u32_if(threadIdx.x == 0, counter, 0);  // as the next launch wants it

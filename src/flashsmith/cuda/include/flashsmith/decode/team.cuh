@@ -18,6 +18,38 @@ namespace flashsmith::decode {
 // What a maximum is subtracted as: a row that has seen no key has -inf, and all of its P are 0.
 FS_DEVICE float finite_maximum(float m) { return m == kNegativeInfinity ? 0.0f : m; }
 
+// How far a team has come: its next kv block, and the stage that holds it.
+struct TeamPlace {
+    i32 block;
+    int stage;
+};
+
+// Where a team hands over a row of its O.
+template <class Kernel>
+struct HandedRow {
+    SmemAddr start;
+    u32 turn = 0;  // pieces of 32 bytes change places, so that rows begin at other banks
+
+    // `row` of all teams': a place of its own once all rings have been read. Where rings go on it
+    // is in the stage that the team has read last, half of the rows where K was, the others where V
+    // was.
+    FS_DEVICE HandedRow(SmemAddr smem, u32 row, [[maybe_unused]] u32 stage)
+        : start(smem + Kernel::kRings) {
+        if constexpr (Kernel::kRuns) {
+            constexpr u32 kHalf = Kernel::kBc / 2;  // rows of O in a tile of 16-bit elements
+            const u32 own = row % Kernel::kBr;
+            const u32 tile = own < kHalf ? 0 : Kernel::kVRing - Kernel::KVTile::kBytes;
+            const u32 ring = row / Kernel::kBr * Kernel::kTeamBytes;
+            start = start + (ring + stage * Kernel::KVTile::kBytes + tile + own * Kernel::kD * 4);
+            turn = own % 4 * 32;
+        } else {
+            start = start + row * Kernel::kExchangeRow;
+        }
+    }
+
+    FS_DEVICE SmemAddr at(u32 byte) const { return start + (byte ^ turn); }
+};
+
 template <class Kernel>
 class DecodeTeam {
     static constexpr Needs kNeeds = Kernel::kNeeds;
@@ -29,8 +61,10 @@ class DecodeTeam {
     using Ring = typename Kernel::Memory::Ring;
 
   public:
-    // `ring`: what the CTA's works before this one left of the team's ring.
-    FS_DEVICE DecodeTeam(const Args& args, const DecodeWork& work, SmemAddr smem, const Ring& ring)
+    // `ring`: what the CTA's works before this one left of the team's ring; `slices`: how many it
+    // takes, from the work's on.
+    FS_DEVICE DecodeTeam(const Args& args, const DecodeWork& work, SmemAddr smem, const Ring& ring,
+                         i32 slices = 1)
         : args_(args),
           sequence_(sequence_of_work<Kernel>(args, work)),
           team_(threadIdx.x / Kernel::kTeamThreads),
@@ -42,7 +76,7 @@ class DecodeTeam {
           copies_(smem, team_, args, work, ring) {
         // Blocks of the slice that some row sees: from `from` on, before `end`.
         const i32 end_key = kNeeds.sequences ? seen_by_some(work) : sequence_.k_len;
-        const i32 end = (min(work.slice_keys, end_key - first_key_) + kBc - 1) / kBc;
+        const i32 end = (min(slices * work.slice_keys, end_key - first_key_) + kBc - 1) / kBc;
         i32 from = 0;
         if constexpr (Mask::kHasLeft) {
             const QueryRow first(args, work, work.tile * Kernel::kBr);
@@ -74,6 +108,14 @@ class DecodeTeam {
             const QueryRow at(args_, work, min(row, last_row));
             token_[half] = at.token;
             score_[half] = Score::of_head(args_, work.batch, at.head);
+        }
+        forget();
+    }
+
+    // Nothing has been added up.
+    FS_DEVICE void forget() {
+        FS_UNROLL
+        for (int half = 0; half < 2; ++half) {
             maximum[half] = kNegativeInfinity;
             sum[half] = 0.0f;
         }
@@ -92,21 +134,16 @@ class DecodeTeam {
     }
 
     FS_DEVICE void walk() {
-        int stage = copies_.first_stage();
-        _Pragma("unroll 1") for (i32 i = first_block_; i < end_block_; ++i) {
-            copies_.await(stage, key_of(i));
-            meet();  // this kv block is in, and the one before has been read by the whole team
-            const int before = stage == 0 ? Kernel::kStages - 1 : stage - 1;
-            copy(i + kAhead, before);
-            copies_.close();
-            add_block(i, stage);
-            stage = stage + 1 == Kernel::kStages ? 0 : stage + 1;
-        }
-        FS_UNROLL
-        for (int half = 0; half < 2; ++half) {
-            sum[half] = ptx::add_rn(sum[half], ptx::shfl_bfly(sum[half], 1));
-            sum[half] = ptx::add_rn(sum[half], ptx::shfl_bfly(sum[half], 2));
-        }
+        TeamPlace place = start();
+        walk_to(place, end_block_);
+    }
+
+    // The first kv block.
+    FS_DEVICE TeamPlace start() const { return {first_block_, copies_.first_stage()}; }
+
+    // The kv blocks of the slice that ends `keys` behind the first key, if there are any.
+    FS_DEVICE void walk_slice(TeamPlace& place, i32 keys) {
+        walk_to(place, min(end_block_, keys / (Kernel::kTeams * kBc)));
     }
 
     // What this work leaves of the team's ring.
@@ -116,8 +153,16 @@ class DecodeTeam {
     FS_DEVICE void close() { copies_.close(); }
 
     // Writes O, maxima and sums where all teams' results are added up; all rings have been read.
-    FS_DEVICE void hand_over(SmemAddr smem, [[maybe_unused]] const DecodeWork& work) const {
+    // Where rings go on: the stage before `stage` has been read, by this team.
+    FS_DEVICE void hand_over(SmemAddr smem, [[maybe_unused]] const DecodeWork& work,
+                             [[maybe_unused]] int stage = 0) const {
         const u32 lane = threadIdx.x % kWarpLanes;
+        if constexpr (Kernel::kRuns) {
+            meet();  // the whole team has read that stage
+            if (threadIdx.x % Kernel::kTeamThreads == 0) {
+                ptx::st_shared_b32(smem + Kernel::kHandedStages + team_ * 4, stage_before(stage));
+            }
+        }
         FS_UNROLL
         for (int half = 0; half < 2; ++half) {
             if constexpr (Kernel::kConfig.quick_end) {
@@ -126,10 +171,10 @@ class DecodeTeam {
                 if (work.tile * Kernel::kBr + own >= end_row_of(work)) continue;
             }
             const u32 row = team_ * Kernel::kBr + warp_row_ + half * 8 + lane / 4;
-            const SmemAddr room = smem + Kernel::kRings + row * Kernel::kExchangeRow + lane % 4 * 8;
+            const HandedRow<Kernel> handed(smem, row, stage_before(stage));
             FS_UNROLL
             for (int n = 0; n < 2 * Kernel::kDSpans; ++n) {
-                ptx::st_shared_f32x2(room + n * 32, output.at[0][n][2 * half],
+                ptx::st_shared_f32x2(handed.at(lane % 4 * 8 + n * 32), output.at[0][n][2 * half],
                                      output.at[0][n][2 * half + 1]);
             }
             if (lane % 4 == 0) {
@@ -167,6 +212,29 @@ class DecodeTeam {
         } else {
             ptx::bar_sync_named(1 + team_, Kernel::kTeamThreads);
         }
+    }
+
+    // The kv blocks from `place` on, before `end`.
+    FS_DEVICE void walk_to(TeamPlace& place, i32 end) {
+        int stage = place.stage;
+        _Pragma("unroll 1") for (; place.block < end; ++place.block) {
+            copies_.await(stage, key_of(place.block));
+            meet();  // this kv block is in, and the one before has been read by the whole team
+            copy(place.block + kAhead, stage_before(stage));
+            copies_.close();
+            add_block(place.block, stage);
+            stage = stage + 1 == Kernel::kStages ? 0 : stage + 1;
+        }
+        place.stage = stage;
+        FS_UNROLL
+        for (int half = 0; half < 2; ++half) {
+            sum[half] = ptx::add_rn(sum[half], ptx::shfl_bfly(sum[half], 1));
+            sum[half] = ptx::add_rn(sum[half], ptx::shfl_bfly(sum[half], 2));
+        }
+    }
+
+    FS_DEVICE static int stage_before(int stage) {
+        return stage == 0 ? Kernel::kStages - 1 : stage - 1;
     }
 
     // Starts the copy of a kv block, whose pages are known, and asks for those of the next.

@@ -24,11 +24,7 @@ class WeighedOutput : public DecodeOutput<Kernel> {
             Parts<Kernel::kTeams> parts;
             FS_UNROLL
             for (int team = 0; team < Kernel::kTeams; ++team) {
-                const u32 place = team * Kernel::kBr + row;
-                ptx::ld_shared_f32x4(parts.o[team], smem_ + Kernel::kRings +
-                                                        place * Kernel::kExchangeRow + piece * 16);
-                ptx::ld_shared_f32x2(parts.maximum[team], parts.sum[team],
-                                     smem_ + Kernel::kStatistics + place * 8);
+                this->take(parts.o[team], parts.maximum[team], parts.sum[team], team, row, piece);
             }
             RowPart total;
             total.maximum = parts.largest(kNegativeInfinity);
@@ -46,8 +42,8 @@ class WeighedOutput : public DecodeOutput<Kernel> {
     }
 
     // The last CTA to come adds up all slices, from the first on, whoever computed them.
-    FS_DEVICE void add_slices() const {
-        if (work_.slices == 1 || !this->comes_last()) return;
+    FS_DEVICE void add_slices(u32 count = 1) const {
+        if (work_.slices == 1 || !this->comes_last(count)) return;
         if (work_.slices <= kAhead / 2 && rows_ * kPieces > Kernel::kThreads) {
             add_pieces<2>();
         } else {
@@ -91,14 +87,15 @@ class WeighedOutput : public DecodeOutput<Kernel> {
             RowPart total[kTogether];
             _Pragma("unroll 1") for (i32 slice = 0; slice < work_.slices; slice += kDepth) {
                 Parts<kDepth> parts[kTogether];
+                // Several pieces are taken together where kDepth parts are all.
+                if (kTogether == 1 && slice == 0) {
+                    total[0].maximum = largest_from(kDepth, piece_at(first, 0));
+                }
                 FS_UNROLL
                 for (int n = 0; n < kTogether; ++n) read(parts[n], piece_at(first, n), slice);
                 FS_UNROLL
                 for (int n = 0; n < kTogether; ++n) {
-                    if (slice == 0) {
-                        total[n].maximum = largest_from(kDepth, piece_at(first, n),
-                                                        parts[n].largest(kNegativeInfinity));
-                    }
+                    if (slice == 0) total[n].maximum = parts[n].largest(total[n].maximum);
                     parts[n].add_to(total[n]);
                 }
             }
@@ -131,11 +128,20 @@ class WeighedOutput : public DecodeOutput<Kernel> {
         }
     }
 
-    // The largest maximum of a piece's row: `top`, or that of a slice from `slice` on.
-    FS_DEVICE float largest_from(i32 slice, u32 piece, float top) const {
+    // The largest maximum of a piece's row, of the slices from `slice` on. As many are read before
+    // one is looked at as parts are: all that there are, mostly, in one wait.
+    FS_DEVICE float largest_from(i32 slice, u32 piece) const {
         const float* const statistics = args_.statistics + 2 * first_part(piece / kPieces);
-        _Pragma("unroll 4") for (; slice < work_.slices; ++slice) {
-            top = ptx::max(top, ptx::ld_global_f32(statistics + 2 * slice));
+        float top = kNegativeInfinity;
+        _Pragma("unroll 1") for (; slice < work_.slices; slice += kAhead) {
+            float maximum[kAhead];
+            FS_UNROLL
+            for (int i = 0; i < kAhead; ++i) {
+                // Behind the last slice the last is read again.
+                maximum[i] = ptx::ld_global_f32(statistics + 2 * min(slice + i, work_.slices - 1));
+            }
+            FS_UNROLL
+            for (int i = 0; i < kAhead; ++i) top = ptx::max(maximum[i], top);
         }
         return top;
     }

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "flashsmith/base/types.cuh"
+#include "flashsmith/ptx/cache_policy.cuh"
 
 namespace flashsmith::ptx {
 
@@ -21,6 +22,21 @@ FS_DEVICE void cp_async_16b_or_zero(SmemAddr dst, u64 src, bool valid) {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;"
                  :
                  : "r"(dst.value), "l"(src), "r"(valid ? kChunkBytes : 0)
+                 : "memory");
+}
+
+// Both of bytes that nobody reads again: L2 drops them before what it held.
+FS_DEVICE void cp_async_16b_once(SmemAddr dst, u64 src) {
+    asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2;"
+                 :
+                 : "r"(dst.value), "l"(src), "l"(evict_first())
+                 : "memory");
+}
+
+FS_DEVICE void cp_async_16b_or_zero_once(SmemAddr dst, u64 src, bool valid) {
+    asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2, %3;"
+                 :
+                 : "r"(dst.value), "l"(src), "r"(valid ? kChunkBytes : 0), "l"(evict_first())
                  : "memory");
 }
 

@@ -14,4 +14,11 @@ FS_DEVICE i32 redux_max(i32 value) {
     return largest;
 }
 
+// The sum of all lanes' values; the same in all lanes.
+FS_DEVICE i32 redux_add(i32 value) {
+    i32 sum;
+    asm volatile("redux.sync.add.s32 %0, %1, 0xffffffff;" : "=r"(sum) : "r"(value));
+    return sum;
+}
+
 }  // namespace flashsmith::ptx

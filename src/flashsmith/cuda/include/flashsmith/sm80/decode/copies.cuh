@@ -23,7 +23,8 @@ class KVCopies {
     static constexpr Needs kNeeds = Kernel::kNeeds;
     static constexpr int kRowStep = Kernel::kTeamThreads / Tile::kChunks;
     static constexpr int kPasses = Tile::kRows / kRowStep;
-    static constexpr int kHeld = (Tile::kRows + kWarpLanes - 1) / kWarpLanes;
+    static constexpr bool kWhole = kNeeds.page && Kernel::kConfig.whole_pages;
+    static constexpr int kHeld = kWhole ? 1 : (Tile::kRows + kWarpLanes - 1) / kWarpLanes;
     static constexpr int kFirst = Kernel::kStages - 1;  // kv blocks that are copied at the start
 
     static_assert(Tile::kRows % kRowStep == 0, "a kv block must be whole copies.");
@@ -61,7 +62,7 @@ class KVCopies {
             const i64 first = static_cast<i64>(batch_) * args_.table_pages;
             FS_UNROLL
             for (int i = 0; i < kHeld; ++i) {
-                const i32 row = (threadIdx.x + i * kWarpLanes) % Tile::kRows;
+                const i32 row = kWhole ? 0 : (threadIdx.x + i * kWarpLanes) % Tile::kRows;
                 const i32 key = min(first_key + row, args_.k_len - 1);
                 page_[set][i] = ptx::ld_global_i32(args_.block_table + first + page_of(key));
             }
@@ -71,15 +72,26 @@ class KVCopies {
     // Starts the copies of the keys from `first_key` on; they have landed after a commit and a
     // wait. Their pages were looked up as number `set`.
     FS_DEVICE void copy(int stage, i32 first_key, [[maybe_unused]] int set = kFirst) const {
-        const SmemAddr room = ring_ + stage * Tile::kBytes;
-        if constexpr (Kernel::kConfig.quick_start && !kNeeds.page) {
-            copy_next(room, first_key);
+        const SmemAddr room = ring_ + stage_of_thread(stage) * Tile::kBytes;
+        if constexpr (kWhole) {
+            copy_next(room, first_key, first_key - page_of(first_key) * args_.page,
+                      page_at(page_[set][0]));
+        } else if constexpr (Kernel::kConfig.quick_start && !kNeeds.page) {
+            copy_next(room, first_key, first_key, 0);
         } else {
             copy_looked_up(room, first_key, set);
         }
     }
 
   private:
+    // The stage, as a number that threads may have different ones of. ptxas 13.0 encodes a copy
+    // with a policy and an offset that is the same in all threads as an illegal instruction (H200,
+    // 2026-11); the top bit of an address is 0, which it does not know.
+    FS_DEVICE u32 stage_of_thread(int stage) const {
+        if constexpr (!Kernel::kConfig.evict_first) return stage;
+        return stage | static_cast<u32>(k_ >> 63);
+    }
+
     // The same wherever rows lie.
     FS_DEVICE void copy_looked_up(SmemAddr room, i32 first_key, [[maybe_unused]] int set) const {
         FS_UNROLL
@@ -89,9 +101,7 @@ class KVCopies {
             i64 page = 0;
             i64 place = key;
             if constexpr (kNeeds.page) {
-                // An entry that names no page is clamped: nothing outside the pool is read.
-                const i32 entry = ptx::shfl_idx(page_[set][pass * kRowStep / kWarpLanes], row);
-                page = min(max(entry, 0), args_.pages - 1);
+                page = page_at(ptx::shfl_idx(page_[set][pass * kRowStep / kWarpLanes], row));
                 place = key - page_of(key) * args_.page;
             }
             const bool exists = (!kNeeds.ragged_k || key < end_key_) && column_;
@@ -100,10 +110,16 @@ class KVCopies {
         }
     }
 
-    // The same where rows lie one behind the other: from address to address by one addition.
-    FS_DEVICE void copy_next(SmemAddr room, i32 first_key) const {
-        u64 k = k_ + (first_key + row_) * args_.k.seq_stride * kElementBytes;
-        u64 v = v_ + (first_key + row_) * args_.v.seq_stride * kElementBytes;
+    // The same where rows lie one behind the other, from row `place` of a page on: from address to
+    // address by one addition.
+    FS_DEVICE void copy_next(SmemAddr room, i32 first_key, i32 place,
+                             [[maybe_unused]] i64 page) const {
+        u64 k = k_ + (place + row_) * args_.k.seq_stride * kElementBytes;
+        u64 v = v_ + (place + row_) * args_.v.seq_stride * kElementBytes;
+        if constexpr (kWhole) {
+            k += page * args_.k.batch_stride * kElementBytes;
+            v += page * args_.v.batch_stride * kElementBytes;
+        }
         FS_UNROLL
         for (int pass = 0; pass < kPasses; ++pass) {
             const bool exists =
@@ -121,6 +137,9 @@ class KVCopies {
         return tensor.address + element * kElementBytes;
     }
 
+    // An entry that names no page is clamped: nothing outside the pool is read.
+    FS_DEVICE i64 page_at(i32 entry) const { return min(max(entry, 0), args_.pages - 1); }
+
     FS_DEVICE i32 page_of(i32 key) const {
         return args_.page_shift >= 0 ? key >> args_.page_shift
                                      : static_cast<u32>(key) / static_cast<u32>(args_.page);
@@ -134,8 +153,15 @@ class KVCopies {
     }
 
     FS_DEVICE static void copy_chunk(SmemAddr room, u64 source, [[maybe_unused]] bool exists) {
+        constexpr bool kOnce = Kernel::kConfig.evict_first;
         if constexpr (kNeeds.ragged_k || kNeeds.narrow_d) {
-            ptx::cp_async_16b_or_zero(room, source, exists);
+            if constexpr (kOnce) {
+                ptx::cp_async_16b_or_zero_once(room, source, exists);
+            } else {
+                ptx::cp_async_16b_or_zero(room, source, exists);
+            }
+        } else if constexpr (kOnce) {
+            ptx::cp_async_16b_once(room, source);
         } else {
             ptx::cp_async_16b(room, source);
         }

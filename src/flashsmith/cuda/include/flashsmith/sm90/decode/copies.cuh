@@ -84,10 +84,11 @@ class BoxCopies {
             from.row -= page_of(from.row) * args_.page;
         }
         const SmemAddr to = ring_ + (stage * Tile::kBytes + place_);
+        constexpr u64 kPolicy = Kernel::kConfig.evict_first ? ptx::kEvictFirst : ptx::kEvictNormal;
         if (is_v_) {
-            ptx::tma_load_4d(to, args_.v_map, from, full);
+            ptx::tma_load_4d<kPolicy>(to, args_.v_map, from, full);
         } else {
-            ptx::tma_load_4d(to, args_.k_map, from, full);
+            ptx::tma_load_4d<kPolicy>(to, args_.k_map, from, full);
         }
     }
 

@@ -16,8 +16,11 @@ constexpr int barrier_bytes() const { return (teams() * stages + 1) / 2 * 16; }
 // O with 8 floats of padding a row, and two statistics.
 constexpr int exchange_bytes() const { return teams() * B_r * 4 * (d_head + 8 + 2); }
 
+// Beside the rings where they go on from slice to slice: statistics and a stage of each team.
+constexpr int handed_bytes() const { return runs ? teams() * (B_r * 8 + 4) : 0; }
+
 constexpr int smem_bytes(int element_bytes = 2) const {
     const int room =
         ring_bytes(element_bytes) > exchange_bytes() ? ring_bytes(element_bytes) : exchange_bytes();
-    return B_r * d_head * element_bytes + room + barrier_bytes() + 16;
+    return B_r * d_head * element_bytes + room + handed_bytes() + barrier_bytes() + 16;
 }
