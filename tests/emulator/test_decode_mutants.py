@@ -137,8 +137,8 @@ SOURCES = {
     ),
     "entries not clamped": (
         "sm80/decode/copies.cuh",
-        "page = min(max(entry, 0),",
-        "page = max(entry,",
+        "return min(max(entry, 0),",
+        "return max(entry,",
     ),
     "pages of the block before": ("decode/team.cuh", "key_of(block + 1)", "key_of(block)"),
     "slice counted twice": (
