@@ -1,20 +1,22 @@
-"""Races candidate configurations of the backward kernels on wgmma within a time.
+"""Races candidate configurations of the backward kernels within a time: on wgmma, or of a file.
 
     PYTHONPATH=src python tools/bwd_candidates.py -o FILE --budget SECONDS \\
         [--peer FILE.py:NAME] [--unrecorded FILE.py:NAME] [--skip SHORT_FORM] \\
-        [--lengths 512,2048] [--cells 256:full,256:causal]
+        [--lengths 512,2048] [--cells 256:full,256:causal] [--configs FILE]
 
 Compiles all candidates on all cores, checks each on small problems of the same kernels, races them
 interleaved with the peers on every cell, repeats the ordered ones bit by bit at full size, and
 prints a table last: times as fast as the first peer, and as the unrecorded ones. A candidate that
 is refused, wrong or raises is named and left out. One that hangs, or breaks the GPU's context, is
 named and the script starts again without it, in the time that is left. Records are appended to
-FILE, but those of `--unrecorded` peers; peers are called as tools/bwd_h200.py says.
+FILE, but those of `--unrecorded` peers; peers are called as tools/bwd_h200.py says. `--configs`
+names a file of short forms, one a line, that are raced on the cells of their width instead.
 """
 
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import os
 import sys
 import threading
@@ -33,6 +35,7 @@ from flashsmith.check.verdict import Verdict, check_case
 from flashsmith.compile.compiler import compile_many
 from flashsmith.compile.nvrtc.library import find_nvrtc
 from flashsmith.kernels import parse_config
+from flashsmith.kernels.kernel import KernelConfig
 from flashsmith.kernels.sm90_backward.config import Sm90BackwardConfig
 from flashsmith.measure.environment import environment_of, timed_device
 from flashsmith.measure.interleaved import Comparison, Contender, compare
@@ -101,9 +104,15 @@ def words_of(d_head: int, mask: str) -> list[str]:
     return found
 
 
-def candidates(d_head: int, mask: str) -> list[tuple[str, Sm90BackwardConfig]]:
+GIVEN: list[KernelConfig] = []  # in place of all others
+
+
+def candidates(d_head: int, mask: str) -> list[tuple[str, KernelConfig]]:
     """Labels and configurations of a width."""
-    found: list[tuple[str, Sm90BackwardConfig]] = []
+    if GIVEN:
+        kept = [config for config in GIVEN if config.d_head == d_head]
+        return [(str(c).replace(f"{c.dtype.name}, ", ""), c) for c in kept]
+    found: list[tuple[str, KernelConfig]] = []
     for words in words_of(d_head, mask):
         text = f"{BEGINS[d_head]}+{words.replace('free', FREE[d_head], 1)}"
         ordered = sorted(text.split("+")[1:], key=_place)
@@ -164,7 +173,7 @@ class Session:
                 print(f"out of time in: {self.doing}", flush=True)
                 show(self)
                 os._exit(3)
-            if time.time() - self.since > HANGS_AFTER and self.doing.startswith("hopper_bwd"):
+            if time.time() - self.since > HANGS_AFTER and "bwd" in self.doing:
                 self.restart_without(self.doing, "hangs")
 
 
@@ -180,7 +189,7 @@ class Cell:
     labels: dict[str, str]  # by name
 
 
-def small_problems(config: Sm90BackwardConfig, mask: str) -> list[AttentionProblem]:
+def small_problems(config: KernelConfig, mask: str) -> list[AttentionProblem]:
     """Few heads, the last of which rise; causal ones are walked from the diagonal on."""
     return [
         AttentionProblem(
@@ -190,7 +199,7 @@ def small_problems(config: Sm90BackwardConfig, mask: str) -> list[AttentionProbl
     ]
 
 
-def check_all(device, session: Session, work) -> set[Sm90BackwardConfig]:
+def check_all(device, session: Session, work) -> set[KernelConfig]:
     """Those that are right on small problems."""
     jobs = [
         (config, Case(f"{mask} {problem.q_len}", problem))
@@ -204,8 +213,8 @@ def check_all(device, session: Session, work) -> set[Sm90BackwardConfig]:
     ]
     compile_many(compile_jobs(device, [*jobs, *cells]))
     session.say("compiled")
-    right: set[Sm90BackwardConfig] = set()
-    wrong: set[Sm90BackwardConfig] = set()
+    right: set[KernelConfig] = set()
+    wrong: set[KernelConfig] = set()
     for config, case in jobs:
         session.start(config.short_form())
         try:
@@ -222,7 +231,7 @@ def check_all(device, session: Session, work) -> set[Sm90BackwardConfig]:
     return right - wrong
 
 
-def repeats(device, config: Sm90BackwardConfig, problem: AttentionProblem) -> str:
+def repeats(device, config: KernelConfig, problem: AttentionProblem) -> str:
     """How many of the runs have other bits than the first, or nothing."""
     tensors = tensors_of(problem)
     call, prepared = call_of(tensors), prepare(device, config, problem)
@@ -285,7 +294,9 @@ def distance(tensors, theirs) -> float:
     return far
 
 
-def race(device, session: Session, raced, problem, peers, rounds: int) -> tuple[Comparison, dict]:
+def race(
+    device, session: Session, raced, problem, peers, rounds: int, runs: int
+) -> tuple[Comparison, dict]:
     """An interleaved run of what can be run on one problem."""
     tensors = tensors_of(problem)
     call, contenders, labels = call_of(tensors), [], {}
@@ -306,7 +317,8 @@ def race(device, session: Session, raced, problem, peers, rounds: int) -> tuple[
         for name in GRADIENTS:
             tensors[name].fill_(float("nan"))
         torch.cuda.synchronize()
-        prepared(call)
+        for _ in range(runs):
+            prepared(call)
         device.synchronize()
         far = distance(tensors, theirs)
         if far > FAR:
@@ -315,7 +327,10 @@ def race(device, session: Session, raced, problem, peers, rounds: int) -> tuple[
         labels[config.short_form()] = label
         contenders.append(Contender(config.short_form(), lambda s, p=prepared: p(call, s)))
     session.start("racing")
-    return compare(device, contenders, rounds=rounds, attempts=2), labels
+    faulthandler.dump_traceback_later(HANGS_AFTER / 2)
+    run = compare(device, contenders, rounds=rounds, attempts=2)
+    faulthandler.cancel_dump_traceback_later()
+    return run, labels
 
 
 def race_all(device, session: Session, right, arguments, peers, unrecorded) -> None:
@@ -329,7 +344,9 @@ def race_all(device, session: Session, right, arguments, peers, unrecorded) -> N
             problem = problem_of(d_head, length, mask == "causal")
             raced = [(n, c) for n, c in candidates(d_head, mask) if c in right]
             try:
-                run, labels = race(device, session, raced, problem, peers, arguments.rounds)
+                run, labels = race(
+                    device, session, raced, problem, peers, arguments.rounds, arguments.runs
+                )
             except FlashsmithError as error:
                 session.say(f"FAILED d {d_head} {mask} {length} in {session.doing}: {error}")
                 continue
@@ -390,8 +407,10 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--budget", type=float, default=150.0, help="seconds of everything")
     parser.add_argument("--repeat-seconds", type=float, default=20.0, help="kept for repeats")
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--runs", type=int, default=1, help="of each before a race")
     parser.add_argument("--lengths", default=LENGTHS)
     parser.add_argument("--cells", default=CELLS, help="widths and masks")
+    parser.add_argument("--configs", type=Path, help="file of short forms to race")
     parser.add_argument("--skip", action="append", default=[], help="a candidate's short form")
     parser.add_argument("--until", type=float, default=0.0, help="of time.time(), for restarts")
     return parser.parse_args()
@@ -400,6 +419,8 @@ def parsed() -> argparse.Namespace:
 def main() -> None:
     """Checks, races, repeats; the table is last."""
     arguments = parsed()
+    if arguments.configs:
+        GIVEN.extend(parse_config(line) for line in arguments.configs.read_text().splitlines())
     session = Session(arguments.until or time.time() + arguments.budget, arguments.skip)
     device = timed_device(default_device("cuda"))
     threading.Thread(target=session.watch, daemon=True).start()

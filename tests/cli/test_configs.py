@@ -107,7 +107,7 @@ def test_space_gives_the_size_before_and_after_each_filter(configs):
 def test_space_leaves_out_rules_that_refuse_nothing(configs):
     steps = json.loads(configs("--space", "--json"))
     starts = [s["step"] for s in steps if not s["refused"]]
-    assert starts == ["legal values"] * 6 + ["tuning grid"] * 4
+    assert starts == ["legal values"] * 7 + ["tuning grid"] * 5
 
 
 def test_page_is_the_reference_of_every_knob(configs):

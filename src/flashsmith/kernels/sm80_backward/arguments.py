@@ -47,3 +47,13 @@ class BackwardArguments(Arguments):
     )
     bias_sequences: int = argument("i32", "that have a bias of their own", is_last=True)
     bias_heads: int = argument("i32", "likewise, of a sequence", is_last=True)
+    dq_sums: int = argument(
+        "float*", "scratch: (batch, heads, padded_rows, width) in float32; or null", is_last=True
+    )
+    counters: int = argument(
+        "u32*", "scratch: kv blocks drawn, then sums made; or null", is_last=True
+    )
+    n_counters: int = argument("i32", "all of them", is_last=True)
+    section_heads: int = argument(
+        "i32", "of K and V, whose kv blocks are drawn together", is_last=True
+    )

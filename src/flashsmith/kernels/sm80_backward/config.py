@@ -62,7 +62,7 @@ class Sm80BackwardConfig(Sm80BackwardPart):
     @property
     def delta(self) -> Sm80DeltaConfig:
         """The kernel that prepares query rows."""
-        return Sm80DeltaConfig(self.dtype, self.d_head)
+        return Sm80DeltaConfig(self.dtype, self.d_head, clears=False, zeros=False, unseen_rows=0)
 
     @property
     def of_keys(self) -> tuple[Sm80KeyGradientsConfig, ...]:

@@ -105,6 +105,11 @@ class Sm80DeltaConfig(Sm80BackwardPart):
 
     dtype: DType = knob((DType.FP16, DType.BF16), "element type of O and dO")
     d_head: int = knob(WIDTHS, "head dimension the kernel is built for")
+    clears: bool = flag("clears", "sets the counters of sums of dQ to 0, too")
+    zeros: bool = flag("zeros", "sets the sums of dQ themselves to 0, too")
+    unseen_rows: int = knob(
+        (0, 64, 128), "rows of q tiles; of those that see no key, dQ is 0", "unseen_{}", absent=0
+    )
 
     @property
     def tile_q(self) -> int:

@@ -12,7 +12,7 @@ from flashsmith.kernels.kernel import KernelConfig
 from flashsmith.kernels.launch import SCRATCH, Call, Launch, LaunchGeometry, Plan, scores_arg
 from flashsmith.kernels.sm80_backward.arguments import ROW_PADDING, BackwardArguments
 from flashsmith.kernels.sm80_backward.config import Sm80BackwardConfig
-from flashsmith.kernels.sm80_backward.parts import STATISTICS_BYTES
+from flashsmith.kernels.sm80_backward.parts import STATISTICS_BYTES, Sm80DeltaConfig
 from flashsmith.kernels.tile_list.plan import list_launch
 from flashsmith.kernels.tile_list.sizes import list_bytes, most_tiles, turned
 from flashsmith.problem.attention import AttentionProblem
@@ -23,16 +23,30 @@ LIST_ALIGNMENT = 16  # of a list in scratch memory: entries are read 16 bytes at
 
 
 @dataclass(frozen=True, slots=True)
+class DqSums:
+    """Where in scratch dQ is added up, and how kv blocks find their turn; nowhere: they do not."""
+
+    place: int = 0
+    counters: int = 0
+    n_counters: int = 0
+    section_heads: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class BackwardLaunch(Launch):
     """One of the launches: all are told the same."""
 
     lists: tuple[int, int] = (0, 0)  # where in scratch q tiles and kv blocks are listed
+    sums: DqSums = DqSums()
 
     def arguments(self, call: Call) -> BackwardArguments:
         """The kernels' one parameter."""
         problem = self.problem
         edges = edges_of(problem)
-        q_list, k_list = (call[SCRATCH].address + place if place else 0 for place in self.lists)
+        places = (*self.lists, self.sums.place, self.sums.counters)
+        q_list, k_list, dq_sums, counters = (
+            call[SCRATCH].address + place if place else 0 for place in places
+        )
         return BackwardArguments(
             q=call["q"],
             k=call["k"],
@@ -57,6 +71,10 @@ class BackwardLaunch(Launch):
             dbias=call["dbias"].address if problem.dbias else 0,
             bias_sequences=problem.bias_sequences,
             bias_heads=problem.bias_heads,
+            dq_sums=dq_sums,
+            counters=counters,
+            n_counters=self.sums.n_counters,
+            section_heads=self.sums.section_heads,
         )
 
 
@@ -85,8 +103,8 @@ def plan_backward(config: Sm80BackwardConfig, problem: AttentionProblem) -> Plan
         BackwardLaunch(
             part,
             problem,
-            _needs(part, problem),
-            _geometry(part, count),
+            needs_of_part(part, problem),
+            geometry_of(part, count),
             scratch_bytes=scratch,
         )
         for part, count in counts.items()
@@ -108,7 +126,7 @@ def _plan_packed(
     listed = (
         list_launch(
             problem,
-            _needs(queries, problem),
+            needs_of_part(queries, problem),
             tile_q=queries.B_r,
             tile_k=queries.B_c,
             place=q_list,
@@ -129,8 +147,8 @@ def _plan_packed(
             BackwardLaunch(
                 part,
                 problem,
-                _needs(part, problem),
-                _geometry(part, count),
+                needs_of_part(part, problem),
+                geometry_of(part, count),
                 scratch_bytes=scratch,
                 lists=(q_list, k_list),
             )
@@ -143,15 +161,20 @@ def _aligned(n_bytes: int) -> int:
     return math.ceil(n_bytes / LIST_ALIGNMENT) * LIST_ALIGNMENT
 
 
-def _needs(part: KernelConfig, problem: AttentionProblem) -> Needs:
+def needs_of_part(part: KernelConfig, problem: AttentionProblem) -> Needs:
+    """What of a problem a launch is compiled for."""
     needs = needs_of(problem, tile_q=part.tile_q, tile_k=part.tile_k, d_head=part.d_head)
     if part.smem_bytes():
         # Registers are short here: what lies in chunks is read by pairs.
         return Needs(tuple(name for name in needs if name != "bias_keys_chunks"))
-    return Needs(tuple(name for name in needs if name == "narrow_d"))  # of rows alone
+    looks_at = {"narrow_d"}  # of rows alone
+    if isinstance(part, Sm80DeltaConfig) and part.unseen_rows:
+        looks_at |= {"causal", "window_left"}
+    return Needs(tuple(name for name in needs if name in looks_at))
 
 
-def _geometry(part: KernelConfig, ctas: int) -> LaunchGeometry:
+def geometry_of(part: KernelConfig, ctas: int) -> LaunchGeometry:
+    """A launch of so many ctas, if there can be so many."""
     if ctas > MAX_GRID:
         raise ArgumentError(
             f"{part.short_form()}: the problem has {ctas:,} tiles, one launch takes {MAX_GRID:,}; "

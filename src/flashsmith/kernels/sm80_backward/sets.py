@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from flashsmith.base.dtypes import DType
 from flashsmith.kernels.kernel import KernelConfig
 from flashsmith.kernels.short_form import parse_short_form
 from flashsmith.kernels.sm80_backward.config import Sm80BackwardConfig
+from flashsmith.kernels.sm80_backward.sums import Sm80SumsConfig
 
 # Large tiles first, for 163 KB of shared memory and more; the last of each needs at most 99 KB,
 # which every architecture gives a cta.
@@ -18,7 +20,7 @@ BY_WIDTH = {
         "dkv_64_64_4+dq_64_64_4+dkv_buffer+dq_buffer",
     ),
     128: (
-        "dkv_128_64_8+dq_128_64_8+dkv_buffer+dq_buffer",
+        "dkv_128_64_8+dq_128_32_4+dkv_buffer+dq_buffer",
         "dkv_128_64_8+dq_128_32_8+dq_buffer",
         "dkv_64_32_4+dq_64_64_4+dkv_buffer",
     ),
@@ -44,4 +46,45 @@ def backward_configs() -> list[Sm80BackwardConfig]:
     return [c for dtype in dtypes for width in BY_WIDTH for c in configs_for(dtype, width)]
 
 
+# Of kernels that add dQ up in memory, likewise: in order, and in any.
+SUMS_BY_WIDTH = {
+    64: ("128, 128, 4): rounds", "128, 64, 4): rounds"),
+    128: (
+        "128, 64, 8): roles+buffer+turn_2",
+        "128, 64, 8): roles+turn_2",
+        "64, 64, 4): roles+rounds",
+    ),
+    256: ("64, 64, 8): roles+buffer", "64, 64, 8): roles"),
+}
+FREE_SUMS = {64: "128, 128, 4): unordered", 128: "128, 64, 8): roles+buffer+unordered"}
+SECTIONS = (40, 160, 320)  # MB
+
+
+def sums_for(dtype: DType, width: int, section_mb: int) -> list[Sm80SumsConfig]:
+    """The configurations with sums in order of one type and width, largest tiles first."""
+    return [_sums(dtype, width, words, section_mb) for words in SUMS_BY_WIDTH[width]]
+
+
+def free_sums_for(dtype: DType, width: int, section_mb: int) -> list[Sm80SumsConfig]:
+    """Those with sums in any order; none where they are no faster."""
+    return [_sums(dtype, width, FREE_SUMS[width], section_mb)] if width in FREE_SUMS else []
+
+
+def _sums(dtype: DType, width: int, words: str, section_mb: int) -> Sm80SumsConfig:
+    config = parse_short_form(f"bwd_sums({dtype.name}, {width}, {words}", Sm80SumsConfig)
+    return replace(config, section_mb=section_mb)
+
+
+def sums_configs() -> list[Sm80SumsConfig]:
+    """All of them."""
+    return [
+        config
+        for dtype in (DType.BF16, DType.FP16)
+        for width in SUMS_BY_WIDTH
+        for section in SECTIONS
+        for config in (*sums_for(dtype, width, section), *free_sums_for(dtype, width, section))
+    ]
+
+
+NAMED_SUMS: dict[str, Callable[[], Sequence[KernelConfig]]] = {"bwd-sums": sums_configs}
 NAMED_SETS: dict[str, Callable[[], Sequence[KernelConfig]]] = {"bwd": backward_configs}

@@ -41,6 +41,10 @@ FS_DEVICE void st_global_f32_if(float* dst, float value, bool valid) {
                  : "memory");
 }
 
+FS_DEVICE void st_global_f32(float* dst, float value) {
+    asm volatile("st.global.f32 [%0], %1;" : : "l"(dst), "f"(value) : "memory");
+}
+
 FS_DEVICE float ld_global_f32(const float* src) {
     float x;
     asm volatile("ld.global.f32 %0, [%1];" : "=f"(x) : "l"(src) : "memory");

@@ -6,6 +6,7 @@
 // tile has beyond the sequence then have P = 0 and dS = 0.
 #pragma once
 
+#include "flashsmith/attention/mask.cuh"
 #include "flashsmith/ptx/convert.cuh"
 #include "flashsmith/ptx/math.cuh"
 #include "flashsmith/ptx/memory.cuh"
@@ -25,6 +26,29 @@ FS_DEVICE void backward_delta(const BackwardArgs& args) {
     const i32 row = (ptx::ctaid_x() - head * blocks) * kRows + threadIdx.x / kLanes;
     const u32 batch = head / args.heads;
     const bool exists = row < args.q_len;
+    if constexpr (kConfig.zeros) {
+        const i64 first = static_cast<i64>(ptx::ctaid_x()) * kConfig.threads() + threadIdx.x;
+        const u64 sums = reinterpret_cast<u64>(args.dq_sums) + first * (4 * kChunkElements);
+        ptx::st_global_16b(sums, {{0, 0, 0, 0}});
+        ptx::st_global_16b(sums + kChunkBytes, {{0, 0, 0, 0}});
+    }
+    if constexpr (kConfig.clears) {
+        const u32 counter = ptx::ctaid_x() * kConfig.threads() + threadIdx.x;
+        if (counter < static_cast<u32>(args.n_counters)) args.counters[counter] = 0;
+    }
+    if constexpr (kConfig.unseen_rows > 0) {
+        // No kv block rounds dQ of a q tile that sees none.
+        using Mask = flashsmith::Mask<kNeeds.causal, false, kNeeds.window_left>;
+        const i32 tile = row / kConfig.unseen_rows * kConfig.unseen_rows;
+        const i32 seen = Mask::seen_before(args, tile + kConfig.unseen_rows);
+        const bool unseen = seen <= max(Mask::first_seen(args, tile), 0);
+        const i64 element = batch * args.dq.batch_stride +
+                            (head - batch * args.heads) * args.dq.head_stride +
+                            row * args.dq.seq_stride + chunk * kChunkElements;
+        const bool column = !kNeeds.narrow_d || chunk * kChunkElements < args.d_head;
+        ptx::st_global_16b_if(args.dq.address + element * kElementBytes, {{0, 0, 0, 0}},
+                              exists && unseen && column);
+    }
 
     float sum = 0.0f;
     if (exists && (!kNeeds.narrow_d || chunk * kChunkElements < args.d_head)) {

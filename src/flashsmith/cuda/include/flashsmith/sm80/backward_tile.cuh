@@ -31,16 +31,15 @@ struct RowsPosition {
     i32 end_row;  // of the sequence
 };
 
-// A warp stages its rows in the room of owned rows that it alone has read, then stores them 16
-// bytes a lane.
+// A warp stages its rows, from `warp_row` on, in the room of rows that nobody else reads any more,
+// then stores them 16 bytes a lane.
 template <class Tile, DType kDType, CopyChecks kChecks, int kRowTiles, int kColTiles>
-FS_DEVICE void store_gradient(const Accumulator<kRowTiles, kColTiles>& acc, float factor,
-                              SmemAddr room, const TensorArg& tensor, const RowsPosition& at,
-                              i32 d_head) {
+FS_DEVICE void store_gradient_from(int warp_row, const Accumulator<kRowTiles, kColTiles>& acc,
+                                   float factor, SmemAddr room, const TensorArg& tensor,
+                                   const RowsPosition& at, i32 d_head) {
     constexpr int kWarpRows = kRowTiles * kMatrixSpan;
     constexpr int kRowsAtOnce = kWarpLanes / Tile::kChunks > 1 ? kWarpLanes / Tile::kChunks : 1;
     const int lane = threadIdx.x % kWarpLanes;
-    const int warp_row = threadIdx.x / kWarpLanes * kWarpRows;
     FS_UNROLL
     for (int i = 0; i < kRowTiles; ++i) {
         FS_UNROLL
@@ -69,6 +68,15 @@ FS_DEVICE void store_gradient(const Accumulator<kRowTiles, kColTiles>& acc, floa
         const bool exists = !kChecks.rows || at.first_row + row < at.end_row;
         ptx::st_global_16b_if(tensor.address + element * kElementBytes, held, exists && column);
     }
+}
+
+// The same of warps that own rows one after the other, in room that each has read alone.
+template <class Tile, DType kDType, CopyChecks kChecks, int kRowTiles, int kColTiles>
+FS_DEVICE void store_gradient(const Accumulator<kRowTiles, kColTiles>& acc, float factor,
+                              SmemAddr room, const TensorArg& tensor, const RowsPosition& at,
+                              i32 d_head) {
+    const int warp_row = threadIdx.x / kWarpLanes * (kRowTiles * kMatrixSpan);
+    store_gradient_from<Tile, kDType, kChecks>(warp_row, acc, factor, room, tensor, at, d_head);
 }
 
 // Removes keys that rows of a warp do not see, and those beyond the sequence.

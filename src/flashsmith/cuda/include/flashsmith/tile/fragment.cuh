@@ -52,13 +52,14 @@ enum class MatrixOrder { kRowsFirst, kColsFirst };
 template <class Tile, MatrixOrder kOrder>
 class FragmentReader {
   public:
-    FS_DEVICE FragmentReader(SmemAddr tile, u32 first_row) {
+    // `first_chunk` is a multiple of as many chunks as the spans that are read have.
+    FS_DEVICE FragmentReader(SmemAddr tile, u32 first_row, u32 first_chunk = 0) {
         const u32 lane = threadIdx.x % kWarpLanes;
         const u32 inner = lane / 8 % 2;
         const u32 outer = lane / 16;
         const u32 row = lane % 8 + 8 * (kOrder == MatrixOrder::kRowsFirst ? inner : outer);
         const u32 chunk = kOrder == MatrixOrder::kRowsFirst ? outer : inner;
-        const SmemAddr start = tile + Tile::offset(first_row + row, chunk);
+        const SmemAddr start = tile + Tile::offset(first_row + row, first_chunk + chunk);
         FS_UNROLL
         for (int i = 0; i < kAddresses; ++i) address_[i] = {start.value ^ (i * kSpanBytes)};
     }
