@@ -54,6 +54,9 @@ struct ForwardKernel {
     static constexpr int kHalf = kHalves ? kConfig.B_c / 2 : kConfig.B_c;
     // A left edge leaves the second half; the ones behind V have no rows to pass by.
     static constexpr bool kUpperHalves = kHalves && Mask::kHasLeft && !kMmaSums;
+    // With a left edge, later rows see none of a tile's last blocks: their warpgroup ends early.
+    static constexpr bool kEndsEarly =
+        Mask::kHasLeft && kConfig.overlap && kConfig.cluster == 1 && !kSliced && !kSkips;
     // A causal mask makes tiles unequal, which evens out when CTAs end; for heads narrower than the
     // kernel ptxas has no registers left. Where tiles are not split, all of them are whole,
     // whatever the launch asks for.

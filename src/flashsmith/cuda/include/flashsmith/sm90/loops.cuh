@@ -143,6 +143,7 @@ struct OverlappedLoop : UpperHalf<Kernel::kUpperHalves> {
                 }
             }
             drain();
+            if (ends_early()) work = consumer.next_tile();
         }
     }
 
@@ -184,6 +185,10 @@ struct OverlappedLoop : UpperHalf<Kernel::kUpperHalves> {
         return kUp == Ascending::kFIRST && ascends ? 0 : kConfig.kv_stages;
     }
 
+    // Whether other warpgroups need more blocks of this tile than this one. It ends the tile by itself
+    // then: with the next one's first Q Kᵀ it would keep V from them until they have been through.
+    FS_DEVICE bool ends_early() const { return Kernel::kEndsEarly && behind > 0; }
+
     FS_DEVICE void begin(const Work& work) {
         row = work.row;
         slot = work.slot;
@@ -192,6 +197,11 @@ struct OverlappedLoop : UpperHalf<Kernel::kUpperHalves> {
         last = ascends ? n : work.first;
         if constexpr (Kernel::kBeginsNear) consumer.blocks = work.n_blocks;
         behind = ascends ? work.n_blocks - work.own : 0;
+        if constexpr (Kernel::kEndsEarly) {
+            const i32 unseen = consumer.unseen(work);
+            n -= unseen;
+            last += unseen;
+        }
         consumer.begin_scores(work.slot);
         find_present(true);
     }
@@ -232,6 +242,10 @@ struct OverlappedLoop : UpperHalf<Kernel::kUpperHalves> {
             if (first) {  // before the next tile is known, blocks may have to come to these stages
                 consumer.skip_v(v_skipped);
                 v_skipped = 0;
+            }
+            if constexpr (Kernel::kEndsEarly) {  // reckoned here: registers are few on the way
+                behind = last - first_block_of<Kernel>(consumer.sequence(), row, 0);
+                if (ends_early()) return false;
             }
             next = consumer.next_tile();
             at.skipped = behind + (kUp == Ascending::kALL ? 0 : next.n_blocks - next.own);
@@ -345,6 +359,8 @@ struct OverlappedLoop : UpperHalf<Kernel::kUpperHalves> {
 
     // The last P V of a run of tiles: no Q Kᵀ to issue with it.
     FS_DEVICE void drain() {
+        // Others wait for this turn; what follows takes as long as their step.
+        if (ends_early()) consumer.skip_k(1);
         if (first) {
             if (kConfig.late_store && unsaved) consumer.store(finished_slot);
             consumer.skip_v(v_skipped);
@@ -357,6 +373,10 @@ struct OverlappedLoop : UpperHalf<Kernel::kUpperHalves> {
         end_pv();
         if constexpr (Kernel::kMmaSums) consumer.finish(slot);
         consumer.store(slot);
+        if (ends_early()) {
+            consumer.skip_v(1);
+            consumer.skip_pairs(behind - 1);
+        }
         if constexpr (kUp != Ascending::kNONE) consumer.skip_pairs(behind);
     }
 };
