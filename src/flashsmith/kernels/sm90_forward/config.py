@@ -115,6 +115,10 @@ class Sm90ForwardConfig(KernelConfig):
     half_blocks: bool = flag(
         "halves", "a kv block at the mask's edge by halves: what no row sees is not multiplied"
     )
+    own_spans: bool = flag(
+        "own_spans",
+        "windows: a warpgroup leaves out kv blocks before its own rows' window",
+    )
     ascending: Ascending = knob(
         tuple(Ascending),
         "causal: tiles whose keys come from the first on, not from the diagonal",
@@ -134,6 +138,15 @@ class Sm90ForwardConfig(KernelConfig):
     )
     early_q: bool = flag(
         "early_q", "with early_tiles, the next tile's Q is loaded too as far as slots are free"
+    )
+    told_ahead: int = knob(
+        (0, 2, 4, 6, 8),
+        "kv blocks of a tile still to be loaded when the next is told and its Q loaded; 0: none",
+        "ahead_{}",
+        absent=0,
+    )
+    l2_ahead: bool = flag(
+        "l2_ahead", "with ahead, the first K and V of the next tile are asked into L2 too"
     )
     split_last: bool = flag(
         "split", "tiles that would not fill the last wave, or of few rows, are cut along the keys"
@@ -341,6 +354,26 @@ Sm90ForwardConfig.BUILD_RULES = (
         "add early_tiles and raise q_slots, or drop early_q",
     ),
     Rule(
+        "ahead_needs_slots",
+        lambda c: (
+            c.told_ahead > 0
+            and (
+                c.q_slots < 2 * c.n_warpgroups
+                or c.early_tiles
+                or c.cluster > 1
+                or c.scheduler == Scheduler.SINGLE
+            )
+        ),
+        "Q of a whole tile is loaded beside that of the one before, by a cta that draws for itself",
+        "use two q_slots a warpgroup and STATIC or DYNAMIC without cluster and early_tiles",
+    ),
+    Rule(
+        "l2_ahead_needs_a_tile",
+        lambda c: c.l2_ahead and c.told_ahead == 0,
+        "nothing is known of the next tile before",
+        "add ahead or drop l2_ahead",
+    ),
+    Rule(
         "split_needs_ctas_that_stay",
         lambda c: c.split_last and c.scheduler == Scheduler.SINGLE,
         "a cta that has one tile leaves its SM to the next, and waves do not end together",
@@ -367,6 +400,13 @@ Sm90ForwardConfig.BUILD_RULES = (
         "the first warpgroup to end a tile would wait for the next one while it keeps the stages"
         " that others need for it to come",
         "drop up, or use overlap without cluster and raise kv_stages or B_c",
+    ),
+    Rule(
+        "own_spans_need_overlap",
+        lambda c: c.own_spans and (not c.overlap or c.cluster > 1),
+        "only the loop with overlap leaves kv blocks to other warpgroups, and ctas of a cluster"
+        " wait for each other's",
+        "add overlap and drop cluster, or drop own_spans",
     ),
     Rule(
         "mma_sums_need_room",

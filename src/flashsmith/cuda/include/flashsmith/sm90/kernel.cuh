@@ -55,8 +55,7 @@ struct ForwardKernel {
     // A left edge leaves the second half; the ones behind V have no rows to pass by.
     static constexpr bool kUpperHalves = kHalves && Mask::kHasLeft && !kMmaSums;
     // With a left edge, later rows see none of a tile's last blocks: their warpgroup ends early.
-    static constexpr bool kEndsEarly =
-        Mask::kHasLeft && kConfig.overlap && kConfig.cluster == 1 && !kSliced && !kSkips;
+    static constexpr bool kEndsEarly = kConfig.own_spans && Mask::kHasLeft && !kSliced && !kSkips;
     // A causal mask makes tiles unequal, which evens out when CTAs end; for heads narrower than the
     // kernel ptxas has no registers left. Where tiles are not split, all of them are whole,
     // whatever the launch asks for.
