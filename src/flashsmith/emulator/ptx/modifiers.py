@@ -9,7 +9,7 @@ from flashsmith.emulator.ptx.types import SIZES
 
 _LISTED = """
     global shared shared::cta shared::cluster local param param::entry param::func const
-    v2 v4 v8 ca cg cs lu cv wb wt nc L1 L2
+    v2 v4 v8 ca cg cs lu cv wb wt nc
     weak volatile relaxed acquire release acq_rel sc mmio cta cluster gpu sys gl
     rn rz rm rp rna rni rzi rmi rpi rs ftz sat satfinite approx full wide lo hi cc noftz oob
     NaN xorsign abs relu pack to

@@ -145,9 +145,6 @@ class Sm90ForwardConfig(KernelConfig):
         "ahead_{}",
         absent=0,
     )
-    l2_ahead: bool = flag(
-        "l2_ahead", "with ahead, the first K and V of the next tile are asked into L2 too"
-    )
     split_last: bool = flag(
         "split", "tiles that would not fill the last wave, or of few rows, are cut along the keys"
     )
@@ -156,6 +153,7 @@ class Sm90ForwardConfig(KernelConfig):
     )
     o_staged: bool = flag("o_smem", "O leaves through shared memory and TMA")
     o_halves: bool = flag("o_halves", "O is staged in two rounds, through half the room")
+    o_in_q: bool = flag("o_q", "with own_spans, O leaves through the slot of its Q and TMA")
     late_store: bool = flag("late_store", "O leaves behind the next tile's Q Kᵀ")
     l2_hints: bool = flag("hints", "L2 keeps K and V, and lets Q and O go first")
     consumer_registers: int = knob(
@@ -368,12 +366,6 @@ Sm90ForwardConfig.BUILD_RULES = (
         "use two q_slots a warpgroup and STATIC or DYNAMIC without cluster and early_tiles",
     ),
     Rule(
-        "l2_ahead_needs_a_tile",
-        lambda c: c.l2_ahead and c.told_ahead == 0,
-        "nothing is known of the next tile before",
-        "add ahead or drop l2_ahead",
-    ),
-    Rule(
         "split_needs_ctas_that_stay",
         lambda c: c.split_last and c.scheduler == Scheduler.SINGLE,
         "a cta that has one tile leaves its SM to the next, and waves do not end together",
@@ -407,6 +399,12 @@ Sm90ForwardConfig.BUILD_RULES = (
         "only the loop with overlap leaves kv blocks to other warpgroups, and ctas of a cluster"
         " wait for each other's",
         "add overlap and drop cluster, or drop own_spans",
+    ),
+    Rule(
+        "o_in_q_needs_own_spans",
+        lambda c: c.o_in_q and (not c.own_spans or c.o_staged),
+        "only a tile that ends by itself has done with its Q when O is there",
+        "add own_spans and drop o_smem, or drop o_q",
     ),
     Rule(
         "mma_sums_need_room",

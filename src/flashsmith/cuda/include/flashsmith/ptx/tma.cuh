@@ -62,14 +62,6 @@ FS_DEVICE void tma_load_4d_multicast(SmemAddr dst, const TensorMap& map, const T
     }
 }
 
-// Asks a box into L2; nothing waits for it.
-FS_DEVICE void tma_prefetch_4d(const TensorMap& map, const TmaCoordinates& at) {
-    asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global [%0, {%1, %2, %3, %4}];"
-                 :
-                 : "l"(&map), "r"(at.column), "r"(at.row), "r"(at.head), "r"(at.batch)
-                 : "memory");
-}
-
 // Starts the copy of one box from shared memory, in this thread's bulk group.
 template <u64 kPolicy = kEvictNormal>
 FS_DEVICE void tma_store_4d_if(bool condition, const TensorMap& map, const TmaCoordinates& at,

@@ -449,9 +449,9 @@ struct Consumer {
         }
         if constexpr (Kernel::kListed) {
             store_listed(tile, sequence_in(slot), inverse);
-        } else if constexpr (kConfig.o_staged) {
-            Kernel::Output::store_staged(args.o, tile, smem.o(warpgroup), warpgroup, thread, o,
-                                         inverse);
+        } else if constexpr (kConfig.o_staged || Kernel::kOInQ) {
+            const SmemAddr room = Kernel::kOInQ ? smem.q(q.slot) : smem.o(warpgroup);
+            Kernel::Output::store_staged(args.o, tile, room, warpgroup, thread, o, inverse);
         } else {
             Kernel::Output::store_direct(args.o_direct, Bounds{args}, tile, row_in_tile(), lane, o,
                                          inverse);

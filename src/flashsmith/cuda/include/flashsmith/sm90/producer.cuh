@@ -103,12 +103,15 @@ struct Producer {
             if constexpr (!kEarly) previous = source;
             at = after(at.index, current.goes_on, count);
             if constexpr (kEarly) {
-                next = announce(at);
                 if constexpr (kAhead > 0) {
-                    load_blocks(n, 0, source);
-                } else if (source.n_blocks > 1) {
-                    load_k(0, source);
-                    load_v(1, source);
+                    next = told(at);
+                    load_beside(n, source, next);
+                } else {
+                    next = announce(at);
+                    if (source.n_blocks > 1) {
+                        load_k(0, source);
+                        load_v(1, source);
+                    }
                 }
                 previous = source;
             }
@@ -121,22 +124,38 @@ struct Producer {
   private:
     // Tells the consumers of a tile, and loads what of its Q has a free slot.
     FS_DEVICE Segment announce(const Drawn& at) {
+        const Segment segment = told(at);
+        if (segment.tile.n_blocks > 0) load_q_of(segment, 0, kEarlyQ);
+        return segment;
+    }
+
+    FS_DEVICE Segment told(const Drawn& at) {
         const Segment segment = segment_or_none(at);
         publish(segment);
-        if constexpr (Kernel::kListed) {
-            if (segment.tile.n_blocks > 0) load_q(placed(segment), 0, kEarlyQ);
-        } else {
-            if (segment.tile.n_blocks > 0) load_q(segment.tile, 0, kEarlyQ);
-            if constexpr (kConfig.l2_ahead) ask_for(segment);
-        }
         return segment;
+    }
+
+    FS_DEVICE void load_q_of(const Segment& segment, int first, int last) {
+        if constexpr (Kernel::kListed) {
+            load_q(placed(segment), first, last);
+        } else {
+            load_q(segment.tile, first, last);
+        }
+    }
+
+    // The rest of a tile, and Q of the next: a warpgroup's at a time, so that K and V hardly wait.
+    FS_DEVICE void load_beside(i32& n, const Source& source, const Segment& next) {
+        _Pragma("unroll 1") for (int w = 0; w < kConfig.n_warpgroups; ++w) {
+            load_blocks(n, max(n, 0), source);
+            if (next.tile.n_blocks > 0) load_q_of(next, w, w + 1);
+        }
+        load_blocks(n, 0, source);
     }
 
     // A launch's first tile. All CTAs load theirs at the same time: what a first product needs comes
     // first, which is K and the Q of the warpgroup that sees the highest keys.
     FS_DEVICE Segment open(const Drawn& at) {
-        const Segment segment = segment_or_none(at);
-        publish(segment);
+        const Segment segment = told(at);
         if (segment.tile.n_blocks == 0) return segment;
         load_k(segment.tile.n_blocks - 1, source_of(segment, true));
         _Pragma("unroll 1") for (int w = kConfig.n_warpgroups - 1; w >= 0; --w) {
@@ -144,19 +163,6 @@ struct Producer {
         }
         q.stage = kConfig.n_warpgroups;
         return segment;
-    }
-
-    // Asks the first K and V of a tile into L2: they are often nobody else's.
-    FS_DEVICE void ask_for(const Segment& segment) const {
-        if (segment.tile.n_blocks == 0) return;
-        const Source source = source_of(segment, false);
-        const i32 row = block_of(source, source.n_blocks - 1) * kConfig.B_c;
-        FS_UNROLL
-        for (int panel = 0; panel < kConfig.panels(); ++panel) {
-            const ptx::TmaCoordinates from{panel * kPanelColumns, row, source.head, source.batch};
-            ptx::tma_prefetch_4d(args.k, from);
-            ptx::tma_prefetch_4d(args.v, from);
-        }
     }
 
     FS_DEVICE typename Kernel::Listed listed() const { return {smem.base}; }
