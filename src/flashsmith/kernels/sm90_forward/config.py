@@ -140,7 +140,7 @@ class Sm90ForwardConfig(KernelConfig):
         "early_q", "with early_tiles, the next tile's Q is loaded too as far as slots are free"
     )
     told_ahead: int = knob(
-        (0, 2, 4, 6, 8),
+        (0, 2, 6),
         "kv blocks of a tile still to be loaded when the next is told and its Q loaded; 0: none",
         "ahead_{}",
         absent=0,
