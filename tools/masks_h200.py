@@ -59,38 +59,33 @@ CONFIGS = {
 }
 
 
-_EARLY = _LOOP.replace("+late_draw", "")
-_STATIC = "overlap+early_rescale+tiles_STATIC"
+def _two(stats: str, words: str) -> str:
+    loop = f"{_LOOP}+stats_{stats}+lazy_8+halves+pingpong+early_tests+o_smem"
+    return f"(BF16, 128, 2, 128): kv_2+q_4+{loop}+{words}+regs_232_40"
 
 
-def _two(
-    stats: str,
-    words: str,
-    kept: str = "halves+pingpong+early_tests+o_smem",
-    loop: str = _LOOP,
-) -> str:
-    loop = f"{loop}+stats_{stats}+lazy_8"
-    return f"(BF16, 128, 2, 128): kv_2+q_4+{loop}+{kept}+{words}+regs_232_40"
+def _spans(words: str, stats: str = "BITS") -> str:
+    loop = f"{_LOOP}+stats_{stats}+lazy_8+own_spans+early_tests"
+    return f"(BF16, 128, 3, 64): kv_4+q_6+{loop}+{words}+regs_160_32"
 
 
 # Of windows: configurations, and how many heads' tiles are drawn in turns; 0: as the rule says.
 ORDERS = (1, 4, 8, 16)
 WINDOW_CONFIGS = {
     128: (
-        _two("BITS", "late_store"),
         *(
-            _two("BITS", f"{words}hints", loop=loop)
-            for loop in (_LOOP, _EARLY, _STATIC)
-            for words in ("late_store+", "early_tiles+early_q+late_store+", "")
+            _spans(f"{words}hints")
+            for words in ("ahead_6+o_q+", "ahead_2+o_q+", "o_q+", "ahead_6+")
         ),
-        _two("SUM", "early_tiles+early_q+late_store+hints", loop=_EARLY),
-        _two("BITS", "early_tiles+early_q+late_store+hints", "halves+early_tests+o_smem", _EARLY),
-        _two("BITS", "late_store+hints", "halves+early_tests+o_smem", _EARLY),
+        _spans("pingpong+ahead_6+o_q+hints", "SUM"),
+        _two("BITS", "late_store+hints"),
+        _two("BITS", "late_store"),
+        _two("SUM", "late_store+hints"),
     ),
     64: (
-        f"{_THREE}+o_smem+regs_160_32",
+        f"{_THREE}+own_spans+l_mma+o_smem+regs_160_32",
         f"{_THREE}+l_mma+o_smem+regs_160_32",
-        f"{_THREE.replace('late_draw+', '')}+o_smem+regs_160_32",
+        f"{_THREE}+o_smem+regs_160_32",
     ),
 }
 # Of one score or bias each: what is raced beside the others.

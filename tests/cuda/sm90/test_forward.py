@@ -56,6 +56,7 @@ PAIRS = {
     "statistics": (SMALL, Statistics.VOTE),
     "rescale_threshold": (SMALL.replace(statistics=Statistics.MAX), 0),
     "half_blocks": (SMALL.replace(B_c=128), True),
+    "own_spans": (SMALL, True),
     "ascending": (SMALL, Ascending.ALL),
     "l_by_mma": (SMALL, True),
     "cluster": (SMALL.replace(pingpong=False), 2),
@@ -63,10 +64,12 @@ PAIRS = {
     "late_draw": (SMALL, True),
     "early_tiles": (SMALL, True),
     "early_q": (SMALL.replace(early_tiles=True), True),
+    "told_ahead": (SMALL, 2),
     "split_last": (SMALL, True),
     "l2_sections": (SMALL, False),
     "o_staged": (SMALL, False),
     "o_halves": (SMALL.replace(d_head=96), True),
+    "o_in_q": (SMALL.replace(own_spans=True, o_staged=False), True),
     "late_store": (SMALL, True),
     "l2_hints": (SMALL, True),
     "consumer_registers": (SMALL, 224),
@@ -105,6 +108,8 @@ def test_a_field_alone_changes_the_machine_code_and_not_the_result(device, field
     changed = config.replace(**{field: other})
     assert changed.refusal() is None
     causal = problem(changed, causal=True, lse=False)
+    if field in ("own_spans", "o_in_q"):
+        causal = replace(causal, window_left=100)
     needs = needs_of(changed, causal)  # of the kernel that runs below
     codes = {machine_code(compile_kernel(c, needs, "sm_90a").cubin) for c in (config, changed)}
     assert len(codes) == 2

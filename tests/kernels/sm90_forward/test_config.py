@@ -55,6 +55,18 @@ REFUSED = {
         TWO.replace(early_q=True),
         TWO.replace(early_q=True, early_tiles=True),
     ),
+    "own_spans_need_overlap": (
+        TWO.replace(own_spans=True, cluster=2),
+        TWO.replace(own_spans=True),
+    ),
+    "ahead_needs_slots": (
+        TWO.replace(told_ahead=2, q_slots=3),
+        TWO.replace(told_ahead=2),
+    ),
+    "o_in_q_needs_own_spans": (
+        TWO.replace(o_in_q=True, o_staged=False),
+        TWO.replace(o_in_q=True, o_staged=False, own_spans=True),
+    ),
     "halves_have_instructions": (
         TWO.replace(half_blocks=True),
         TWO.replace(half_blocks=True, B_c=128, d_head=64),

@@ -115,6 +115,10 @@ class Sm90ForwardConfig(KernelConfig):
     half_blocks: bool = flag(
         "halves", "a kv block at the mask's edge by halves: what no row sees is not multiplied"
     )
+    own_spans: bool = flag(
+        "own_spans",
+        "windows: a warpgroup leaves out kv blocks before its own rows' window",
+    )
     ascending: Ascending = knob(
         tuple(Ascending),
         "causal: tiles whose keys come from the first on, not from the diagonal",
@@ -135,6 +139,12 @@ class Sm90ForwardConfig(KernelConfig):
     early_q: bool = flag(
         "early_q", "with early_tiles, the next tile's Q is loaded too as far as slots are free"
     )
+    told_ahead: int = knob(
+        (0, 2, 6),
+        "kv blocks of a tile still to be loaded when the next is told and its Q loaded; 0: none",
+        "ahead_{}",
+        absent=0,
+    )
     split_last: bool = flag(
         "split", "tiles that would not fill the last wave, or of few rows, are cut along the keys"
     )
@@ -143,6 +153,7 @@ class Sm90ForwardConfig(KernelConfig):
     )
     o_staged: bool = flag("o_smem", "O leaves through shared memory and TMA")
     o_halves: bool = flag("o_halves", "O is staged in two rounds, through half the room")
+    o_in_q: bool = flag("o_q", "with own_spans, O leaves through the slot of its Q and TMA")
     late_store: bool = flag("late_store", "O leaves behind the next tile's Q Kᵀ")
     l2_hints: bool = flag("hints", "L2 keeps K and V, and lets Q and O go first")
     consumer_registers: int = knob(
@@ -341,6 +352,20 @@ Sm90ForwardConfig.BUILD_RULES = (
         "add early_tiles and raise q_slots, or drop early_q",
     ),
     Rule(
+        "ahead_needs_slots",
+        lambda c: (
+            c.told_ahead > 0
+            and (
+                c.q_slots < 2 * c.n_warpgroups
+                or c.early_tiles
+                or c.cluster > 1
+                or c.scheduler == Scheduler.SINGLE
+            )
+        ),
+        "Q of a whole tile is loaded beside that of the one before, by a cta that draws for itself",
+        "use two q_slots a warpgroup and STATIC or DYNAMIC without cluster and early_tiles",
+    ),
+    Rule(
         "split_needs_ctas_that_stay",
         lambda c: c.split_last and c.scheduler == Scheduler.SINGLE,
         "a cta that has one tile leaves its SM to the next, and waves do not end together",
@@ -367,6 +392,19 @@ Sm90ForwardConfig.BUILD_RULES = (
         "the first warpgroup to end a tile would wait for the next one while it keeps the stages"
         " that others need for it to come",
         "drop up, or use overlap without cluster and raise kv_stages or B_c",
+    ),
+    Rule(
+        "own_spans_need_overlap",
+        lambda c: c.own_spans and (not c.overlap or c.cluster > 1),
+        "only the loop with overlap leaves kv blocks to other warpgroups, and ctas of a cluster"
+        " wait for each other's",
+        "add overlap and drop cluster, or drop own_spans",
+    ),
+    Rule(
+        "o_in_q_needs_own_spans",
+        lambda c: c.o_in_q and (not c.own_spans or c.o_staged),
+        "only a tile that ends by itself has done with its Q when O is there",
+        "add own_spans and drop o_smem, or drop o_q",
     ),
     Rule(
         "mma_sums_need_room",

@@ -60,20 +60,32 @@ _TALL_BIASED = {
     64: ((2, 128, f"kv_2+q_4+{_SUM}+halves+pingpong+o_smem+{_TWO}"),),
 }
 
-# What is faster than the first of these where a mask or a score asks for more, at width 128
+# What is faster than the first of these where a mask or a score asks for more, by width
 # (benchmarks/results/h200_masks); each was raced alone.
 _BITS = f"kv_2+q_4+{_LOOP}+stats_BITS+lazy_8+halves+pingpong+early_tests+o_smem+late_store+hints"
 _ASCENDING = f"kv_2+q_4+{_SUM}+halves+pingpong+early_tests+up_ALL+o_smem+hints"
 _TURNS = (3, 80, f"kv_2+q_6+{_SUM}+pingpong+early_tests+split+o_smem+hints+{_THREE}")
-_OWN = {
-    "window": (2, 128, f"{_BITS}+{_TWO}"),
+# Where tiles are short, Q of the next must not come long before it is needed.
+_SPANS = f"kv_4+q_6+{_LOOP}+stats_BITS+lazy_8+own_spans+early_tests+o_q+hints+{_THREE}"
+_THIN_SPANS = (3, 128, f"kv_3+q_6+{_SUM}+halves+own_spans+pingpong+l_mma+o_smem+{_THREE}")
+_OWN_128 = {
+    "narrow window": (3, 64, f"{_SPANS}+ahead_2"),
+    "window": (3, 64, f"{_SPANS}+ahead_6"),
+    "wide window": (3, 64, f"{_SPANS}+ahead_6"),
+    "edges": (2, 128, f"{_BITS}+{_TWO}"),
     "bias": (2, 128, f"{_BITS}+split+{_TWO}"),
     "causal sinks": (2, 128, f"{_ASCENDING}+{_TWO}"),
     "cap": _TURNS,
     "causal cap": _TALL[128][1],
     "slopes": _TURNS,
 }
-_ASKING = 128  # the width
+_OWN = {
+    64: {"narrow window": _THIN_SPANS, "window": _THIN_SPANS},
+    128: _OWN_128,
+}
+NARROW_WINDOW = 512  # keys that a row sees, below which a window is narrow
+WIDE_WINDOW = 2048  # above which it is wide
+WINDOW_ROWS = 2048  # least length that tiles of 192 rows were raced at
 
 
 # Of chunks, few rows on many keys: tiles that are cut along the keys, and no taller than most
@@ -95,7 +107,7 @@ def candidates(problem: AttentionProblem, arch: Arch) -> Sequence[Sm90ForwardCon
         return ()
     ranked = _ranked(problem.dtype, width, bool(problem.bias))
     is_short = problem.q_len <= SHORT_QUERIES
-    own = _asked(problem.dtype, _own_of(problem)) if width == _ASKING else None
+    own = _asked(problem.dtype, width, _own_of(problem))
     if own is not None:
         ranked = (own, *(config for config in ranked if config != own))
     if is_short:
@@ -121,14 +133,27 @@ def _own_of(problem: AttentionProblem) -> str:
         return ""
     if asked == ["bias"] and problem.bias != "same":
         return ""
+    if has_window:
+        return _window_of(problem)
     of_causal = f"causal {asked[0]}"
-    return of_causal if problem.causal and of_causal in _OWN else asked[0]
+    return of_causal if problem.causal and of_causal in _OWN_128 else asked[0]
+
+
+def _window_of(problem: AttentionProblem) -> str:
+    """What a window is called: by its keys, or `edges` where tiles have no span of their own."""
+    mask = problem.mask
+    if not mask.hides_left or problem.q_len < WINDOW_ROWS:
+        return "edges"
+    keys = (mask.left or 0) + (problem.k_len if mask.right is None else mask.right)
+    if keys < NARROW_WINDOW:
+        return "narrow window"
+    return "window" if keys <= WIDE_WINDOW else "wide window"
 
 
 @cache
-def _asked(dtype: DType, own: str) -> Sm90ForwardConfig | None:
-    parts = _OWN.get(own)
-    return None if parts is None else _read(dtype, _ASKING, parts)
+def _asked(dtype: DType, width: int, own: str) -> Sm90ForwardConfig | None:
+    parts = _OWN.get(width, {}).get(own)
+    return None if parts is None else _read(dtype, width, parts)
 
 
 def _is_cut(config: Sm90ForwardConfig, problem: AttentionProblem) -> bool:

@@ -214,6 +214,14 @@ struct Consumer {
         return Mask::template hides_after<kWarpgroupRows>(sequence(), key, row, warpgroup);
     }
 
+    // Blocks, from a tile's first on, that lie before the window of every row of this warpgroup; not
+    // all, so that rows that see no key are written too.
+    FS_DEVICE i32 unseen(const Work& work) const {
+        const i32 before =
+            Mask::template blocks_before<kConfig.B_c>(sequence(), first_row(work.row));
+        return min(max(before - work.first, 0), work.own - 1);
+    }
+
     // Blocks, from block `first` on, that the left edge cuts for some row of this warpgroup.
     FS_DEVICE i32 cut(i32 row, i32 first) const {
         const i32 last_row = first_row(row) + kWarpgroupRows - 1;
@@ -441,9 +449,9 @@ struct Consumer {
         }
         if constexpr (Kernel::kListed) {
             store_listed(tile, sequence_in(slot), inverse);
-        } else if constexpr (kConfig.o_staged) {
-            Kernel::Output::store_staged(args.o, tile, smem.o(warpgroup), warpgroup, thread, o,
-                                         inverse);
+        } else if constexpr (kConfig.o_staged || Kernel::kOInQ) {
+            const SmemAddr room = Kernel::kOInQ ? smem.q(q.slot) : smem.o(warpgroup);
+            Kernel::Output::store_staged(args.o, tile, room, warpgroup, thread, o, inverse);
         } else {
             Kernel::Output::store_direct(args.o_direct, Bounds{args}, tile, row_in_tile(), lane, o,
                                          inverse);

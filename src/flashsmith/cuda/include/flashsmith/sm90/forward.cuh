@@ -53,7 +53,8 @@ FS_DEVICE void forward(const Sm90ForwardArgs& args) {
             PlainLoop<Kernel>(args, smem, warpgroup - 1).run();
         }
         // Shared memory is there until the last stores have read it.
-        if constexpr (kConfig.o_staged) ptx::bulk_wait_if(threadIdx.x % kWarpgroupThreads == 0);
+        if constexpr (kConfig.o_staged || Kernel::kOInQ)
+            ptx::bulk_wait_if(threadIdx.x % kWarpgroupThreads == 0);
     }
     if constexpr (kConfig.cluster > 1) {
         ptx::barrier_cluster_sync();  // no block leaves while another may write to its memory

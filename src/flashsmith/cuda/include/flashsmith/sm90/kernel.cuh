@@ -54,6 +54,11 @@ struct ForwardKernel {
     static constexpr int kHalf = kHalves ? kConfig.B_c / 2 : kConfig.B_c;
     // A left edge leaves the second half; the ones behind V have no rows to pass by.
     static constexpr bool kUpperHalves = kHalves && Mask::kHasLeft && !kMmaSums;
+    // With a left edge, rows see none of a tile's first blocks, or of its last. A warpgroup leaves
+    // them to the others and ends its tiles by itself: until its next one begins it would keep V.
+    static constexpr bool kEndsAlone = kConfig.own_spans && Mask::kHasLeft && !kSliced && !kSkips;
+    // Q of a tile that ends by itself has no reader left when O is there.
+    static constexpr bool kOInQ = kConfig.o_in_q && kEndsAlone && !kListed;
     // A causal mask makes tiles unequal, which evens out when CTAs end; for heads narrower than the
     // kernel ptxas has no registers left. Where tiles are not split, all of them are whole,
     // whatever the launch asks for.
@@ -72,9 +77,10 @@ struct ForwardKernel {
     using Softmax = LazySoftmax<kConfig.dtype, kConfig.B_c, kConfig.statistics,
                                 kConfig.rescale_threshold, kMmaSums>;
     using Turns = WarpgroupTurns<kConfig.pingpong, kConfig.n_warpgroups>;
-    using Output = RowsOutput<kConfig.dtype, kConfig.d_head, kConfig.o_panels(),
-                              kConfig.l2_hints ? ptx::kEvictFirst : ptx::kEvictNormal,
-                              kNeeds.ragged_q, kNeeds.narrow_d || kNeeds.d_v>;
+    using Output =
+        RowsOutput<kConfig.dtype, kConfig.d_head, kOInQ ? kConfig.panels() : kConfig.o_panels(),
+                   kConfig.l2_hints ? ptx::kEvictFirst : ptx::kEvictNormal, kNeeds.ragged_q,
+                   kNeeds.narrow_d || kNeeds.d_v>;
     using Exchange = SliceExchange<kConfig.d_head, kConfig.n_warpgroups, kConfig.cluster, kSliced>;
 };
 

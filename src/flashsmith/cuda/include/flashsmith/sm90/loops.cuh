@@ -143,6 +143,7 @@ struct OverlappedLoop : UpperHalf<Kernel::kUpperHalves> {
                 }
             }
             drain();
+            if constexpr (Kernel::kEndsAlone) work = consumer.next_tile();
         }
     }
 
@@ -192,8 +193,22 @@ struct OverlappedLoop : UpperHalf<Kernel::kUpperHalves> {
         last = ascends ? n : work.first;
         if constexpr (Kernel::kBeginsNear) consumer.blocks = work.n_blocks;
         behind = ascends ? work.n_blocks - work.own : 0;
+        if constexpr (Kernel::kEndsAlone) {
+            const i32 unseen = consumer.unseen(work);
+            n -= unseen;
+            last += unseen;
+        }
         consumer.begin_scores(work.slot);
         find_present(true);
+    }
+
+    // Blocks before the first: K now, V when that of the first is needed; it lands later. As many V
+    // as the ring has stages land without being released.
+    FS_DEVICE void skip_front(i32 count) {
+        const i32 late = min(count, passable());
+        consumer.skip_pairs(count - late);
+        consumer.skip_k(late);
+        v_skipped = late;
     }
 
     // The first block of a run of tiles: nothing to overlap it with.
@@ -206,7 +221,11 @@ struct OverlappedLoop : UpperHalf<Kernel::kUpperHalves> {
         unsaved = false;
         // Not used before it is set again, but where sums are part of O the compiler reads it.
         if constexpr (kConfig.late_store && Kernel::kMmaSums) finished_slot = work.slot;
-        if (!ascends) consumer.skip_pairs(work.n_blocks - work.own);
+        if constexpr (Kernel::kEndsAlone) {
+            skip_front(work.n_blocks - work.own);
+        } else if (!ascends) {
+            consumer.skip_pairs(work.n_blocks - work.own);
+        }
         consumer.wait_q();
         consumer.q.use();
         typename Products::template Scores<kConfig.B_c> s;
@@ -217,7 +236,7 @@ struct OverlappedLoop : UpperHalf<Kernel::kUpperHalves> {
         ptx::wgmma_wait<0>();
         ptx::fence_registers(s);
         consumer.release(consumer.k);
-        if (n == 0) consumer.release_q();
+        if (!Kernel::kOInQ && n == 0) consumer.release_q();
         consumer.softmax.reset();
         consumer.softmax_alone(s, row, present(), true);
     }
@@ -232,6 +251,10 @@ struct OverlappedLoop : UpperHalf<Kernel::kUpperHalves> {
             if (first) {  // before the next tile is known, blocks may have to come to these stages
                 consumer.skip_v(v_skipped);
                 v_skipped = 0;
+            }
+            if constexpr (Kernel::kEndsAlone) {  // reckoned here: registers are few on the way
+                behind = last - first_block_of<Kernel>(consumer.sequence(), row, 0);
+                return false;
             }
             next = consumer.next_tile();
             at.skipped = behind + (kUp == Ascending::kALL ? 0 : next.n_blocks - next.own);
@@ -298,7 +321,7 @@ struct OverlappedLoop : UpperHalf<Kernel::kUpperHalves> {
         ptx::wgmma_wait<1>();  // S is complete, K and, in a tile's last block, Q have been read
         ptx::fence_registers(s);
         consumer.release(consumer.k);
-        if (kGeneral && n == 0) consumer.release_q();
+        if (kGeneral && !Kernel::kOInQ && n == 0) consumer.release_q();
         softmax_of<kGeneral, kIsUpper>(s, early, boundary);
         if (boundary) {
             if constexpr (Kernel::kMmaSums) consumer.finish(at.finished);
@@ -345,6 +368,8 @@ struct OverlappedLoop : UpperHalf<Kernel::kUpperHalves> {
 
     // The last P V of a run of tiles: no Q Kᵀ to issue with it.
     FS_DEVICE void drain() {
+        // Others wait for this turn; what follows takes as long as their step.
+        if (Kernel::kEndsAlone && behind > 0) consumer.skip_k(1);
         if (first) {
             if (kConfig.late_store && unsaved) consumer.store(finished_slot);
             consumer.skip_v(v_skipped);
@@ -357,6 +382,14 @@ struct OverlappedLoop : UpperHalf<Kernel::kUpperHalves> {
         end_pv();
         if constexpr (Kernel::kMmaSums) consumer.finish(slot);
         consumer.store(slot);
+        if (Kernel::kEndsAlone && behind > 0) {
+            consumer.skip_v(1);
+            consumer.skip_pairs(behind - 1);
+        }
+        if constexpr (Kernel::kOInQ) {
+            ptx::bulk_wait_read_if(consumer.thread == 0);  // O has left the slot: Q may come to it
+            consumer.release_q();
+        }
         if constexpr (kUp != Ascending::kNONE) consumer.skip_pairs(behind);
     }
 };

@@ -31,12 +31,20 @@ struct Producer {
     // With two slots a warpgroup the next tile's Q can come first. With fewer, waiting for a slot
     // must not hold up the V block that lets a warpgroup finish and free one.
     static constexpr bool kQFirst = kConfig.q_slots == 2 * kConfig.n_warpgroups;
+    // Blocks of a tile that are still to be loaded when the next one is told and its Q loaded. CTAs
+    // whose tiles are equally long end them together, and Q, K and V of all of them would come from
+    // DRAM in one burst, which takes longer than the rings last.
+    static constexpr i32 kAhead = kConfig.told_ahead;
     // Warpgroups whose Q is loaded while the tile before is.
-    static constexpr int kEarlyQ = kConfig.early_q ? kConfig.q_slots - kConfig.n_warpgroups : 0;
+    static constexpr int kEarlyQ =
+        kAhead > 0 ? kConfig.n_warpgroups
+                   : (kConfig.early_q ? kConfig.q_slots - kConfig.n_warpgroups : 0);
+    // A launch begins with K.
+    static constexpr bool kKFirst = kAhead > 0 && !Kernel::kListed;
     // Blocks of a tile that are still to be loaded when the next one is drawn: time enough for the
     // counter's answer. Who draws when a tile begins may hold the next one for as long as it lasts,
     // while others have nothing left to do.
-    static constexpr i32 kDrawnBefore = 2;
+    static constexpr i32 kDrawnBefore = kAhead + 2;
 
     // The K and V that a tile needs, from block `first` on; n_blocks 0: no tile. They are counted
     // down as they are loaded: the last one comes first, or where they ascend block 0, which
@@ -66,10 +74,10 @@ struct Producer {
     // block of this one is loaded: then nothing waits for the counter, or for the CTA of the
     // cluster that asks it, before that block.
     FS_DEVICE void run() {
-        constexpr bool kEarly = kConfig.early_tiles;
+        constexpr bool kEarly = kConfig.early_tiles || kAhead > 0;
         Drawn at{first_number(), 0};
         [[maybe_unused]] Segment next;  // with kEarly: announced, its loads not begun
-        if constexpr (kEarly) next = announce(at);
+        if constexpr (kEarly) next = kKFirst ? open(at) : announce(at);
         Source previous{0, 0, 0, 0};
         while (!kEarly || next.tile.n_blocks > 0) {
             const Segment current = kEarly ? next : segment_or_none(at);
@@ -91,14 +99,19 @@ struct Producer {
                 load_blocks(n, kDrawnBefore, source);
                 if (draws) count = ask_counter(at.index);
             }
-            load_blocks(n, kEarly ? 1 : 0, source);
+            load_blocks(n, kEarly ? max(kAhead, 1) : 0, source);
             if constexpr (!kEarly) previous = source;
             at = after(at.index, current.goes_on, count);
             if constexpr (kEarly) {
-                next = announce(at);
-                if (source.n_blocks > 1) {
-                    load_k(0, source);
-                    load_v(1, source);
+                if constexpr (kAhead > 0) {
+                    next = told(at);
+                    load_beside(n, source, next);
+                } else {
+                    next = announce(at);
+                    if (source.n_blocks > 1) {
+                        load_k(0, source);
+                        load_v(1, source);
+                    }
                 }
                 previous = source;
             }
@@ -111,13 +124,44 @@ struct Producer {
   private:
     // Tells the consumers of a tile, and loads what of its Q has a free slot.
     FS_DEVICE Segment announce(const Drawn& at) {
+        const Segment segment = told(at);
+        if (segment.tile.n_blocks > 0) load_q_of(segment, 0, kEarlyQ);
+        return segment;
+    }
+
+    FS_DEVICE Segment told(const Drawn& at) {
         const Segment segment = segment_or_none(at);
         publish(segment);
+        return segment;
+    }
+
+    FS_DEVICE void load_q_of(const Segment& segment, int first, int last) {
         if constexpr (Kernel::kListed) {
-            if (segment.tile.n_blocks > 0) load_q(placed(segment), 0, kEarlyQ);
+            load_q(placed(segment), first, last);
         } else {
-            if (segment.tile.n_blocks > 0) load_q(segment.tile, 0, kEarlyQ);
+            load_q(segment.tile, first, last);
         }
+    }
+
+    // The rest of a tile, and Q of the next: a warpgroup's at a time, so that K and V hardly wait.
+    FS_DEVICE void load_beside(i32& n, const Source& source, const Segment& next) {
+        _Pragma("unroll 1") for (int w = 0; w < kConfig.n_warpgroups; ++w) {
+            load_blocks(n, max(n, 0), source);
+            if (next.tile.n_blocks > 0) load_q_of(next, w, w + 1);
+        }
+        load_blocks(n, 0, source);
+    }
+
+    // A launch's first tile. All CTAs load theirs at the same time: what a first product needs comes
+    // first, which is K and the Q of the warpgroup that sees the highest keys.
+    FS_DEVICE Segment open(const Drawn& at) {
+        const Segment segment = told(at);
+        if (segment.tile.n_blocks == 0) return segment;
+        load_k(segment.tile.n_blocks - 1, source_of(segment, true));
+        _Pragma("unroll 1") for (int w = kConfig.n_warpgroups - 1; w >= 0; --w) {
+            load_q_slot(segment.tile, w, w);
+        }
+        q.stage = kConfig.n_warpgroups;
         return segment;
     }
 
@@ -249,7 +293,7 @@ struct Producer {
     // previous one.
     FS_DEVICE void load_first(const QTile& current, const Source& source, const Source& previous) {
         if constexpr (kQFirst) load_q(current, kEarlyQ, kConfig.n_warpgroups);
-        load_k(source.n_blocks - 1, source);
+        if (!kKFirst || previous.n_blocks > 0) load_k(source.n_blocks - 1, source);
         if (previous.n_blocks > 0) load_v(0, previous);
         if constexpr (!kQFirst) load_q(current, kEarlyQ, kConfig.n_warpgroups);
     }
@@ -275,15 +319,20 @@ struct Producer {
     FS_DEVICE void load_q(const QTile& at, int first, int last) {
         _Pragma("unroll 1") for (int w = first; w < last; ++w) {
             ptx::mbarrier_wait(smem.q_empty(q.stage), q.parity);
-            const SmemAddr full = smem.q_full(q.stage);
-            ptx::mbarrier_arrive_expect_tx(full, kConfig.q_slot_bytes());
-            FS_UNROLL
-            for (int panel = 0; panel < kConfig.panels(); ++panel) {
-                ptx::tma_load_4d<kQPolicy>(
-                    smem.q(q.stage) + panel * kWarpgroupRows * kPanelRowBytes, args.q,
-                    {panel * kPanelColumns, at.row + w * kWarpgroupRows, at.head, at.batch}, full);
-            }
+            load_q_slot(at, w, q.stage);
             q.advance(kConfig.q_slots);
+        }
+    }
+
+    // Of warpgroup `w`, into a slot that is free.
+    FS_DEVICE void load_q_slot(const QTile& at, int w, int slot) {
+        const SmemAddr full = smem.q_full(slot);
+        ptx::mbarrier_arrive_expect_tx(full, kConfig.q_slot_bytes());
+        FS_UNROLL
+        for (int panel = 0; panel < kConfig.panels(); ++panel) {
+            ptx::tma_load_4d<kQPolicy>(
+                smem.q(slot) + panel * kWarpgroupRows * kPanelRowBytes, args.q,
+                {panel * kPanelColumns, at.row + w * kWarpgroupRows, at.head, at.batch}, full);
         }
     }
 
