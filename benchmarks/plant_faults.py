@@ -154,8 +154,8 @@ FAULTS = [
     ),
     Fault(
         *("sm90_backward", SEVERAL, "keys come from the first sequence"),
-        *("sm90/backward_producer.cuh", "row, block.kv_head, block.batch);"),
-        "row, block.kv_head, 0);",
+        *("sm90/backward_producer.cuh", f"args, block.kv_head),\n{' ' * 20}block.batch);"),
+        f"args, block.kv_head),\n{' ' * 20}0);",
     ),
     Fault(
         *("sm90_backward", SEVERAL, "queries come from the first sequence"),
@@ -171,8 +171,8 @@ FAULTS = [
     Fault(
         *("sm90_backward", SEVERAL, "dK and dV go to the first sequence"),
         "sm90/backward_consumer.cuh",
-        "const QTile at{first_key + warpgroup * kWarpgroupRows, 0, block.kv_head, block.batch};",
-        "const QTile at{first_key + warpgroup * kWarpgroupRows, 0, block.kv_head, 0};",
+        f"0,\n{' ' * 23}kv_head_of<Kernel>(args, block.kv_head), block.batch}};",
+        f"0,\n{' ' * 23}kv_head_of<Kernel>(args, block.kv_head), 0}};",
     ),
     Fault(
         *("sm90_backward", UNSEEN, "a row without keys has a weight", "sm90/backward_rows.cuh"),
@@ -218,8 +218,8 @@ FAULTS = [
     ),
     Fault(
         *("sm80_decode", ONE_KEY, "the last block is left out", "decode/team.cuh"),
-        "(min(work.slice_keys, end_key - first_key_) + kBc - 1) / kBc",
-        "(min(work.slice_keys, end_key - first_key_) + kBc - 2) / kBc",
+        "(min(slices * work.slice_keys, end_key - first_key_) + kBc - 1) / kBc",
+        "(min(slices * work.slice_keys, end_key - first_key_) + kBc - 2) / kBc",
     ),
     Fault(
         *("sm80_decode", LARGE, "a maximum that grew leaves the sum", "decode/team.cuh"),
@@ -254,8 +254,8 @@ FAULTS = [
     ),
     Fault(
         *("sm90_decode", ONE_KEY, "the last block is left out", "decode/team.cuh"),
-        "(min(work.slice_keys, end_key - first_key_) + kBc - 1) / kBc",
-        "(min(work.slice_keys, end_key - first_key_) + kBc - 2) / kBc",
+        "(min(slices * work.slice_keys, end_key - first_key_) + kBc - 1) / kBc",
+        "(min(slices * work.slice_keys, end_key - first_key_) + kBc - 2) / kBc",
     ),
     Fault(
         *("sm90_decode", LARGE, "a maximum that grew leaves O", "decode/team.cuh"),

@@ -33,7 +33,7 @@ SOURCES = {
     "page of another sequence": ("static_cast<i64>(batch_) *", "static_cast<i64>(0) *"),
     "row of a page off by one": ("from.row -= page_of", "from.row -= 1 + page_of"),
     "second page in the place of the first": ("+ row_ * kPanelRowBytes", ""),
-    "K in the place of V": ("tma_load_4d(to, args_.v_map", "tma_load_4d(to, args_.k_map"),
+    "K in the place of V": ("(to, args_.v_map, from", "(to, args_.k_map, from"),
     "stage of the block before": ("(blocks_ + block) %", "(blocks_ + block + 1) %"),
     "parity stays": ("if (stage == kStages - 1) parity_ ^= 1;", ""),
     "ring begins anew with every work": ("return {blocks_ + blocks};", "return {blocks_};"),

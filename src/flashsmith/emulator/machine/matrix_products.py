@@ -1,8 +1,8 @@
 """How mma instructions that follow each other become few large matrix products.
 
-D = A x B + C with f32 accumulation, in an order that is not the hardware's: chains of mma through
-one accumulator are one product with a longer K, and chains with the same A fragments are one
-product with a wider N. With `mma_in_order` each mma of a chain is added by itself: kernels that do
+D = A x B + C in float32, not in the hardware's order: chains of mma through one accumulator are
+one product with a longer K, rounded once, and chains with the same A fragments are one product
+with a wider N. With `mma_in_order` each mma of a chain is added by itself: kernels that do
 the same mma in the same order then have the same bits, as they have on a GPU.
 """
 
@@ -21,7 +21,7 @@ from flashsmith.emulator.ptx.instruction import Instruction, Operand, Reg, Vecto
 if TYPE_CHECKING:
     from flashsmith.emulator.machine.emit import Emitter
 
-_HALF_TO_F32 = np.arange(65536, dtype=np.uint16).view(np.float16).astype(np.float32)
+_HALF_TO_F64 = np.arange(65536, dtype=np.uint16).view(np.float16).astype(np.float64)
 
 
 @dataclass(slots=True)
@@ -144,11 +144,11 @@ def _stacked(pairs: int, registers: tuple[Value, ...]) -> NDArray[np.uint32]:
     return out
 
 
-def _numbers(bits: NDArray[np.uint32], bf16: bool) -> NDArray[np.float32]:
-    halves = bits.view(np.uint16)
+def wide_numbers(halves: NDArray[np.uint16], bf16: bool) -> NDArray[np.float64]:
+    """The numbers that 16 bits stand for."""
     if bf16:
-        return (halves.astype(np.uint32) << np.uint32(16)).view(np.float32)
-    return _HALF_TO_F32.take(halves)
+        return (halves.astype(np.uint32) << np.uint32(16)).view(np.float32).astype(np.float64)
+    return _HALF_TO_F64.take(halves)
 
 
 @spreads_in_warp
@@ -170,27 +170,40 @@ def matrix_product(
     ctas = len(b) // (2 * depth)
     # A: [k cta, column half, row half, pair, g, t] → [pair, row half, g, k cta, column half, t]
     left = _stacked(pairs, a).reshape(depth, 2, 2, pairs, 8, 4).transpose(3, 2, 4, 0, 1, 5)
-    rows = _numbers(np.ascontiguousarray(left), bf16).reshape(pairs, 16, 16 * depth)
+    halves = np.ascontiguousarray(left).view(np.uint16)
+    rows = wide_numbers(halves, bf16).reshape(pairs, 16, 16 * depth)
     # B: [column cta, k cta, k half, pair, g, t] → [pair, column cta, g, k cta, k half, t]
     right = _stacked(pairs, b).reshape(ctas, depth, 2, pairs, 8, 4).transpose(3, 0, 4, 1, 2, 5)
-    columns = _numbers(np.ascontiguousarray(right), bf16).reshape(pairs, 8 * ctas, 16 * depth)
+    halves = np.ascontiguousarray(right).view(np.uint16)
+    columns = wide_numbers(halves, bf16).reshape(pairs, 8 * ctas, 16 * depth)
     if not in_order:
-        return _plus(start, np.matmul(rows, columns.transpose(0, 2, 1)))
+        return _plus(start, exact_product(rows, columns.transpose(0, 2, 1)))
     sums: tuple[Value, ...] = start
     for k in range(0, 16 * depth, 16):
-        part = np.matmul(rows[:, :, k : k + 16], columns[:, :, k : k + 16].transpose(0, 2, 1))
+        part = exact_product(rows[:, :, k : k + 16], columns[:, :, k : k + 16].transpose(0, 2, 1))
         sums = tuple(_plus(sums, part))
     return np.stack(sums)
 
 
-def _plus(start: tuple[Value, ...], product: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Accumulators, a row each, plus the products of 16 rows by 8 columns a cta.
+def exact_product(left: NDArray[np.float64], right: NDArray[np.float64]) -> NDArray[np.float64]:
+    """A x B of 16-bit numbers: an element's bits follow from its row and column alone.
+
+    A float32 product by BLAS adds in an order that depends on the CPU and on how many rows and
+    columns are multiplied together. Sums in float64 are exact, unless products of one sum lie
+    2**30 apart or more.
+    """
+    product: NDArray[np.float64] = np.matmul(left, right)
+    return product
+
+
+def _plus(start: tuple[Value, ...], product: NDArray[np.float64]) -> NDArray[np.float32]:
+    """Accumulators, a row each, plus the rounded products of 16 rows by 8 columns a cta.
 
     [pair, row half, g, column cta, t, e] → [column cta, row half, e, pair, g, t]
     """
     pairs, ctas = product.shape[0], product.shape[2] // 8
     parts = product.reshape(pairs, 2, 8, ctas, 4, 2).transpose(3, 1, 5, 0, 2, 4)
-    out = np.ascontiguousarray(parts).reshape(4 * ctas, 32 * pairs)
+    out = parts.astype(np.float32, order="C").reshape(4 * ctas, 32 * pairs)
     for number, value in enumerate(start):
         out[number] += value
     return out

@@ -1,8 +1,8 @@
 """wgmma: products of a warpgroup, each warp its own sixteen rows.
 
 The product is computed when the instruction is issued; what may not be touched before the wait is
-watched by wgmma_pipeline.py (registers) and async_shadow.py (shared memory). Products are summed
-in float32 by numpy: the order of additions is not the hardware's.
+watched by wgmma_pipeline.py (registers) and async_shadow.py (shared memory). A product is rounded
+to float32 once: the order of additions is not the hardware's.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from flashsmith.base.dtypes import DType, from_bits
+from flashsmith.base.dtypes import DType
 from flashsmith.emulator.checks.async_shadow import (
     Access,
     Readers,
@@ -25,6 +25,7 @@ from flashsmith.emulator.checks.async_shadow import (
 from flashsmith.emulator.checks.undefined import Undefined, any_undefined, marked
 from flashsmith.emulator.copies.mbarrier import Ints
 from flashsmith.emulator.copies.smem_layout import CHUNK_BYTES, MatrixDescriptor, operand_chunks
+from flashsmith.emulator.machine.matrix_products import exact_product, wide_numbers
 from flashsmith.emulator.machine.opcode import Unknown, opcode
 from flashsmith.emulator.machine.values import Value
 from flashsmith.emulator.ops.bulk_copy import group_count
@@ -177,8 +178,8 @@ def _multiply(
         left, hollow_rows = _from_smem(c, u, form, a, 64, own_rows=True)
     right, hollow_columns = _from_smem(c, u, form, b, form.n, own_rows=False)
     left = left if form.sign > 0 else -left
-    product = np.matmul(left.reshape(len(right), -1, 16), right)
-    fragments = _fragments(product.reshape(u.pairs, 16, form.n))
+    product = exact_product(left.reshape(len(right), -1, 16), right)
+    fragments = _fragments(product.reshape(u.pairs, 16, form.n), np.float32)
     add = _by_pair(u, scale_d)
     kinds = set(map(type, old))
     if add.any():
@@ -224,7 +225,7 @@ def _hollow(
         product |= rows[:, :, None]
     if columns is not None:
         product |= columns[:, None, :]
-    out = _fragments(product)
+    out = _fragments(product, np.bool_)
     if form.accumulator != "f32":
         out = np.asarray(out.reshape(len(out) // 2, 2, -1).any(axis=1))
     if carried:
@@ -234,16 +235,18 @@ def _hollow(
     return out
 
 
-def _from_registers(u: Unit, form: _Form, words: tuple[Value, ...]) -> NDArray[np.float32]:
+def _from_registers(u: Unit, form: _Form, words: tuple[Value, ...]) -> NDArray[np.float64]:
     """A from registers: word 0 row l/4, 1 row + 8, 2 and 3 the same with k + 8."""
     bits = _rows(u, words).view(np.uint16)
-    values = from_bits(bits, form.dtype).reshape(2, 2, u.pairs, 8, 4, 2)  # k half, row half
+    values = wide_numbers(bits, form.dtype is DType.BF16).reshape(
+        2, 2, u.pairs, 8, 4, 2
+    )  # k half, row half
     return np.ascontiguousarray(values.transpose(2, 1, 3, 0, 4, 5)).reshape(u.pairs, 16, 16)
 
 
 def _from_smem(
     c: Chunk, u: Unit, form: _Form, descriptor: Value, extent: int, *, own_rows: bool
-) -> tuple[NDArray[np.float32], NDArray[np.bool_] | None]:
+) -> tuple[NDArray[np.float64], NDArray[np.bool_] | None]:
     """An operand behind a descriptor: A as (pairs, 16, 16), B as (pairs / sharers, 16, N).
 
     Also which rows of it (M or N, by pair) hold what nothing has written, or None for none.
@@ -271,7 +274,7 @@ def _from_smem(
         c.counters.bytes["wgmma operands"] += places.size * CHUNK_BYTES
     raw = c.shared_views[CHUNK_BYTES].take(mine).view(np.uint16)
     shape = (len(mine), 16, rows) if mn_major else (len(mine), rows, 16)
-    values = from_bits(raw, form.dtype).reshape(shape)
+    values = wide_numbers(raw, form.dtype is DType.BF16).reshape(shape)
     is_turned = mn_major == own_rows  # A wants rows first, B wants K first
     hollow = None if unwritten is None else _unwritten_rows(unwritten, rows, mn_major)
     return values.swapaxes(1, 2) if is_turned else values, hollow
@@ -351,11 +354,12 @@ def _check_descriptors(
             c.fault("out of bounds", message, index, u, lane=lane, address=descriptor.start)
 
 
-def _fragments(product: NDArray[_Scalar]) -> NDArray[_Scalar]:
+def _fragments(product: NDArray[Any], of: type[_Scalar]) -> NDArray[_Scalar]:
     """(pairs, 16, N) as rows of registers: 4j + 2i + c is row l/4 + 8i, column 8j + 2(l%4) + c."""
     pairs, _, n = product.shape
     parts = product.reshape(pairs, 2, 8, n // 8, 4, 2)  # pair, i, l/4, j, l%4, c
-    return np.ascontiguousarray(parts.transpose(3, 1, 5, 0, 2, 4)).reshape(n // 2, pairs * 32)
+    turned = parts.transpose(3, 1, 5, 0, 2, 4).astype(of, order="C", copy=False)
+    return turned.reshape(n // 2, pairs * 32)
 
 
 def _rows(u: Unit, registers: tuple[Value, ...]) -> NDArray[Any]:

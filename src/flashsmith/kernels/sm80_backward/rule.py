@@ -8,7 +8,12 @@ from collections.abc import Sequence
 from flashsmith.arch import Arch
 from flashsmith.kernels.sm80_backward.config import Sm80BackwardConfig
 from flashsmith.kernels.sm80_backward.parts import WIDTHS
-from flashsmith.kernels.sm80_backward.sets import configs_for, free_sums_for, sums_for
+from flashsmith.kernels.sm80_backward.sets import (
+    biased_configs_for,
+    configs_for,
+    free_sums_for,
+    sums_for,
+)
 from flashsmith.kernels.sm80_backward.sums import Sm80SumsConfig
 from flashsmith.problem.attention import AttentionProblem
 
@@ -25,7 +30,8 @@ def candidates(problem: AttentionProblem, arch: Arch) -> Sequence[Sm80BackwardCo
     width = next((w for w in WIDTHS if w >= problem.d_head), None)
     if width is None:
         return ()
-    configs = configs_for(problem.dtype, width)
+    of_width = configs_for if problem.bias is None else biased_configs_for
+    configs = of_width(problem.dtype, width)
     if problem.softcap is not None:  # 32 rows a warp and the slopes of their scores would spill
         configs.sort(key=lambda config: config.of_queries.rows_per_warp)
     if max(problem.q_len, problem.k_len) <= SHORT_ROWS:

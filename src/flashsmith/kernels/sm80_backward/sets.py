@@ -31,13 +31,26 @@ BY_WIDTH = {
     ),
 }
 
+# For 128 columns and a bias of the caller's, in their place: 32 rows a warp and a bias of 16 bits
+# would spill.
+BIASED = "dkv_128_64_8+dq_128_64_8+dkv_buffer+dq_buffer"
+
 
 def configs_for(dtype: DType, width: int) -> list[Sm80BackwardConfig]:
     """The configurations of one element type and width, largest tiles first."""
-    return [
-        parse_short_form(f"bwd({dtype.name}, {width}): {words}", Sm80BackwardConfig)
-        for words in BY_WIDTH[width]
-    ]
+    return [_backward(dtype, width, words) for words in BY_WIDTH[width]]
+
+
+def _backward(dtype: DType, width: int, words: str) -> Sm80BackwardConfig:
+    return parse_short_form(f"bwd({dtype.name}, {width}): {words}", Sm80BackwardConfig)
+
+
+def biased_configs_for(dtype: DType, width: int) -> list[Sm80BackwardConfig]:
+    """The same for problems with a bias."""
+    configs = configs_for(dtype, width)
+    if width == 128:
+        configs[0] = _backward(dtype, width, BIASED)
+    return configs
 
 
 def backward_configs() -> list[Sm80BackwardConfig]:

@@ -214,8 +214,8 @@ struct Consumer {
         return Mask::template hides_after<kWarpgroupRows>(sequence(), key, row, warpgroup);
     }
 
-    // Blocks, from a tile's first on, that lie before the window of every row of this warpgroup; not
-    // all, so that rows that see no key are written too.
+    // Blocks, from a tile's first on, that lie before the window of every row of this warpgroup;
+    // not all, so that rows that see no key are written too.
     FS_DEVICE i32 unseen(const Work& work) const {
         const i32 before =
             Mask::template blocks_before<kConfig.B_c>(sequence(), first_row(work.row));

@@ -152,8 +152,8 @@ struct Producer {
         load_blocks(n, 0, source);
     }
 
-    // A launch's first tile. All CTAs load theirs at the same time: what a first product needs comes
-    // first, which is K and the Q of the warpgroup that sees the highest keys.
+    // A launch's first tile. All CTAs load theirs at the same time: what a first product needs
+    // comes first, which is K and the Q of the warpgroup that sees the highest keys.
     FS_DEVICE Segment open(const Drawn& at) {
         const Segment segment = told(at);
         if (segment.tile.n_blocks == 0) return segment;
