@@ -117,8 +117,10 @@ def order_mutants(whole, ptx: str) -> list[Mutant]:
         for name, weak in (("st.release", "st.relaxed"), ("ld.acquire", "ld.relaxed")):
             weakened = ptx.replace(f"{name}.gpu", f"{weak}.gpu")
             found.append(Mutant("flag without order", name, weakened))
+    polls = re.compile(r"(ld\.acquire\.gpu(?:[^;]*;){2}\s*setp\.ne\.s32[^;]*;\s*)@%p\d+ bra[^;]*;")
     return [
         *found,
+        Mutant("turns not awaited", "bra", polls.sub(r"\1", ptx)),
         *dropped(ptx, "barrier dropped", r"bar\.sync 0"),
         *warp_barriers(ptx),
         *dropped(ptx, "commit dropped", r"cp\.async\.commit_group"),

@@ -27,6 +27,7 @@ from flashsmith.runtime.tensors import contiguous_tensors, uploaded
 TOGETHER = parse_config("bwd_sums(BF16, 64, 64, 64, 4): buffer+turn_2+rounds")
 ROLES = parse_config("bwd_sums(FP16, 64, 64, 64, 4): roles+rounds")
 FREE = parse_config("bwd_sums(BF16, 64, 64, 64, 4): roles+buffer+unordered")
+APART = parse_config("bwd_sums(BF16, 64, 64, 64, 4): roles")
 WIDE = parse_config("bwd_sums(BF16, 128, 128, 64, 8): roles+buffer+turn_2+rounds")
 WIDEST = parse_config("bwd_sums(BF16, 256, 64, 64, 8): roles+buffer")
 GRADIENTS = ("dq", "dk", "dv")
@@ -114,10 +115,20 @@ class Poisoned(EmulatedDevice):
         return address
 
 
-@pytest.mark.parametrize("config", [TOGETHER, FREE], ids=str)
-def test_what_scratch_held_before_means_nothing(config):
-    masked = problem(config, 150, 210, kv_heads=1, causal=True, diagonal=-70)
-    require_right(Poisoned(), config, "poisoned", masked)
+# The second mask hides all keys from the last q tiles, whose windows begin behind the last key, in
+# its kv block.
+@pytest.mark.parametrize(
+    "masked",
+    [
+        {"q_len": 150, "k_len": 210, "diagonal": -70},
+        {"q_len": 213, "k_len": 104, "diagonal": 0, "window_left": 20},
+    ],
+    ids=["causal", "window"],
+)
+@pytest.mark.parametrize("config", [TOGETHER, FREE, APART], ids=str)
+def test_what_scratch_held_before_means_nothing(config, masked):
+    found = problem(config, kv_heads=1, causal=True, **masked)
+    require_right(Poisoned(), config, "poisoned", found)
 
 
 def bits(config, sm_count, seed):

@@ -45,6 +45,9 @@ def test_the_set_gives_every_knob_more_than_one_value():
         ("bwd_sums(BF16, 128, 128, 64, 4)", "gradients_fit_registers"),
         ("bwd_sums(BF16, 64, 128, 64, 8)", "warp_has_32_columns_of_dq"),
         ("bwd_sums(BF16, 64, 128, 64, 8): roles", None),
+        ("bwd_sums(BF16, 64, 64, 128, 4): roles", "warp_has_32_columns_of_dq"),
+        ("bwd_sums(BF16, 64, 128, 64, 4): roles", "roles_take_a_tile_at_once"),
+        ("bwd_sums(BF16, 128, 128, 128, 8): roles", "roles_take_a_tile_at_once"),
         ("bwd_sums(BF16, 256, 128, 64, 8): roles", "gradients_fit_registers"),
         ("bwd_sums(BF16, 64, 128, 128, 4): unordered+rounds", "any_order_has_no_last_block"),
         ("bwd_sums(BF16, 64, 128, 128, 4): unordered+turn_2", "any_order_has_no_last_block"),
@@ -65,6 +68,8 @@ def test_both_languages_agree_on_every_derived_number():
         f"    && {c.to_cpp_struct()}.threads() == {c.threads}\n"
         f"    && {c.to_cpp_struct()}.keys_per_warp() == {c.keys_per_warp}\n"
         f"    && {c.to_cpp_struct()}.dq_columns() == {c.dq_columns}\n"
+        f"    && {c.to_cpp_struct()}.gradients_held() * {c.keys_per_warp * c.B_r // 32}\n"
+        f"        + {c.to_cpp_struct()}.step_registers(0) == {c.tile_registers}\n"
         f"    && {c.to_cpp_struct()}.gradient_registers() == {c.gradient_registers});\n"
         for c in blocks
     )

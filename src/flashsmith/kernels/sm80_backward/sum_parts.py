@@ -20,6 +20,7 @@ from flashsmith.kernels.sm80_backward.parts import (
 BLOCK_KEYS = (64, 128)
 BLOCK_ROWS = (64, 128)  # a row of dS, 16 bits an element, spans all banks
 BLOCK_WARPS = (4, 8)
+MOST_TILE_REGISTERS = 208  # a thread; beyond it a q tile is taken in steps
 DQ_ROWS = 32  # rows of dQ that a warp multiplies
 ROUNDED_ROWS = 64  # rows of a cta that rounds dQ
 ROLES = "half of the warps make P and dV, half dS and dK: P goes over in shared memory"
@@ -97,6 +98,12 @@ class Sm80BlocksConfig(Sm80BackwardPart):
         """Columns of dQ that a warp multiplies."""
         return self.d_head * (self.B_r // DQ_ROWS) // self.dq_warps
 
+    @property
+    def tile_registers(self) -> int:
+        """32-bit registers a thread for gradients, and for scores of all rows of a q tile."""
+        scores = (1 if self.roles else 2) * self.keys_per_warp * self.B_r // LANES
+        return self.gradient_registers + scores + self.keys_per_warp // 4 + 4
+
     def smem_bytes(self, elem_size: int = 2) -> int:
         """K and V stay; Q, dO, statistics and dS have stages; with roles, P in float32."""
         rows = self.B_r * (2 * self.d_head * elem_size + STATISTICS_BYTES)
@@ -156,9 +163,16 @@ BLOCK_RULES = (
     ),
     Rule(
         "warp_has_32_columns_of_dq",
-        lambda c: c.dq_columns % 32 != 0,
-        "a warp multiplies 32 rows of dQ and its columns are no multiple of 32",
-        "use fewer warps or fewer rows at a time",
+        lambda c: c.dq_columns % 32 != 0 or c.dq_columns > c.d_head,
+        "a warp multiplies 32 rows of dQ, of which its columns are no part in multiples of 32",
+        "use another number of warps, or fewer rows at a time",
+    ),
+    Rule(
+        "roles_take_a_tile_at_once",
+        lambda c: c.roles and c.tile_registers > MOST_TILE_REGISTERS,
+        f"two warps that share keys meet once a q tile, whose scores and gradients take more than "
+        f"{MOST_TILE_REGISTERS} registers a thread",
+        "use more warps, or fewer rows or keys at a time",
     ),
     Rule(
         "any_order_has_no_last_block",

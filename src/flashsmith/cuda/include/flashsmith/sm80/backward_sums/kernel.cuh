@@ -47,6 +47,10 @@ template <Sm80BlocksConfig kConfig, Needs kNeeds>
 FS_DEVICE void backward_blocks(const BackwardArgs& args) {
     using Kernel = BlocksKernel<kConfig, kNeeds>;
     static_assert(Kernel::valid());
+    static_assert(!kConfig.roles || kConfig.step_rows() == kConfig.B_r,
+                  "backward_blocks: warps with roles meet once a q tile, not once a step");
+    static_assert(kConfig.dq_columns() <= kConfig.d_head,
+                  "backward_blocks: a warp's part of dQ has 32 rows");
     extern __shared__ __align__(1024) unsigned char smem[];
     const SmemAddr start{static_cast<u32>(__cvta_generic_to_shared(smem))};
     u32 index = ptx::ctaid_x();

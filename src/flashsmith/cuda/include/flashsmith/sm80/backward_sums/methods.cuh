@@ -17,7 +17,8 @@ constexpr int step_registers(int columns) const {
            keys_per_warp() / 4 + 4;
 }
 
-// Rows of a q tile whose scores a warp holds at a time: as many as fit, 16 at least.
+// Rows of a q tile whose scores a warp holds at a time: as many as fit, 16 at least. With roles all
+// must fit: `Sm80BlocksConfig.tile_registers` asks the same of `B_r`.
 constexpr int step_rows() const {
     int rows = B_r;
     while (rows > 16 && step_registers(rows) > 208) rows /= 2;

@@ -26,8 +26,8 @@ FS_DEVICE void backward_rounding(const BackwardArgs& args) {
     Accumulator<1, kColTiles> dq;
     dq.clear();
     const i32 tile = first_row / kConfig.B_r * kConfig.B_r;  // to which kv blocks added at a time
-    const i32 seen = Mask::seen_before(args, tile + kConfig.B_r);
-    if (seen > Mask::template blocks_before<kConfig.B_c>(args, tile) * kConfig.B_c) {
+    // A tile that sees no key has no sums.
+    if (Mask::seen_before(args, tile + kConfig.B_r) > max(Mask::first_seen(args, tile), 0)) {
         const i64 row = static_cast<i64>(head) * args.padded_rows + first_row +
                         threadIdx.x / kWarpLanes * DqPiece::kRows;
         const DqPiece first = DqPiece::at_row(args.dq_sums, row, kConfig.d_head);
