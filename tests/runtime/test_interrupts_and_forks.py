@@ -108,10 +108,10 @@ def _answer(seed):
 
 
 def test_a_pool_forked_after_a_call_gives_right_answers():
-    wanted = [_answer(seed) for seed in range(6)]
+    wanted = [_answer(seed) for seed in range(3)]
     with multiprocessing.get_context("fork").Pool(3) as pool:
-        answers = pool.map_async(_answer, list(range(6)) * 2, chunksize=1)
-        mine = [_answer(seed) for seed in range(6)]  # the parent goes on beside its children
+        answers = pool.map_async(_answer, list(range(3)) * 2, chunksize=1)
+        mine = [_answer(seed) for seed in range(3)]  # the parent goes on beside its children
         assert answers.get(timeout=SECONDS) == wanted * 2
     assert mine == wanted
 

@@ -88,9 +88,16 @@ def require(device, config, case):
 
 
 def sets():
-    """Each configuration with one of its two quick cases: both cases in each element type."""
+    """Each configuration with one of its two quick cases: both cases in each element type.
+
+    Where a set has a configuration in both types, the emulator runs a third of those in FP16.
+    """
     found = [*get_kernel_configs("hopper"), *get_kernel_configs("hopper-prog")]
-    return [(config, (n + (config.dtype is DType.FP16)) % 2) for n, config in enumerate(found)]
+    for n, config in enumerate(found):
+        is_half = config.dtype is DType.FP16
+        is_twin = is_half and config.replace(dtype=DType.BF16) in found
+        marks = (pytest.mark.gpu,) if is_twin and n % 3 else ()
+        yield pytest.param(config, (n + is_half) % 2, marks=marks)
 
 
 @pytest.mark.parametrize(("config", "which"), sets(), ids=str)
@@ -260,8 +267,13 @@ UP = {
 MASKED = [(700, 700, 0), (450, 500, None), (260, 520, None), (520, 260, None), (65, 300, 3)]
 
 
-@pytest.mark.parametrize("edge", MASKED, ids=str)
-@pytest.mark.parametrize("name", UP)
+# Two of three combinations, in turn.
+ASCENDING = [
+    (name, edge) for n, name in enumerate(UP) for m, edge in enumerate(MASKED) if (n + m) % 3 != 1
+]
+
+
+@pytest.mark.parametrize(("name", "edge"), ASCENDING, ids=str)
 def test_keys_may_ascend(device, name, edge):
     """In the first tile and in all, in turn: both for each configuration and for each edge."""
     q_len, k_len, diagonal = edge
@@ -272,7 +284,7 @@ def test_keys_may_ascend(device, name, edge):
     require(device, config, Case("ascending", masked, gain=4.0))
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("name", ["two", "three", "halves"])
 def test_no_schedule_stops_tiles_that_ascend(name, seed):
     config = UP[name].replace(ascending=Ascending.ALL)
@@ -343,10 +355,11 @@ def test_tiles_of_a_last_wave_may_be_split(device, name, lengths, monkeypatch):
     full = problem(config, heads=heads, q_len=q_len, k_len=blocks * config.B_c + tail, lse=lse)
     assert launch.plan_forward(config, full, device.sm_count)[0].split.ranges > 0
     require(device, config, Case("split", full, gain=8.0))  # parts with maxima of their own
-    require(device, config, Case("split again", full))  # flags were left zero
+    if lengths == LEFT_OVER[1]:
+        require(device, config, Case("split again", full))  # flags were left zero
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("name", ["overlap", "fixed order", "clusters"])
 def test_no_schedule_changes_what_parts_add_up_to(name, seed, monkeypatch):
     monkeypatch.setattr(launch, "LEAST_SAVED_KEYS", 1)
@@ -396,7 +409,7 @@ def test_a_warpgroup_may_skip_more_blocks_than_the_ring_has_stages(device):
     require(device, config, Case("skips", problem(config, q_len=520, k_len=600, causal=True)))
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize(
     "config",
     [

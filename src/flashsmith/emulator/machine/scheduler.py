@@ -99,8 +99,9 @@ class Scheduler:
         self._converge()
         # All waits that are over end first: who stands at a barrier asks where the others are.
         for unit in self.units:
-            if unit.wait is not None:
-                self._end_wait(unit, unit.wait)
+            wait = unit.wait
+            if wait is not None and not (0 <= wait.looked == wait.epoch()):
+                self._end_wait(unit, wait)  # something has ended since the last look
         self._align()
         meeting = self.meeting_points
         ready = [
@@ -115,9 +116,10 @@ class Scheduler:
             chosen = eager[int(self.random.integers(len(eager)))]
             if chosen.yielded:  # all only poll: the one that can go on may stand anywhere
                 return self._some_ctas(self._joined(chosen, ready))
-            warp = chosen.warp[0]
+            warp = chosen.first_warp
             # Parts of one warp come together again where they can: the one behind goes first.
-            chosen = min((u for u in eager if u.warp[0] == warp), key=lambda u: u.pc)
+            parts = [u for u in eager if u.first_warp == warp]
+            chosen = parts[0] if len(parts) == 1 else min(parts, key=lambda u: u.pc)
             return self._some_ctas(self._joined(chosen, ready))
         return self._joined(min(eager, key=lambda u: u.pc), ready)
 
@@ -141,8 +143,6 @@ class Scheduler:
     @staticmethod
     def _end_wait(unit: Unit, wait: Wait) -> None:
         epoch = wait.epoch()
-        if epoch == wait.looked >= 0:  # nothing has ended since the last look
-            return
         if wait.ready().all():
             unit.wait = None
             unit.moved = True
@@ -165,7 +165,7 @@ class Scheduler:
         same = [u for u in ready if u.pc == unit.pc]
         if self.random is not None:
             # Single warps keep their own order: only parts of the same warp come together.
-            same = [u for u in same if u.warp[0] == unit.warp[0]]
+            same = [u for u in same if u.first_warp == unit.first_warp]
         return self._merged(same) if len(same) > 1 else unit
 
     def _merged(self, same: list[Unit]) -> Unit:
@@ -232,8 +232,9 @@ class Scheduler:
         unit.moved = True
         functions, counts, chunk, alone = self.functions, self.counts, self.chunk, len(self.units)
         pc, registers, mask, pairs = unit.pc, unit.R, unit.mask, unit.pairs
-        limit = min((u.pc for u in self.units if u is not unit and u.wait is None), default=1 << 60)
         once, quiet, turns = self.random is not None, self.quiet, 0
+        others = () if once else (u for u in self.units if u is not unit and u.wait is None)
+        limit = min((u.pc for u in others), default=1 << 60)
         while True:
             counts[pc] += pairs
             unit.pc, was_quiet = pc, quiet[pc]

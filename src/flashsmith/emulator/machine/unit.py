@@ -58,8 +58,8 @@ class Unit:
     """Pairs of cta and warp with their registers; arrays in R are never changed in place."""
 
     __slots__ = (
-        "R", "_cache", "cta", "idle", "mask", "moved", "pc", "safe", "state", "wait", "warp",
-        "yielded",
+        "R", "_cache", "cta", "first_warp", "idle", "mask", "moved", "pc", "safe", "state", "wait",
+        "warp", "yielded",
     )  # fmt: skip
 
     def __init__(
@@ -72,6 +72,7 @@ class Unit:
     ) -> None:
         self.cta = cta  # chunk-local number of the cta, by pair
         self.warp = warp
+        self.first_warp = int(warp[0])
         self.mask = mask  # active lanes, or None when all are
         self.R = registers
         self.pc = pc
