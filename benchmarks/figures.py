@@ -27,11 +27,11 @@ from pages.tables import (
     beside_fa3_table,
     between_marks,
     chunk_table,
+    compile_seconds_table,
     knob_table,
     ladder_table,
     masks_table,
     peers_table,
-    serve_table,
     spills_table,
     suite_table,
     winners_table,
@@ -58,7 +58,7 @@ EAGER = Path("docs/eager_loading.md")
 COMPILED = ROOT / "benchmarks" / "results" / "compile"
 BACKWARD = Path("docs/kernels/sm90_backward.md")
 SERVING = Path("docs/serving.md")
-SERVED = ROOT / "benchmarks" / "results" / "h200_serve" / "serve.jsonl"
+SERVED = ROOT / "benchmarks" / "results" / "h200_serve"
 MASKS = Path("docs/masks_and_scores.md")
 MASKED = ROOT / "benchmarks" / "results" / "h200_masks" / "masks.jsonl"
 GRADIENTS = [
@@ -66,7 +66,7 @@ GRADIENTS = [
     for name in ("backward", "candidates", "wide", "ends")
 ]
 GRADIENT_GRID = ROOT / "benchmarks" / "results" / "h200_backward" / "paper.jsonl"
-SERVE_SUITE, CHUNKS = SERVED.with_name("suite.jsonl"), SERVED.with_name("chunks.jsonl")
+SERVE_SUITE, CHUNKS = SERVED / "suite.jsonl", SERVED / "chunks.jsonl"
 BESIDE_FA3 = (GRADIENT_GRID, GRADIENT_GRID.with_name("paper_free.jsonl"), SERVE_SUITE)
 TRAINED = ROOT / "benchmarks" / "results" / "h200_train"
 LOSSES = Path("docs/figures/losses.svg")
@@ -98,11 +98,12 @@ def pages() -> dict[Path, str]:
     backward = (ROOT / BACKWARD).read_text(encoding="utf-8")
     backward = between_marks(backward, "backward", backward_table(gradients()))
     grid = peers_table(read_records(GRADIENT_GRID), (FA3, "cuDNN"))
-    made[BACKWARD] = between_marks(backward, "grid", grid)
+    backward = between_marks(backward, "grid", grid)
+    owed = read_records(GRADIENT_GRID.with_name("owed.jsonl"))
+    made[BACKWARD] = between_marks(backward, "compiling", compile_seconds_table(owed))
     masks = (ROOT / MASKS).read_text(encoding="utf-8")
     made[MASKS] = between_marks(masks, "masks", masks_table(read_records(MASKED)))
     serving = (ROOT / SERVING).read_text(encoding="utf-8")
-    serving = between_marks(serving, "serve", serve_table(read_records(SERVED)))
     serving = between_marks(serving, "chunks", chunk_table(read_records(CHUNKS)))
     made[SERVING] = between_marks(serving, "suite", suite_table(read_records(SERVE_SUITE)))
     made |= of_models()

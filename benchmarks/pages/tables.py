@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
+from statistics import median
 
 from flashsmith.arch import get as get_arch
 from flashsmith.base.errors import DamagedFile
 from flashsmith.bench.ladder import KNOB, LADDER, changes
 from flashsmith.kernels import KernelConfig, parse_config
 from flashsmith.kernels.parse import looks_like_config
+from flashsmith.kernels.sm80_backward.config import Sm80BackwardConfig
 from flashsmith.kernels.sm90_backward.config import Sm90BackwardConfig
 from flashsmith.kernels.varying import varying, varying_texts
 from flashsmith.measure.record import Record
@@ -27,7 +29,6 @@ from flashsmith.report.contenders import (
     tflops_of,
 )
 from flashsmith.report.winners import Winner, winners_on_grid
-from flashsmith.tuner.choose.choice import choose
 
 NOT_MEASURED = "not measured yet"
 
@@ -130,35 +131,40 @@ def _backward_name(record: Record) -> str:
     return next((name for name, use in uses.items() if use == config), "")
 
 
-_READ = "plain read"  # the contender that a run of tools/serve_h200.py begins with
+_WAYS = {Sm90BackwardConfig.NAME: "wgmma", Sm80BackwardConfig.NAME: "mma.sync"}
 
 
-def serve_table(records: Sequence[Record]) -> str:
-    """What a few query rows on a cache take, and the share of the rate of a plain read."""
-    rows = []
-    for problem, found in _served(records):
-        read, ours, peers = found[_READ], dict[str, float](), []
-        for name, us in found.items():
-            way = _way_of(name)
-            if way is not None:
-                if name == _chosen(problem, way, found):
-                    ours[way] = us
-            elif name != _READ and "page" not in name:
-                peers.append(us)
-        if len(ours) < len(_READS):  # something else is chosen by now
-            continue
-        cells = [f"{ours[way]:.0f} ({read / ours[way]:.2f})" for way in ("", "lengths", "page 16")]
-        rows.append(
-            f"| {problem.batch} | {problem.heads}:{problem.kv_heads} | {problem.q_len} x "
-            f"{problem.k_len:,} | {read:.0f} | {' | '.join(cells)} | {min(peers):.0f} | "
-            f"{min(peers) / ours['']:.2f} |"
-        )
-    lines = [
-        "| batch | heads | rows x keys | plain read | contiguous | lengths in memory |"
-        " pages of 16 | best peer, contiguous | over it |",
-        "|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
-    ]
-    return "\n".join([*lines, *rows])
+def compile_seconds_table(records: Sequence[Record]) -> str:
+    """Seconds of compiling, of configurations and of first calls, by family and d_head.
+
+    Left out are configurations with `masks_first`: the cases that were compiled do not need the
+    kernel that this word makes, so that their seconds are of the other launches alone.
+    """
+    seconds: dict[tuple[str, int], list[float]] = {}
+    first: dict[int, str] = {}
+    for record in records:
+        name, part = str(record.what["name"]), record.what.get("part")
+        if part == "first":
+            found = re.fullmatch(r"first gradients, d (\d+) (\w+), nothing compiled", name)
+            if found is None:
+                raise DamagedFile(
+                    f"The record {name!r} has no width and mask in its name; name it as "
+                    f"tools/bwd_owed_h200.py does."
+                )
+            first[int(found[1])] = f"{record.result['seconds']:.2f} ({found[2]})"
+        elif part == "compile":
+            config = parse_config(name)
+            if getattr(config, "masks_first", False):
+                continue
+            key = (_WAYS[config.NAME], config.d_head)
+            seconds.setdefault(key, []).append(record.result["compile_s"])
+    lines = ["| kernels | d_head | configurations | median, s | slowest, s | first call, s |"]
+    lines.append("|---|---:|---:|---:|---:|---:|")
+    for (way, d_head), found_s in seconds.items():
+        cells = f"{len(found_s)} | {median(found_s):.2f} | {max(found_s):.2f}"
+        of_first = first.get(d_head, "") if way == "wgmma" else ""
+        lines.append(f"| {way} | {d_head} | {cells} | {of_first} |")
+    return "\n".join(lines)
 
 
 def suite_table(records: Sequence[Record]) -> str:
@@ -198,45 +204,6 @@ def chunk_table(records: Sequence[Record]) -> str:
         theirs = f"{us['FA3']:.0f} | {us['FA3 page 16']:.0f}"
         lines.append(f"| {p.batch} | {p.q_len} x {p.k_len:,} | {' | '.join(ours)} | {theirs} |")
     return "\n".join(lines)
-
-
-def _served(records: Sequence[Record]) -> list[tuple[AttentionProblem, dict[str, float]]]:
-    """Runs of tools/serve_h200.py, each a problem and the microseconds of all that ran.
-
-    The newest of every problem, and of every problem in a cache with room for more.
-    """
-    runs: list[tuple[AttentionProblem, dict[str, float]]] = []
-    for record in records:
-        name = str(record.what["name"])
-        if name == _READ:
-            runs.append((record.problem, {}))
-        runs[-1][1][name] = record.result["median_us"]
-    newest = {(problem, "" in map(_way_of, found)): (problem, found) for problem, found in runs}
-    return list(newest.values())
-
-
-def _way_of(name: str) -> str | None:
-    """Where a configuration of ours read its keys, as in `page 16`; None for all others."""
-    is_ours = looks_like_config(name.partition(" page")[0].partition(" lengths")[0])
-    return name.partition(": ")[2].partition(" ")[2] if is_ours else None
-
-
-_READS = {
-    "": {},
-    "lengths": {"k_lengths": True},
-    "page 16": {"k_lengths": True, "page": 16, "pages": 16},
-}
-
-
-def _chosen(problem: AttentionProblem, way: str, found: Mapping[str, float]) -> str:
-    """The contender that is chosen for a way of reading keys, if it ran."""
-    ran = [name for name in found if _way_of(name) == way]
-    if way not in _READS or not ran:
-        return ""
-    asked = replace(problem, **_READS[way])
-    config = choose(asked, "sm_90a", measurements=()).config
-    name = f"{config.short_form() if config else ''} {way}".strip()
-    return name if name in ran else ""
 
 
 def masks_table(records: Sequence[Record]) -> str:

@@ -13,6 +13,7 @@ from pages.tables import (
     backward_table,
     beside_fa3_table,
     between_marks,
+    compile_seconds_table,
     knob_table,
     ladder_table,
     peers_table,
@@ -176,6 +177,24 @@ def test_spills_are_listed_by_configuration_and_architecture_with_the_compiler_n
     assert lines[0] == "| sm_80 | sm_90a |"
     assert lines[2] == "| 48 | 0 |"
     assert lines[-1] == "All: a. nvrtc 99.1; the other 1 configurations spill nothing."
+
+
+def test_seconds_of_compiling_are_by_family_and_width_and_only_of_kernels_that_were_compiled():
+    begin = "hopper_bwd(BF16, 64): ds_2+turns+fold+early_dv+late_fences"
+    seconds = {begin: 3.0, f"{begin}+sections": 1.0, f"{begin}+masks_first": 0.1}
+    seconds |= {"bwd(BF16, 64): dkv_128_64_8+dq_128_64_8+dkv_buffer+dq_buffer": 0.5}
+    rows = [
+        Record({"name": n, "part": "compile"}, {"compile_s": s}, {}) for n, s in seconds.items()
+    ]
+    first = {"name": "first gradients, d 64 full, nothing compiled", "part": "first"}
+    rows.append(Record(first, {"seconds": 1.5}, {}))
+    lines = compile_seconds_table(rows).splitlines()
+    assert lines[2:] == [
+        "| wgmma | 64 | 2 | 2.00 | 3.00 | 1.50 (full) |",
+        "| mma.sync | 64 | 1 | 0.50 | 0.50 |  |",
+    ]
+    with pytest.raises(DamagedFile, match="no width and mask"):
+        compile_seconds_table([Record(first | {"name": "first"}, {"seconds": 1.5}, {})])
 
 
 def test_curves_are_drawn_from_0_to_the_highest():

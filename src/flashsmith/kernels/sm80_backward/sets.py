@@ -79,7 +79,10 @@ def sums_for(dtype: DType, width: int, section_mb: int) -> list[Sm80SumsConfig]:
 
 
 def free_sums_for(dtype: DType, width: int, section_mb: int) -> list[Sm80SumsConfig]:
-    """Those with sums in any order; none where they are no faster."""
+    """Those with sums in any order; none at d_head 256.
+
+    There they are faster without a mask alone (H200, 2026-11: h200_backward/mma.jsonl).
+    """
     return [_sums(dtype, width, FREE_SUMS[width], section_mb)] if width in FREE_SUMS else []
 
 

@@ -7,8 +7,10 @@
 //   part 2    dK, dV of its heads + memory   ──► rounded: the gradients
 //
 // A group is then no longer than L2 holds, and a launch has more and shorter walks to share out
-// among its ctas. Sums have one order, whoever makes them. Part 0 of all heads of K and V is drawn
-// before part 1 of any: who waits for a part before its own waits for a lower number, and seldom.
+// among its ctas. Sums have one order, whoever makes them. Part 0 of all heads of K and V comes
+// first, then part 1 of all; sections are cut from that row, so that one may hold several parts. Of
+// each kv block a part has a lower number than the next: who waits for the part before its own
+// waits for one that was drawn before.
 // How dK and dV are handed on: backward_part_sums.cuh.
 #pragma once
 
