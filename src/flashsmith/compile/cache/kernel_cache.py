@@ -184,10 +184,8 @@ class KernelCache:
         from flashsmith.compile.cache import upkeep  # here: most processes write no entry
 
         self._since_count += 1
-        if self._counted_bytes is None:
-            upkeep.sweep(self.root)
         if self._counted_bytes is None or self._since_count >= RECOUNT_EVERY:
-            self._counted_bytes = sum(e.n_bytes for e in upkeep.entries(self.root))
+            self._counted_bytes = upkeep.swept_bytes(self.root)
             self._since_count = 0
         else:
             self._counted_bytes += n_bytes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 from dataclasses import dataclass
@@ -44,20 +45,32 @@ def entries(root: Path) -> list[CacheEntry]:
     """Every folder of the cache, the least recently used first."""
     found = []
     for part in PARTS:
-        parent = root / part
-        folders = list(parent.iterdir()) if parent.is_dir() else []
-        for folder in folders:
+        for folder in _folders_of(root / part):
             try:
                 last_used = folder.stat().st_mtime
-                n_bytes = sum(file.stat().st_size for file in folder.iterdir())
+                n_bytes = _bytes_of(folder)
             except (FileNotFoundError, NotADirectoryError):
                 continue  # another process evicted it, or it is no entry
             except OSError:
                 n_bytes = 0  # it cannot be read
             if folder.name.startswith(".") and last_used > time.time() - ABANDONED_AFTER_S:
                 continue  # being written
-            found.append(CacheEntry(folder, part, n_bytes, last_used))
+            found.append(CacheEntry(Path(folder.path), part, n_bytes, last_used))
     return sorted(found, key=lambda entry: entry.last_used)
+
+
+# By os.scandir: the first kernel that a process compiles waits for this, and a cache may hold
+# thousands of entries.
+def _folders_of(parent: Path) -> list[os.DirEntry[str]]:
+    if not parent.is_dir():
+        return []
+    with os.scandir(parent) as found:
+        return list(found)
+
+
+def _bytes_of(folder: os.DirEntry[str]) -> int:
+    with os.scandir(folder.path) as files:
+        return sum(file.stat().st_size for file in files)
 
 
 def evict(root: Path, limit_bytes: int) -> int:
@@ -74,11 +87,13 @@ def evict(root: Path, limit_bytes: int) -> int:
     return n_bytes
 
 
-def sweep(root: Path) -> None:
-    """Removes what processes that ended in the middle of writing or removing have left."""
+def swept_bytes(root: Path) -> int:
+    """How much lies there, without what processes that ended while they wrote or removed left."""
+    n_bytes = 0
     for entry in entries(root):
-        if entry.folder.name.startswith("."):
-            remove(entry)
+        if not entry.folder.name.startswith(".") or remove(entry):
+            n_bytes += entry.n_bytes
+    return n_bytes
 
 
 @dataclass(frozen=True, slots=True)
