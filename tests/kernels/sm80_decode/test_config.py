@@ -86,12 +86,13 @@ def test_what_python_refuses_the_compiler_refuses_with_a_sentence(text, rule, se
 
 
 def test_both_languages_agree_on_every_derived_number():
+    one_team = replace(BASE, B_r=32, B_c=32, n_warps=2, runs=True)
     asserts = "".join(
         f"static_assert({c.to_cpp_struct()}.smem_bytes() == {c.smem_bytes()}\n"
         f"    && {c.to_cpp_struct()}.threads() == {c.threads}\n"
         f"    && {c.to_cpp_struct()}.teams() == {c.teams}\n"
         f"    && {c.to_cpp_struct()}.rows_at_once() == {c.rows_at_once});\n"
-        for c in resolve_key("decode")
+        for c in (*resolve_key("decode"), one_team)
     )
     text = f'{structs(Sm80DecodeConfig)}{asserts}extern "C" __global__ void none() {{}}'
     assert compile_text(text, "none", "sm_90a").cubin
