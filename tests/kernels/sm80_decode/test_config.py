@@ -160,6 +160,13 @@ def test_boxes_are_chosen_for_pages_of_more_than_a_few_rows(q_len):
     assert choose(odd, "sm_90a").config.NAME == "sm80_decode"
 
 
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+def test_pages_of_heads_wider_than_all_kernels_are_refused(arch):
+    wide = replace(PROBLEM, q_len=4, d_head=264, k_lengths=True, page=16, pages=600)
+    with pytest.raises(Unsupported, match=r"No configuration computes .* d 264"):
+        choose(wide, arch)
+
+
 def test_many_rows_and_few_keys_are_left_to_forward_kernels():
     for other in (replace(PROBLEM, q_len=17), replace(PROBLEM, k_len=1023)):
         assert choose(other, "sm_80").config.NAME == "sm80_forward"
