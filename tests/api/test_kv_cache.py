@@ -7,6 +7,7 @@ import pytest
 
 import flashsmith
 from flashsmith import flash_attention, flash_attn_with_kvcache
+from flashsmith.api.caches import kv_cache
 from flashsmith.base import settings
 from flashsmith.base.errors import ArgumentError, ArgumentTypeError, Unsupported
 from flashsmith.problem.attention import AttentionProblem
@@ -68,24 +69,21 @@ def library(request, monkeypatch):
     return request.param.partition(" ")[0]
 
 
-@pytest.mark.parametrize("kind", ["contiguous", "pages", "indices"])
-def test_new_rows_are_written_in_place_and_count(library, kind):
-    make = as_library(library)
+def placed(kind, make):
+    """The caches, what a call is told of where their rows lie, and the way back to sequences."""
+    if kind == "contiguous":
+        return [make(c) for c in CACHES], {}, lambda c: c
+    if kind == "pages":
+        pools = [make(in_pages(c)) for c in CACHES]
+        return pools, {"block_table": make(TABLE)}, lambda c: c[ORDER].reshape(CACHES[0].shape)
     index = np.array([2, 0, 1], np.int32)
-    caches, more, back = {
-        "contiguous": (CACHES, {}, lambda c: c),
-        "pages": (
-            [in_pages(c) for c in CACHES],
-            {"block_table": make(TABLE)},
-            lambda c: c[ORDER].reshape(CACHES[0].shape),
-        ),
-        "indices": (
-            [c[np.argsort(index)] for c in CACHES],
-            {"cache_batch_idx": make(index)},
-            lambda c: c[index],
-        ),
-    }[kind]
-    held = [make(cache) for cache in caches]
+    caches = [make(c[np.argsort(index)]) for c in CACHES]
+    return caches, {"cache_batch_idx": make(index)}, lambda c: c[index]
+
+
+def require_appended(kind, make):
+    """A call sees the rows that it appends, and leaves them in the caches."""
+    held, more, back = placed(kind, make)
     o, lse = flash_attn_with_kvcache(
         *(make(Q), *held, *map(make, NEW)),
         **{"cache_seqlens": make(LENGTHS), "causal": True, "return_softmax_lse": True, **more},
@@ -95,6 +93,40 @@ def test_new_rows_are_written_in_place_and_count(library, kind):
     near(lse, wanted["lse"])
     for cache, expected in zip(held, appended(), strict=True):
         np.testing.assert_array_equal(back(np.asarray(cache)), expected)
+
+
+@pytest.mark.parametrize("kind", ["contiguous", "pages", "indices"])
+def test_new_rows_are_written_in_place_and_count(library, kind):
+    require_appended(kind, as_library(library))
+
+
+def length_of_before(kind, patch):
+    """Of the longest sequence: the kernel sees 90 of its 92 keys."""
+
+    def longer(_, before, rows):
+        return before + np.array([rows, rows, 0], np.int32)
+
+    patch.setattr(kv_cache._Operations, "longer", longer)
+
+
+def rows_of_before(kind, patch):
+    """New rows come to the caches when the kernel has read them."""
+    before, *_ = placed(kind, np.array)
+    attend = kv_cache.attend
+
+    def early(q, k, v, *more, **named):
+        return attend(q, *before, *more, **named)
+
+    patch.setattr(kv_cache, "attend", early)
+
+
+@pytest.mark.parametrize("fault", [length_of_before, rows_of_before])
+@pytest.mark.parametrize("kind", ["contiguous", "pages"])
+def test_a_kernel_that_reads_a_cache_of_before_the_append_is_noticed(kind, fault, monkeypatch):
+    monkeypatch.setenv("FLASHSMITH_DEVICE", "emulator")
+    fault(kind, monkeypatch)
+    with pytest.raises(AssertionError, match="Not equal to tolerance"):
+        require_appended(kind, np.array)
 
 
 def test_one_length_for_all_and_none_at_all(library):
