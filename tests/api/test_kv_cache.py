@@ -314,3 +314,39 @@ def test_compiled_and_meta_calls_know_the_shapes():
     meta = {name: table.to("meta") for name, table in tables.items()}
     on_meta = flash_attention(make(Q).to("meta"), k.to("meta"), v.to("meta"), **meta)
     assert on_meta.shape == Q.shape
+
+
+def step(given):
+    """O and LSE of one call of a server."""
+    return flash_attn_with_kvcache(**given, causal=True, return_softmax_lse=True)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [1, 3], ids=["by lanes", "by boxes"])
+@pytest.mark.parametrize("names", ["q", "qkv"], ids=["by a look-up", "with an append"])
+def test_a_captured_call_on_pages_replays_with_other_lengths_and_pages(names, rows):
+    width, pool = 140, 450  # 2,240 keys: more than two slices of 512, and of 1,024
+    shapes = {name: (3, rows, 3 if name == "q" else 1, D_HEAD) for name in names}
+    shapes |= dict.fromkeys(("k_cache", "v_cache"), (pool, PAGE, 1, D_HEAD))
+    arrays = {n: drawn(*shape, seed=seed) for seed, (n, shape) in enumerate(shapes.items())}
+    tables = {"cache_seqlens": np.zeros(3, np.int32), "block_table": np.zeros((3, width), np.int32)}
+    given = {n: torch.from_numpy(x).to("cuda") for n, x in (arrays | tables).items()}
+    step({name: tensor.clone() for name, tensor in given.items()})
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step(given)
+    found, random = set(), np.random.default_rng(6)
+    for lengths in ((2237, 7, 1030), (0, 2100, 513), (300, 301, 1)):
+        pages = random.permutation(pool)[: 3 * width].reshape(3, width)
+        given["cache_seqlens"].copy_(torch.tensor(lengths))
+        given["block_table"].copy_(torch.from_numpy(pages))
+        alone = {name: tensor.clone() for name, tensor in given.items()}
+        fresh = step(alone)
+        graph.replay()
+        torch.cuda.synchronize()
+        for ours, theirs in zip(captured, fresh, strict=True):
+            assert torch.equal(ours, theirs)
+        for cache in ("k_cache", "v_cache"):
+            assert torch.equal(given[cache], alone[cache])
+        found.add(captured[0].cpu().numpy().tobytes())
+    assert len(found) == 3
