@@ -7,6 +7,7 @@ import pytest
 
 import flashsmith
 from flashsmith import flash_attention, flash_attn_with_kvcache
+from flashsmith.api.caches import kv_cache
 from flashsmith.base import settings
 from flashsmith.base.errors import ArgumentError, ArgumentTypeError, Unsupported
 from flashsmith.problem.attention import AttentionProblem
@@ -68,24 +69,21 @@ def library(request, monkeypatch):
     return request.param.partition(" ")[0]
 
 
-@pytest.mark.parametrize("kind", ["contiguous", "pages", "indices"])
-def test_new_rows_are_written_in_place_and_count(library, kind):
-    make = as_library(library)
+def placed(kind, make):
+    """The caches, what a call is told of where their rows lie, and the way back to sequences."""
+    if kind == "contiguous":
+        return [make(c) for c in CACHES], {}, lambda c: c
+    if kind == "pages":
+        pools = [make(in_pages(c)) for c in CACHES]
+        return pools, {"block_table": make(TABLE)}, lambda c: c[ORDER].reshape(CACHES[0].shape)
     index = np.array([2, 0, 1], np.int32)
-    caches, more, back = {
-        "contiguous": (CACHES, {}, lambda c: c),
-        "pages": (
-            [in_pages(c) for c in CACHES],
-            {"block_table": make(TABLE)},
-            lambda c: c[ORDER].reshape(CACHES[0].shape),
-        ),
-        "indices": (
-            [c[np.argsort(index)] for c in CACHES],
-            {"cache_batch_idx": make(index)},
-            lambda c: c[index],
-        ),
-    }[kind]
-    held = [make(cache) for cache in caches]
+    caches = [make(c[np.argsort(index)]) for c in CACHES]
+    return caches, {"cache_batch_idx": make(index)}, lambda c: c[index]
+
+
+def require_appended(kind, make):
+    """A call sees the rows that it appends, and leaves them in the caches."""
+    held, more, back = placed(kind, make)
     o, lse = flash_attn_with_kvcache(
         *(make(Q), *held, *map(make, NEW)),
         **{"cache_seqlens": make(LENGTHS), "causal": True, "return_softmax_lse": True, **more},
@@ -95,6 +93,40 @@ def test_new_rows_are_written_in_place_and_count(library, kind):
     near(lse, wanted["lse"])
     for cache, expected in zip(held, appended(), strict=True):
         np.testing.assert_array_equal(back(np.asarray(cache)), expected)
+
+
+@pytest.mark.parametrize("kind", ["contiguous", "pages", "indices"])
+def test_new_rows_are_written_in_place_and_count(library, kind):
+    require_appended(kind, as_library(library))
+
+
+def length_of_before(kind, patch):
+    """Of the longest sequence: the kernel sees 90 of its 92 keys."""
+
+    def longer(_, before, rows):
+        return before + np.array([rows, rows, 0], np.int32)
+
+    patch.setattr(kv_cache._Operations, "longer", longer)
+
+
+def rows_of_before(kind, patch):
+    """New rows come to the caches when the kernel has read them."""
+    before, *_ = placed(kind, np.array)
+    attend = kv_cache.attend
+
+    def early(q, k, v, *more, **named):
+        return attend(q, *before, *more, **named)
+
+    patch.setattr(kv_cache, "attend", early)
+
+
+@pytest.mark.parametrize("fault", [length_of_before, rows_of_before])
+@pytest.mark.parametrize("kind", ["contiguous", "pages"])
+def test_a_kernel_that_reads_a_cache_of_before_the_append_is_noticed(kind, fault, monkeypatch):
+    monkeypatch.setenv("FLASHSMITH_DEVICE", "emulator")
+    fault(kind, monkeypatch)
+    with pytest.raises(AssertionError, match="Not equal to tolerance"):
+        require_appended(kind, np.array)
 
 
 def test_one_length_for_all_and_none_at_all(library):
@@ -282,3 +314,39 @@ def test_compiled_and_meta_calls_know_the_shapes():
     meta = {name: table.to("meta") for name, table in tables.items()}
     on_meta = flash_attention(make(Q).to("meta"), k.to("meta"), v.to("meta"), **meta)
     assert on_meta.shape == Q.shape
+
+
+def step(given):
+    """O and LSE of one call of a server."""
+    return flash_attn_with_kvcache(**given, causal=True, return_softmax_lse=True)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [1, 3], ids=["by lanes", "by boxes"])
+@pytest.mark.parametrize("names", ["q", "qkv"], ids=["by a look-up", "with an append"])
+def test_a_captured_call_on_pages_replays_with_other_lengths_and_pages(names, rows):
+    width, pool = 140, 450  # 2,240 keys: more than two slices of 512, and of 1,024
+    shapes = {name: (3, rows, 3 if name == "q" else 1, D_HEAD) for name in names}
+    shapes |= dict.fromkeys(("k_cache", "v_cache"), (pool, PAGE, 1, D_HEAD))
+    arrays = {n: drawn(*shape, seed=seed) for seed, (n, shape) in enumerate(shapes.items())}
+    tables = {"cache_seqlens": np.zeros(3, np.int32), "block_table": np.zeros((3, width), np.int32)}
+    given = {n: torch.from_numpy(x).to("cuda") for n, x in (arrays | tables).items()}
+    step({name: tensor.clone() for name, tensor in given.items()})
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step(given)
+    found, random = set(), np.random.default_rng(6)
+    for lengths in ((2237, 7, 1030), (0, 2100, 513), (300, 301, 1)):
+        pages = random.permutation(pool)[: 3 * width].reshape(3, width)
+        given["cache_seqlens"].copy_(torch.tensor(lengths))
+        given["block_table"].copy_(torch.from_numpy(pages))
+        alone = {name: tensor.clone() for name, tensor in given.items()}
+        fresh = step(alone)
+        graph.replay()
+        torch.cuda.synchronize()
+        for ours, theirs in zip(captured, fresh, strict=True):
+            assert torch.equal(ours, theirs)
+        for cache in ("k_cache", "v_cache"):
+            assert torch.equal(given[cache], alone[cache])
+        found.add(captured[0].cpu().numpy().tobytes())
+    assert len(found) == 3

@@ -18,6 +18,7 @@ from flashsmith.tuner.choose.choice import choose
 SMALL = "decode(BF16, 64, 16, 16, 2): slice_128+most_32+stages_3+ctas_2"
 TEAMS = "decode(FP16, 128, 32, 16, 4): slice_128+most_32+stages_2+ctas_2+persistent"
 WIDE = "decode(BF16, 256, 16, 16, 2): slice_128+most_8+stages_2+ctas_1"
+ONE_TEAM = "decode(BF16, 64, 32, 32, 2): slice_128+most_32+stages_2+ctas_1"
 NAN = 0x7FC0
 SERVED = AttentionProblem(3, 6, 2, 2, 300, 64, causal=True, lse=True, k_lengths=True)
 
@@ -121,11 +122,12 @@ def test_no_number_of_sms_reaches_the_bits():
     assert len(bits) == 1
 
 
-def test_runs_of_slices_give_the_same_bits_and_whole_pages_are_no_word_of_boxes():
-    one, problem = parse_config(SMALL), problem_of(hopper(SMALL), k_len=700, page=16, pages=150)
+@pytest.mark.parametrize("text", [SMALL, ONE_TEAM])
+def test_runs_of_slices_give_the_same_bits_and_whole_pages_are_no_word_of_boxes(text):
+    one, problem = parse_config(text), problem_of(hopper(text), k_len=700, page=16, pages=150)
     given = dict(inputs_of(Case("runs", problem)))
     given["k_lengths"] = np.array([699, 0, 390], np.int32).view(np.uint32)
-    runs = replace(hopper(SMALL), runs=True, evict_first=True)
+    runs = replace(hopper(text), runs=True, evict_first=True)
     found = [
         run_arrays(EmulatedDevice(sm_count=1), config, problem, given) for config in (one, runs)
     ]

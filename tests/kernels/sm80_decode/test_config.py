@@ -86,12 +86,13 @@ def test_what_python_refuses_the_compiler_refuses_with_a_sentence(text, rule, se
 
 
 def test_both_languages_agree_on_every_derived_number():
+    one_team = replace(BASE, B_r=32, B_c=32, n_warps=2, runs=True)
     asserts = "".join(
         f"static_assert({c.to_cpp_struct()}.smem_bytes() == {c.smem_bytes()}\n"
         f"    && {c.to_cpp_struct()}.threads() == {c.threads}\n"
         f"    && {c.to_cpp_struct()}.teams() == {c.teams}\n"
         f"    && {c.to_cpp_struct()}.rows_at_once() == {c.rows_at_once});\n"
-        for c in resolve_key("decode")
+        for c in (*resolve_key("decode"), one_team)
     )
     text = f'{structs(Sm80DecodeConfig)}{asserts}extern "C" __global__ void none() {{}}'
     assert compile_text(text, "none", "sm_90a").cubin
@@ -157,6 +158,13 @@ def test_boxes_are_chosen_for_pages_of_more_than_a_few_rows(q_len):
     assert choose(paged, "sm_80").config.NAME == "sm80_decode"
     odd = replace(paged, page=5)  # no boxes of whole kv blocks
     assert choose(odd, "sm_90a").config.NAME == "sm80_decode"
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+def test_pages_of_heads_wider_than_all_kernels_are_refused(arch):
+    wide = replace(PROBLEM, q_len=4, d_head=264, k_lengths=True, page=16, pages=600)
+    with pytest.raises(Unsupported, match=r"No configuration computes .* d 264"):
+        choose(wide, arch)
 
 
 def test_many_rows_and_few_keys_are_left_to_forward_kernels():

@@ -127,8 +127,11 @@ class Sm80DecodeConfig(KernelConfig):
         return self.teams * self.B_r * 4 * (self.d_head + ROW_PADDING + 2)
 
     def handed_bytes(self) -> int:
-        """Shared memory beside rings that go on: maxima, sums and a stage of each team."""
-        return self.teams * (self.B_r * 8 + 4) if self.runs else 0
+        """Shared memory beside rings that go on: maxima, sums and a stage of each team.
+
+        In whole chunks, so that what lies behind them is aligned.
+        """
+        return -(-self.teams * (self.B_r * 8 + 4) // 16) * 16 if self.runs else 0
 
     def smem_bytes(self, elem_size: int = 2) -> int:
         """Q, then the rings, whose room teams exchange results in, then a word for all threads."""

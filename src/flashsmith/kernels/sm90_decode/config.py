@@ -106,7 +106,7 @@ class Sm90DecodeConfig(Sm80DecodeConfig):
         if problem.sequences or not problem.page or rows <= FEW_ROWS:
             return ()
         by_lanes = rule.candidates(problem, arch)
-        if by_lanes[0].runs:
+        if not by_lanes or by_lanes[0].runs:
             return ()
         return list(dict.fromkeys(sets.like(c) for c in by_lanes if not c.runs))
 

@@ -16,8 +16,9 @@ constexpr int barrier_bytes() const { return 0; }
 // O with 8 floats of padding a row, and two statistics.
 constexpr int exchange_bytes() const { return teams() * B_r * 4 * (d_head + 8 + 2); }
 
-// Beside the rings where they go on from slice to slice: statistics and a stage of each team.
-constexpr int handed_bytes() const { return runs ? teams() * (B_r * 8 + 4) : 0; }
+// Beside the rings where they go on from slice to slice: statistics and a stage of each team, in
+// whole chunks, so that what lies behind them is aligned.
+constexpr int handed_bytes() const { return runs ? (teams() * (B_r * 8 + 4) + 15) / 16 * 16 : 0; }
 
 constexpr int smem_bytes(int element_bytes = 2) const {
     const int room =
