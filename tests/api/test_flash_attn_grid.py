@@ -5,12 +5,12 @@ sample holds every value and every pair of values of different lists; each call 
 float64 reference, through the drop-in of flash-attn's name.
 """
 
-import itertools
 import random
 
 import numpy as np
 import pytest
 import torch
+from pairs import all_pairs, require_every_pair
 
 from flashsmith import flash_attn_func
 from flashsmith.base.dtypes import DType
@@ -33,33 +33,6 @@ GRID = {
     ],
 }
 SMALL = {"d_head": [64], "lengths": [(113, 203), (256, 113)]}
-
-
-def all_pairs(grid, seed):
-    """Points of the grid that hold every pair of values of two lists: drawn, the best kept."""
-    draw = random.Random(seed)
-    names = list(grid)
-    missing = {
-        (a, x, b, y)
-        for a, b in itertools.combinations(names, 2)
-        for x in range(len(grid[a]))
-        for y in range(len(grid[b]))
-    }
-
-    def covered(point):
-        return {(a, point[a], b, point[b]) for a, b in itertools.combinations(names, 2)}
-
-    points = []
-    while missing:
-        a, x, b, y = draw.choice(sorted(missing))
-        tries = []
-        for _ in range(30):
-            point = {name: draw.randrange(len(grid[name])) for name in names}
-            tries.append(point | {a: x, b: y})
-        best = max(tries, key=lambda point: len(covered(point) & missing))
-        missing -= covered(best)
-        points.append({name: grid[name][at] for name, at in best.items()})
-    return points
 
 
 def problem_of(point):
@@ -115,7 +88,4 @@ def test_a_sample_of_its_grid_is_right_on_a_gpu(point):
 
 
 def test_the_sample_holds_every_value_and_every_pair():
-    points = all_pairs(GRID, "gpu")
-    for a, b in itertools.combinations(GRID, 2):
-        pairs = {(str(point[a]), str(point[b])) for point in points}
-        assert len(pairs) == len(GRID[a]) * len(GRID[b])
+    require_every_pair(GRID, all_pairs(GRID, "gpu"))
