@@ -28,20 +28,3 @@ def given_boundaries(monkeypatch, q, k):
 
 def off_by_one(bits):
     return np.where(np.arange(len(bits)) == 1, bits + 1, bits).astype(np.uint32)
-
-
-def drawn_shape_and_mask(draw):
-    """Heads, lengths, masks and a cap of packed sequences, from a `random.Random`."""
-    heads, kv_heads = draw.choice([(3, 1), (4, 2), (1, 1), (2, 2)])
-    return {
-        "heads": heads,
-        "kv_heads": kv_heads,
-        "q_len": draw.choice([1, 67, 300]),
-        "k_len": draw.choice([1, 77, 411]),
-        "sequences": draw.choice([1, 2, 5, 17]),
-        "causal": draw.random() < 0.5,
-        "diagonal": draw.choice([None, None, 0, -9]),
-        "window_left": draw.choice([None, None, 0, 40]),
-        "window_right": draw.choice([None, None, 3]),
-        "softcap": draw.choice([None, None, 5.0]),
-    }

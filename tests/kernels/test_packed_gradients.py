@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from packed_boundaries import PACKED, WILD, drawn_shape_and_mask, given_boundaries, off_by_one
+from packed_boundaries import PACKED, WILD, given_boundaries, off_by_one
 
 from flashsmith.check import verdict
 from flashsmith.check.cases import Case, inputs_of
@@ -78,8 +78,18 @@ def test_on_wgmma_they_have_too(text, facts, device):
 def drawn_facts(seed, text):
     """Lengths, heads, masks and scores, together."""
     draw = random.Random(seed)
+    heads, kv_heads = draw.choice([(3, 1), (4, 2), (1, 1), (2, 2)])
     found = {
-        **drawn_shape_and_mask(draw),
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "q_len": draw.choice([1, 67, 300]),
+        "k_len": draw.choice([1, 77, 411]),
+        "sequences": draw.choice([1, 2, 5, 17]),
+        "causal": draw.random() < 0.5,
+        "diagonal": draw.choice([None, None, 0, -9]),
+        "window_left": draw.choice([None, None, 0, 40]),
+        "window_right": draw.choice([None, None, 3]),
+        "softcap": draw.choice([None, None, 5.0]),
         "dlse": draw.random() < 0.5,
         "alibi": draw.random() < 0.3,
     }

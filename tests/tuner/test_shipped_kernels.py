@@ -1,9 +1,11 @@
 """Kernels that come with a wheel are used in place of a compiler, as long as they are current."""
 
 import json
+import re
 import shutil
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -159,6 +161,12 @@ def test_so_is_every_choice_for_the_gradients_of_its_problems(problem, group):
 @cache
 def _jobs_of_a_wheel():
     return tuple(shipped_kernels.shipped_jobs()[ARCH])
+
+
+def test_the_docs_say_how_many_kernels_a_wheel_has():
+    text = (Path(__file__).parents[2] / "docs/api.md").read_text(encoding="utf-8")
+    (told,) = re.findall(r"For the H200's table these are ([\d,]+) kernels", text)
+    assert int(told.replace(",", "")) == len(_jobs_of_a_wheel())
 
 
 def test_the_shipped_kernel_is_the_compiled_one(shipped):
