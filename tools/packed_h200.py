@@ -4,10 +4,11 @@
 
 Packed cases of the sets `hopper` and `prog` run first (as many as the budget allows, and it is said
 how many). Then 21 sequences of log-normal length, 16,384 tokens, the longest 8,754, 16 heads, d
-128, full and causal: the output is held against that of each sequence alone, and its time against
-that of equal sequences of length ΣL²/ΣL and of the peer, interleaved, with the baseline run twice.
-The peer's file has `load(which)` and `forward(operators, q, k, v, causal=…, cu_seqlens_q=…, …)`, as
-FlashAttention-3's does. Records are appended to FILE; the table comes last.
+128, full and causal, by what is chosen for them and by others: the output is held against that of
+each sequence alone, and its time against that of equal sequences of length ΣL²/ΣL and of the peer,
+interleaved, with the baseline run twice. The peer's file has `load(which)` and
+`forward(operators, q, k, v, causal=…, cu_seqlens_q=…, …)`, as FlashAttention-3's does. Records are
+appended to FILE; the table comes last.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from flashsmith.problem.attention import AttentionProblem
 from flashsmith.problem.cost import cost_of
 from flashsmith.runtime.devices import default_device
 from flashsmith.runtime.run import prepare
+from flashsmith.tuner.choose.choice import choose
 
 TOKENS, LONGEST, SEQUENCES, HEADS, WIDTH = 16384, 8754, 21, 16, 128
 SEED, SPREAD = 19, 0.52  # of the logarithms of the others' lengths
@@ -125,14 +127,16 @@ def peer_contender(path: str, tensors, causal: bool) -> tuple[Contender, torch.T
     return Contender("peer", launch), run()
 
 
-def raced_configs() -> list:
-    """Configurations of d 128 in bf16: five with two warpgroups, one with three."""
+def raced_configs(device, problem: AttentionProblem) -> list:
+    """What is chosen for a problem, then d 128 in bf16: five of two warpgroups, one of three."""
+    chosen = choose(problem, device.arch, gpu=device.name).config
     named = [
         c
         for c in get_kernel_configs("hopper")
         if (c.dtype.name, c.d_head, c.cluster) == ("BF16", WIDTH, 1)
     ]
-    return [*named[:5], next(c for c in named if c.n_warpgroups == 3)]
+    three = next(c for c in named if c.n_warpgroups == 3)
+    return list(dict.fromkeys([chosen, *named[:5], three]))
 
 
 def race(device, lengths: np.ndarray, causal: bool, peer: str | None, rounds: int, say):
@@ -152,7 +156,7 @@ def race(device, lengths: np.ndarray, causal: bool, peer: str | None, rounds: in
         for name in "qkvo"
     }
     contenders, work = [], {}
-    for config in raced_configs():
+    for config in raced_configs(device, packed):
         try:
             prepared = prepare(device, config, packed)
         except FlashsmithError as error:
@@ -167,7 +171,7 @@ def race(device, lengths: np.ndarray, causal: bool, peer: str | None, rounds: in
         name = f"packed {config.short_form()}"
         contenders.append(Contender(name, lambda s, p=prepared: p(call, s)))
         work[name] = flops
-    for config in raced_configs()[:3]:
+    for config in raced_configs(device, equal)[:4]:
         prepared, at = prepare(device, config, equal), call_of(dense)
         name = f"equal {config.short_form()}"
         contenders.append(Contender(name, lambda s, p=prepared, at=at: p(at, s)))
