@@ -21,7 +21,7 @@ from flashsmith.compile import compiler
 from flashsmith.problem.attention import AttentionProblem
 from flashsmith.tuner.choose.choice import Rejected
 
-EXAMPLES = 40
+EXAMPLES = 24
 PLACEMENTS = st.sampled_from(
     [
         Placement(),

@@ -160,7 +160,7 @@ def number_mutants(ptx: str, of_bias: bool) -> list[Mutant]:
 def chosen(part: Part) -> list[Mutant]:
     """All mutants of synchronisation, and two of every other kind."""
     order = order_mutants(part.ptx, "buffer" in part.short_form)
-    return thinned(order, most=12, once=EQUIVALENT) + thinned(
+    return thinned(order, most=8, once=EQUIVALENT) + thinned(
         number_mutants(part.ptx, part.bias), most=2
     )
 
