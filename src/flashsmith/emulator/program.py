@@ -113,7 +113,9 @@ class Program:
             end = min(first + step, ctas)
             begin = min(first + together, end)
             chunk = Chunk(setup, np.arange(first, begin), range(begin, end))
-            return self._run(chunk, options), chunk.counters
+            found = self._run(chunk, options), chunk.counters
+            chunk.release()
+            return found
 
         firsts = range(0, ctas, step)
         processes = process_count(self.traits.communicates, len(firsts), options.processes)

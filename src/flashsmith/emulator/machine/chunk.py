@@ -97,6 +97,10 @@ class Chunk:
         self.random = np.random.default_rng([seed, 2]) if seed is not None else None
         self.sums = PendingSums(self, seed) if seed is not None and self.defers_sums else None
 
+    def release(self) -> None:
+        """Lets go of all state: parts of it know the chunk, so that only a collector would."""
+        self.__dict__.clear()
+
     def _number_agents(self) -> None:
         """Agents: the warps, then asynchronous ones (one an mbarrier: the copies it counts).
 
