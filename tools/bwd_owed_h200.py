@@ -8,12 +8,13 @@ context is named, and the others go on. The kernel cache is a new folder that th
 the first of them compiles from nothing. Records are appended to FILE; the table, with the bar of
 every line, comes last. FILE.py is FlashAttention-3's (a file with `load` and `backward`).
 
-    compile     seconds of every kernel of both sets, one a core
+    compile     seconds of every kernel of the sets, one a core
     sanitize    memcheck of both families; racecheck of mma.sync and of the kernels around wgmma's
     first       a process's first gradients with an empty kernel cache, and what ships without one
-    errors      each gradient's error beside cuDNN's, against float64, over 2 million elements
+    errors      each gradient's error beside cuDNN's, of both families, against float64
     shapes      groups, odd lengths, other layouts, fp16: by useful FLOP, beside the plain problem
     mma         mma.sync beside torch's FlashAttention-2
+    repeats     bits of 100 runs at full size, of both families
     sustained   under load, beside FlashAttention-3
     train       losses of 300 steps of examples/train_tiny.py, twice, bit by bit
 """
@@ -35,13 +36,14 @@ from bwd_owed_parts import PARTS, Line, Part
 
 # Seconds that a part may take; what it found until then counts.
 LIMITS = {
-    "compile": 60,
-    "sanitize": 85,
+    "compile": 75,
+    "sanitize": 110,
     "first": 40,
     "errors": 35,
     "shapes": 60,
-    "mma": 40,
-    "sustained": 75,
+    "mma": 60,
+    "repeats": 90,
+    "sustained": 90,
     "train": 60,
 }
 assert PARTS.keys() == LIMITS.keys()

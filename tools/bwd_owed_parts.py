@@ -21,7 +21,7 @@ from pathlib import Path
 TOKENS, WIDTH = 16384, 2048  # batch * length, heads * d_head, as in the papers' grid
 WIDTHS = (64, 128, 256)
 GRADIENTS = ("dq", "dk", "dv")
-ROUNDS = 15
+ROUNDS, REPEATS = 15, 100
 FIRST_CALL = """
 import sys, time
 import torch
@@ -219,7 +219,7 @@ def compile_sets(part: Part) -> None:
 
     workers = max(len(os.sched_getaffinity(0)) * 3 // 4, 1)
     pool = ProcessPoolExecutor(workers, get_context("spawn"))
-    for key in ("hopper-bwd", "bwd"):
+    for key in ("hopper-bwd", "bwd", "bwd-sums"):
         configs = list(get_kernel_configs(key))
         jobs = compile_jobs(part.device, [(c, case) for c in configs for case in quick_cases(c)])
         seconds: dict[object, float] = {}
@@ -261,6 +261,10 @@ def sanitize(part: Part) -> None:
     work |= {f"memcheck mma.sync d {d}": ("memcheck", [mma[d]], ()) for d in WIDTHS}
     report = ("--racecheck-report", "all")
     work |= {f"racecheck mma.sync d {d}": ("racecheck", [mma[d]], report) for d in WIDTHS}
+    for d in WIDTHS:
+        sums = [_of_mma_sync(part, problem_of(d, 4096, causal)) for causal in (False, True)]
+        work[f"memcheck mma.sync as chosen d {d}"] = ("memcheck", sums, ())
+        work[f"racecheck mma.sync as chosen d {d}"] = ("racecheck", sums, report)
     # It sees neither TMA nor mbarriers: the kernel of all products is left out.
     around = (*report, "--kernel-name-exclude", "kns=sm90_backward_tiles")
     for d, config in ((64, free), (128, hiding[128])):
@@ -359,15 +363,19 @@ def errors(part: Part) -> None:
         exact = _exact_gradients(problem, x)
         given = [x[name] for name in "qkv"]
         o, lse = flashsmith.flash_attention(*given, causal=causal, return_lse=True)
-        mine = flashsmith.flash_attention_backward(x["do"], *given, o, lse, causal=causal)
         with torch.no_grad():
             peer = cudnn(problem, x["do"], *given)()
-        result: dict[str, float] = {}
-        for which, a, b, r in zip(GRADIENTS, mine, peer[:3], exact, strict=True):
-            result[which], result[f"{which}_cudnn"] = far(a, r), far(b.transpose(1, 2), r)
-            worst[which] = max(worst.get(which, 0.0), result[which] / result[f"{which}_cudnn"])
-        name = f"{dtype.name} d {d_head} {'causal' if causal else 'full'}"
-        part.keep(name, result | {"elements": x["q"].numel()}, part="errors")
+        for family, config in (("chosen", None), ("mma.sync", _of_mma_sync(part, problem))):
+            mine = flashsmith.flash_attention_backward(
+                x["do"], *given, o, lse, causal=causal, config=config
+            )
+            result: dict[str, float] = {}
+            for which, a, b, r in zip(GRADIENTS, mine, peer[:3], exact, strict=True):
+                result[which], result[f"{which}_cudnn"] = far(a, r), far(b.transpose(1, 2), r)
+                ratio, key = result[which] / result[f"{which}_cudnn"], f"{which}, {family},"
+                worst[key] = max(worst.get(key, 0.0), ratio)
+            name = f"{dtype.name} d {d_head} {'causal' if causal else 'full'} {family}"
+            part.keep(name, result | {"elements": x["q"].numel()}, part="errors")
     for which, ratio in worst.items():
         what = f"error of {which} over cuDNN's, the largest of 12 problems, 2.1 million elements"
         part.say(what, f"{ratio:.3f}", "<= 1.1", ratio <= 1.1)
@@ -451,18 +459,64 @@ def beside(
     part.say(f"over {peer}, mean of {len(ratios)}", f"{found:.3f}", f">= {bar}", found >= bar)
 
 
-def mma_beside_flash(part: Part) -> None:
+def _of_mma_sync(part: Part, problem):
     """The rule's choice on mma.sync, whatever wgmma would do."""
     from flashsmith.arch import get as get_arch
-    from flashsmith.bench.gradient_peers import flash
     from flashsmith.kernels.sm80_backward import rule
 
-    arch = get_arch(part.device.arch)
+    return rule.candidates(problem, get_arch(part.device.arch))[0]
+
+
+def mma_beside_flash(part: Part) -> None:
+    """At two lengths; of the 36 cells other sections are chosen only where lengths are shorter."""
+    from flashsmith.bench.gradient_peers import flash
+
     beside(
-        *(part, "FlashAttention-2 (torch)", 1.05, cells((2048, 8192))),
+        *(part, "FlashAttention-2 (torch)", 1.05, cells((512, 2048, 8192))),
         lambda problem, x: flash(problem, x["do"], x["q"], x["k"], x["v"]),
-        lambda problem: rule.candidates(problem, arch)[0],
+        lambda problem: _of_mma_sync(part, problem),
     )
+
+
+def repeats(part: Part) -> None:
+    """Bits of the gradients of runs at full size, of what is chosen and of mma.sync's choice."""
+    import torch
+
+    from flashsmith.kernels.arguments import TensorArg
+    from flashsmith.runtime.run import prepare
+    from flashsmith.tuner.choose.choice import choose
+
+    others, done = 0, 0
+    for length, d_head, causal in cells((512, 2048, 8192)):
+        problem = problem_of(d_head, length, causal)
+        x = tensors_of(problem)
+        call = {n: TensorArg(t.data_ptr(), *t.stride()[:3]) for n, t in x.items()}
+        chosen = choose(problem, part.device.arch, gpu=part.device.name).config
+        for config in (chosen, _of_mma_sync(part, problem)):
+            cell = f"d {d_head} {'causal' if causal else 'full'} {length} {config.short_form()}"
+            if part.left < 6:
+                part.say(cell[:70], "not run in time", "same bits", False)
+                continue
+            prepared, first = prepare(part.device, config, problem), None
+            differing = 0
+            for _ in range(REPEATS):
+                for name in GRADIENTS:
+                    x[name].fill_(float("nan"))
+                torch.cuda.synchronize()
+                prepared(call)
+                part.device.synchronize()
+                bits = [x[name].view(torch.int16) for name in GRADIENTS]
+                first = first or [b.clone() for b in bits]
+                differing += not all(map(torch.equal, first, bits))
+            finite = all(bool(torch.isfinite(x[name]).all()) for name in GRADIENTS)
+            result = {"runs": REPEATS, "differing": differing, "finite": finite}
+            part.keep(cell, result, part="repeats")
+            wrong, done = differing + (not finite), done + 1
+            others += wrong
+            if wrong:
+                part.say(cell[:70], f"{differing} differ", "same bits", False)
+    what = f"runs that differ from the first, of {REPEATS} of each of {done} kernels and problems"
+    part.say(what, str(others), "0", others == 0)
 
 
 def sustained(part: Part) -> None:
@@ -514,6 +568,7 @@ PARTS: dict[str, Callable[[Part], None]] = {
     "errors": errors,
     "shapes": shapes,
     "mma": mma_beside_flash,
+    "repeats": repeats,
     "sustained": sustained,
     "train": train,
 }
