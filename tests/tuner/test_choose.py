@@ -141,6 +141,23 @@ def test_a_neighbours_measurement_is_taken_and_said():
     assert "the nearest shape measured, batch 2, heads 3:1, length 4096" in choice.reason
 
 
+def test_tiles_dealt_out_beforehand_that_won_on_equal_lengths_yield_where_lengths_differ():
+    dealt = ALONE.replace("DYNAMIC", "STATIC")
+    known = table(measured(dealt, 660.0, WIDE), measured(ALONE, 670.0, WIDE))
+    assert chosen(WIDE, known).config == parse_config(dealt)
+    packed = replace(WIDE, batch=1, q_len=16384, k_len=16384, sequences=21)
+    for problem in (packed, replace(WIDE, k_lengths=True)):
+        choice = chosen(problem, known)
+        assert choice.config == parse_config(ALONE)
+        (loser,) = choice.rejected
+        assert (loser.what, loser.reason) == (
+            dealt,
+            "its tiles are dealt out before lengths are known",
+        )
+    own = replace(WIDE, batch=1, k_lengths=True)
+    assert chosen(own, table(measured(dealt, 165.0, own))).config == parse_config(dealt)
+
+
 def wide_table(room=ROOM, shorter=2048):
     """Pairs of blocks won at 4096, single ones at another length."""
     other = replace(WIDE, batch=16384 // shorter, q_len=shorter, k_len=shorter)

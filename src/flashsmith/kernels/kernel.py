@@ -88,6 +88,11 @@ class KernelConfig(Knobs):
         del problem
         return False
 
+    def drawback(self, problem: AttentionProblem) -> str:
+        """Why a winner on other problems is not to be taken for this one, or nothing."""
+        del problem
+        return ""
+
     def depends_on_batch(self, problem: AttentionProblem) -> str:
         """Why a row's bits may depend on what else is in the batch; empty where they do not."""
         del problem

@@ -234,6 +234,11 @@ class Sm90ForwardConfig(KernelConfig):
         """wgmma and setmaxnreg exist on sm_90a alone."""
         return arch_name == "sm_90a"
 
+    def drawback(self, problem: AttentionProblem) -> str:
+        """Of sequences that differ in length, one cta gets more work than another beforehand."""
+        is_dealt = self.scheduler is Scheduler.STATIC and problem.is_listed
+        return "its tiles are dealt out before lengths are known" * is_dealt
+
     def depends_on_batch(self, problem: AttentionProblem) -> str:
         """The first tiles of a launch are another part of a larger one."""
         some_ascend = self.ascending is Ascending.FIRST and problem.mask.right is not None

@@ -259,6 +259,8 @@ def _usable(question: _Question, item: MeasuredConfig) -> tuple[KernelConfig | N
     fields: dict[str, KnobValue] = {"dtype": question.problem.dtype}
     config = replace(config, **fields)
     obstacle = question.obstacle(config)
+    if not obstacle and item.problem != question.problem:
+        obstacle = config.drawback(question.problem)
     return (config, "") if not obstacle else (None, obstacle)
 
 
