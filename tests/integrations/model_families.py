@@ -163,3 +163,38 @@ def inputs_of(name, side, device="cpu"):
         positions = (mask.cumsum(1) - 1).clamp(0)
         return {"input_ids": tokens, "attention_mask": mask, "position_ids": positions}, mask.bool()
     return {"input_ids": tokens, "attention_mask": mask}, mask.bool()
+
+
+def name_in(inputs, what):
+    """The decoder's own `input_ids`, `attention_mask` or `position_ids`, behind an encoder too."""
+    return f"decoder_{what}" if "decoder_input_ids" in inputs else what
+
+
+def logits_of_pieces(model, inputs, pieces, cache=None):
+    """What a decoder says of all its tokens, which it gets piece by piece on a cache."""
+    tokens, mask, positions = (
+        name_in(inputs, what) for what in ("input_ids", "attention_mask", "position_ids")
+    )
+    logits = []
+    for first, last in pieces:
+        own = {tokens: inputs[tokens][:, first:last], mask: inputs[mask][:, :last]}
+        if positions in inputs:
+            own[positions] = inputs[positions][:, first:last]
+        out = model(**inputs | own, past_key_values=cache, use_cache=True)
+        cache = out.past_key_values
+        logits.append(out.logits)
+    return torch.cat(logits, 1)
+
+
+def static_cache(model, inputs, length=50):
+    """As `generate` makes it; behind an encoder, a second one holds as many keys as that gives."""
+    transformers = pytest.importorskip("transformers", minversion="5")
+    config = model.config.get_text_config(decoder=True)
+    made = transformers.StaticCache(config=config, max_cache_len=length)
+    if not model.config.is_encoder_decoder:
+        return made
+    with torch.no_grad():
+        given = {n: x for n, x in inputs.items() if n in ("input_ids", "input_features")}
+        keys = model.get_encoder()(**given).last_hidden_state.shape[1]
+    crossed = transformers.StaticCache(config=config, max_cache_len=keys)
+    return transformers.EncoderDecoderCache(made, crossed)

@@ -1,14 +1,24 @@
 """Families of transformers on flashsmith against eager in float32, beside eager in bfloat16.
 
-`make test` runs two of them on the CPU; FAMILIES=all runs all there, `make test-gpu` on a GPU.
+`make test` runs the smallest on the CPU; FAMILIES=all runs all there, `make test-gpu` on a GPU.
 """
 
 import copy
 import os
+from pathlib import Path
 
 import pytest
 import torch
-from model_families import FAMILIES, WORDS, inputs_of, model_of, tokens_and_mask
+from model_families import (
+    FAMILIES,
+    WORDS,
+    inputs_of,
+    logits_of_pieces,
+    model_of,
+    name_in,
+    static_cache,
+    tokens_and_mask,
+)
 
 from flashsmith.api import launches
 from flashsmith.api.ahead.model_shapes import model_problems
@@ -38,11 +48,12 @@ def places(names, always=ALWAYS):
 
 
 every = pytest.mark.parametrize(("name", "device"), list(places(FAMILIES)))
-generating = pytest.mark.parametrize(
-    ("name", "device"), list(places([n for n, family in FAMILIES.items() if family.generates]))
+GENERATING = [n for n, family in FAMILIES.items() if family.generates]
+generating = pytest.mark.parametrize(("name", "device"), list(places(GENERATING)))
+on_a_cache = pytest.mark.parametrize(
+    ("name", "device"), list(places(GENERATING, always=(*ALWAYS, "T5")))
 )
-DECODERS = [n for n, family in FAMILIES.items() if family.model == "AutoModelForCausalLM"]
-decoders = pytest.mark.parametrize(("name", "device"), list(places(DECODERS)))
+TAKE_POSITIONS = [n for n in GENERATING if n != "T5"]
 
 
 @pytest.fixture(autouse=True)
@@ -97,8 +108,7 @@ def test_logits_of_a_prefill_are_eagers(name, device, side):
 def test_logits_of_generated_steps_behind_padding_are_eagers(name, device):
     """Twenty tokens, chosen by eager, one after the other."""
     inputs, _ = inputs_of(name, "left", device)
-    own = "decoder_input_ids" if "decoder_input_ids" in inputs else "input_ids"
-    mask_name = own.replace("input_ids", "attention_mask")
+    own, mask_name = (name_in(inputs, what) for what in ("input_ids", "attention_mask"))
     models = three(name, device)
     found = [[], [], []]
     states = [cast(inputs, model) | {"use_cache": True} for model in models]
@@ -117,16 +127,18 @@ def test_logits_of_generated_steps_behind_padding_are_eagers(name, device):
     require_near(*(torch.stack(logits) for logits in found))
 
 
-def prompts(device, count=30):
-    """Of 5 to 39 tokens each, padded on the left, and their mask."""
+def prompts(name, device, count=30):
+    """Of 5 to 39 tokens each, padded on the left, and their mask; or thirty sounds."""
     random = torch.Generator().manual_seed(7)
+    if name == "Whisper":
+        return {"input_features": torch.randn(count, 8, 60, generator=random).to(device)}
     lengths = torch.randint(5, 40, (count,), generator=random)
     tokens = torch.randint(3, WORDS, (count, int(lengths.max())), generator=random)
     mask = torch.arange(tokens.shape[1])[None] >= tokens.shape[1] - lengths[:, None]
-    return (tokens * mask).to(device), mask.long().to(device)
+    return {"input_ids": (tokens * mask).to(device), "attention_mask": mask.long().to(device)}
 
 
-@decoders
+@generating
 def test_texts_that_run_free_leave_eagers_no_more_often_than_torchs_attention(name, device):
     """Twenty tokens behind thirty prompts: how many differ from those of float32.
 
@@ -135,44 +147,33 @@ def test_texts_that_run_free_leave_eagers_no_more_often_than_torchs_attention(na
     """
     truth, eager, ours = three(name, device)
     near = peers(name, device, eager)[-1]
-    tokens, mask = prompts(device)
     told = {"max_new_tokens": 20, "min_new_tokens": 20, "do_sample": False}
+    given = prompts(name, device)
     with torch.no_grad():
-        texts = [m.generate(tokens, attention_mask=mask, **told) for m in (truth, near, ours)]
+        texts = [m.generate(**cast(given, m), **told) for m in (truth, near, ours)]
     theirs, own = (int((text != texts[0]).any(1).sum()) for text in texts[1:])
     assert own <= theirs + 2 * max(theirs, 1) ** 0.5
 
 
-@decoders
+@on_a_cache
 @pytest.mark.parametrize("padding", ["none", "left"])
 def test_a_second_turn_and_chunks_of_a_prefill_are_eagers(name, device, padding):
-    tokens, mask = tokens_and_mask(padding, device)
-    positions, found = (mask.cumsum(1) - 1).clamp(0), []
+    inputs, rows = inputs_of(name, padding, device)
+    pieces = (0, 20), (20, 30), (30, 37)
     with torch.no_grad():
-        for model in three(name, device):
-            cache, logits = None, []
-            for first, last in ((0, 20), (20, 30), (30, 37)):
-                out = model(
-                    tokens[:, first:last],
-                    attention_mask=mask[:, :last],
-                    position_ids=positions[:, first:last],
-                    past_key_values=cache,
-                    use_cache=True,
-                )
-                cache = out.past_key_values
-                logits.append(out.logits)
-            found.append(torch.cat(logits, 1)[mask.bool()])
-    require_near(*found)
+        found = [logits_of_pieces(m, cast(inputs, m), pieces) for m in three(name, device)]
+    require_near(*(logits[rows] for logits in found))
 
 
-@decoders
+@pytest.mark.parametrize(("name", "device"), list(places(TAKE_POSITIONS)))
 def test_packed_sequences_and_their_gradients_are_eagers(name, device):
-    tokens, _ = tokens_and_mask("none", device)
-    lengths = (10, 20, 7)
-    positions = torch.cat([torch.arange(n) for n in lengths])[None].expand(3, -1).to(device)
+    inputs, _ = inputs_of(name, "none", device)
+    positions = torch.cat([torch.arange(n) for n in (10, 20, 7)])[None].expand(3, -1)
+    inputs[name_in(inputs, "position_ids")] = positions.to(device)
+    del inputs[name_in(inputs, "attention_mask")]
     found, gradients = [], []
     for model in three(name, device):
-        found.append(model(tokens, position_ids=positions, use_cache=False).logits)
+        found.append(model(**cast(inputs, model), use_cache=False).logits)
         gradients.append(gradient(model, found[-1]))
     require_near(*found)
     require_near_in_norm(*gradients)
@@ -219,48 +220,68 @@ def test_t5_learns_its_bias_of_positions(side):
     require_near_in_norm(*found, noise=0.35)
 
 
-@decoders
+@on_a_cache
 @pytest.mark.parametrize("padding", ["none", "left"])
 def test_steps_on_a_static_cache_are_eagers(name, device, padding):
-    transformers = pytest.importorskip("transformers", minversion="5")
-    tokens, mask = tokens_and_mask(padding, device)
-    positions, found = (mask.cumsum(1) - 1).clamp(0), []
+    inputs, rows = inputs_of(name, padding, device)
+    pieces, found = [(0, 20), (20, 30), *((n, n + 1) for n in range(30, 37))], []
     with torch.no_grad():
         for model in three(name, device):
-            cache, logits = transformers.StaticCache(config=model.config, max_cache_len=50), []
-            for first, last in ((0, 20), (20, 30), *((n, n + 1) for n in range(30, 37))):
-                out = model(
-                    tokens[:, first:last],
-                    attention_mask=mask[:, :last],
-                    position_ids=positions[:, first:last],
-                    past_key_values=cache,
-                )
-                logits.append(out.logits)
-            found.append(torch.cat(logits, 1)[mask.bool()])
+            own = cast(inputs, model)
+            found.append(logits_of_pieces(model, own, pieces, static_cache(model, own))[rows])
     require_near(*found)
 
 
-@pytest.mark.parametrize(("name", "device"), list(places(DECODERS, always=())))
+@pytest.mark.parametrize(("name", "device"), list(places(FAMILIES, always=("ViT",))))
 def test_a_compiled_model_takes_a_mask_of_ones(name, device):
-    tokens, mask = tokens_and_mask("none", device)
+    """In one graph; a model of pictures takes no mask."""
+    inputs, _ = inputs_of(name, "none", device)
+    inputs.pop("position_ids", None)
+    inputs |= {n: torch.ones_like(x) for n, x in inputs.items() if n.endswith("attention_mask")}
     truth, near, ours = three(name, device)
     torch._dynamo.reset()
+    compiled = torch.compile(ours, backend="aot_eager", fullgraph=True)
     with torch.no_grad():
-        compiled = torch.compile(ours, backend="aot_eager", fullgraph=True)
-        made = compiled(tokens, attention_mask=mask, use_cache=False).logits
-        require_near(*(m(tokens, attention_mask=mask).logits for m in (truth, near)), made)
+        require_near(*(m(**cast(inputs, m)).logits for m in (truth, near, compiled)))
 
 
-@decoders
+@on_a_cache
 def test_prompt_lookup_generates_as_without_it(name, device):
+    """The decoder gets its prompt twice in a row, so that what it looks up is there."""
     *_, ours = three(name, device)
-    tokens, _ = tokens_and_mask("none", device)
-    prompt = tokens[:1, :12].repeat(1, 2)  # what it looks up is there
+    inputs, _ = inputs_of(name, "none", device)
+    tokens, lengths = name_in(inputs, "input_ids"), []
+    given = {
+        n: x[:1] for n, x in cast(inputs, ours).items() if n != name_in(inputs, "position_ids")
+    }
+    given.pop(name_in(inputs, "attention_mask"))
+    given[tokens] = given[tokens][:, :12].repeat(1, 2)
     options = {"max_new_tokens": 4, "do_sample": False, "pad_token_id": 0}
     with torch.no_grad():
-        plain = ours.generate(prompt, **options)
-        looked_up = ours.generate(prompt, prompt_lookup_num_tokens=3, **options)
+        plain = ours.generate(**given, **options)
+        heed(ours, tokens, lengths)
+        looked_up = ours.generate(**given, prompt_lookup_num_tokens=3, **options)
+    assert set(lengths) - {1, 24}  # guesses behind the prompt, or behind a step's token
     assert torch.equal(plain, looked_up) or device == "cuda"  # where rows may have other bits
+
+
+def heed(model, argument, lengths):
+    """Appends how many tokens each call of the model gets."""
+
+    def note(_, args, kwargs):
+        lengths.append(kwargs[argument].shape[1])
+
+    model.register_forward_pre_hook(note, with_kwargs=True)
+
+
+@every
+def test_weights_of_attention_are_refused_by_name(name, device):
+    inputs, _ = inputs_of(name, "none", device)
+    *_, ours = three(name, device)
+    with pytest.raises(
+        Unsupported, match=r'output_attentions.* or use attn_implementation="eager"\.$'
+    ):
+        ours(**cast(inputs, ours), output_attentions=True)
 
 
 REFUSED = {
@@ -330,6 +351,18 @@ def test_a_model_that_asks_for_flash_attn_gets_flashsmith(implementation, monkey
 
 
 @pytest.mark.parametrize(
+    "name", ["Llama", *(pytest.param(n, marks=is_left_out) for n in ("gpt-oss", "T5", "Whisper"))]
+)
+def test_the_kernels_take_a_second_turn_in_the_emulator(name, monkeypatch, tmp_path):
+    log = tmp_path / "shapes.jsonl"
+    monkeypatch.setenv("FLASHSMITH_DEVICE", "emulator")
+    monkeypatch.setenv("FLASHSMITH_SHAPES", str(log))
+    monkeypatch.setattr(launches, "KEPT_LAUNCHES", {})
+    test_a_second_turn_and_chunks_of_a_prefill_are_eagers(name, "cpu", "left")
+    assert {problem.q_len for problem, _ in read_shapes(log)} >= {20, 10, 7}
+
+
+@pytest.mark.parametrize(
     "name",
     ["Mistral", *(pytest.param(n, marks=is_left_out) for n in ("Llama", "Gemma2", "gpt-oss"))],
 )
@@ -352,3 +385,37 @@ def test_what_a_configuration_says_to_warm_up_is_what_its_calls_have(name, monke
     calls = [problem for problem, _ in read_shapes(log)]
     assert {problem.q_len for problem in calls} == {1, 21}
     assert kernels(calls) <= kernels(model_problems(model.config))
+
+
+COLUMNS = {
+    "prefill, padded either side": test_logits_of_a_prefill_are_eagers,
+    "20 steps behind padding": test_logits_of_generated_steps_behind_padding_are_eagers,
+    "30 texts run free": (
+        test_texts_that_run_free_leave_eagers_no_more_often_than_torchs_attention
+    ),
+    "gradients, padded either side": (
+        test_gradients_of_a_training_step_are_eagers_and_those_of_torchs_attention
+    ),
+    "second turn, chunks": test_a_second_turn_and_chunks_of_a_prefill_are_eagers,
+    "static cache": test_steps_on_a_static_cache_are_eagers,
+    "prompt lookup": test_prompt_lookup_generates_as_without_it,
+    "packed": test_packed_sequences_and_their_gradients_are_eagers,
+    "compiled, mask of ones": test_a_compiled_model_takes_a_mask_of_ones,
+}
+
+
+def test_the_table_of_families_says_what_is_tested():
+    page = (Path(__file__).parents[2] / "docs/transformers.md").read_text(encoding="utf-8")
+    table = page.partition("## Twelve families")[2].partition("## ")[0]
+    title, _, *lines = (
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in table.splitlines()
+        if line.startswith("|")
+    )
+    assert title == ["family", *COLUMNS]
+    rows = {n.removesuffix(" (text)"): line[1:] for line in lines for n in line[0].split(", ")}
+    assert set(rows) == set(FAMILIES)
+    for column, test in enumerate(COLUMNS.values()):
+        (places_of,) = (m.args[1] for m in test.pytestmark if m.args[0] == ("name", "device"))
+        said = {name for name, row in rows.items() if not row[column].startswith("no ")}
+        assert said == {place.values[0] for place in places_of}, title[1 + column]

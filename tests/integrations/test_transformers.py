@@ -79,6 +79,17 @@ def test_what_would_change_the_result_is_refused_by_name(argument, value, says):
     assert str(caught.value).endswith('use attn_implementation="sdpa".')
 
 
+def test_a_model_that_is_to_give_its_weights_of_attention_is_refused_when_it_is_made():
+    """transformers gives an empty tuple in their place, and tells the attention nothing of it."""
+    transformers = pytest.importorskip("transformers", minversion="5")
+    integration.register()
+    config = transformers.LlamaConfig(output_attentions=True)
+    make = transformers.AutoModelForCausalLM.from_config
+    with torch.device("meta"), pytest.raises(Unsupported, match=r'True in its.*"eager"') as caught:
+        make(config, attn_implementation="flashsmith")
+    assert str(caught.value).startswith("LlamaForCausalLM has output_attentions=True")
+
+
 @pytest.mark.parametrize("kind", [torch.bool, torch.bfloat16])
 def test_a_mask_in_full_has_gradients(kind):
     q, k, v = tensors()

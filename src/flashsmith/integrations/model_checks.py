@@ -8,6 +8,10 @@ from flashsmith.base.loose_types import Foreign
 from flashsmith.kernels.width import MAX_D_HEAD, MAX_TRAINED_D_HEAD, too_wide
 
 _without_sdpa: set[type] = set()  # classes of configurations whose models refuse it
+NO_WEIGHTS = (
+    "flashsmith never holds the weights of attention; leave it out, or use "
+    'attn_implementation="eager"'
+)
 _DROPOUTS = ("attention_dropout", "attention_probs_dropout_prob", "attn_pdrop")
 
 
@@ -39,6 +43,8 @@ def check_model(model: Foreign) -> None:
             f"{name} computes attention in its own code, not through transformers' interface; "
             f"flashsmith cannot take its place; {_around(model)}."
         )
+    if getattr(config, "output_attentions", False):
+        raise Unsupported(f"{name} has output_attentions=True in its configuration; {NO_WEIGHTS}.")
     width = _width_of(config)
     if width > MAX_D_HEAD:
         raise Unsupported(

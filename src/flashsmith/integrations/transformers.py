@@ -12,7 +12,7 @@ from torch.nn import Module
 from flashsmith.api.attention import flash_attention
 from flashsmith.base.errors import ArgumentTypeError, Unsupported
 from flashsmith.base.loose_types import Foreign
-from flashsmith.integrations.model_checks import check_model, instead, remember
+from flashsmith.integrations.model_checks import NO_WEIGHTS, check_model, instead, remember
 from flashsmith.integrations.model_masks import PATTERN, mask_maker
 from flashsmith.integrations.padded_rows import (
     boundaries,
@@ -238,6 +238,8 @@ def _refuse(module: Module, dropout: float, others: dict[str, Foreign]) -> None:
             raise Unsupported(
                 f"{argument} is given; flashsmith does not do {what}; {instead(module)}."
             )
+    if others.get("output_attentions"):
+        raise Unsupported(f"output_attentions=True is given; {NO_WEIGHTS}.")
 
 
 def _facts_of(others: dict[str, Foreign]) -> dict[str, Foreign]:
