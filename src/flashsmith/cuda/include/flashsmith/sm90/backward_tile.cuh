@@ -60,11 +60,12 @@ struct KvBlock {
 template <class Kernel>
 struct Walk {
     static constexpr i32 kRows = Kernel::kConfig.q_tile_rows();
-    static constexpr bool kStaggered = Kernel::kConfig.staggered;
+    // A walk that wraps does not say which q tile it is at: masks and distances ask for that.
+    static constexpr bool kStaggered = Kernel::kConfig.staggered && !Kernel::kNeeds.causal &&
+                                       !Kernel::kNeeds.window_left && !Kernel::kNeeds.alibi;
     // Whether it matters which q tile a step is of: for masks and distances.
     static constexpr bool kCounts = (Kernel::kNeeds.causal && !Kernel::kConfig.masks_first) ||
                                     Kernel::kNeeds.window_left || Kernel::kNeeds.alibi;
-    static_assert(!kStaggered || !kCounts, "a walk that wraps does not say which q tile it is at.");
 
     using Args = typename Kernel::Args;
 
