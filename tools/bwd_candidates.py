@@ -2,12 +2,14 @@
 
     PYTHONPATH=src python tools/bwd_candidates.py -o FILE --budget SECONDS \\
         [--peer FILE.py:NAME] [--unrecorded FILE.py:NAME] [--skip SHORT_FORM] \\
-        [--lengths 512,2048] [--cells 256:full,256:causal] [--configs FILE]
+        [--lengths 512,2048] [--cells 256:full,256:causal] [--configs FILE] \\
+        [--regime sustained]
 
 Compiles all candidates on all cores, checks each on small problems of the same kernels, races them
 interleaved with the peers on every cell, repeats the ordered ones bit by bit at full size, and
-prints a table last: times as fast as the first peer, and as the unrecorded ones. A candidate that
-is refused, wrong or raises is named and left out. One that hangs, or breaks the GPU's context, is
+prints a table last: times as fast as the peers, or as the first candidate where there are none.
+The first contender runs twice: how the two differ is said of every cell. A candidate that is
+refused, wrong or raises is named and left out. One that hangs, or breaks the GPU's context, is
 named and the script starts again without it, in the time that is left. Records are appended to
 FILE, but those of `--unrecorded` peers; peers are called as tools/bwd_h200.py says. `--configs`
 names a file of short forms, one a line, that are raced on the cells of their width instead.
@@ -111,7 +113,9 @@ def candidates(d_head: int, mask: str) -> list[tuple[str, KernelConfig]]:
     """Labels and configurations of a width."""
     if GIVEN:
         kept = [config for config in GIVEN if config.d_head == d_head]
-        return [(str(c).replace(f"{c.dtype.name}, ", ""), c) for c in kept]
+        begin = f"hopper_bwd({d_head}): {BEGINS[d_head]}+"  # what most have in common
+        texts = [str(c).replace(f"{c.dtype.name}, ", "") for c in kept]
+        return [(text.removeprefix(begin), c) for text, c in zip(texts, kept, strict=True)]
     found: list[tuple[str, KernelConfig]] = []
     for words in words_of(d_head, mask):
         text = f"{BEGINS[d_head]}+{words.replace('free', FREE[d_head], 1)}"
@@ -295,9 +299,9 @@ def distance(tensors, theirs) -> float:
 
 
 def race(
-    device, session: Session, raced, problem, peers, rounds: int, runs: int
-) -> tuple[Comparison, dict]:
-    """An interleaved run of what can be run on one problem."""
+    device, session: Session, raced, problem, peers, arguments
+) -> tuple[Comparison, dict[str, str]]:
+    """An interleaved run of what can be run on one problem; the first's gradients are a measure."""
     tensors = tensors_of(problem)
     call, contenders, labels = call_of(tensors), [], {}
     theirs: Sequence[torch.Tensor] = ()
@@ -317,18 +321,20 @@ def race(
         for name in GRADIENTS:
             tensors[name].fill_(float("nan"))
         torch.cuda.synchronize()
-        for _ in range(runs):
+        for _ in range(arguments.runs):
             prepared(call)
         device.synchronize()
+        theirs = theirs or [tensors[name].clone() for name in GRADIENTS]
         far = distance(tensors, theirs)
         if far > FAR:
-            session.say(f"WRONG {config.short_form()} at {problem.q_len}: {far:.1e} from the peer")
+            session.say(f"WRONG {config.short_form()} at {problem.q_len}: {far:.1e} from the first")
             continue
         labels[config.short_form()] = label
         contenders.append(Contender(config.short_form(), lambda s, p=prepared: p(call, s)))
     session.start("racing")
     faulthandler.dump_traceback_later(HANGS_AFTER / 2)
-    run = compare(device, contenders, rounds=rounds, attempts=2)
+    rounds, regime = arguments.rounds, arguments.regime
+    run = compare(device, contenders, rounds=rounds, attempts=2, regime=regime)
     faulthandler.cancel_dump_traceback_later()
     return run, labels
 
@@ -344,9 +350,7 @@ def race_all(device, session: Session, right, arguments, peers, unrecorded) -> N
             problem = problem_of(d_head, length, mask == "causal")
             raced = [(n, c) for n, c in candidates(d_head, mask) if c in right]
             try:
-                run, labels = race(
-                    device, session, raced, problem, peers, arguments.rounds, arguments.runs
-                )
+                run, labels = race(device, session, raced, problem, peers, arguments)
             except FlashsmithError as error:
                 session.say(f"FAILED d {d_head} {mask} {length} in {session.doing}: {error}")
                 continue
@@ -355,20 +359,22 @@ def race_all(device, session: Session, right, arguments, peers, unrecorded) -> N
             kept = [record for record in found if record.what["name"] not in unrecorded]
             append_records(arguments.output, kept)
             session.cells.append(Cell(d_head, mask, length, flops, run, labels))
-            session.say(f"d {d_head} {mask} {length}{' VOID' if run.is_void else ''}")
+            control = f"the first beside itself {run.control.median:.4f}"
+            session.say(f"d {d_head} {mask} {length}: {control}{' VOID' if run.is_void else ''}")
 
 
 def show(session: Session) -> None:
-    """What was said, and by width and mask each contender's speed over the peers'."""
+    """What was said, and by width and mask how fast each is, beside the peers or the first."""
     print("\n" + "\n".join(session.said))
     kinds = dict.fromkeys((cell.d_head, cell.mask) for cell in session.cells)
     for d_head, mask in kinds:
         cells = [c for c in session.cells if (c.d_head, c.mask) == (d_head, mask)]
-        peers = [name for name, label in cells[0].labels.items() if name == label]
+        labels = cells[0].labels
+        peers = [name for name, label in labels.items() if name == label] or list(labels)[:1]
         lengths = " ".join(f"{cell.length:>6}" for cell in cells)
-        over = " ".join(f"over {name}"[:16].rjust(16) for name in peers)
+        over = " ".join(f"over {labels[name]}"[:16].rjust(16) for name in peers)
         print(f"\nd {d_head} {mask}, TFLOP/s".ljust(65), lengths, over)
-        for name, label in cells[0].labels.items():
+        for name, label in labels.items():
             rates = " ".join(f"{_rate(cell, name):6.0f}" for cell in cells)
             means = " ".join(f"{_mean_over(cells, name, peer):16.3f}" for peer in peers)
             print(f"{label:64} {rates} {means}")
@@ -408,6 +414,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--repeat-seconds", type=float, default=20.0, help="kept for repeats")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--runs", type=int, default=1, help="of each before a race")
+    parser.add_argument("--regime", choices=("burst", "sustained"), default="burst")
     parser.add_argument("--lengths", default=LENGTHS)
     parser.add_argument("--cells", default=CELLS, help="widths and masks")
     parser.add_argument("--configs", type=Path, help="file of short forms to race")

@@ -231,6 +231,22 @@ def test_hiding_keys_in_first_steps_alone_is_right(device, config, length, diago
     require_right(device, config, "masks first", given)
 
 
+# Kv blocks begin at q tiles of their own, where there are as many, and go round by groups of heads.
+@pytest.mark.parametrize(
+    ("config", "lengths", "heads"),
+    [
+        (replace(WIDE, unordered=True, early_start=True, staggered=True), (200, 390), (4, 2)),
+        (replace(WIDE, unordered=True, section_mb=10, staggered=True), (330, 330), (2, 2)),
+        (replace(SLIM, unordered=True, dq_red=True, staggered=True), (300, 200), (3, 1)),
+    ],
+    ids=str,
+)
+def test_kv_blocks_that_begin_at_tiles_of_their_own_are_right(device, config, lengths, heads):
+    given = problem(config, *lengths, heads=heads[0], kv_heads=heads[1])
+    assert plan(config, given, sm_count=4)[1].config.staggered
+    require_right(device, config, "staggered", given)
+
+
 def test_heads_that_rise_give_the_same_bits_on_every_number_of_sms():
     facts = {"heads": 4, "kv_heads": 4, "causal": True, "diagonal": 64 * 6}
     seen = [bits_by_seed(RISING, sms, (sms,), **facts) for sms in (1, 7)]
@@ -383,6 +399,7 @@ OTHERS = [
     (TILES, {"adders": 3}),
     (TILES, {"early_polls": True}),
     (TILES, {"rounds_dq": True}),
+    (replace(TILES, unordered=True), {"staggered": True}),
     *((part, {"early_start": True}) for part in (*PLAIN.kernels(), PASSES.convert)),
     (BROAD.tiles, {"two_passes": True, "dq_red": False}),
     (PASSES.tiles, {"early_release": False}),

@@ -73,6 +73,11 @@ def test_a_prefix_that_ends_like_another_is_not_taken_for_it():
         (f"hopper_bwd(BF16, 128): ds_3+{ALL}+unordered+rising", "order_has_one_end"),
         (f"hopper_bwd(BF16, 128): ds_3+{ALL}+unordered+rounds_dq", "rounded_sums_are_counted"),
         ("hopper_bwd(BF16, 256): ds_2+dq_red+rounds_dq", "rounded_sums_are_counted"),
+        (f"hopper_bwd(BF16, 128): ds_3+{ALL}+staggered", "staggered_sums_have_no_order"),
+        (
+            "hopper_bwd(BF16, 256): ds_2+dq_red+unordered+staggered",
+            "staggered_sums_have_no_order",
+        ),
     ],
 )
 def test_what_cannot_be_built_is_refused_by_a_rule(text, rule):

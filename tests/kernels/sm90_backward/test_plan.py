@@ -206,6 +206,23 @@ def test_masks_are_looked_at_once_only_where_that_is_enough(changes, d_head, exp
     assert tiles == replace(config.tiles, masks_first=expected)
 
 
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"causal": False}, True),
+        ({}, False),
+        ({"window_left": 300}, False),
+        ({"causal": False, "alibi": True}, False),
+        ({"causal": False, "k_len": 4001}, True),
+        ({"causal": False, "kv_heads": 4}, True),
+    ],
+)
+def test_walks_are_staggered_only_where_every_row_sees_every_key(changes, expected):
+    config = replace(CONFIG, unordered=True, staggered=True)
+    tiles = plan(config, replace(LONG, **changes), sm_count=4)[1].config
+    assert tiles == replace(config.tiles, staggered=expected)
+
+
 @pytest.mark.parametrize(("part", "heads"), [(0, 8), (10, 2), (20, 4)])
 def test_a_walk_takes_a_part_of_a_group(part, heads):
     config = replace(CONFIG, masks_first=True, part_mb=part)

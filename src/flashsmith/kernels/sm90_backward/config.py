@@ -23,6 +23,7 @@ from flashsmith.kernels.sm90_backward.parts import (
     RISING,
     ROUNDS_DQ,
     SHORT_LAST,
+    STAGGERED,
     TILE_RULES,
     TWO_PASSES,
     V_HALVES,
@@ -89,6 +90,7 @@ class Sm90BackwardConfig(Sm90BackwardPart):
     rounds_dq: bool = flag("rounds_dq", ROUNDS_DQ)
     early_start: bool = flag("early_start", EARLY_START)
     part_mb: int = knob((0, 10, 20, 80), PART_MB, "part_{}", absent=0)
+    staggered: bool = flag("staggered", STAGGERED)
 
     @property
     def rows(self) -> Sm90RowsConfig:
@@ -164,6 +166,7 @@ class Sm90BackwardConfig(Sm90BackwardPart):
             or self.rounds_dq
             or self.early_start
             or self.part_mb
+            or self.staggered
             or self.adders > 2
         )
 

@@ -54,6 +54,10 @@ EARLY_START = (
     "launches begin while the one before them ends: they set up meanwhile, and one that needs "
     "nothing of it takes the SMs that it leaves"
 )
+STAGGERED = (
+    "without a mask, a kv block begins at the q tile beside its own keys and comes to the tiles "
+    "before it at the end: kv blocks that run together add to different parts of dQ"
+)
 IN_PARTS = (
     "a kv block is walked with a part of the heads of its group at a time: dK and dV of parts are "
     "added in memory, in order"
@@ -196,6 +200,7 @@ class Sm90TilesConfig(MultiplyingPart):
     rising: bool = flag("rising", RISING)
     rounds_dq: bool = flag("rounds_dq", ROUNDS_DQ)
     early_start: bool = flag("early_start", EARLY_START)
+    staggered: bool = flag("staggered", STAGGERED)
     in_parts: bool = flag("in_parts", IN_PARTS)
 
     @property
@@ -350,6 +355,13 @@ TILE_RULES = (
         lambda c: c.rounds_dq and (c.dq_red or c.unordered or c.two_passes or has_roles(c.d_head)),
         "only of staged sums in order is it known when they are complete",
         "drop rounds_dq, or dq_red and unordered up to d_head 128",
+    ),
+    Rule(
+        "staggered_sums_have_no_order",
+        lambda c: c.staggered and (not c.unordered or has_roles(c.d_head)),
+        "in order, a kv block would wait for one that may never run: the first for the last, which "
+        "waits for it; wide heads walk from the first q tile",
+        "add unordered (up to d_head 128), or drop staggered",
     ),
     Rule(
         "two_passes_add_nothing",

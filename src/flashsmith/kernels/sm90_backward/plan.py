@@ -223,6 +223,9 @@ def _tiles(config: Sm90BackwardConfig, problem: AttentionProblem, walked: int) -
     tiles = config.tiles
     if not hides_first_steps_only(tiles, problem, walked):
         tiles = replace(tiles, masks_first=False)
+    needs = needs_of(problem, tile_q=tiles.tile_q, tile_k=tiles.tile_k, d_head=config.d_head)
+    if not {"causal", "window_left", "alibi"}.isdisjoint(needs):
+        tiles = replace(tiles, staggered=False)
     return replace(tiles, in_parts=walked < problem.group)
 
 

@@ -64,7 +64,8 @@ struct BackwardConsumer {
     bool adds = true;     // whether the kv block adds to any dQ
     bool has_dq = false;  // whether the kv block had a step before this one
     i32 dq_tile = 0;      // q tile of the next dQ that leaves,
-    u32 dq_index = 0;     // and its number among those of all heads
+    u32 dq_index = 0;     // and its number among those of all heads,
+    u32 dq_end = 0;       // of which a staggered walk goes on at its first head's from here
     i32 batch_head = 0;   // with distances: the head of the step's scores,
     float slope = 0.0f;   // and what a key further takes off the exponent
 
@@ -336,6 +337,9 @@ struct BackwardConsumer {
     FS_DEVICE void advance_dq() {
         using Walk = sm90::Walk<Kernel>;
         ++dq_index;
+        if (Walk::kStaggered && dq_index == dq_end) {
+            dq_index -= walked_heads<Kernel>(args) * args.q_tiles;
+        }
         if (Walk::kCounts && ++dq_tile == Walk::end_tile(args, first_key)) {
             const i32 behind = args.q_tiles - dq_tile;
             dq_tile = Walk::first_tile(args, first_key);
@@ -365,6 +369,10 @@ struct BackwardConsumer {
         for (int i = 0; i < kConfig.d_head / 2; ++i) dk[i] = dv[i] = 0.0f;
         q_tile = dq_tile = Walk<Kernel>::first_tile(args, first_key, nth);
         dq_index = first_head * args.q_tiles + dq_tile;
+        if constexpr (Walk<Kernel>::kStaggered) {
+            dq_end = dq_index + walked_heads<Kernel>(args) * args.q_tiles;
+            dq_index += Walk<Kernel>::start_tile(args, first_key);
+        }
         if constexpr (kNeeds.alibi) take_head(first_head);
         adds = Walk<Kernel>::is_seen(args, first_key, nth);
         has_dq = false;

@@ -60,6 +60,9 @@ struct KvBlock {
 template <class Kernel>
 struct Walk {
     static constexpr i32 kRows = Kernel::kConfig.q_tile_rows();
+    // A walk that wraps does not say which q tile it is at: masks and distances ask for that.
+    static constexpr bool kStaggered = Kernel::kConfig.staggered && !Kernel::kNeeds.causal &&
+                                       !Kernel::kNeeds.window_left && !Kernel::kNeeds.alibi;
     // Whether it matters which q tile a step is of: for masks and distances.
     static constexpr bool kCounts = (Kernel::kNeeds.causal && !Kernel::kConfig.masks_first) ||
                                     Kernel::kNeeds.window_left || Kernel::kNeeds.alibi;
@@ -94,6 +97,12 @@ struct Walk {
     static FS_DEVICE i32 end_tile(const Sequence& of, i32 first_key) {
         if constexpr (!Kernel::kNeeds.window_left) return of.q_tiles;
         return min(max(last_row(of, first_key), 0) / kRows + 1, of.q_tiles);
+    }
+
+    // The q tile of the first head where a walk without a mask begins; all before it come last.
+    static FS_DEVICE i32 start_tile(const Args& args, i32 first_key) {
+        if constexpr (!kStaggered) return 0;
+        return static_cast<u32>(first_key) / kRows % static_cast<u32>(args.q_tiles);
     }
 
     static FS_DEVICE i32 steps(const Args& args, i32 first_key) {
@@ -136,12 +145,18 @@ struct Walk {
     i32 end;         // and the one behind the last
     i32 tile;        // where the walk is
     i32 batch_head;  // of Q
+    i32 end_head;    // with `staggered`, the one behind the last
 
     FS_DEVICE Walk(const Args& args, const KvBlock& at, u32 nth)
         : first(first_tile(args, at.first_key, nth)),
           end(end_tile(args, at.first_key, nth)),
           tile(first),
-          batch_head(at.batch * args.heads + at.kv_head * walked_heads<Kernel>(args)) {}
+          batch_head(at.batch * args.heads + at.kv_head * walked_heads<Kernel>(args)) {
+        if constexpr (kStaggered) {
+            tile = start_tile(args, at.first_key);
+            end_head = batch_head + walked_heads<Kernel>(args);
+        }
+    }
 
     FS_DEVICE void advance(const Args& args, [[maybe_unused]] u32 nth) {
         if constexpr (Kernel::kListed) {  // the slot is read again: registers are few
@@ -154,6 +169,7 @@ struct Walk {
             if (++tile == behind) {
                 tile = first;
                 ++batch_head;
+                if (kStaggered && batch_head == end_head) batch_head -= walked_heads<Kernel>(args);
             }
         }
     }
