@@ -1,6 +1,7 @@
 """Races candidates of the decode kernels, and chunks of prompts on long caches, within a time.
 
     PYTHONPATH=src python tools/decode_candidates.py -o FILE [--fa3 FILE.py] [--budget SECONDS]
+    PYTHONPATH=src python tools/decode_candidates.py -o FILE --configs FILE [--shapes 4x65536,…]
 
 Compiles all candidates on all cores, runs the cases of servers on each, races them interleaved with
 cuDNN, FlashAttention-2, FlashAttention-3 (`--fa3`, as tools/serve_h200.py takes it) and a plain
@@ -8,6 +9,11 @@ read of the cache, then chunks of 64 to 512 rows on long caches: whole tiles, sl
 SMs, and slices by the sequence alone, for lengths that the host knows and for such in memory.
 Candidates that are wrong or refused are named. Records are appended to FILE; tables come last:
 microseconds, and times as fast as the best peer on the same kind of cache.
+
+`--configs` races the short forms of a file instead, one a line: on each of `--shapes` (batch x
+keys), in each of `--ways`, beside what is chosen (which the control times twice), cuDNN and a plain
+read. `--places` says how often: each time the cache lies elsewhere in memory, which moves times of
+1 GB by up to 6 %. The table says times as fast as what is chosen, and as cuDNN.
 """
 
 from __future__ import annotations
@@ -19,7 +25,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from serve_h200 import PAGE, Cache, fa3_contenders, load_fa3, ours, problem_of
+from serve_h200 import PAGE, WAYS, Cache, fa3_contenders, load_fa3, ours, problem_of
 
 from flashsmith.base.errors import FlashsmithError
 from flashsmith.bench.peers import contenders_of, find_peers
@@ -32,6 +38,7 @@ from flashsmith.measure.environment import environment_of, timed_device
 from flashsmith.measure.interleaved import Comparison, Contender, compare
 from flashsmith.measure.plain_read import READ, plain_read
 from flashsmith.measure.record import append_records, records_of
+from flashsmith.measure.statistics import geometric_mean
 from flashsmith.problem.attention import AttentionProblem
 from flashsmith.problem.cost import cost_of
 from flashsmith.runtime.devices import default_device
@@ -103,13 +110,17 @@ class Race:
     said: list[str]
     table: list[str]
 
+    def keep(self, found: Comparison, problem: AttentionProblem) -> None:
+        """Appends the records of one interleaved run."""
+        flops = cost_of(problem).flops
+        records = records_of(found, problem, self.environment, suite="serve", flops=flops)
+        append_records(self.output, records)
+
     def run(self, problem: AttentionProblem, contenders: list[Contender], cache: Cache) -> None:
         """One interleaved run, its records and its rows of the table."""
         with plain_read(self.device, cache.pool.data_ptr(), cache.n_bytes) as read:
             found = compare(self.device, [read, *contenders], rounds=self.rounds, attempts=2)
-        flops = cost_of(problem).flops
-        records = records_of(found, problem, self.environment, suite="serve", flops=flops)
-        append_records(self.output, records)
+        self.keep(found, problem)
         heads = f"{problem.heads}:{problem.kv_heads}"
         void = " VOID" if found.is_void else ""
         title = f"b {problem.batch} k {problem.k_len} q {problem.q_len} h {heads}{void}"
@@ -212,26 +223,130 @@ def race_chunk(race: Race, shape: tuple[int, ...]) -> None:
     race.run(problem, contenders, cache)
 
 
-def main() -> None:
-    """Checks, races; tables are last."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("-o", dest="output", type=Path, required=True)
-    parser.add_argument("--fa3")
-    parser.add_argument("--budget", type=float, default=200.0, help="seconds of all")
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--only", default="check,decode,chunks")
-    arguments = parser.parse_args()
-    begin = time.monotonic()
+# Bytes that lie before a cache, for each time that it is raced: no multiple of 64 MB.
+PLACE_BYTES = 98 << 20
+
+
+def configs_of(path: Path) -> list[KernelConfig]:
+    """The configurations of a file of short forms, one a line; a line may be a comment (#)."""
+    lines = (line.partition("#")[0].strip() for line in path.read_text("utf-8").splitlines())
+    return [parse_config(line) for line in dict.fromkeys(lines) if line]
+
+
+def shape_of(text: str) -> tuple[int, int, int]:
+    """Batch, keys and one query token, of `4x65536`."""
+    batch, _, keys = text.partition("x")
+    return int(batch), int(keys), 1
+
+
+def way_of(text: str) -> str:
+    """How a cache is kept, by a word: `contiguous`, `lengths` or `page`."""
+    ways = dict(zip(("contiguous", "lengths", "page"), WAYS, strict=True))
+    return ways[text]
+
+
+def asked_in(problem: AttentionProblem, way: str) -> AttentionProblem:
+    """A problem whose cache is kept in one way."""
+    paged, lengths = WAYS[way]
+    pages = {"page": PAGE, "pages": problem.batch * problem.k_len // PAGE} if paged else {}
+    return replace(problem, k_lengths=lengths, **pages)
+
+
+def beside_chosen(
+    device, problem: AttentionProblem, configs: Sequence[KernelConfig]
+) -> list[KernelConfig]:
+    """What is chosen for a problem, and behind it the candidates that compute it."""
+    chosen = choose(problem, device.arch, gpu=device.name).config
+    able = [c for c in configs if c.refusal() is None and not c.refused_problem(problem)]
+    return list(dict.fromkeys([chosen, *able]))
+
+
+def race_given(
+    race: Race, shape: tuple[int, int, int], way: str, configs: Sequence[KernelConfig], place: int
+) -> Comparison:
+    """One interleaved run: what is chosen, the candidates, cuDNN and a plain read."""
+    before = torch.empty(place * PLACE_BYTES, dtype=torch.uint8, device="cuda")
+    problem = problem_of(*shape)
+    cache = Cache(problem)
+    raced = beside_chosen(race.device, asked_in(problem, way), configs)
+    contenders = [*ours(race.device, cache, raced, race.said, {way: WAYS[way]})]
+    tensors = {"q": cache.q, "k": cache.k, "v": cache.v}
+    peers, left_out = contenders_of(race.device, find_peers(["cuDNN"]), problem, tensors)
+    race.said += [f"{name}: {reason}" for name, reason in left_out.items()]
+    with plain_read(race.device, cache.pool.data_ptr(), cache.n_bytes) as read:
+        everyone = [*contenders, *peers, read]
+        found = compare(race.device, everyone, rounds=race.rounds, attempts=2)
+    race.keep(found, asked_in(problem, way))
+    del before
+    return found
+
+
+def rows_beside_chosen(runs: Sequence[Comparison]) -> Iterator[str]:
+    """A line a contender, the fastest first: microseconds of each run, and ratios of medians."""
+    first = runs[0]
+    timed = {one.name: [one] for one in first.timed}
+    for run in runs[1:]:
+        for one in run.timed:
+            timed.setdefault(one.name, []).append(one)
+    cudnn = [one.time_us.median for one in timed.get("cuDNN", [])]
+
+    def speed(name: str) -> float:
+        return geometric_mean([one.ratio.median for one in timed[name]])
+
+    for name in sorted(timed, key=speed, reverse=True):
+        us = [one.time_us.median for one in timed[name]]
+        least = min(one.ratio.median for one in timed[name])
+        beside = geometric_mean([a / b for a, b in zip(cudnn, us, strict=False)]) if cudnn else 0.0
+        is_chosen = " (chosen)" if name == first.timed[0].name else ""
+        yield (
+            f"  {' '.join(f'{one:7.1f}' for one in us)} us  {speed(name):.4f} x chosen "
+            f"(least {least:.4f})  {beside:.4f} x cuDNN  {name}{is_chosen}"
+        )
+
+
+def compile_given(device, shapes, ways: Sequence[str], configs: Sequence[KernelConfig]) -> None:
+    """Compiles all candidates, and what is chosen, on all cores."""
+    asked = [asked_in(problem_of(*shape), way) for shape in shapes for way in ways]
+    work = [(c, Case("race", one)) for one in asked for c in beside_chosen(device, one, configs)]
+    compile_many(compile_jobs(device, work))
+
+
+def race_file(race: Race, arguments: argparse.Namespace, begin: float) -> None:
+    """Races the candidates of a file within the time, place by place; a table a shape and way."""
+    shapes = [shape_of(text) for text in arguments.shapes.split(",")]
+    ways = [way_of(text) for text in arguments.ways.split(",")]
+    configs = configs_of(arguments.configs)
+    compile_given(race.device, shapes, ways, configs)
+    print(f"[{time.monotonic() - begin:5.0f} s] compiled", flush=True)
+    runs: dict[tuple[tuple[int, int, int], str], list[Comparison]] = {}
+    for place in range(arguments.places):
+        for shape, way in ((shape, way) for shape in shapes for way in ways):
+            if time.monotonic() - begin > arguments.budget:
+                race.said.append(f"not in time: {shape}{way}, place {place}")
+                continue
+            found = race_given(race, shape, way, configs, place)
+            runs.setdefault((shape, way), []).append(found)
+            torch.cuda.empty_cache()
+            print(f"[{time.monotonic() - begin:5.0f} s] {shape}{way}", flush=True)
+    for (shape, way), found in runs.items():
+        controls = ", ".join(
+            f"{one.control.median:.4f}{' VOID' if one.is_void else ''}" for one in found
+        )
+        race.table.append(f"\nb {shape[0]} k {shape[1]}{way}; chosen beside itself: {controls}")
+        race.table += rows_beside_chosen(found)
+
+
+def race_of(arguments: argparse.Namespace) -> Race:
+    """What every race needs."""
     device = timed_device(default_device("cuda"))
-    race = Race(
-        device,
-        load_fa3(arguments.fa3),
-        arguments.rounds,
-        arguments.output,
-        environment_of(device, compiler=find_nvrtc().compiler),
-        [],
-        [],
-    )
+    environment = environment_of(device, compiler=find_nvrtc().compiler)
+    fa3, rounds, output = load_fa3(arguments.fa3), arguments.rounds, arguments.output
+    return Race(device, fa3, rounds, output, environment, [], [])
+
+
+def race_all(race: Race, arguments: argparse.Namespace, begin: float) -> None:
+    """Checks and races the candidates of RACES, and the chunks."""
+    device = race.device
     configs = [parse_config(text) for text in dict.fromkeys(t for _, ts in RACES for t in ts)]
     work = [
         (parse_config(text), Case("race", replace(problem_of(*shape), **facts)))
@@ -256,6 +371,27 @@ def main() -> None:
         step(race, *given)
         torch.cuda.empty_cache()
         print(f"[{time.monotonic() - begin:5.0f} s] {given[0]}", flush=True)
+
+
+def main() -> None:
+    """Checks, races; tables are last."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("-o", dest="output", type=Path, required=True)
+    parser.add_argument("--fa3")
+    parser.add_argument("--budget", type=float, default=200.0, help="seconds of all")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--only", default="check,decode,chunks")
+    parser.add_argument("--configs", type=Path, help="a file of short forms to race instead")
+    parser.add_argument("--shapes", default="4x65536,32x8192,64x4096")
+    parser.add_argument("--ways", default="contiguous", help="contiguous,lengths,page")
+    parser.add_argument("--places", type=int, default=2)
+    arguments = parser.parse_args()
+    begin = time.monotonic()
+    race = race_of(arguments)
+    if arguments.configs is not None:
+        race_file(race, arguments, begin)
+    else:
+        race_all(race, arguments, begin)
     print("\n".join([*race.said, *race.table]))
 
 

@@ -195,10 +195,13 @@ def fa3_contenders(fa3, cache: Cache):
     )
 
 
-def ours(device, cache: Cache, configs, said: list[str]):
+# How a cache may be kept: in pages or not, with lengths in memory or not.
+WAYS = {"": (False, False), " lengths": (False, True), f" page {PAGE}": (True, True)}
+
+
+def ours(device, cache: Cache, configs, said: list[str], ways=WAYS):
     """Our contenders: every configuration, each way of keeping a cache; what is wrong is said."""
     truth = cache.truth()
-    ways = {"": (False, False), " lengths": (False, True), f" page {PAGE}": (True, True)}
     if not cache.is_full:
         ways = {f"{way} of {cache.problem.k_len}": ways[way] for way in [*ways][1:]}
     for config in configs:

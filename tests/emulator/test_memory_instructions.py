@@ -52,6 +52,14 @@ def test_vectors_keep_their_order():
     assert run_lanes(body, a, shared=SMEM).tolist() == [(x + 3) * 1000 + x + 1 for x in range(32)]
 
 
+def test_a_line_that_is_discarded_becomes_ones():
+    body = """ld.param.u64 %rd3, [p0]; setp.eq.u32 %p1, %r50, 0; bar.sync 0;
+        @%p1 discard.global.L2 [%rd3], 128; bar.sync 0;
+        mul.wide.u32 %rd4, %r50, 4; add.s64 %rd3, %rd3, %rd4; ld.global.u32 %d, [%rd3];"""
+    values = np.arange(64, dtype=np.uint32)
+    assert run_lanes(body, values).tolist() == [2**32 - 1] * 32 + values[32:].tolist()
+
+
 def test_generic_addresses_reach_every_space():
     body = """mov.u32 %r5, tile; shl.b32 %r6, %r50, 2; add.u32 %r5, %r5, %r6; cvt.u64.u32 %rd1, %r5;
         cvta.shared.u64 %rd2, %rd1; st.u32 [%rd2], %a0;

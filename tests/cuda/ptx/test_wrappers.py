@@ -40,6 +40,30 @@ def test_cp_async_or_zero_reads_nothing_where_invalid(run_lines):
     )
 
 
+def test_stores_that_l2_keeps_are_stores(run_lines):
+    body = """
+    const Chunk c = ptx::ld_global_16b(in + thread * 16);
+    float x[4];
+    for (int i = 0; i < 4; ++i) x[i] = __uint_as_float(c.word[i]);
+    ptx::st_global_f32x4_kept(reinterpret_cast<float*>(out + thread * 16), x);
+    """
+    got = run_lines(
+        body, WORDS, headers=["ptx/memory.cuh"], out_bytes=512, dtype=np.uint32, smem_bytes=0
+    )
+    np.testing.assert_array_equal(got, WORDS)
+
+
+def test_a_discarded_line_is_lost_and_its_neighbours_are_not(run_lines):
+    body = """
+    ptx::st_global_16b(out + thread * 16, ptx::ld_global_16b(in + thread * 16));
+    ptx::bar_warp_sync();
+    if (thread == 0) ptx::discard_128b(reinterpret_cast<const float*>(out + 128));
+    """
+    headers = ["ptx/barrier.cuh", "ptx/cache_policy.cuh", "ptx/memory.cuh"]
+    got = run_lines(body, WORDS, headers=headers, out_bytes=512, dtype=np.uint32)
+    np.testing.assert_array_equal(np.delete(got, range(32, 64)), np.delete(WORDS, range(32, 64)))
+
+
 @pytest.mark.parametrize("transposed", [False, True])
 def test_ldmatrix_deals_rows_of_8_to_quads(run_lines, transposed):
     elements = np.arange(256, dtype=np.uint16)

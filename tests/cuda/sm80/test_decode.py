@@ -297,6 +297,24 @@ def test_a_row_has_the_same_bits_whatever_its_neighbours_hold(device):
     assert not np.array_equal(first["o"], again["o"])
 
 
+@pytest.mark.parametrize("words", [{}, {"quick_end": True}, {"runs": True, "quick_end": True}])
+def test_parts_that_stay_in_l2_give_the_same_bits_and_are_dropped_once_added_up(words):
+    # Of three slices, one and none: parts of one sequence, 4 rows of a head in either order.
+    problem = AttentionProblem(3, 4, 1, 1, 300, 64, lse=True, k_lengths=True)
+    inputs = dict(inputs_of(Case("kept", problem)))
+    inputs["k_lengths"] = np.array([299, 130, 0], np.int32).view(np.uint32)
+    found, parts = [], []
+    for kept in (False, True):
+        device = EmulatedDevice(sm_count=2, options=EmulatorOptions(mma_in_order=True))
+        config = replace(SMALL, kept_parts=kept, **words)
+        found.append(run_arrays(device, config, problem, inputs))
+        rows = device.download(device.scratch(3 * 3 * 4 * 256), 3 * 4 * 256)
+        parts.append(rows.view(np.uint32))
+    for name, bits in found[0].items():
+        np.testing.assert_array_equal(found[1][name], bits)
+    assert [(one == 2**32 - 1).all() for one in parts] == [False, True]
+
+
 def test_counters_are_left_as_they_were_found():
     device = EmulatedDevice()
     problem = AttentionProblem(2, 6, 2, 2, 300, 64, lse=True)

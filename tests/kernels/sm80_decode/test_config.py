@@ -22,7 +22,7 @@ PROBLEM = AttentionProblem(2, 32, 8, 1, 8192, 128)
 
 def test_the_set_has_every_width_type_and_tile_and_all_can_be_built():
     configs = resolve_key("decode")
-    assert len(configs) == len(set(configs)) == 82
+    assert len(configs) == len(set(configs)) == 90
     assert [config.refusal() for config in configs] == [None] * len(configs)
     every = {(t, d, rows) for t in DType for d in (64, 128, 256) for rows in (16, 32, 64)}
     assert {(c.dtype, c.d_head, c.B_r) for c in configs} == every
@@ -111,6 +111,7 @@ PAIRS = {
     "persistent": True,
     "runs": True,
     "evict_first": True,
+    "kept_parts": True,
     "whole_pages": True,
     "quick_start": True,
     "quick_end": True,

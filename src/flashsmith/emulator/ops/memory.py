@@ -13,9 +13,10 @@ from flashsmith.emulator.machine.unit import Unit
 from flashsmith.emulator.machine.values import Value
 from flashsmith.emulator.ordering.clocks import at_flags
 from flashsmith.emulator.ordering.traits import is_strong
-from flashsmith.emulator.ptx.instruction import Address, Instruction, Operand, Symbol, Vector
+from flashsmith.emulator.ptx.instruction import Address, Imm, Instruction, Operand, Symbol, Vector
 from flashsmith.emulator.ptx.types import SIZES
 
+LINE_BYTES = 128  # of L2
 SPACES = ("global", "shared", "local", "param", "const")
 
 
@@ -134,6 +135,20 @@ def emit_st(e: Emitter, i: Instruction) -> None:
             )
         if is_strong(i):
             emit_flags(e, i, mask, space, address)
+
+
+@opcode("discard", writes=0, counts_as="store", touches_memory=True)
+def emit_discard(e: Emitter, i: Instruction) -> None:
+    """discard.global.L2 [a], 128: what lies there is lost; here all of its bits become 1, a NaN."""
+    a, size = i.operands
+    if space_of(i) != "global" or not isinstance(size, Imm) or size.value != LINE_BYTES:
+        raise Unknown("discard of other than 128 bytes of global memory")
+    lost = e.value("K_lost", np.uint64(2**64 - 1))
+    with e.active() as mask:
+        address = e.assign(e.address(a, "global"))
+        for offset in range(0, LINE_BYTES, 8):
+            at = f"{address} + {_address_word('global')}({offset})"
+            e.do(f"{e.use(access.store)}(c, u, {mask}, 'global', {at}, {lost}, 8, {e.index})")
 
 
 def put_together(u: Unit, *parts: Value) -> Value:

@@ -86,7 +86,7 @@ def emit_nanosleep(e: Emitter, i: Instruction) -> None:
 
 
 @opcode(
-    "discard", "prefetch", "prefetchu", "applypriority", "griddepcontrol",
+    "prefetch", "prefetchu", "applypriority", "griddepcontrol",
     writes=0, counts_as="control",
 )  # fmt: skip
 def emit_nothing(e: Emitter, i: Instruction) -> None:

@@ -23,7 +23,7 @@ _LISTED = """
     mbarrier ignore_oob
     proxy alias mbarrier_init tensormap::generic async::generic tensormap
     mma_async fence sp row col trans x1 x2 x4
-    fractional range cvt evict_first evict_last launch_dependents
+    fractional range cvt evict_first evict_last launch_dependents L2
     tf32 e4m3 e5m2 e4m3x2 e5m2x2 b1 u4 s4 u16x2 s16x2
     finite infinite number notanumber normal subnormal
 """

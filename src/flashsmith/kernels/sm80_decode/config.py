@@ -69,6 +69,9 @@ class Sm80DecodeConfig(KernelConfig):
     evict_first: bool = flag(
         "evict_first", "K and V, which are read once, leave L2 before what it held"
     )
+    kept_parts: bool = flag(
+        "kept_parts", "parts of slices stay in L2 until they are added up, and are dropped there"
+    )
     whole_pages: bool = flag(
         "whole_pages", "pages are whole kv blocks: one is looked up, and its rows follow each other"
     )

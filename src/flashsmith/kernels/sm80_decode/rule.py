@@ -56,6 +56,7 @@ def candidates(problem: AttentionProblem, arch: Arch) -> Sequence[Sm80DecodeConf
             config.runs != runs,
             more_ctas != (slices > FEW_SLICES and not config.runs),
             config.evict_first != once,
+            config.kept_parts,
             config.whole_pages != (problem.page > 0 and not problem.sequences),
         )
 

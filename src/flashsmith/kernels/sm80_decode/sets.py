@@ -17,11 +17,13 @@ def _measured(slices: str) -> tuple[tuple[int, int, str], ...]:
     """Those of d_head 128 and few rows, which give the same bits; `rule` says where each is chosen.
 
     Deep rings for few slices, runs for some, more CTAs for many; K and V that leave L2 first for
-    calls that read little; one page looked up for a kv block where pages are whole ones.
+    calls that read little; parts that stay in L2, which no rule chooses; one page looked up for a
+    kv block where pages are whole ones.
     """
     deep, many = f"{slices}+stages_3+ctas_2", f"{slices}+stages_2+ctas_3"
     kinds = [f"{deep}{run}{first}" for run in ("", "+runs") for first in ("+evict_first", "")]
-    words = [f"{kind}{page}" for page in ("", "+whole_pages") for kind in (*kinds, many)]
+    kinds += [many, f"{many}+kept_parts"]
+    words = [f"{kind}{page}" for page in ("", "+whole_pages") for kind in kinds]
     quick = [f"{word}+{_QUICK}" for word in words]
     return tuple((16, 4, word) for word in (*quick, f"{many}+persistent+quick_end"))
 

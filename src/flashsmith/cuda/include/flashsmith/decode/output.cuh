@@ -59,8 +59,8 @@ class DecodeOutput {
             if (work_.slices == 1) {
                 store(part, row, piece);
             } else {
-                const i64 at = part_row(work_.slice) + row;
-                ptx::st_global_f32x4(args_.parts + at * kD + piece * kColumns, part.o);
+                const i64 at = part_at(work_.slice, row);
+                store_part(args_.parts + at * kD + piece * kColumns, part.o);
                 if (piece == 0) {
                     ptx::st_global_f32x2(args_.statistics + 2 * at, part.maximum, part.sum);
                 }
@@ -77,9 +77,36 @@ class DecodeOutput {
         } else {
             add_pieces<1>();
         }
+        drop_parts(*this);
     }
 
+    // Where a row of a slice's part lies in scratch memory.
+    FS_DEVICE i64 part_at(i32 slice, u32 row) const { return part_row(slice) + row; }
+
   protected:
+    FS_DEVICE static void store_part(float* to, const float (&o)[4]) {
+        if constexpr (Kernel::kConfig.kept_parts) {
+            ptx::st_global_f32x4_kept(to, o);
+        } else {
+            ptx::st_global_f32x4(to, o);
+        }
+    }
+
+    // Parts that have been added up need not go to memory. `output`: knows where they lie.
+    template <class Output>
+    FS_DEVICE void drop_parts(const Output& output) const {
+        if constexpr (Kernel::kConfig.kept_parts) {
+            constexpr u32 kLine = 128 / sizeof(float), kLines = kD / kLine;
+            ptx::bar_sync();  // all parts have been read
+            _Pragma("unroll 1") for (u32 row = 0; row < rows_; ++row) {
+                for (u32 i = threadIdx.x; i < work_.slices * kLines; i += Kernel::kThreads) {
+                    const i64 at = output.part_at(i / kLines, row);
+                    ptx::discard_128b(args_.parts + at * kD + i % kLines * kLine);
+                }
+            }
+        }
+    }
+
     // Four columns of a row, its maximum and its sum, as a team handed them over.
     FS_DEVICE void take(float (&o)[4], float& maximum, float& sum, u32 team, u32 row,
                         u32 piece) const {

@@ -32,8 +32,8 @@ class WeighedOutput : public DecodeOutput<Kernel> {
             if (work_.slices == 1) {
                 this->store(total, row, piece);
             } else {
-                const i64 at = first_part(row) + work_.slice;
-                ptx::st_global_f32x4(args_.parts + at * kD + piece * kColumns, total.o);
+                const i64 at = part_at(work_.slice, row);
+                this->store_part(args_.parts + at * kD + piece * kColumns, total.o);
                 if (piece == 0) {
                     ptx::st_global_f32x2(args_.statistics + 2 * at, total.maximum, total.sum);
                 }
@@ -49,7 +49,11 @@ class WeighedOutput : public DecodeOutput<Kernel> {
         } else {
             add_pieces<1>();
         }
+        this->drop_parts(*this);
     }
+
+    // Where a row of a slice's part lies in scratch memory.
+    FS_DEVICE i64 part_at(i32 slice, u32 row) const { return first_part(row) + slice; }
 
   private:
     // Four columns of one row of several results.

@@ -18,4 +18,17 @@ FS_DEVICE u64 evict_first() {
     return policy;
 }
 
+// kEvictLast in the same way.
+FS_DEVICE u64 evict_last() {
+    u64 policy;
+    asm("createpolicy.fractional.L2::evict_last.b64 %0;" : "=l"(policy));
+    return policy;
+}
+
+// Drops 128 bytes, aligned to as many, that nobody reads before they are written again: L2 forgets
+// what it has not yet written to memory. What they hold is not known after this. sm_80 and later.
+FS_DEVICE void discard_128b(const float* line) {
+    asm volatile("discard.global.L2 [%0], 128;" : : "l"(line) : "memory");
+}
+
 }  // namespace flashsmith::ptx

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "flashsmith/base/types.cuh"
+#include "flashsmith/ptx/cache_policy.cuh"
 
 namespace flashsmith::ptx {
 
@@ -100,6 +101,14 @@ FS_DEVICE void st_global_f32x4(float* dst, const float (&src)[4]) {
     asm volatile("st.global.v4.f32 [%0], {%1, %2, %3, %4};"
                  :
                  : "l"(dst), "f"(src[0]), "f"(src[1]), "f"(src[2]), "f"(src[3])
+                 : "memory");
+}
+
+// The same of what is read soon: L2 drops other bytes first. sm_80 and later.
+FS_DEVICE void st_global_f32x4_kept(float* dst, const float (&src)[4]) {
+    asm volatile("st.global.L2::cache_hint.v4.f32 [%0], {%1, %2, %3, %4}, %5;"
+                 :
+                 : "l"(dst), "f"(src[0]), "f"(src[1]), "f"(src[2]), "f"(src[3]), "l"(evict_last())
                  : "memory");
 }
 
