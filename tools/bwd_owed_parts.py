@@ -338,6 +338,22 @@ def _exact_gradients(problem, tensors) -> list:
     return found
 
 
+def compile_at_once(part: Part, problems: Sequence) -> None:
+    """What is chosen for gradients and for their forward calls, and mma.sync's, on all cores."""
+    from flashsmith.check.cases import Case
+    from flashsmith.check.survey import compile_jobs
+    from flashsmith.compile.compiler import compile_many
+    from flashsmith.tuner.choose.choice import choose
+
+    arch, gpu = part.device.arch, part.device.name
+    work = []
+    for problem in problems:
+        forward = replace(problem, operation="forward", lse=True)
+        work += [(choose(one, arch, gpu=gpu).config, one) for one in (problem, forward)]
+        work.append((_of_mma_sync(part, problem), problem))
+    compile_many(compile_jobs(part.device, [(config, Case("", one)) for config, one in work]))
+
+
 def errors(part: Part) -> None:
     """‖x - r‖ / ‖r‖ of each gradient; every pass begins from its own forward one."""
     import torch
@@ -350,15 +366,19 @@ def errors(part: Part) -> None:
     def far(x, exact) -> float:
         return float((x.double() - exact).norm() / exact.norm())
 
-    worst: dict[str, float] = {}
-    for dtype, (length, d_head, causal) in product((DType.BF16, DType.FP16), cells((2048,))):
-        heads = 1024 // d_head
-        problem = AttentionProblem(
-            *(1, heads, heads, length, length, d_head),
+    problems = [
+        AttentionProblem(
+            *(1, 1024 // d_head, 1024 // d_head, length, length, d_head),
             dtype=dtype,
             causal=causal,
             operation="backward",
         )
+        for dtype, (length, d_head, causal) in product((DType.BF16, DType.FP16), cells((2048,)))
+    ]
+    compile_at_once(part, problems)
+    worst: dict[str, float] = {}
+    for problem in problems:
+        dtype, d_head, causal = problem.dtype, problem.d_head, problem.causal
         x = tensors_of(problem)
         exact = _exact_gradients(problem, x)
         given = [x[name] for name in "qkv"]
@@ -462,9 +482,10 @@ def beside(
 def _of_mma_sync(part: Part, problem):
     """The rule's choice on mma.sync, whatever wgmma would do."""
     from flashsmith.arch import get as get_arch
-    from flashsmith.kernels.sm80_backward import rule
+    from flashsmith.kernels.sm80_backward.rule import candidates, sums_candidates
 
-    return rule.candidates(problem, get_arch(part.device.arch))[0]
+    arch = get_arch(part.device.arch)
+    return [*sums_candidates(problem, arch), *candidates(problem, arch)][0]
 
 
 def mma_beside_flash(part: Part) -> None:
@@ -520,8 +541,10 @@ def repeats(part: Part) -> None:
 
 
 def sustained(part: Part) -> None:
-    """The default, beside FlashAttention-3 with sums in any order."""
+    """Sums in any order and the default, beside FlashAttention-3 with sums in any order."""
     import importlib.util
+
+    from flashsmith.problem.cost import cost_of
 
     spec = importlib.util.spec_from_file_location("owed_peer", part.arguments.fa3)
     peer = importlib.util.module_from_spec(spec)
@@ -532,8 +555,33 @@ def sustained(part: Part) -> None:
         given = [x[name] for name in ("do", "q", "k", "v", "o", "lse")]
         return lambda: peer.backward(operators, *given, causal=problem.causal)
 
-    work = cells((4096, 16384), (128, 64, 256))
-    beside(part, "FlashAttention-3", 1.08, work, call_of, regime="sustained")
+    kinds = {"any order": [], "default": []}
+    for length, d_head, causal in cells((4096, 16384), (128, 64, 256)):
+        what = f"d {d_head} {'causal' if causal else 'full'} {length} over FlashAttention-3"
+        if part.left < 15:
+            part.say(what, "not run in time")
+            continue
+        default = problem_of(d_head, length, causal)
+        free, x, flops = (
+            replace(default, deterministic=False),
+            tensors_of(default),
+            cost_of(default).flops,
+        )
+        contenders = {one.name: one for one in (ours(part, free, x), ours(part, default, x))}
+        names = [*contenders]
+        peers = [theirs("FlashAttention-3", call_of(default, x))]
+        run = part.race(
+            [*contenders.values(), *peers], default, [flops] * (len(names) + 1), regime="sustained"
+        )
+        ratios = [over(run, place, len(names)) for place in (0, len(names) - 1)]
+        for found, ratio in zip(kinds.values(), ratios, strict=True):
+            found.append(ratio)
+        part.say(what, f"{ratios[0]:.3f}, default {ratios[1]:.3f}{void(run)}")
+    for kind, found in kinds.items():
+        bar = 1.08 if kind == "any order" else None
+        least = mean(found)
+        told = ("", None) if bar is None else (f">= {bar}", least >= bar)
+        part.say(f"{kind} over FlashAttention-3, mean of {len(found)}", f"{least:.3f}", *told)
 
 
 def train(part: Part) -> None:

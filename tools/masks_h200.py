@@ -26,6 +26,7 @@ from flashsmith.check.survey import compile_jobs
 from flashsmith.check.verdict import check_case
 from flashsmith.compile.compiler import compile_many
 from flashsmith.compile.nvrtc.library import find_nvrtc
+from flashsmith.kernels.kernel import KernelConfig
 from flashsmith.kernels.parse import parse_config
 from flashsmith.measure.environment import environment_of, timed_device
 from flashsmith.measure.interleaved import Contender, compare
@@ -199,11 +200,17 @@ class Candidate:
         return Prepared(device, problem, tuple(steps), found.workspace_bytes)
 
 
-def candidates_of(d_head: int, facts: dict, orders: bool) -> list[Candidate]:
-    """What is raced on a problem with these facts."""
+def candidates_of(device, asked: AttentionProblem, facts: dict, orders: bool) -> list[Candidate]:
+    """What is raced on a problem with these facts, what is chosen first where scores have them."""
+    d_head = asked.d_head
     if "window_left" not in facts:
         more = [text for fact in facts for text in SCORE_CONFIGS.get(fact, ()) if d_head == 128]
-        return [Candidate(text) for text in (*CONFIGS[d_head], *more)]
+        chosen = choose(asked, device.arch, gpu=device.name).config.short_form()
+        texts = (chosen.removeprefix("hopper"), *CONFIGS[d_head], *more)
+        found: dict[KernelConfig, Candidate] = {}
+        for text in texts:
+            found.setdefault(Candidate(text).config, Candidate(text))
+        return [*found.values()]
     texts = WINDOW_CONFIGS[d_head]
     if not orders:
         return [Candidate(text) for text in texts]
@@ -255,7 +262,7 @@ def compile_all(device, work, orders: bool) -> None:
     for d_head, length, facts in work:
         plain, asked = problems_of(d_head, length, facts)
         jobs.append((choose(plain, device.arch, gpu=device.name).config, Case("race", plain)))
-        for text in dict.fromkeys(c.text for c in candidates_of(d_head, facts, orders)):
+        for text in dict.fromkeys(c.text for c in candidates_of(device, asked, facts, orders)):
             config = parse_config(f"hopper{text}")
             jobs += [(config, Case("race", problem)) for problem in (asked, *small_of(asked))]
     compile_many(compile_jobs(device, list(dict.fromkeys(jobs))))
@@ -306,7 +313,7 @@ def main() -> None:
     right: dict[tuple, bool] = {}  # the length does not matter
     for d_head, length, facts in work:
         plain, asked = problems_of(d_head, length, facts)
-        candidates = candidates_of(d_head, facts, arguments.orders)
+        candidates = candidates_of(device, asked, facts, arguments.orders)
         for text in dict.fromkeys(c.text for c in candidates):
             key = (text, *facts.items())
             if key not in right:

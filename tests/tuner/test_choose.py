@@ -158,6 +158,20 @@ def test_tiles_dealt_out_beforehand_that_won_on_equal_lengths_yield_where_length
     assert chosen(own, table(measured(dealt, 165.0, own))).config == parse_config(dealt)
 
 
+def test_tiles_that_ascend_yield_where_lengths_are_in_memory_and_a_mask_takes_registers():
+    rising = ALONE.replace("+tiles_DYNAMIC", "+up_ALL+tiles_DYNAMIC")
+    causal = replace(WIDE, causal=True)
+    known = table(measured(rising, 360.0, causal), measured(ALONE, 370.0, causal))
+    assert chosen(causal, known).config == parse_config(rising)
+    packed = replace(causal, batch=1, q_len=16384, k_len=16384, sequences=21)
+    for problem in (packed, replace(causal, k_lengths=True)):
+        choice = chosen(problem, known)
+        assert choice.config == parse_config(ALONE)
+        assert [item.reason for item in choice.rejected] == [
+            "ptxas spills where tiles that ascend are listed and masked"
+        ]
+
+
 def wide_table(room=ROOM, shorter=2048):
     """Pairs of blocks won at 4096, single ones at another length."""
     other = replace(WIDE, batch=16384 // shorter, q_len=shorter, k_len=shorter)

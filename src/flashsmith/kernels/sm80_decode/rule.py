@@ -45,8 +45,9 @@ def candidates(problem: AttentionProblem, arch: Arch) -> Sequence[Sm80DecodeConf
     first = configs[0]
     slices = slices_at_most(first, problem)
     persistent = problem.k_lengths and slices > MOST_CTAS
-    runs = FEW_SLICES < slices <= RUN_SLICES
     once = most_bytes(problem) <= FEW_BYTES
+    kept = slices > FEW_SLICES and not once
+    runs = FEW_SLICES < slices <= RUN_SLICES and not kept
 
     def rank(config: Sm80DecodeConfig) -> tuple[bool, ...]:
         more_ctas = config.ctas > first.ctas
@@ -56,7 +57,7 @@ def candidates(problem: AttentionProblem, arch: Arch) -> Sequence[Sm80DecodeConf
             config.runs != runs,
             more_ctas != (slices > FEW_SLICES and not config.runs),
             config.evict_first != once,
-            config.kept_parts,
+            config.kept_parts != kept,
             config.whole_pages != (problem.page > 0 and not problem.sequences),
         )
 

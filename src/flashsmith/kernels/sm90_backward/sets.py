@@ -31,7 +31,7 @@ _ENDS = {
     64: {
         FULL: f"adders_3+early_polls+section_20+heads_inner+{_QUICK}",
         HIDING: f"masks_first+adders_3+early_polls+rising+section_20+heads_inner+{_QUICK}",
-        FREE_FULL: "dq_red+unordered+heads_inner",
+        FREE_FULL: "dq_red+unordered+heads_inner+staggered",
         FREE_HIDING: "dq_red+unordered+masks_first+short_last+section_10",
         SECTIONS: "sections",
         ONE_BY_ONE: "",
@@ -40,7 +40,7 @@ _ENDS = {
         FULL: f"adders_3+section_20+heads_inner+{_QUICK}",
         LONG: "adders_3+section_40+heads_inner",
         HIDING: "masks_first+adders_3+early_polls+rising+section_10",
-        FREE_FULL: "unordered+heads_inner",
+        FREE_FULL: "unordered+heads_inner+staggered",
         FREE_HIDING: "unordered+masks_first+short_last+section_40+heads_inner",
         SECTIONS: "sections",
         ONE_BY_ONE: "",

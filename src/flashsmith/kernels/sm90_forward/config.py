@@ -235,9 +235,14 @@ class Sm90ForwardConfig(KernelConfig):
         return arch_name == "sm_90a"
 
     def drawback(self, problem: AttentionProblem) -> str:
-        """Of sequences that differ in length, one cta gets more work than another beforehand."""
-        is_dealt = self.scheduler is Scheduler.STATIC and problem.is_listed
-        return "its tiles are dealt out before lengths are known" * is_dealt
+        """Of lengths that are in memory: they are not known beforehand, and take registers."""
+        if not problem.is_listed:
+            return ""
+        if self.scheduler is Scheduler.STATIC:
+            return "its tiles are dealt out before lengths are known"
+        if self.ascending is Ascending.ALL and problem.mask.hides:
+            return "ptxas spills where tiles that ascend are listed and masked"
+        return ""
 
     def depends_on_batch(self, problem: AttentionProblem) -> str:
         """The first tiles of a launch are another part of a larger one."""
