@@ -239,10 +239,12 @@ def test_a_compiled_model_takes_a_mask_of_ones(name, device):
     inputs.pop("position_ids", None)
     inputs |= {n: torch.ones_like(x) for n, x in inputs.items() if n.endswith("attention_mask")}
     truth, near, ours = three(name, device)
+    # torch 2.11 does not trace how transformers makes the cache of an encoder and a decoder.
+    more = {"use_cache": False} if ours.config.is_encoder_decoder else {}
     torch._dynamo.reset()
     compiled = torch.compile(ours, backend="aot_eager", fullgraph=True)
     with torch.no_grad():
-        require_near(*(m(**cast(inputs, m)).logits for m in (truth, near, compiled)))
+        require_near(*(m(**cast(inputs, m), **more).logits for m in (truth, near, compiled)))
 
 
 @on_a_cache

@@ -27,7 +27,7 @@ NARROW = 64  # d_head up to which sections pay under a mask too
 SHORT = 2048  # keys up to which small sections are faster at d_head 128
 # Keys up to which the same bits cost nothing, without a mask and under one, by width: few q tiles
 # wait for each other, and nothing is cleared before. Of wide heads nothing is added at all.
-ORDER_PAYS = {64: (1024, 1024), 128: (2048, 4096), 256: (math.inf, math.inf)}
+ORDER_PAYS = {64: (1024, 1024), 128: (1024, 4096), 256: (math.inf, math.inf)}
 
 
 def candidates(problem: AttentionProblem, arch: Arch) -> Sequence[Sm90BackwardConfig]:
