@@ -15,7 +15,8 @@ pytest.importorskip("torch")
 TOOLS = str(Path(__file__).parents[2] / "tools")
 FEW = "decode(BF16, 128, 16, 16, 4): slice_512+most_32+stages_3+ctas_2+quick_start+quick_end"
 MANY = FEW.replace("stages_3+ctas_2", "stages_2+ctas_3")
-PAGES = MANY.replace("ctas_3", "ctas_3+whole_pages")
+KEPT = MANY.replace("ctas_3", "ctas_3+kept_parts")
+PAGES = KEPT.replace("kept_parts", "kept_parts+whole_pages")
 REFUSED = FEW.replace("ctas_2", "ctas_2+persistent+runs")
 DEVICE = SimpleNamespace(arch="sm_90a", name="NVIDIA H200")
 
@@ -46,14 +47,14 @@ def test_a_file_has_a_configuration_a_line_each_once_and_comments(tool, tmp_path
 
 
 def test_what_is_chosen_comes_first_and_what_does_not_compute_the_cache_is_left_out(tool):
-    few, many, pages, refused = map(parse_config, (FEW, MANY, PAGES, REFUSED))
+    few, many, kept, pages, refused = map(parse_config, (FEW, MANY, KEPT, PAGES, REFUSED))
     problem = tool.problem_of(*tool.shape_of("32x8192"))
     given = [few, refused, many]
     raced = {
         word: tool.beside_chosen(DEVICE, tool.asked_in(problem, tool.way_of(word)), given)
         for word in ("contiguous", "lengths", "page")
     }
-    assert raced["contiguous"] == raced["lengths"] == [many, few]
+    assert raced["contiguous"] == raced["lengths"] == [kept, few, many]
     assert raced["page"] == [pages, few, many]
 
 

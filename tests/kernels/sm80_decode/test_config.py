@@ -196,8 +196,11 @@ def test_rings_and_ctas_follow_from_the_number_of_slices():
     assert (few.stages, few.ctas, few.runs, few.evict_first) == (3, 2, False, True)
     assert (some.stages, some.ctas, some.runs, some.evict_first) == (3, 2, True, True)
     assert (many.stages, many.ctas, many.runs, many.evict_first) == (2, 3, False, False)
-    large = choose(replace(PROBLEM, batch=4, k_len=65536), "sm_90a").config  # 1 GB
-    assert (large.stages, large.ctas, large.runs, large.evict_first) == (3, 2, True, False)
+    short = choose(replace(PROBLEM, batch=60, k_len=1030), "sm_90a").config  # 1,440 in 253 MB
+    assert (short.stages, short.ctas, short.runs, short.evict_first) == (2, 3, False, False)
+    large = choose(replace(PROBLEM, batch=4, k_len=65536), "sm_90a").config  # 1,024 in 1 GB
+    assert (large.stages, large.ctas, large.runs, large.evict_first) == (2, 3, False, False)
+    assert [c.kept_parts for c in (few, some, short, many, large)] == [*[False] * 3, True, True]
     wide = replace(PROBLEM, batch=64, k_len=131072)  # 64 * 8 * 32 CTAs
     assert not choose(replace(wide, k_lengths=True), "sm_90a").config.persistent
     assert choose(replace(wide, k_lengths=True, batch=65), "sm_90a").config.persistent

@@ -17,7 +17,7 @@ def _measured(slices: str) -> tuple[tuple[int, int, str], ...]:
     """Those of d_head 128 and few rows, which give the same bits; `rule` says where each is chosen.
 
     Deep rings for few slices, runs for some, more CTAs for many; K and V that leave L2 first for
-    calls that read little; parts that stay in L2, which no rule chooses; one page looked up for a
+    calls that read little; parts that stay in L2 for many slices of much; one page looked up for a
     kv block where pages are whole ones.
     """
     deep, many = f"{slices}+stages_3+ctas_2", f"{slices}+stages_2+ctas_3"
