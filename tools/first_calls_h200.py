@@ -14,7 +14,6 @@ import os
 import subprocess
 import sys
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 
@@ -81,7 +80,7 @@ def seconds_of(text: str) -> tuple[float | None, str]:
 
 
 def main() -> int:
-    """A process a call, four at a time; the table is last."""
+    """A process a call, one after the other, as a user's is; the table is last."""
     from flashsmith.compile.nvrtc.library import find_nvrtc
     from flashsmith.measure.environment import environment_of
     from flashsmith.measure.record import Record, append_records
@@ -90,8 +89,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("-o", dest="output", type=Path, required=True)
     arguments = parser.parse_args()
-    with ThreadPoolExecutor(4) as pool:  # few beside the cores of such a machine
-        found = dict(zip(CALLS, pool.map(seconds_of, CALLS.values()), strict=True))
+    found = {name: seconds_of(text) for name, text in CALLS.items()}
     environment = asdict(environment_of(default_device(), compiler=find_nvrtc().compiler))
     for name, (seconds, why) in found.items():
         if seconds is None:

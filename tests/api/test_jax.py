@@ -222,7 +222,7 @@ class Frame:
 
     def allocate(self, address):
         args = call_frame._AllocateArgs.from_address(address)
-        args.data = 0x2000 + len(self.held)
+        args.data = 0x2010 + len(self.held)
         self.held[args.data] = args.size
 
     def free(self, address):
@@ -238,10 +238,10 @@ def test_a_frame_of_xla_is_read_and_its_scratch_given_back():
 
     def compute(call):
         seen.append((call.arguments(), call.results(), call.text("asked"), call.allocate(64)))
-        assert frame.held == {0x2000: 64}
+        assert frame.held == {0x2010: 128 + 112}  # a whole line from 0x2080 on
 
     assert frame.call(compute) is None
-    assert seen == [([call_frame.Buffer((3, 5), "bfloat16", 0x1000)], [], "all of it", 0x2000)]
+    assert seen == [([call_frame.Buffer((3, 5), "bfloat16", 0x1000)], [], "all of it", 0x2080)]
     assert not frame.held
 
 

@@ -6,7 +6,9 @@ from standin_gpus import plug_in
 
 from flashsmith import flash_attention, flash_attn_with_kvcache, workspace_bytes
 from flashsmith.api import launches
+from flashsmith.api.array_view import ArrayView
 from flashsmith.api.options import checked_options
+from flashsmith.api.problems import require_room
 from flashsmith.api.tables import in_order
 from flashsmith.base.errors import ArgumentError, ArgumentTypeError, Unsupported
 from flashsmith.kernels.arguments import TensorArg
@@ -49,6 +51,17 @@ def test_a_workspace_of_the_stated_size_will_do_and_a_smaller_one_is_refused(emu
     words = make(np.zeros(NEEDED, np.float32))
     with pytest.raises(ArgumentTypeError, match=r"workspace is float32 of shape .* uint8"):
         flash_attention(q, k, v, k_lengths=lengths, workspace=words)
+
+
+@pytest.mark.parametrize("offset", [16, 64, 128])
+def test_scratch_on_a_gpu_begins_with_a_line_of_its_own(offset):
+    """Kernels drop lines of L2: half of another's would be lost with them."""
+    room = ArrayView("workspace", (4096,), (1,), "uint8", 0x7F0000000000 + offset, "cuda:0")
+    if offset % 128 == 0:
+        require_room(room, 4096, "cuda:0")
+        return
+    with pytest.raises(ArgumentError, match=r"0x7f00000000\d0 .* from a multiple of 128 on"):
+        require_room(room, 4096, "cuda:0")
 
 
 def overlapping_rows(make):

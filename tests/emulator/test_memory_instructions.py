@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from lanes import launch, run_lanes, text
 
+from flashsmith.base.errors import EmulationError
 from flashsmith.emulator.options import EmulatorOptions
 
 SMEM = "\t.shared .align 16 .b8 tile[4096];"
@@ -58,6 +59,13 @@ def test_a_line_that_is_discarded_becomes_ones():
         mul.wide.u32 %rd4, %r50, 4; add.s64 %rd3, %rd3, %rd4; ld.global.u32 %d, [%rd3];"""
     values = np.arange(64, dtype=np.uint32)
     assert run_lanes(body, values).tolist() == [2**32 - 1] * 32 + values[32:].tolist()
+
+
+def test_what_is_discarded_is_a_whole_line():
+    body = """ld.param.u64 %rd3, [p0]; setp.eq.u32 %p1, %r50, 7;
+        @%p1 discard.global.L2 [%rd3+16], 128; mov.u32 %d, %a0;"""
+    with pytest.raises(EmulationError, match="misaligned: the address is not a multiple of 128"):
+        run_lanes(body, np.arange(64, dtype=np.uint32))
 
 
 def test_generic_addresses_reach_every_space():

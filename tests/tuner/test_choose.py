@@ -154,8 +154,14 @@ def test_tiles_dealt_out_beforehand_that_won_on_equal_lengths_yield_where_length
             dealt,
             "its tiles are dealt out before lengths are known",
         )
-    own = replace(WIDE, batch=1, k_lengths=True)
-    assert chosen(own, table(measured(dealt, 165.0, own))).config == parse_config(dealt)
+
+
+def test_what_won_where_lengths_are_in_memory_is_taken_whatever_the_batch():
+    own = replace(WIDE, batch=1, causal=True, k_lengths=True)
+    rising = ALONE.replace("+tiles_DYNAMIC", "+up_ALL+tiles_DYNAMIC")
+    known = table(measured(rising, 165.0, own), measured(ALONE, 170.0, own))
+    for changed in ({}, {"batch": 2}, {"batch": 4}, {"scale": 0.5}, {"lse": True}):
+        assert chosen(replace(own, **changed), known).config == parse_config(rising)
 
 
 def test_tiles_that_ascend_yield_where_lengths_are_in_memory_and_a_mask_takes_registers():

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 ALIGNED_ELEMENTS = 8  # the kernels move 16 bytes at a time
 ALIGNED_BYTES = 16
+LINE_BYTES = 128  # of L2: kernels drop whole lines of scratch, which are nobody else's
 _ELEMENT_BYTES = {"bool": 1, "bool8": 1, "uint8": 1, "int32": 4, "float32": 4, "int64": 8}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from flashsmith.api.array_view import ALIGNED_BYTES, ArrayView
+from flashsmith.api.array_view import ALIGNED_BYTES, LINE_BYTES, ArrayView
 from flashsmith.api.bias import shared_by_shape
 from flashsmith.api.options import CallOptions
 from flashsmith.api.tables import TableViews, pages_of_a_sequence, sequences_in, with_tables
@@ -159,10 +159,12 @@ def require_room(
             f"workspace has {workspace.shape[0]:,} bytes and this call needs {needed:,}; pass at "
             f"least as many as flashsmith.workspace_bytes says."
         )
-    if needed and (workspace.address % ALIGNED_BYTES or workspace.strides[0] != 1):
+    # Of the host's memory nothing is used: arrays there are copied to the device.
+    alignment = ALIGNED_BYTES if device == "cpu" else LINE_BYTES
+    if needed and (workspace.address % alignment or workspace.strides[0] != 1):
         raise ArgumentError(
-            "workspace does not begin at a multiple of 16 bytes, or has gaps; pass memory as an "
-            "allocator gives it."
+            f"workspace begins at {workspace.address:#x} with a stride of {workspace.strides[0]}; "
+            f"pass bytes without gaps from a multiple of {alignment} on."
         )
     if needed:
         _require_apart(workspace, others)

@@ -22,7 +22,8 @@ _STRING = 4  # XLA_FFI_AttrType_STRING
 INVALID_ARGUMENT, INTERNAL = 3, 13
 # XLA_FFI_DataType, by the names of array libraries.
 _DTYPES = {1: "bool", 4: "int32", 10: "float16", 11: "float32", 16: "bfloat16"}
-_ALIGNMENT = 16
+_ALIGNMENT = 16  # the most that XLA lets a call ask for
+_LINE = 128  # bytes of L2 that kernels may drop together
 
 Fields = Sequence[tuple[str, Any]]  # Any: a type of ctypes
 Handler = ctypes.CFUNCTYPE(c_void_p, c_void_p)
@@ -203,13 +204,12 @@ class CallFrame:
         return args.stream or 0
 
     def allocate(self, n_bytes: int) -> int:
-        """The address of scratch memory on the call's GPU."""
-        args = _filled(
-            _AllocateArgs, context=self._frame.context, size=n_bytes, alignment=_ALIGNMENT
-        )
+        """The address of scratch memory on the call's GPU, whose lines are nobody else's."""
+        size = -(-n_bytes // _LINE) * _LINE + _LINE - _ALIGNMENT
+        args = _filled(_AllocateArgs, context=self._frame.context, size=size, alignment=_ALIGNMENT)
         self._call(self._api.device_memory_allocate, args)
-        self._scratch.append((args.data, n_bytes))
-        return int(args.data)
+        self._scratch.append((args.data, size))
+        return -(-int(args.data) // _LINE) * _LINE
 
     def free(self) -> None:
         """Gives scratch memory back: what XLA does next in the stream comes behind its use."""

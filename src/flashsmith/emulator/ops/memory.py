@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
+from flashsmith.emulator.checks.bounds import refuse_misaligned
 from flashsmith.emulator.checks.undefined import Undefined, any_undefined, marked
 from flashsmith.emulator.machine import access
 from flashsmith.emulator.machine.address_space import PARAM_WINDOW
@@ -15,6 +18,9 @@ from flashsmith.emulator.ordering.clocks import at_flags
 from flashsmith.emulator.ordering.traits import is_strong
 from flashsmith.emulator.ptx.instruction import Address, Imm, Instruction, Operand, Symbol, Vector
 from flashsmith.emulator.ptx.types import SIZES
+
+if TYPE_CHECKING:
+    from flashsmith.emulator.machine.chunk import Chunk
 
 LINE_BYTES = 128  # of L2
 SPACES = ("global", "shared", "local", "param", "const")
@@ -146,9 +152,20 @@ def emit_discard(e: Emitter, i: Instruction) -> None:
     lost = e.value("K_lost", np.uint64(2**64 - 1))
     with e.active() as mask:
         address = e.assign(e.address(a, "global"))
+        e.do(f"{e.use(require_line)}(c, u, {mask}, {address}, {e.index})")
         for offset in range(0, LINE_BYTES, 8):
             at = f"{address} + {_address_word('global')}({offset})"
             e.do(f"{e.use(access.store)}(c, u, {mask}, 'global', {at}, {lost}, 8, {e.index})")
+
+
+def require_line(c: Chunk, u: Unit, m: access.Mask, address: Value, index: int) -> None:
+    """Faults where an address is not that of a whole line; the stores look at all else."""
+    if isinstance(address, Undefined):
+        return
+    lanes = None if m is None else np.flatnonzero(m)
+    places = u.array(address) if lanes is None else u.array(address)[lanes]
+    if c.options.checks and int(np.bitwise_or.reduce(places, initial=0)) % LINE_BYTES:
+        refuse_misaligned(c, u, lanes, places, LINE_BYTES, index)
 
 
 def put_together(u: Unit, *parts: Value) -> Value:

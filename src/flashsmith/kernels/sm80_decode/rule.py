@@ -17,7 +17,7 @@ FEW_SLICES = 264  # two CTAs on each SM of an H200 run at once: deep rings; with
 # come to SMs as these have done theirs, are 3 % ahead (H200, 2026-11).
 RUN_SLICES = 4 * FEW_SLICES
 # Of K and V: where they are all that L2 is asked for, up to 268 MB, it is 2 to 6 % faster to let
-# them go first, from 1 GB on 1 to 2 % slower; between the two nothing was measured (H200, 2026-11).
+# them go first, from 0.5 GB on 1 to 2 % slower (H200, 2026-11).
 FEW_BYTES = 2**28
 # CTAs of a launch of which most may find nothing to do, where lengths are in memory.
 MOST_CTAS = 16384
