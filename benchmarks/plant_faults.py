@@ -154,39 +154,39 @@ FAULTS = [
     ),
     Fault(
         *("sm90_backward", SEVERAL, "keys come from the first sequence"),
-        *("sm90/backward_producer.cuh", f"args, block.kv_head),\n{' ' * 20}block.batch);"),
+        *("sm90/backward/producer.cuh", f"args, block.kv_head),\n{' ' * 20}block.batch);"),
         f"args, block.kv_head),\n{' ' * 20}0);",
     ),
     Fault(
         *("sm90_backward", SEVERAL, "queries come from the first sequence"),
-        "sm90/backward_producer.cuh",
+        "sm90/backward/producer.cuh",
         f"walk.batch_head - batch * args.heads,\n{' ' * 20}batch);",
         f"walk.batch_head - batch * args.heads,\n{' ' * 20}0);",
     ),
     Fault(
         *("sm90_backward", SEVERAL, "O and dO come from the first sequence"),
-        *("sm90/backward_rows.cuh", "batch * tensor.batch_stride + (batch_head -"),
+        *("sm90/backward/launches/rows.cuh", "batch * tensor.batch_stride + (batch_head -"),
         "0 * batch * tensor.batch_stride + (batch_head -",
     ),
     Fault(
         *("sm90_backward", SEVERAL, "dK and dV go to the first sequence"),
-        "sm90/backward_consumer.cuh",
+        "sm90/backward/consumer.cuh",
         f"0,\n{' ' * 23}kv_head_of<Kernel>(args, block.kv_head), block.batch}};",
         f"0,\n{' ' * 23}kv_head_of<Kernel>(args, block.kv_head), 0}};",
     ),
     Fault(
-        *("sm90_backward", UNSEEN, "a row without keys has a weight", "sm90/backward_rows.cuh"),
+        *("sm90_backward", UNSEEN, "a row without keys has a weight", "sm90/backward/launches/rows.cuh"),
         "const bool sees_none = lse == kNegativeInfinity;",
         "const bool sees_none = false;",
     ),
     Fault(
-        *("sm90_backward", ONE_KEY, "the last block is left out", "sm90/backward_tile.cuh"),
+        *("sm90_backward", ONE_KEY, "the last block is left out", "sm90/backward/tile.cuh"),
         "const u32 block = Kernel::kConfig.in_any_order() ? turn : args.kv_blocks - 1 - turn;",
         "u32 block = Kernel::kConfig.in_any_order() ? turn : args.kv_blocks - 1 - turn;\n"
         "    if (block * Kernel::kConfig.keys() + 1 == static_cast<u32>(args.k_len)) --block;",
     ),
     Fault(
-        *("sm90_backward", LARGE, "the LSE is rounded to one part", "sm90/backward_rows.cuh"),
+        *("sm90_backward", LARGE, "the LSE is rounded to one part", "sm90/backward/launches/rows.cuh"),
         "return {{part[0] | part[1] << 16, part[2], 0, 0}};",
         "return {{part[0], 0, 0, 0}};",
     ),

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from flashsmith.kernels.arguments import Arguments, TensorArg, TensorMapSpec, argument
 
-# Shared memory of kernels whose kv blocks come from a list, as sm90/backward_listed.cuh has it: of
+# Shared memory of kernels whose kv blocks come from a list, as sm90/backward/listed.cuh has it: of
 # a slot rows and lengths, of a tail what is cleared and a barrier, and which comes next.
 LISTED_BYTES = 4 * 32 + 7 * (16 + 8) + 8
 

@@ -135,9 +135,9 @@ class Sm90RowsConfig(Sm90BackwardPart):
 
     NAME: ClassVar[str] = "sm90_backward_rows"
     PREFIX: ClassVar[str] = "hopper_bwd_rows"
-    HEADER: ClassVar[str] = "flashsmith/sm90/backward_rows.cuh"
+    HEADER: ClassVar[str] = "flashsmith/sm90/backward/launches/rows.cuh"
     CPP_TYPE: ClassVar[str] = "flashsmith::Sm90RowsConfig"
-    CPP_METHODS: ClassVar[str] = "flashsmith/sm90/backward_rows_methods.cuh"
+    CPP_METHODS: ClassVar[str] = "flashsmith/sm90/backward/launches/rows_methods.cuh"
     CPP_ENTRY: ClassVar[str] = "flashsmith::sm90::backward_rows"
 
     dtype: DType = knob((DType.FP16, DType.BF16), "element type of O and dO")
@@ -174,9 +174,9 @@ class Sm90TilesConfig(MultiplyingPart):
 
     NAME: ClassVar[str] = "sm90_backward_tiles"
     PREFIX: ClassVar[str] = "hopper_bwd_tiles"
-    HEADER: ClassVar[str] = "flashsmith/sm90/backward.cuh"
+    HEADER: ClassVar[str] = "flashsmith/sm90/backward/entry.cuh"
     CPP_TYPE: ClassVar[str] = "flashsmith::Sm90TilesConfig"
-    CPP_METHODS: ClassVar[str] = "flashsmith/sm90/backward_methods.cuh"
+    CPP_METHODS: ClassVar[str] = "flashsmith/sm90/backward/methods.cuh"
     CPP_ENTRY: ClassVar[str] = "flashsmith::sm90::backward"
     BUILD_RULES: ClassVar[tuple[Rule, ...]]
 
@@ -256,9 +256,9 @@ class Sm90ConvertConfig(Sm90BackwardPart):
 
     NAME: ClassVar[str] = "sm90_backward_dq"
     PREFIX: ClassVar[str] = "hopper_bwd_dq"
-    HEADER: ClassVar[str] = "flashsmith/sm90/backward_convert.cuh"
+    HEADER: ClassVar[str] = "flashsmith/sm90/backward/launches/convert.cuh"
     CPP_TYPE: ClassVar[str] = "flashsmith::Sm90ConvertConfig"
-    CPP_METHODS: ClassVar[str] = "flashsmith/sm90/backward_convert_methods.cuh"
+    CPP_METHODS: ClassVar[str] = "flashsmith/sm90/backward/launches/convert_methods.cuh"
     CPP_ENTRY: ClassVar[str] = "flashsmith::sm90::backward_convert"
 
     dtype: DType = knob((DType.FP16, DType.BF16), "element type of dQ")
@@ -293,9 +293,9 @@ class Sm90QueriesConfig(MultiplyingPart):
 
     NAME: ClassVar[str] = "sm90_backward_queries"
     PREFIX: ClassVar[str] = "hopper_bwd_queries"
-    HEADER: ClassVar[str] = "flashsmith/sm90/backward_queries.cuh"
+    HEADER: ClassVar[str] = "flashsmith/sm90/backward/launches/queries.cuh"
     CPP_TYPE: ClassVar[str] = "flashsmith::Sm90QueriesConfig"
-    CPP_METHODS: ClassVar[str] = "flashsmith/sm90/backward_queries_methods.cuh"
+    CPP_METHODS: ClassVar[str] = "flashsmith/sm90/backward/launches/queries_methods.cuh"
     CPP_ENTRY: ClassVar[str] = "flashsmith::sm90::backward_queries"
 
     dtype: DType = knob((DType.FP16, DType.BF16), _DTYPE)

@@ -15,7 +15,7 @@
 #include "flashsmith/ptx/cluster.cuh"
 #include "flashsmith/ptx/mbarrier.cuh"
 #include "flashsmith/ptx/memory.cuh"
-#include "flashsmith/sm90/backward_plan.cuh"
+#include "flashsmith/sm90/backward/plan.cuh"
 #include "flashsmith/sm90/scratch_tiles.cuh"
 
 namespace flashsmith::sm90 {

@@ -6,7 +6,7 @@
 #include "flashsmith/ptx/mbarrier.cuh"
 #include "flashsmith/ptx/tma.cuh"
 #include "flashsmith/ptx/warpgroup.cuh"
-#include "flashsmith/sm90/backward_tile.cuh"
+#include "flashsmith/sm90/backward/tile.cuh"
 
 namespace flashsmith::sm90 {
 

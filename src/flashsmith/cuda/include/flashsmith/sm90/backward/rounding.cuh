@@ -12,7 +12,7 @@
 #include "flashsmith/ptx/special_register.cuh"
 #include "flashsmith/ptx/warp.cuh"
 #include "flashsmith/ptx/warpgroup.cuh"
-#include "flashsmith/sm90/backward_parts.cuh"
+#include "flashsmith/sm90/backward/parts.cuh"
 #include "flashsmith/sm90/output.cuh"
 #include "flashsmith/sm90/output_bounds.cuh"
 #include "flashsmith/sm90/scratch_tiles.cuh"

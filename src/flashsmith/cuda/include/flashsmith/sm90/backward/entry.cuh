@@ -3,14 +3,14 @@
 //
 // CTAs are persistent. One thread of the producer's warpgroup draws kv blocks and copies K, V, and
 // Q and dO of every q tile that sees them, into rings; two warpgroups multiply. Up to d_head 128
-// each owns 64 keys (backward_consumer.cuh); above, they share 64 (backward_wide.cuh).
+// each owns 64 keys (consumer.cuh); above, they share 64 (wide.cuh).
 #pragma once
 
 #include "flashsmith/ptx/grid_dependency.cuh"
-#include "flashsmith/sm90/backward_adders.cuh"
-#include "flashsmith/sm90/backward_consumer.cuh"
-#include "flashsmith/sm90/backward_producer.cuh"
-#include "flashsmith/sm90/backward_wide.cuh"
+#include "flashsmith/sm90/backward/adders.cuh"
+#include "flashsmith/sm90/backward/consumer.cuh"
+#include "flashsmith/sm90/backward/producer.cuh"
+#include "flashsmith/sm90/backward/wide.cuh"
 
 namespace flashsmith::sm90 {
 

@@ -1,11 +1,11 @@
-// dK and dV of a part of a group on their way to the next part (backward_parts.cuh).
+// dK and dV of a part of a group on their way to the next part (parts.cuh).
 #pragma once
 
 #include "flashsmith/ptx/bulk.cuh"
 #include "flashsmith/ptx/cluster.cuh"
 #include "flashsmith/ptx/memory.cuh"
 #include "flashsmith/ptx/warpgroup.cuh"
-#include "flashsmith/sm90/backward_tile.cuh"
+#include "flashsmith/sm90/backward/tile.cuh"
 
 namespace flashsmith::sm90 {
 

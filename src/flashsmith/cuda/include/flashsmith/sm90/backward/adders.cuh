@@ -9,13 +9,13 @@
 //   warpgroup 0   a 0   a 2   a 1   a 0      a n: adder n of three
 //   warpgroup 1   a 1   a 0   a 2   a 1
 //
-// What a sum waits for and how it is counted is what backward_producer.cuh says of DqAdder.
+// What a sum waits for and how it is counted is what producer.cuh says of DqAdder.
 #pragma once
 
 #include "flashsmith/ptx/bulk.cuh"
 #include "flashsmith/ptx/mbarrier.cuh"
 #include "flashsmith/ptx/tma.cuh"
-#include "flashsmith/sm90/backward_tile.cuh"
+#include "flashsmith/sm90/backward/tile.cuh"
 
 namespace flashsmith::sm90 {
 

@@ -11,7 +11,7 @@
 // first, then part 1 of all; sections are cut from that row, so that one may hold several parts. Of
 // each kv block a part has a lower number than the next: who waits for the part before its own
 // waits for one that was drawn before.
-// How dK and dV are handed on: backward_part_sums.cuh.
+// How dK and dV are handed on: part_sums.cuh.
 #pragma once
 
 #include "flashsmith/base/types.cuh"

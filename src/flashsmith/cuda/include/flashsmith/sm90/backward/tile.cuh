@@ -5,10 +5,10 @@
 #include "flashsmith/attention/score.cuh"
 #include "flashsmith/ptx/memory.cuh"
 #include "flashsmith/ptx/warpgroup.cuh"
-#include "flashsmith/sm90/backward_listed.cuh"
-#include "flashsmith/sm90/backward_order.cuh"
-#include "flashsmith/sm90/backward_parts.cuh"
-#include "flashsmith/sm90/backward_plan.cuh"
+#include "flashsmith/sm90/backward/listed.cuh"
+#include "flashsmith/sm90/backward/order.cuh"
+#include "flashsmith/sm90/backward/parts.cuh"
+#include "flashsmith/sm90/backward/plan.cuh"
 
 namespace flashsmith::sm90 {
 

@@ -3,7 +3,7 @@
 
 #include "flashsmith/ptx/grid_dependency.cuh"
 #include "flashsmith/ptx/special_register.cuh"
-#include "flashsmith/sm90/backward_rounding.cuh"
+#include "flashsmith/sm90/backward/rounding.cuh"
 
 namespace flashsmith::sm90 {
 

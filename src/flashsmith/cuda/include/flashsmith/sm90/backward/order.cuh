@@ -16,7 +16,7 @@
 #pragma once
 
 #include "flashsmith/base/types.cuh"
-#include "flashsmith/sm90/backward_parts.cuh"
+#include "flashsmith/sm90/backward/parts.cuh"
 
 namespace flashsmith::sm90 {
 

@@ -4,7 +4,7 @@
 constexpr int threads() const { return 3 * kWarpgroupThreads; }
 // One block an SM: the kernel is persistent, and setmaxnreg needs the registers at entry.
 constexpr int min_blocks() const { return 1; }
-// Whether the warpgroups that multiply share 64 keys and have a role each (backward_wide.cuh).
+// Whether the warpgroups that multiply share 64 keys and have a role each (wide.cuh).
 constexpr bool has_roles() const { return d_head > 128; }
 constexpr int keys() const { return has_roles() ? kWarpgroupRows : 2 * kWarpgroupRows; }
 // Query rows of one step.
@@ -27,7 +27,7 @@ constexpr bool has_many_adders() const { return adders > 2 || early_polls || ris
 // Barriers for staged pieces of a warpgroup, one after the other. Of three adders one comes to its
 // piece when the one four before it is known to be staged, but not always the one right before.
 constexpr int dq_phases() const { return adders > 2 ? 4 : 1; }
-// Whether the order of kv blocks has an end of its own (backward_order.cuh).
+// Whether the order of kv blocks has an end of its own (order.cuh).
 constexpr bool ends_short() const { return short_last || rising; }
 // P in float32, on its way from one warpgroup to the other.
 constexpr int p_bytes() const { return has_roles() ? keys() * q_tile_rows() * 4 : 0; }

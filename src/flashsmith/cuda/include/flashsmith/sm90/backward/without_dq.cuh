@@ -1,5 +1,5 @@
 // A step of wide heads that gives dV and dK alone, with `two_passes`: another launch multiplies dQ
-// (backward_queries.cuh).
+// (queries.cuh).
 //
 //   step i    of P (warpgroup 0)      of dS (warpgroup 1)
 //             dV(i)                   dK(i)
