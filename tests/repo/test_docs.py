@@ -138,7 +138,7 @@ DOCUMENTED = (
 SCRIPTS = {
     "benchmark/run_kernels.py": ("smoke", "--d_head", "300"),
     "benchmark/ncu_bench.py": ("--seq_lens=0", "--d_heads=128", "--runs=1", "--csv"),
-    "benchmark/pt_bench.py": ("--suite", "nonsense"),
+    "benchmark/pt_bench.py": ("prog", "--seq_lens=4096", "--d_heads=96"),
     "build/generate_kernel_instantiations.py": ("nonsense", "-o", "nowhere"),
 }
 
