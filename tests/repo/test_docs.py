@@ -14,6 +14,8 @@ import pytest
 
 from flashsmith.kernels import parse_config
 from flashsmith.kernels.page import configuration_page
+from flashsmith.kernels.sets import named_sets
+from flashsmith.kernels.width import MAX_D_HEAD, MAX_TRAINED_D_HEAD
 from flashsmith.runtime.devices import has_cuda
 
 ROOT = Path(__file__).parents[2]
@@ -120,6 +122,19 @@ def test_every_verb_of_the_command_line_is_in_the_readme(name):
 
     text = (ROOT / name).read_text(encoding="utf-8")
     assert not [verb for verb in VERBS if f"flashsmith {verb}" not in text]
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("README.md", "d_head up to {} ({} without gradients)"),
+        ("README.zh-CN.md", "d_head 最大 {}（不求梯度时 {}）"),
+    ],
+)
+def test_a_readme_states_the_widths_and_the_sets_that_there_are(name, says):
+    text = (ROOT / name).read_text(encoding="utf-8")
+    assert says.format(MAX_TRAINED_D_HEAD, MAX_D_HEAD) in text
+    assert not [key for key in named_sets() if f"`{key}`" not in text]
 
 
 # Names that the documents use for files, types, fields and scripts.
