@@ -94,6 +94,18 @@ def test_the_page_of_configurations_is_the_one_the_knobs_write():
     )
 
 
+def test_a_cta_is_written_as_in_the_glossary():
+    """In knobs, comments and pages; what the compiler prints of a header's checks is no prose."""
+    package = ROOT / "src" / "flashsmith"
+    found = [
+        f"{path.relative_to(ROOT)}: {line.strip()}"
+        for path in [*package.rglob("*.py"), *package.rglob("*.cuh"), *PAGES]
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if re.search(r"\bCTAs?\b", line) and "static_assert" not in line
+    ]
+    assert not found
+
+
 SCREEN = 40  # lines that a reader of the README sees without scrolling, or nearly
 
 
