@@ -118,6 +118,13 @@ def test_space_gives_the_size_before_and_after_each_filter(configs):
     assert end["left"] == 80
 
 
+def test_space_shows_ten_rows_unless_all_are_asked_for(configs, monkeypatch):
+    steps = [{"step": f"rule {n}", "left": 10**12 - n * 10**10} for n in range(12)]
+    monkeypatch.setattr("flashsmith.cli.verbs.configs._space", lambda: steps)
+    assert "2 more: --all" in configs("--space").splitlines()
+    assert configs("--space", "--all").splitlines()[-2].split() == ["rule", "11", "890", "billion"]
+
+
 def test_space_leaves_out_rules_that_refuse_nothing(configs):
     steps = json.loads(configs("--space", "--json"))
     starts = [s["step"] for s in steps if not s["refused"]]

@@ -61,6 +61,7 @@ def command(
             _space(),
             json=json,
             csv=csv,
+            every=every,
             title="size of the space after each rule that refuses some",
         )
     else:
