@@ -53,21 +53,25 @@ MODELS = {
 SETS = ("smoke", "prog")  # of the registry
 
 
+def config_of(name: str) -> dict[str, object]:
+    """A model's config.json, as far as warming up reads it."""
+    (heads, kv_heads, d_head, positions), more = MODELS[name]
+    return {
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": d_head,
+        "max_position_embeddings": positions,
+        **more,
+    }
+
+
 def models(arguments) -> None:
     """Prefill and decoding of each model; of one training, too."""
     wanted = [(name, False) for name in MODELS] + [(TRAINED, True)]
     for name, training in wanted:
-        (heads, kv_heads, d_head, positions), more = MODELS[name]
-        config = {
-            "num_attention_heads": heads,
-            "num_key_value_heads": kv_heads,
-            "head_dim": d_head,
-            "max_position_embeddings": positions,
-            **more,
-        }
         with empty_cache(), processor() as spent:
             made = flashsmith.warmup(
-                model=config, gpu=GPU, training=training, workers=arguments.workers
+                model=config_of(name), gpu=GPU, training=training, workers=arguments.workers
             )
         result = {
             "problems": made.problems,

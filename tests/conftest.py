@@ -37,7 +37,7 @@ def _the_emulator_is_given_ptx_alone(request, monkeypatch):
     """Results need no machine code, which is two fifths of a compiler's time.
 
     A call of a user compiles it to pass over what would spill on a GPU, and a decode kernel is
-    given its registers, which say how many CTAs run at a time; of PTX alone no more of them do.
+    given its registers, which say how many ctas run at a time; of PTX alone no more of them do.
     Tests of both are marked `judged`; machine code that must not spill is held by tests that
     compile it: tests/cuda/test_spills.py, test_sass.py and test_decode.py beside it, and those of
     masks, biases and packed sequences in tests/kernels.

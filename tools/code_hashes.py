@@ -2,6 +2,7 @@
 
     python tools/code_hashes.py write FILE     # before the change
     python tools/code_hashes.py compare FILE   # after it: exit 1 where machine code differs
+    python tools/code_hashes.py shipped        # exit 1 where a shipped row is stale
 
 Kernels: those that the shipped measurements choose, and the sets of `SETS`, each for three kinds of
 problem. A list belongs to the compiler that made it; FLASHSMITH_NVRTC names another one. Kernels
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
 from pathlib import Path
 
 from flashsmith.base.errors import FlashsmithError, Unsupported
@@ -20,7 +22,11 @@ from flashsmith.compile.compiler import CompileJob, compile_many
 from flashsmith.compile.nvrtc.library import find_nvrtc
 from flashsmith.kernels import get_kernel_configs, parse_config
 from flashsmith.problem.needs import NEEDS, Needs
+from flashsmith.problem.text import problem_text
+from flashsmith.tuner.choose.measured import SHIPPED_FOLDER
 from flashsmith.tuner.choose.shipped_kernels import shipped_jobs
+from flashsmith.tuner.store.exchange import read_lines
+from flashsmith.tuner.store.stale import Standing, standings
 
 SETS = (("all", "sm_90a"), ("all", "sm_80"), ("hopper", "sm_90a"), ("hopper-prog", "sm_90a"))
 LETTERS = 16  # of a hash: enough to tell a thousand kernels apart
@@ -61,6 +67,19 @@ def job_of(text: str) -> CompileJob:
     return CompileJob(parse_config(config), Needs(tuple(n for n in NEEDS if n in needs)), arch)
 
 
+def compare_shipped() -> int:
+    """Compares shipped rows with what their kernels are now; 1: one is stale, or none was asked."""
+    files = sorted(SHIPPED_FOLDER.glob("*.jsonl"))
+    found = standings(m for path in files for m in read_lines(path, is_ours=True))
+    for row, standing in found:
+        if standing is Standing.STALE:
+            print(f"{row.key.config} | {problem_text(row.key.problem)} | {row.key.arch}: stale")
+    counts = Counter(standing for _, standing in found)
+    told = ", ".join(f"{counts[one]} {one.value}" for one in Standing)
+    print(f"{len(found)} shipped rows under {find_nvrtc().compiler}: {told}")
+    return 1 if counts[Standing.STALE] or not counts[Standing.CURRENT] else 0
+
+
 def _show(done: int, total: int) -> None:
     if done % 50 == 0 or done == total:
         print(f"{done} of {total}", file=sys.stderr)
@@ -68,6 +87,8 @@ def _show(done: int, total: int) -> None:
 
 def main() -> int:
     """`write FILE` adds this compiler's hashes to a list, `compare FILE` compares with it."""
+    if sys.argv[1:] == ["shipped"]:
+        return compare_shipped()
     verb, path = sys.argv[1], Path(sys.argv[2])
     compiler = find_nvrtc().compiler
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []

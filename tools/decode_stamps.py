@@ -1,10 +1,10 @@
-"""Says when CTAs of a decode kernel start, have their keys and end, by clocks in the kernel.
+"""Says when ctas of a decode kernel start, have their keys and end, by clocks in the kernel.
 
     PYTHONPATH=src python tools/decode_stamps.py [--config TEXT] [--shape 1,8192,1] [--way lengths]
 
-Kernels are compiled from headers into which stamps were written: thread 0 of every CTA reads the
+Kernels are compiled from headers into which stamps were written: thread 0 of every cta reads the
 GPU's clock (some tens of nanoseconds fine) at each of PLACES. The table has nanoseconds from the
-first stamp of the launch, L2 cold: the first CTA, the median and the last one, medians of RUNS.
+first stamp of the launch, L2 cold: the first cta, the median and the last one, medians of RUNS.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from flashsmith.runtime.devices import default_device
 from flashsmith.runtime.run import prepare
 
 RUNS = 9
-STAMPS = 16  # words of a CTA
+STAMPS = 16  # words of a cta
 FLUSH_BYTES = 256 << 20
 CONFIGS = (
     "decode(BF16, 128, 16, 16, 4): slice_512+most_32+stages_3+ctas_2",
@@ -86,7 +86,7 @@ def replace_in(path: Path, old: str, new: str) -> None:
 
 
 def stamps_of(device, config, cache: Cache, way: str) -> torch.Tensor:
-    """Nanoseconds of every CTA at every place, from the first on; median over runs of each."""
+    """Nanoseconds of every cta at every place, from the first on; median over runs of each."""
     paged, lengths = WAYS[way]
     problem, call, _ = cache.call(paged=paged, lengths=lengths)
     prepared = prepare(device, config, problem)
@@ -122,7 +122,7 @@ def main() -> None:
         for text, way in itertools.product(arguments.config or CONFIGS, ways):
             times = stamps_of(device, parse_config(text), cache, way)
             title = f"{text} on {arguments.shape}, {way}"
-            print(f"\n{title}: {times.shape[1]} CTAs; ns: first, median, last")
+            print(f"\n{title}: {times.shape[1]} ctas; ns: first, median, last")
             for place, name in enumerate(PLACES):
                 at = times[:, :, place]
                 ranks = (at.min(1).values, at.median(1).values, at.max(1).values)

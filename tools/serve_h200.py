@@ -11,8 +11,8 @@ last: microseconds, and in brackets the share of the plain read's rate.
 
 `flashsmith bench --suite serve` is the everyday run: what is chosen, on 40 caches. This script also
 checks the set, races FlashAttention-3's splits and given configurations, and times caches that are
-not full: CTAs that find nothing to do, beside persistent ones that share out what there is.
-`--sweep` races variants of one configuration instead: rings, CTAs, slices, persistence.
+not full: ctas that find nothing to do, beside persistent ones that share out what there is.
+`--sweep` races variants of one configuration instead: rings, ctas, slices, persistence.
 """
 
 from __future__ import annotations
@@ -276,7 +276,7 @@ def load_fa3(path: str | None):
 
 
 def chosen(problem: AttentionProblem, device, *, both: bool):
-    """What would run, and beside it the same by the other kernel; or with persistent CTAs."""
+    """What would run, and beside it the same by the other kernel; or with persistent ctas."""
     config = choose(replace(problem, k_lengths=both), device.arch, gpu=device.name).config
     if both:
         return [replace(config, persistent=on) for on in (False, True)]

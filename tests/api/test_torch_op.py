@@ -83,6 +83,28 @@ def test_an_exported_model_calls_the_operator(strict, where):
     same(exported.module()(*arrays), Model()(*arrays))
 
 
+LOADED = """
+import sys
+
+import torch
+
+import flashsmith
+
+program = torch.export.load(sys.argv[1] + "/model.pt2")
+arrays, out = torch.load(sys.argv[1] + "/called.pt")
+print(torch.equal(program.module()(*arrays), out))
+"""
+
+
+def test_an_exported_model_gives_the_same_numbers_in_another_process(tmp_path):
+    arrays = tensors("cpu")
+    torch.export.save(torch.export.export(Model(), tuple(arrays)), tmp_path / "model.pt2")
+    torch.save((arrays, Model()(*arrays)), tmp_path / "called.pt")
+    command = [sys.executable, "-c", LOADED, str(tmp_path)]
+    ran = subprocess.run(command, capture_output=True, text=True)
+    assert ran.stdout == "True\n", ran.stderr
+
+
 def test_an_exported_model_takes_other_lengths():
     batch, rows = torch.export.Dim("batch", max=64), torch.export.Dim("rows", min=2, max=4096)
     arrays = tensors("cpu")

@@ -43,3 +43,10 @@ def test_an_array_librarys_name_of_a_type_is_understood():
     assert DType.of(np.dtype(ml_dtypes.bfloat16)) is DType.BF16
     assert DType.of("torch.bfloat16") is DType.BF16
     assert DType.of(np.dtype(np.float32)) is None
+
+
+def test_the_names_of_the_original_configuration_module_are_there():
+    from flashsmith import config
+
+    assert config.DType is DType
+    assert all(hasattr(config, name) for name in config.__all__)

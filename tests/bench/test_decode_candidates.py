@@ -42,7 +42,7 @@ def run_of(**times_us):
 
 def test_a_file_has_a_configuration_a_line_each_once_and_comments(tool, tmp_path):
     file = tmp_path / "configs.txt"
-    file.write_text(f"# why\n{FEW}\n\n{MANY}  # more CTAs\n{FEW}\n", "utf-8")
+    file.write_text(f"# why\n{FEW}\n\n{MANY}  # more ctas\n{FEW}\n", "utf-8")
     assert tool.configs_of(file) == [parse_config(FEW), parse_config(MANY)]
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from flashsmith.base.dtypes import DType
 from flashsmith.base.errors import ArgumentError
-from flashsmith.bench.suite import of_lengths, read_suite, suite_names
+from flashsmith.bench.suite import of_lengths, of_widths, read_suite, suite_names
 
 SHAPE = "[[shape]]\nname='x'\nbatch=1\nheads=3\nkv_heads=1\nd_head=64\n"
 
@@ -30,8 +30,15 @@ def test_a_suite_can_be_held_to_some_of_its_lengths():
     suite = of_lengths(read_suite("paper", DType.BF16), [1024, 16384])
     assert len(suite.shapes) == 12
     assert {shape.problem.q_len for shape in suite.shapes} == {1024, 16384}
-    with pytest.raises(ArgumentError, match="names 3000; the lengths of paper are 512, 1024"):
+    with pytest.raises(ArgumentError, match="names 3000; those of paper are 512, 1024"):
         of_lengths(read_suite("paper", DType.BF16), [1024, 3000])
+
+
+def test_a_suite_can_be_held_to_some_of_its_widths():
+    suite = of_lengths(of_widths(read_suite("paper", DType.BF16), [64, 128]), [1024])
+    assert {(s.problem.d_head, s.problem.q_len) for s in suite.shapes} == {(64, 1024), (128, 1024)}
+    with pytest.raises(ArgumentError, match="--d-heads names 96; those of paper are 64, 128, 256"):
+        of_widths(read_suite("paper", DType.BF16), [96])
 
 
 def test_models_have_grouped_heads():

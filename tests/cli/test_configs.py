@@ -92,8 +92,22 @@ def test_why_names_the_filter_that_refuses_or_says_that_none_does(configs):
 
 def test_why_says_whether_a_block_fits_the_architecture(configs):
     large = "(BF16, 256, 128, 128, 8): async+load_2_2_2_tiles"
-    assert "refuses: 196,608 of 101,376 bytes" in configs("--why", large, "--arch", "sm_89")
-    assert "lets pass: 196,608 of 232,448 bytes" in configs("--why", large)
+    *_, short, verdict = json.loads(configs("--why", large, "--arch", "sm_89", "--json"))
+    assert short["answer"] == "refuses: 196,608 of 101,376 bytes of shared memory"
+    assert "but sm_89 lacks the shared memory; " in verdict["answer"]
+    *_, enough, verdict = json.loads(configs("--why", large, "--json"))
+    assert enough["answer"] == "lets pass: 196,608 of 232,448 bytes of shared memory"
+    assert verdict["answer"].startswith("no filter refuses it, and sm_90a can run it; ")
+
+
+def test_why_says_that_an_architecture_lacks_the_instructions(configs):
+    hopper = "hopper(BF16, 128, 1, 128): kv_2+q_1+o_smem+regs_240_56"
+    rows = json.loads(configs("--why", hopper, "--arch", "sm_80", "--json"))
+    assert [row["answer"] for row in rows[-3:]] == [
+        "refuses: its instructions do not exist on sm_80; they do on sm_90a",
+        "lets pass: 164,080 of 166,912 bytes of shared memory",
+        "no filter refuses it, but sm_80 lacks the instructions; it is in hopper-prog",
+    ]
 
 
 def test_space_gives_the_size_before_and_after_each_filter(configs):
@@ -102,6 +116,13 @@ def test_space_gives_the_size_before_and_after_each_filter(configs):
     assert start["left"] == 256
     (end,) = [s for s in steps if s["step"] == "large_tile_reads_q_in_steps"]
     assert end["left"] == 80
+
+
+def test_space_shows_ten_rows_unless_all_are_asked_for(configs, monkeypatch):
+    steps = [{"step": f"rule {n}", "left": 10**12 - n * 10**10} for n in range(12)]
+    monkeypatch.setattr("flashsmith.cli.verbs.configs._space", lambda: steps)
+    assert "2 more: --all" in configs("--space").splitlines()
+    assert configs("--space", "--all").splitlines()[-2].split() == ["rule", "11", "890", "billion"]
 
 
 def test_space_leaves_out_rules_that_refuse_nothing(configs):
@@ -124,12 +145,13 @@ def test_a_family_that_an_architecture_lacks_has_no_blocks_there(configs):
 def test_why_says_that_a_configuration_is_not_in_the_grid(configs):
     rows = json.loads(configs("--why", NOT_IN_THE_GRID, "--json"))
     assert rows[-1]["answer"] == (
-        "no filter refuses it; not in the grid: n_warps 8, Q_mma_load_K_tiles 4, "
-        "K_mma_load_K_tiles 4; give it by its short form, or as a line of @file"
+        "no filter refuses it, and sm_90a can run it; not in the grid: n_warps 8, "
+        "Q_mma_load_K_tiles 4, K_mma_load_K_tiles 4; give it by its short form, or as a line of "
+        "@file"
     )
     held = get_kernel_configs("tune")[0].short_form()
     rows = json.loads(configs("--why", held, "--json"))
-    assert rows[-1]["answer"] == "no filter refuses it; it is in tune, all"
+    assert rows[-1]["answer"] == "no filter refuses it, and sm_90a can run it; it is in tune, all"
 
 
 def test_configs_and_compile_do_not_call_two_numbers_by_one_name(configs):

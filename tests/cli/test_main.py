@@ -225,13 +225,13 @@ def test_the_help_of_key_states_the_verbs_own_default_and_no_others():
     found = {}
     for verb, command in verb_commands().items():
         for parameter in command.params:
-            if parameter.name == "key" and parameter.param_type_name == "argument":
-                found[verb] = re.search(r"KERNELS, else (.+)\.$", parameter.help)
+            if parameter.name in ("key", "ladder") and parameter.param_type_name == "argument":
+                found[verb] = re.search(r".*(?:KERNELS, else|Without it:) (.+)\.$", parameter.help)
     stated = {verb: match[1] for verb, match in found.items() if match}
     assert set(stated) == set(found)
     assert stated["run"] == "smoke"
     assert stated["build registry"] == stated["build bundle"] == stated["build"] == "all"
-    assert stated["bench profile"] == "prog"
+    assert stated["bench profile"] == stated["bench ladder"] == "prog"
     assert "can win" in stated["tune"]
     assert stated["configs"] == stated["compile"] == stated["verify"] == "tune"
 

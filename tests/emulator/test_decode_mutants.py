@@ -31,7 +31,7 @@ from flashsmith.runtime.run import run_arrays
 from flashsmith.runtime.tensors import numbers_of
 
 CONFIG = parse_config("decode(FP16, 64, 16, 16, 2): slice_128+most_32+stages_3+ctas_2")
-IN_TURN = replace(CONFIG, persistent=True)  # CTAs that take several slices each
+IN_TURN = replace(CONFIG, persistent=True)  # ctas that take several slices each
 IN_RUNS = replace(CONFIG, runs=True)  # the same, of slices that follow each other
 # Sequences of one slice, of three and of two that are one; pages that no kv block ends with.
 PROBLEM = AttentionProblem(
@@ -47,9 +47,9 @@ LONG = replace(PROBLEM, batch=1, k_len=1200, page=0, pages=0)  # ten slices: in 
 ARCH = "sm_90a"
 # kind → what the emulator does not model, so that nothing of it shows
 NOT_MODELLED = {
-    "barrier before the counter dropped": "plain stores to global memory are seen by all CTAs at "
+    "barrier before the counter dropped": "plain stores to global memory are seen by all ctas at "
     "once, and a schedule in which one comes this late is rare",
-    "counter without order": "plain stores to global memory are seen by all CTAs at once",
+    "counter without order": "plain stores to global memory are seen by all ctas at once",
 }
 
 
@@ -162,7 +162,7 @@ SOURCES = {
         "work.k_len = length_of(sequence)",
         "work.k_len = length_of(sequence ? sequence - 1 : 0)",
     ),
-    "CTAs behind the last slice stay": (
+    "ctas behind the last slice stay": (
         "decode/queue.cuh",
         "return work.slice < work.slices",
         "return work.slice <= work.slices",
@@ -242,7 +242,7 @@ def bits_of_schedules(ptx: str, config: KernelConfig, schedules=SCHEDULES):
         yield made["o"].tobytes(), made["lse"].tobytes()
 
 
-# Judged: as many CTAs as on a GPU run at a time, so that slices end in other orders.
+# Judged: as many ctas as on a GPU run at a time, so that slices end in other orders.
 @pytest.mark.judged
 def test_no_schedule_and_no_number_of_sms_reaches_the_bits():
     found = set()

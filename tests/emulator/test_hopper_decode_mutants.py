@@ -18,7 +18,7 @@ from flashsmith.runtime.run import run_arrays
 from flashsmith.runtime.tensors import numbers_of
 
 ONE = parse_config("hopper_decode(FP16, 64, 16, 16, 2): slice_128+most_32+stages_3+ctas_2")
-CONFIG = replace(ONE, persistent=True)  # CTAs that take several slices each, through one ring
+CONFIG = replace(ONE, persistent=True)  # ctas that take several slices each, through one ring
 PROBLEM = AttentionProblem(
     *(3, 6, 2, 2, 300, 64, CONFIG.dtype), causal=True, lse=True, k_lengths=True, page=8, pages=90
 )

@@ -1,4 +1,4 @@
-"""Mutants of `quick_start` and `quick_end`: where CTAs begin, and how results are weighed."""
+"""Mutants of `quick_start` and `quick_end`: where ctas begin, and how results are weighed."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_every_mutant_is_noticed(kind):
     assert judge(ptx, is_right, bool, range(2)).noticed == (kind is not None)
 
 
-# Judged: as many CTAs as on a GPU run at a time, so that slices end in other orders.
+# Judged: as many ctas as on a GPU run at a time, so that slices end in other orders.
 @pytest.mark.judged
 def test_no_schedule_and_no_number_of_sms_reaches_the_bits():
     found = set()

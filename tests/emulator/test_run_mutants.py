@@ -1,4 +1,4 @@
-"""Mutants of `runs`: where a CTA's slices begin and end, and a ring that goes on between them."""
+"""Mutants of `runs`: where a cta's slices begin and end, and a ring that goes on between them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ ONE_BY_ONE = run_arrays(
 
 
 def is_right(ptx, options):
-    """Whether the bits are those of a CTA a slice, and counters are left as they were."""
+    """Whether the bits are those of a cta a slice, and counters are left as they were."""
     for sm_count in (1, 3):
         device = Changed(ptx, replace(options, mma_in_order=True), sm_count)
         found = run_arrays(device, IN_RUNS, PROBLEM, INPUTS)

@@ -185,7 +185,7 @@ def test_sequences_that_share_q_tiles_in_scratch_are_noticed(device, monkeypatch
 
 @pytest.mark.parametrize("text", [MMA, WGMMA, WIDE], ids=["mma", "wgmma", "wide"])
 def test_the_bits_are_the_same_on_every_schedule_and_alone(text):
-    """Two orders of CTAs and warps, one of them random; and a sequence by itself.
+    """Two orders of ctas and warps, one of them random; and a sequence by itself.
 
     It has the bits that it has in company: its tiles begin at its own first row and key.
     """

@@ -92,6 +92,9 @@ def test_a_configuration_is_found_as_profilers_and_tables_print_it(text):
             "nothing here",
             r"'nothing here' is not a configuration; a configuration is written '\(dtype, d_head",
         ),
+        ("prog", "not a configuration; it is a set, of which `flashsmith configs prog` lists the"),
+        ("tuen", "did you mean one of the set 'tune'[?] `flashsmith configs tune` lists them"),
+        ("hoper(BF16, 128, 2", r"is written 'hopper\(dtype, d_head, n_warpgroups, B_c\): kv_N"),
         ("(FP16, 128, 64, 64): async+load_0_0_0_tiles", "has 4 values in parentheses; there are 5"),
         ("(FP8, 128, 64, 64, 4): load_0_0_0_tiles", "dtype cannot be 'FP8'; it takes FP16, BF16;"),
         ("(FP16, 128, 96, 64, 4): load_0_0_0_tiles", "B_r cannot be '96'; it takes 64, 128;"),
@@ -126,6 +129,13 @@ def test_a_configuration_is_found_as_profilers_and_tables_print_it(text):
 def test_a_bad_text_is_refused_by_name(text, says):
     with pytest.raises(ConfigError, match=says):
         parse_kernel_name_into_config(text)
+
+
+@pytest.mark.parametrize("text", ["nonsense", "tuen", "prog", "decode(", "x" * 4000])
+def test_what_is_no_configuration_is_answered_in_a_few_lines(text):
+    with pytest.raises(ConfigError) as refused:
+        parse_config(text)
+    assert len(str(refused.value)) < 500
 
 
 def test_a_wrong_value_names_the_field_and_its_legal_values():

@@ -1,4 +1,4 @@
-"""Heads of up to 512 columns: CTAs share the columns of V, each multiplies Q and K again."""
+"""Heads of up to 512 columns: ctas share the columns of V, each multiplies Q and K again."""
 
 import random
 from dataclasses import replace

@@ -46,3 +46,11 @@ def test_the_bounded_diagonal_hides_what_the_true_one_does(mask):
     keys = np.arange(mask.k_len)[None, :]
     right_only = Mask(mask.q_len, mask.k_len, None, mask.right, mask.alignment)
     assert ((keys <= rows + mask.diagonal) == right_only.visible()).all()
+
+
+def test_the_reach_is_the_keys_from_edge_to_edge_and_all_where_one_is_unbounded():
+    assert [Mask(9, 90, 4, 3).reach, Mask(9, 90, 4).reach, Mask(9, 90, None, 0).reach] == [
+        7,
+        94,
+        90,
+    ]

@@ -14,6 +14,8 @@ import pytest
 
 from flashsmith.kernels import parse_config
 from flashsmith.kernels.page import configuration_page
+from flashsmith.kernels.sets import named_sets
+from flashsmith.kernels.width import MAX_D_HEAD, MAX_TRAINED_D_HEAD
 from flashsmith.runtime.devices import has_cuda
 
 ROOT = Path(__file__).parents[2]
@@ -92,6 +94,18 @@ def test_the_page_of_configurations_is_the_one_the_knobs_write():
     )
 
 
+def test_a_cta_is_written_as_in_the_glossary():
+    """In knobs, comments and pages; what the compiler prints of a header's checks is no prose."""
+    package = ROOT / "src" / "flashsmith"
+    found = [
+        f"{path.relative_to(ROOT)}: {line.strip()}"
+        for path in [*package.rglob("*.py"), *package.rglob("*.cuh"), *PAGES]
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if re.search(r"\bCTAs?\b", line) and "static_assert" not in line
+    ]
+    assert not found
+
+
 SCREEN = 40  # lines that a reader of the README sees without scrolling, or nearly
 
 
@@ -122,6 +136,19 @@ def test_every_verb_of_the_command_line_is_in_the_readme(name):
     assert not [verb for verb in VERBS if f"flashsmith {verb}" not in text]
 
 
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("README.md", "d_head up to {} ({} without gradients)"),
+        ("README.zh-CN.md", "d_head 最大 {}（不求梯度时 {}）"),
+    ],
+)
+def test_a_readme_states_the_widths_and_the_sets_that_there_are(name, says):
+    text = (ROOT / name).read_text(encoding="utf-8")
+    assert says.format(MAX_TRAINED_D_HEAD, MAX_D_HEAD) in text
+    assert not [key for key in named_sets() if f"`{key}`" not in text]
+
+
 # Names that the documents use for files, types, fields and scripts.
 DOCUMENTED = (
     *("kernel_configs.py", "DType", "FlashForwardKernelConfig", "short_form", "to_cpp_struct"),
@@ -138,7 +165,7 @@ DOCUMENTED = (
 SCRIPTS = {
     "benchmark/run_kernels.py": ("smoke", "--d_head", "300"),
     "benchmark/ncu_bench.py": ("--seq_lens=0", "--d_heads=128", "--runs=1", "--csv"),
-    "benchmark/pt_bench.py": ("--suite", "nonsense"),
+    "benchmark/pt_bench.py": ("prog", "--seq_lens=4096", "--d_heads=96"),
     "build/generate_kernel_instantiations.py": ("nonsense", "-o", "nowhere"),
 }
 

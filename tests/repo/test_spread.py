@@ -4,6 +4,8 @@ import ast
 import re
 from pathlib import Path
 
+import pytest
+
 PACKAGE = Path(__file__).parents[2] / "src" / "flashsmith"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 HEADERS = sorted((PACKAGE / "cuda").rglob("*.cuh"))
@@ -50,22 +52,54 @@ def test_the_softmax_scale_is_in_few_places():
     assert len(headers) <= 2, headers
 
 
+# A row's edges: a mask's, a call's, and as a kernel's arguments have them.
+EDGE = re.compile(r"\.?(?:\w*diagonal|window_\w+)|\.(?:left|right)")
+HEADER_RECKONS = re.compile(r"[-+<>]=?\s*[\w.()]*\w*diagonal\b|\w*diagonal\s*[-+<>]")
+
+
+def reckons_with_edges(tree):
+    """Whether some sum, product or order of a module has a mask's edge in it."""
+    for node in ast.walk(tree):
+        is_order = isinstance(node, ast.Compare) and isinstance(
+            node.ops[0], ast.Lt | ast.LtE | ast.Gt | ast.GtE
+        )
+        if is_order or isinstance(node, ast.BinOp | ast.AugAssign):
+            names = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
+            names |= {f".{n.attr}" for n in ast.walk(node) if isinstance(n, ast.Attribute)}
+            if any(map(EDGE.fullmatch, names)):
+                return True
+    return False
+
+
 def test_mask_arithmetic_stands_in_one_module_and_one_header():
-    modules = []
-    for path in MODULES:
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.BinOp) or (
-                isinstance(node, ast.Compare)
-                and isinstance(node.ops[0], ast.Lt | ast.LtE | ast.Gt | ast.GtE)
-            ):
-                names = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
-                names |= {n.attr for n in ast.walk(node) if isinstance(n, ast.Attribute)}
-                if "diagonal" in names:
-                    modules.append(name_of(path))
-    assert set(modules) <= {"problem/mask.py"}
-    reckons = re.compile(r"[-+<>]=?\s*[\w.()]*\bdiagonal\b|\bdiagonal\s*[-+<>]")
-    headers = [name_of(path) for path in HEADERS if reckons.search(code_of(path))]
+    modules = [
+        name_of(path)
+        for path in MODULES
+        if reckons_with_edges(ast.parse(path.read_text(encoding="utf-8")))
+    ]
+    assert modules == ["problem/mask.py"]
+    headers = [name_of(path) for path in HEADERS if HEADER_RECKONS.search(code_of(path))]
     assert headers == ["cuda/include/flashsmith/attention/mask.cuh"]
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "keys = (mask.left or 0) + problem.k_len",
+        "is_narrow = problem.window_left < 128",
+        "end -= mask.right",
+        "edge = row + left_diagonal",
+    ],
+)
+def test_mask_arithmetic_is_seen_by_any_of_its_names(code):
+    assert reckons_with_edges(ast.parse(code))
+    assert not reckons_with_edges(ast.parse("left + 1; x = mask.left; step.left_over + 1"))
+
+
+@pytest.mark.parametrize("code", ["row + args.left_diagonal", "of.left_diagonal - 1"])
+def test_so_it_is_in_headers(code):
+    assert HEADER_RECKONS.search(code)
+    assert not HEADER_RECKONS.search("{args.q_len, args.diagonal, args.left_diagonal}")
 
 
 def texts_of(tree):

@@ -2,18 +2,21 @@
 
 import json
 import sqlite3
+import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from flashsmith.compile.artefact import CompiledKernel
 from flashsmith.kernels import parse_config
 from flashsmith.problem.attention import AttentionProblem
 from flashsmith.tuner.choose import measured
 from flashsmith.tuner.choose.choice import choose
 from flashsmith.tuner.run.candidates import Candidate
 from flashsmith.tuner.run.ranking import bits_of, class_of
-from flashsmith.tuner.store import version_0_1
+from flashsmith.tuner.store import stale, version_0_1
 from flashsmith.tuner.store.database import ResultStore, read_store
 from flashsmith.tuner.store.exchange import read_any, read_lines
 from flashsmith.tuner.store.measurement import measurement_from_line
@@ -132,6 +135,39 @@ def test_the_shipped_table_and_the_committed_records_are_read():
     for found in (shipped, read_lines(folder / "tune.jsonl")):
         assert found
         assert not any(m.key.code.startswith(version_0_1.UNKNOWN) for m in found)
+
+
+def test_rows_of_another_compiler_are_not_compared_and_a_check_of_none_is_no_success(
+    monkeypatch, capsys
+):
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "tools"))
+    import code_hashes
+
+    other = SimpleNamespace(compiler="nvrtc 99.0")
+    monkeypatch.setattr(stale, "find_nvrtc", lambda: other)
+    monkeypatch.setattr(code_hashes, "find_nvrtc", lambda: other)
+    monkeypatch.setattr(sys, "argv", ["code_hashes.py", "shipped"])
+    assert code_hashes.main() == 1
+    total = sum(len(read_lines(path)) for path in measured.SHIPPED_FOLDER.glob("*.jsonl"))
+    told = f"{total} shipped rows under nvrtc 99.0: 0 current, 0 stale, {total} not checkable here"
+    assert capsys.readouterr().out.splitlines() == [told]
+
+
+@pytest.mark.parametrize(("code", "ends"), [("c0ffee", 0), ("decaf", 1)])
+def test_a_stale_shipped_row_is_said_and_is_a_failure(code, ends, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "tools"))
+    import code_hashes
+
+    row = next(m for p in measured.SHIPPED_FOLDER.glob("*.jsonl") for m in read_lines(p))
+    row = replace(row, key=replace(row.key, code="c0ffee"))
+    monkeypatch.setattr(code_hashes, "read_lines", lambda path, is_ours: [row])
+    monkeypatch.setattr(stale, "find_nvrtc", lambda: SimpleNamespace(compiler=row.key.compiler))
+    monkeypatch.setattr(stale, "compile_many", lambda jobs: [object.__new__(CompiledKernel)])
+    monkeypatch.setattr(stale, "_jobs", lambda key: ("a job",))
+    monkeypatch.setattr(stale, "code_of", lambda kernels: code)
+    monkeypatch.setattr(sys, "argv", ["code_hashes.py", "shipped"])
+    assert code_hashes.main() == ends
+    assert (f"{row.key.config} | " in capsys.readouterr().out) is bool(ends)
 
 
 def test_same_bits_never_cross_from_a_whole_launch_to_a_split_one():

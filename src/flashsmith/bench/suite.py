@@ -86,15 +86,24 @@ def read_suite(name: str, dtype: DType) -> Suite:
 
 def of_lengths(suite: Suite, lengths: Sequence[int]) -> Suite:
     """The suite with its shapes of these lengths alone."""
-    shapes = tuple(shape for shape in suite.shapes if shape.problem.k_len in lengths)
-    missing = sorted(set(lengths) - {shape.problem.k_len for shape in shapes})
+    return _held_to(suite, "--seq-lens", "k_len", lengths)
+
+
+def of_widths(suite: Suite, d_heads: Sequence[int]) -> Suite:
+    """The suite with its shapes of these head dimensions alone."""
+    return _held_to(suite, "--d-heads", "d_head", d_heads)
+
+
+def _held_to(suite: Suite, option: str, field: str, wanted: Sequence[int]) -> Suite:
+    there = {getattr(shape.problem, field) for shape in suite.shapes}
+    missing = sorted(set(wanted) - there)
     if missing:
-        known = sorted({shape.problem.k_len for shape in suite.shapes})
         raise ArgumentError(
-            f"--seq-lens names {', '.join(map(str, missing))}; the lengths of {suite.name} are "
-            f"{', '.join(map(str, known))}."
+            f"{option} names {', '.join(map(str, missing))}; those of {suite.name} are "
+            f"{', '.join(map(str, sorted(there)))}."
         )
-    return replace(suite, shapes=shapes)
+    kept = tuple(s for s in suite.shapes if getattr(s.problem, field) in wanted)
+    return replace(suite, shapes=kept)
 
 
 def of_operations(suite: Suite, operations: Sequence[str], *, deterministic: bool = True) -> Suite:

@@ -25,6 +25,7 @@ _SPARED = ("bits", "same_as", "protocol", "imported", "when", "compile_s", "seco
 _PROBLEM = "problem"  # its text is a list of dimensions
 _CONFIGS = ("config", "short_form", "contender", "before", "after", "same_as")
 _COUNTED = 10**9  # whole numbers from here on are estimates, or not read to the last digit
+_WORDS = {10**9: "billion", 10**12: "trillion", 10**15: "quadrillion"}
 _SMALL = 0.01  # three places behind the point say too little of what is below
 _AGAINST = "against_the_"  # first, or row above: the column of changes
 # What is copied whole: lines do not break at spaces in it.
@@ -65,12 +66,21 @@ def cell_text(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int):
-        return f"{value:,}" if abs(value) < _COUNTED else f"{value:.3g}"
+        return f"{value:,}" if abs(value) < _COUNTED else _in_words(value)
     if isinstance(value, float) and 0 < abs(value) < _SMALL:
         return f"{value:.3g}"
     if isinstance(value, float):
         return f"{value:,.3f}" if abs(value) < 100 else f"{value:,.1f}"
     return plain(str(value))
+
+
+def _in_words(count: int) -> str:
+    """A large number to three digits, as in 5.5 trillion."""
+    rounded = float(f"{count:.3g}")
+    for unit, word in _WORDS.items():
+        if abs(rounded) < 1000 * unit:
+            return f"{rounded / unit:.3g} {word}"
+    return f"{count:.3g}"
 
 
 def table_lines(

@@ -29,7 +29,7 @@ class KernelConfig(Knobs):
     ARGUMENTS: ClassVar[type[Arguments]]  # of the kernel's one parameter
     HOST_HEADER: ClassVar[str] = ""  # of cuda/host: how a C program starts it; empty: it cannot
     OPERATION: ClassVar[str] = "forward"  # of problem/signature.py: what its plans compute
-    SLICES_KEYS: ClassVar[bool] = False  # a row's keys are always shared out among CTAs
+    SLICES_KEYS: ClassVar[bool] = False  # a row's keys are always shared out among ctas
     FIXES_REGISTERS: ClassVar[bool] = False  # by setmaxnreg; other kernels have what ptxas finds
     REFUSED_FACTS: ClassVar[tuple[str, ...]] = ()  # of a problem, that its kernels do not compute
     BUILD_RULES: ClassVar[tuple[Rule, ...]]  # what no compiler could build

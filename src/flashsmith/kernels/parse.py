@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from difflib import get_close_matches
 from functools import lru_cache
 from itertools import chain
 
@@ -73,12 +74,22 @@ def _looks_like_config(text: str) -> bool:
 def _nearest_family(text: str) -> type[KernelConfig]:
     """The family whose parser can say best what is wrong with `text`."""
     if not looks_like_config(text):
-        forms = " or ".join(repr(form_text(family)) for family in CATALOGUE)
-        raise ConfigError(
-            f"{text.strip()!r} is not a configuration; a configuration is written {forms}; "
-            f"`flashsmith configs` shows some."
-        )
+        raise ConfigError(f"{shortened(text.strip())!r} is not a configuration; {_meant(text)}.")
     prefixed = [
         f for f in chain(CATALOGUE, PARTS) if f.PREFIX and text.strip().startswith(f.PREFIX.strip())
     ]
     return prefixed[0] if prefixed else CATALOGUE[0]
+
+
+def _meant(text: str) -> str:
+    """What a text that is no configuration may have been meant as: a set, or a family's prefix."""
+    name = text.strip()
+    sets = [name for family in CATALOGUE for name in family.named_sets()]
+    if name in sets:
+        return f"it is a set, of which `flashsmith configs {name}` lists the configurations"
+    for near in get_close_matches(name, sets, 1):
+        return f"did you mean one of the set {near!r}? `flashsmith configs {near}` lists them"
+    like = get_close_matches(name.partition("(")[0], [f.PREFIX for f in CATALOGUE], 2)
+    families = [f for f in CATALOGUE if f.PREFIX in like] or [CATALOGUE[0]]
+    forms = " or ".join(repr(form_text(family)) for family in families)
+    return f"a configuration is written {forms}; `flashsmith configs --page` shows all kernels'"

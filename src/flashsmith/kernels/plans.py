@@ -49,7 +49,7 @@ def cut(launches: Plan) -> str:
 
 
 def ends_together(launches: Plan) -> bool:
-    """Whether tiles are split so that no CTA waits for the others' last wave."""
+    """Whether tiles are split so that no cta waits for the others' last wave."""
     return all(launch.ends_together for launch in launches)
 
 

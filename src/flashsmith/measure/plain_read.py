@@ -13,7 +13,7 @@ from flashsmith.runtime.cuda.device import CudaDevice
 
 READ = "plain read"
 CHUNK_BYTES = 16  # of one load
-_THREADS, _CTAS = 256, 16  # CTAs an SM
+_THREADS, _CTAS = 256, 16  # ctas an SM
 _SOURCE = """
 extern "C" __global__ void __launch_bounds__(256) read_all(
     const uint4* src, unsigned long long count, unsigned* dst) {

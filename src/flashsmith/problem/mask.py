@@ -56,6 +56,12 @@ class Mask(NamedTuple):
         return ends and self.diagonal % rows == 0
 
     @property
+    def reach(self) -> int:
+        """How many keys a row's edges lie apart; an edge that is unbounded lies at all keys."""
+        left, right = (self.k_len if side is None else side for side in (self.left, self.right))
+        return left + right
+
+    @property
     def short_rows(self) -> int:
         """The first rows, whose left edge lies before the first key: they see fewer than others."""
         if self.left is None or self.right is None:

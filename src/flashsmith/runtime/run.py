@@ -154,7 +154,7 @@ def prepare(
 def _compiler_of(device: Device, launch: Launch, judged: bool) -> Compile:
     """What makes the kernel of a launch in the form that the device runs.
 
-    CTAs that count each other meet as many as run at a time, which follows from their registers.
+    ctas that count each other meet as many as run at a time, which follows from their registers.
     """
     config = launch.config
     counts = launch.workspace_bytes and not config.FIXES_REGISTERS

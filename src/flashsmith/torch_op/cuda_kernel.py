@@ -300,7 +300,7 @@ def _start(
 
 
 def _scratch(launch: TorchLaunch) -> Tensor:
-    """Memory in which a plan's CTAs and launches hand results over, from torch's allocator."""
+    """Memory in which a plan's ctas and launches hand results over, from torch's allocator."""
     return torch.empty_like(launch.scratch_like)
 
 

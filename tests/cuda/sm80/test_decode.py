@@ -343,7 +343,7 @@ BOUNDARIES = {
 }
 
 
-@pytest.mark.parametrize("config", CONFIGS[:2], ids=["one slice a CTA", "in turn"])
+@pytest.mark.parametrize("config", CONFIGS[:2], ids=["one slice a cta", "in turn"])
 @pytest.mark.parametrize("ends", BOUNDARIES.values(), ids=BOUNDARIES)
 def test_no_packed_row_is_of_two_sequences(config, ends, device, monkeypatch):
     monkeypatch.setattr("flashsmith.kernels.sm80_decode.plan.MOST_COUNTERS", 80)

@@ -1,4 +1,4 @@
-"""Chunks on wgmma: q tiles of few rows on many keys, cut along the keys, in every order of CTAs."""
+"""Chunks on wgmma: q tiles of few rows on many keys, cut along the keys, in every order of ctas."""
 
 import shutil
 from dataclasses import replace

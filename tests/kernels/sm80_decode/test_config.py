@@ -201,7 +201,7 @@ def test_rings_and_ctas_follow_from_the_number_of_slices():
     large = choose(replace(PROBLEM, batch=4, k_len=65536), "sm_90a").config  # 1,024 in 1 GB
     assert (large.stages, large.ctas, large.runs, large.evict_first) == (2, 3, False, False)
     assert [c.kept_parts for c in (few, some, short, many, large)] == [*[False] * 3, True, True]
-    wide = replace(PROBLEM, batch=64, k_len=131072)  # 64 * 8 * 32 CTAs
+    wide = replace(PROBLEM, batch=64, k_len=131072)  # 64 * 8 * 32 ctas
     assert not choose(replace(wide, k_lengths=True), "sm_90a").config.persistent
     assert choose(replace(wide, k_lengths=True, batch=65), "sm_90a").config.persistent
     assert not choose(replace(wide, batch=65), "sm_90a").config.persistent

@@ -1,4 +1,4 @@
-"""The plan of a decode call: a CTA a slice, memory for parts, and counters that suffice."""
+"""The plan of a decode call: a cta a slice, memory for parts, and counters that suffice."""
 
 from dataclasses import replace
 
@@ -115,7 +115,7 @@ PACKED = replace(
 def test_packed_sequences_are_routed_by_their_own_rows_and_nothing_else():
     few, many = plan(CONFIG, PACKED, sm_count=132)
     assert few.config == CONFIG
-    assert few.geometry.grid == (9 * 8 * 16, 1, 1)  # a CTA a slice of the longest there may be
+    assert few.geometry.grid == (9 * 8 * 16, 1, 1)  # a cta a slice of the longest there may be
     assert (many.config.B_r, many.config.persistent) == (64, True)
     assert (few.least_rows, few.most_rows, many.least_rows) == (1, 16, 17)
     assert many.most_rows >= 4 * 300

@@ -16,6 +16,7 @@ from flashsmith.bench.suite import (
     Suite,
     of_lengths,
     of_operations,
+    of_widths,
     read_suite,
     suite_names,
 )
@@ -71,7 +72,12 @@ AnyOrderOption = Annotated[
     typer.Option("--any-order", help="Gradients whose bits may differ from run to run."),
 ]
 OnlyLensOption = Annotated[
-    str | None, typer.Option("--seq-lens", help="Only the suite's shapes of these lengths.")
+    str | None,
+    typer.Option("--seq-lens", "--seq-len", help="Only the suite's shapes of these lengths."),
+]
+OnlyWidthsOption = Annotated[
+    str | None,
+    typer.Option("--d-heads", "--d-head", help="Only those of these head dimensions."),
 ]
 
 
@@ -81,6 +87,7 @@ def command(
     any_order: AnyOrderOption = False,
     suite: SuiteOption = "quick",
     seq_lens: OnlyLensOption = None,
+    d_heads: OnlyWidthsOption = None,
     peers: PeersOption = "",
     peer: PeerOption = None,
     dtype: options.DTypeOption = "bf16",
@@ -102,9 +109,7 @@ def command(
     flashsmith bench --suite serve --list; flashsmith bench --op backward --suite paper;
     flashsmith bench prog --dtype fp16 --peers flashattention-2 --numbers
     """
-    chosen = read_suite(suite, options.dtype_of(dtype))
-    if seq_lens is not None:
-        chosen = of_lengths(chosen, options.numbers_of("--seq-lens", seq_lens))
+    chosen = _held_to(read_suite(suite, options.dtype_of(dtype)), seq_lens, d_heads)
     given = key or settings.kernels_key()
     configs = resolve_key(given) if given else []
     operations = options.operations_of(op, given or None)
@@ -133,6 +138,14 @@ def command(
         return
     rows = _run(chosen, wanted, configs)
     show(rows, json=json, csv=csv, every=every, title=f"{chosen.name}: {chosen.about}")
+
+
+def _held_to(suite: Suite, seq_lens: str | None, d_heads: str | None) -> Suite:
+    if seq_lens is not None:
+        suite = of_lengths(suite, options.numbers_of("--seq-lens", seq_lens))
+    if d_heads is not None:
+        suite = of_widths(suite, options.numbers_of("--d-heads", d_heads))
+    return suite
 
 
 def _refuse_any_order(of_forward: bool) -> None:

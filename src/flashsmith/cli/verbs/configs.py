@@ -61,6 +61,7 @@ def command(
             _space(),
             json=json,
             csv=csv,
+            every=every,
             title="size of the space after each rule that refuses some",
         )
     else:
@@ -100,31 +101,43 @@ def _why(config: KernelConfig, arch: arches.Arch) -> list[Row]:
             refuses = rule.refuses(config)
             answer = f"refuses: {rule.reason}; {rule.advice}" if refuses else "lets pass"
             rows.append({"for": purpose, "filter": rule.name, "answer": answer})
-    fits = config.runs_on(arch.name) and config.smem_bytes() <= arch.max_smem_per_block
-    needs = f"{config.smem_bytes():,} of {arch.max_smem_per_block:,} bytes of shared memory"
-    rows.append(
-        {
-            "for": arch.name,
-            "filter": "fits",
-            "answer": f"{'lets pass' if fits else 'refuses'}: {needs}",
-        }
-    )
+    for name, passes, reason in _asked_of(arch, config):
+        answer = f"{'lets pass' if passes else 'refuses'}: {reason}"
+        rows.append({"for": arch.name, "filter": name, "answer": answer})
     refusal = config.refusal() or config.autotune_refusal()
-    rows.append(
-        {
-            "for": "verdict",
-            "filter": refusal.rule if refusal else "",
-            "answer": f"{refusal.rule} refuses it" if refusal else _where(config),
-        }
+    verdict = (
+        f"{refusal.rule} refuses it" if refusal else f"{_runs(arch, config)}; {_where(config)}"
     )
+    decides = refusal.rule if refusal else ""
+    rows.append({"for": "verdict", "filter": decides, "answer": verdict})
     return rows
+
+
+def _asked_of(arch: arches.Arch, config: KernelConfig) -> list[tuple[str, bool, str]]:
+    """What an architecture must have: what it is called, whether it is there, and what is asked."""
+    needs = f"{config.smem_bytes():,} of {arch.max_smem_per_block:,} bytes of shared memory"
+    others = ", ".join(a.name for a in arches.ARCHES if config.runs_on(a.name))
+    has = config.runs_on(arch.name)
+    reason = f"its instructions {'exist' if has else 'do not exist'} on {arch.name}"
+    return [
+        ("instructions", has, reason if has else f"{reason}; they do on {others}"),
+        ("shared_memory", config.smem_bytes() <= arch.max_smem_per_block, needs),
+    ]
+
+
+def _runs(arch: arches.Arch, config: KernelConfig) -> str:
+    """Whether an architecture runs a configuration that no filter refuses, or what it lacks."""
+    lacks = [name.replace("_", " ") for name, passes, _ in _asked_of(arch, config) if not passes]
+    if lacks:
+        return f"no filter refuses it, but {arch.name} lacks the {' and '.join(lacks)}"
+    return f"no filter refuses it, and {arch.name} can run it"
 
 
 def _where(config: KernelConfig) -> str:
     """Which sets hold a configuration that no filter refuses, or why none does."""
     holders = [name for name, make in named_sets().items() if config in make()]
     if holders:
-        return f"no filter refuses it; it is in {', '.join(holders)}"
+        return f"it is in {', '.join(holders)}"
     grid = config.autotuning_grid()
     outside = [
         f"{name} {value_text(getattr(config, name))}"
@@ -132,4 +145,4 @@ def _where(config: KernelConfig) -> str:
         if grid and getattr(config, name) not in {getattr(point, name) for point in grid}
     ]
     why = f"not in the grid: {', '.join(outside)}" if outside else "no set lists it"
-    return f"no filter refuses it; {why}; give it by its short form, or as a line of @file"
+    return f"{why}; give it by its short form, or as a line of @file"

@@ -28,11 +28,15 @@ from flashsmith.problem.text import problem_text
 from flashsmith.runtime.devices import default_device, default_device_name
 from flashsmith.tuner.run.counting import counted
 
+DEFAULT_LADDER = "prog"
+LADDERS = [name for name in named_sets() if "prog" in name]  # the sets that are steps in order
 LadderArgument = Annotated[
     str | None,
     typer.Argument(
         metavar="[LADDER]",
-        help="A ladder by its set, KEY or KEY-prog; with --knob a short form.",
+        help=f"{', '.join(LADDERS)}; the ending -prog may be left out. With --knob a short form as "
+        f"well. Without it: {DEFAULT_LADDER}.",
+        show_default=False,
     ),
 ]
 KnobOption = Annotated[
@@ -112,19 +116,18 @@ def _short_adds(configs: Sequence[KernelConfig], *, against_first: bool) -> list
 def _configs(ladder: str | None, knob: str | None) -> list[KernelConfig]:
     if knob is not None and ladder is not None and "(" in ladder:
         return ablation(parse_config(ladder), knob)
-    steps = get_kernel_configs(_set_name(ladder or "prog"))
+    steps = get_kernel_configs(_set_name(ladder or DEFAULT_LADDER))
     return ablation(steps[-1], knob) if knob is not None else list(steps)
 
 
 def _set_name(text: str) -> str:
     if looks_like_config(text):
         raise ArgumentError(f"{text!r} is one configuration, moved knob by knob; add --knob NAME.")
-    ladders = [name for name in named_sets() if "prog" in name]
     # KEY means the ladder KEY-prog where there is one, not the set that is tuned.
     for name in (text, f"{text}-prog"):
-        if name in ladders:
+        if name in LADDERS:
             return name
-    raise ArgumentError(f"{text!r} has no ladder; there are {', '.join(ladders)}; choose one.")
+    raise ArgumentError(f"{text!r} has no ladder; there are {', '.join(LADDERS)}; choose one.")
 
 
 def _problem(

@@ -14,7 +14,7 @@ from flashsmith.problem.attention import AttentionProblem
 from flashsmith.problem.needs import Needs
 from flashsmith.problem.signature import BIAS
 
-MAX_GRID = 2**31 - 1  # CTAs along x, on every architecture
+MAX_GRID = 2**31 - 1  # ctas along x, on every architecture
 
 
 def lists_launch(lists: BlockLists, needs: Needs) -> BlockListLaunch:

@@ -18,7 +18,7 @@ from flashsmith.kernels.tile_list.sizes import list_bytes, most_tiles, turned
 from flashsmith.problem.attention import AttentionProblem
 from flashsmith.problem.needs import Needs, needs_of
 
-MAX_GRID = 2**31 - 1  # CTAs along x, on every architecture
+MAX_GRID = 2**31 - 1  # ctas along x, on every architecture
 LIST_ALIGNMENT = 16  # of a list in scratch memory: entries are read 16 bytes at a time
 
 

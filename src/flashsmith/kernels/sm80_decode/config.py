@@ -25,9 +25,9 @@ WIDTHS = (64, 128, 256)
 
 @dataclass(frozen=True, slots=True, order=True)
 class Sm80DecodeConfig(KernelConfig):
-    """Few query rows on many keys: one launch, CTAs that take a slice of the keys each.
+    """Few query rows on many keys: one launch, ctas that take a slice of the keys each.
 
-    Query rows of all heads that share a head of K and V are one tile. The warps of a CTA are teams:
+    Query rows of all heads that share a head of K and V are one tile. The warps of a cta are teams:
     a team takes every n-th kv block of the slice through a ring of its own, and holds O of all rows
     of the tile. The length of slices follows from that of their sequence, and they are added up in
     order, so that the bits of a row follow from its own sequence alone.
@@ -53,18 +53,18 @@ class Sm80DecodeConfig(KernelConfig):
     d_head: int = knob(WIDTHS, "head dimension the kernel is built for")
     B_r: int = knob((16, 32, 64), "query rows of a tile: of all heads that share one of K and V")
     B_c: int = knob((16, 32, 64), "keys that a team takes at a time")
-    n_warps: int = knob((2, 4, 8), "warps of a CTA; B_r / 16 of them are a team")
+    n_warps: int = knob((2, 4, 8), "warps of a cta; B_r / 16 of them are a team")
     slice_keys: int = knob(
-        (128, 256, 512, 1024, 2048), "keys of a slice, a CTA's work, at least", "slice_{}"
+        (128, 256, 512, 1024, 2048), "keys of a slice, a cta's work, at least", "slice_{}"
     )
     most_slices: int = knob(
         (8, 16, 32, 64), "of a sequence; those of longer ones double", "most_{}"
     )
     stages: int = knob((2, 3, 4, 5, 6, 8), "kv blocks of a team's ring, K and V each", "stages_{}")
-    ctas: int = knob((1, 2, 3, 4), "CTAs that an SM's registers must hold", "ctas_{}")
-    persistent: bool = flag("persistent", "as many CTAs as run at once, which take slices in turn")
+    ctas: int = knob((1, 2, 3, 4), "ctas that an SM's registers must hold", "ctas_{}")
+    persistent: bool = flag("persistent", "as many ctas as run at once, which take slices in turn")
     runs: bool = flag(
-        "runs", "as many CTAs as run at once, which take slices in a row and let no ring run empty"
+        "runs", "as many ctas as run at once, which take slices in a row and let no ring run empty"
     )
     evict_first: bool = flag(
         "evict_first", "K and V, which are read once, leave L2 before what it held"
@@ -77,7 +77,7 @@ class Sm80DecodeConfig(KernelConfig):
     )
     quick_start: bool = flag(
         "quick_start",
-        "a CTA's place in the grid names its slice; copies begin after few instructions",
+        "a cta's place in the grid names its slice; copies begin after few instructions",
     )
     quick_end: bool = flag(
         "quick_end", "results are weighed by their largest maximum, and added with one factor each"
@@ -95,7 +95,7 @@ class Sm80DecodeConfig(KernelConfig):
 
     @property
     def threads(self) -> int:
-        """Threads of one CTA."""
+        """Threads of one cta."""
         return self.n_warps * LANES
 
     @property
@@ -105,7 +105,7 @@ class Sm80DecodeConfig(KernelConfig):
 
     @property
     def teams(self) -> int:
-        """Teams of a CTA: each takes every `teams`-th kv block of a slice."""
+        """Teams of a cta: each takes every `teams`-th kv block of a slice."""
         return self.n_warps // self.team_warps
 
     @property
@@ -154,7 +154,7 @@ class Sm80DecodeConfig(KernelConfig):
         if self.whole_pages and problem.page % self.B_c:
             return f"these kernels are for pages of a multiple of {self.B_c} rows (whole_pages)"
         if problem.sequences and self.runs:
-            return "CTAs that take slices one behind the other do not look for packed sequences"
+            return "ctas that take slices one behind the other do not look for packed sequences"
         return ""
 
     def plan(self, problem: AttentionProblem, sm_count: int) -> Plan:
@@ -189,7 +189,7 @@ Sm80DecodeConfig.BUILD_RULES = (
     Rule(
         "team_divides_warps",
         lambda c: c.n_warps % c.team_warps != 0,
-        "a team has a warp for every 16 query rows and the CTA has fewer warps than that",
+        "a team has a warp for every 16 query rows and the cta has fewer warps than that",
         "use more warps or a smaller query tile",
     ),
     Rule(
@@ -207,14 +207,14 @@ Sm80DecodeConfig.BUILD_RULES = (
     Rule(
         "results_fit_a_stage",
         lambda c: c.runs and c.B_r > c.B_c,
-        "a CTA that takes several slices hands over a team's results in a stage of its ring, and "
+        "a cta that takes several slices hands over a team's results in a stage of its ring, and "
         "the query tile has more rows than a kv block",
         "use a larger kv block, a smaller query tile or no runs",
     ),
     Rule(
         "runs_or_persistent",
         lambda c: c.runs and c.persistent,
-        "CTAs take slices that follow each other, or slices in turn",
+        "ctas take slices that follow each other, or slices in turn",
         "drop one of runs and persistent",
     ),
 )

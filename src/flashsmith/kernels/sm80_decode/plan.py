@@ -1,4 +1,4 @@
-"""How few query rows are laid out: a CTA a slice of keys, all heads of a group in one tile."""
+"""How few query rows are laid out: a cta a slice of keys, all heads of a group in one tile."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from flashsmith.kernels.tile_list.sizes import OUTER_ITEMS
 from flashsmith.problem.attention import AttentionProblem
 from flashsmith.problem.needs import Needs, needs_of
 
-MAX_GRID = 2**31 - 1  # CTAs along x, on every architecture
+MAX_GRID = 2**31 - 1  # ctas along x, on every architecture
 FLOAT_BYTES = 4
 # Words at the start of the workspace that every kernel finds zero and leaves zero.
 MOST_COUNTERS = 4096
@@ -116,7 +116,7 @@ def _slices(config: Sm80DecodeConfig, problem: AttentionProblem) -> int:
 
 
 def slices_at_most(config: Sm80DecodeConfig, problem: AttentionProblem) -> int:
-    """Slices of all q tiles of a call: CTAs of a launch that takes one slice each."""
+    """Slices of all q tiles of a call: ctas of a launch that takes one slice each."""
     tiles = problem.requests * problem.kv_heads * _q_tiles(config, problem)
     return tiles * _slices(config, problem)
 
@@ -211,9 +211,9 @@ def _needs(config: Sm80DecodeConfig, problem: AttentionProblem) -> Needs:
 def _geometry(
     config: Sm80DecodeConfig, slices: tuple[int, int, int], more: int, sm_count: int
 ) -> LaunchGeometry:
-    """A CTA a slice, or as many as run at once, which share out what slices there are.
+    """A cta a slice, or as many as run at once, which share out what slices there are.
 
-    `slices`: q tiles of a sequence, slices of each, sequences; `more`: CTAs beside those.
+    `slices`: q tiles of a sequence, slices of each, sequences; `more`: ctas beside those.
     """
     ctas = math.prod(slices) + more
     if ctas > MAX_GRID:

@@ -11,15 +11,15 @@ from flashsmith.kernels.sm80_decode.sets import BY_WIDTH, configs_for
 from flashsmith.problem.attention import AttentionProblem
 
 MOST_ROWS = 64  # of one query tile: with more, keys are read again and tensor cores decide
-LEAST_KEYS = 1024  # fewer leave nothing to divide between CTAs
-FEW_SLICES = 264  # two CTAs on each SM of an H200 run at once: deep rings; with more, more CTAs
-# Up to four for each of those: runs of them. Of more slices than that CTAs of one each, which
+LEAST_KEYS = 1024  # fewer leave nothing to divide between ctas
+FEW_SLICES = 264  # two ctas on each SM of an H200 run at once: deep rings; with more, more ctas
+# Up to four for each of those: runs of them. Of more slices than that ctas of one each, which
 # come to SMs as these have done theirs, are 3 % ahead (H200, 2026-11).
 RUN_SLICES = 4 * FEW_SLICES
 # Of K and V: where they are all that L2 is asked for, up to 268 MB, it is 2 to 6 % faster to let
 # them go first, from 0.5 GB on 1 to 2 % slower (H200, 2026-11).
 FEW_BYTES = 2**28
-# CTAs of a launch of which most may find nothing to do, where lengths are in memory.
+# Ctas of a launch of which most may find nothing to do, where lengths are in memory.
 MOST_CTAS = 16384
 
 
@@ -28,7 +28,7 @@ def candidates(problem: AttentionProblem, arch: Arch) -> Sequence[Sm80DecodeConf
 
     What bits follow from, the first one's `numeric_class`, is chosen by d_head, element type and
     the request's own rows: a request gets the same in company. Only how much is in flight and how
-    CTAs take their slices follow from the batch. What no other kernel computes gets one whatever
+    ctas take their slices follow from the batch. What no other kernel computes gets one whatever
     its lengths are. Packed requests are taken for such of one token: the plan has a launch for the
     others.
     """

@@ -16,7 +16,7 @@ _QUICK = "quick_start+quick_end"
 def _measured(slices: str) -> tuple[tuple[int, int, str], ...]:
     """Those of d_head 128 and few rows, which give the same bits; `rule` says where each is chosen.
 
-    Deep rings for few slices, runs for some, more CTAs for many; K and V that leave L2 first for
+    Deep rings for few slices, runs for some, more ctas for many; K and V that leave L2 first for
     calls that read little; parts that stay in L2 for many slices of much; one page looked up for a
     kv block where pages are whole ones.
     """
@@ -31,7 +31,7 @@ def _measured(slices: str) -> tuple[tuple[int, int, str], ...]:
 # By width and by rows of a request (q_len times group), at most: keys of a kv block, warps, words.
 # Those of one slice, kv block and number of warps give the same bits; the first is for few slices,
 # the next for many (H200, 2026-11: 2 % faster from a batch of 8 on), a persistent one for more than
-# a launch should have CTAs. More rows leave larger parts behind: slices are longer, and fewer.
+# a launch should have ctas. More rows leave larger parts behind: slices are longer, and fewer.
 # The last needs at most 99 KB of shared memory. Widths other than 128 have not been measured.
 BY_WIDTH: dict[int, dict[int, tuple[tuple[int, int, str], ...]]] = {
     64: {

@@ -1,4 +1,4 @@
-"""How a problem is laid out for the forward kernel on mma.sync: one CTA a tile of query rows."""
+"""How a problem is laid out for the forward kernel on mma.sync: one cta a tile of query rows."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from flashsmith.kernels.tile_list.sizes import list_bytes, most_tiles
 from flashsmith.problem.attention import AttentionProblem
 from flashsmith.problem.needs import Needs, needs_of
 
-MAX_GRID = 2**31 - 1  # CTAs along x, on every architecture
+MAX_GRID = 2**31 - 1  # ctas along x, on every architecture
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class ForwardLaunch(Launch):
 def plan_forward(config: FlashForwardKernelConfig, problem: AttentionProblem) -> Plan:
     """The launch of `config` on `problem`; the order of the tiles is the kernel's business.
 
-    Where rows of V are wider than a CTA computes, CTAs along y share them: each multiplies Q and K
+    Where rows of V are wider than a cta computes, ctas along y share them: each multiplies Q and K
     again.
     """
     tiles = math.ceil(problem.q_len / config.tile_q) * problem.batch

@@ -34,7 +34,7 @@ from flashsmith.problem.attention import AttentionProblem
 from flashsmith.problem.needs import Needs, needs_of
 from flashsmith.problem.signature import BACKWARD
 
-MAX_GRID = 2**31 - 1  # CTAs along x
+MAX_GRID = 2**31 - 1  # ctas along x
 ALIGNMENT = 256
 MAPPED = {"q": "q_map", "k": "k_map", "v": "v_map", "do": "d_o_map"}
 

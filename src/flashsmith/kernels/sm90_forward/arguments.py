@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from flashsmith.kernels.arguments import Arguments, ScoresArg, TensorArg, TensorMapSpec, argument
 
-COUNTER_BYTES = 16384  # tiles drawn, CTAs that are done, and a flag for each part of a tile
+COUNTER_BYTES = 16384  # tiles drawn, ctas that are done, and a flag for each part of a tile
 FIRST_FLAG = 2  # words before the flags
 # Shared memory of kernels whose tiles come from a list, as sm90/listed.cuh lays it out.
 LISTED_BYTES, LISTED_STAGE_BYTES = 4 * 32 + 24, 16
@@ -34,7 +34,7 @@ class ForwardArguments(Arguments):
     lse: int = argument("float*", "(batch, heads, q_len), contiguous; natural logarithm; or null")
     counter: int = argument(
         "u32*",
-        "tiles drawn, CTAs done, parts given; zero between launches",
+        "tiles drawn, ctas done, parts given; zero between launches",
         then=("heads", "kv_group", "q_len", "k_len", "d_head"),
     )
     diagonal: int = argument(
@@ -44,7 +44,7 @@ class ForwardArguments(Arguments):
     q_tiles: int = argument("i32", "q tiles of one head, counted in whole clusters")
     tiles: int = argument("i32", "q_tiles * batch_heads")
     section_heads: int = argument("i32", "heads whose K and V stay in L2 together")
-    short_tiles: int = argument("i32", "of each head, left to the end to even out when CTAs finish")
+    short_tiles: int = argument("i32", "of each head, left to the end to even out when ctas finish")
     early_heads: int = argument("i32", "the first ones, whose short tiles are not left to the end")
     whole_tiles: int = argument("i32", "the first ones; the others may be split along the keys")
     split_ranges: int = argument("i32", "into so many ranges; or slices of all tiles, at most")

@@ -184,7 +184,7 @@ def _own(config: KernelConfig) -> Sm90ForwardConfig:
 
 
 def _block_lists(config: Sm90ForwardConfig, problem: AttentionProblem) -> BlockLists:
-    """CTAs of a cluster share the keys that they load, and so the list."""
+    """Ctas of a cluster share the keys that they load, and so the list."""
     return BlockLists(problem, config.tile_q * config.cluster, config.B_c)
 
 
@@ -316,7 +316,7 @@ def _parts_at(config: Sm90ForwardConfig, problem: AttentionProblem) -> int:
 
 
 def _sum_order(config: Sm90ForwardConfig, needs: Needs, split: SplitTiles, at_once: int) -> str:
-    """Split tiles are added up part by part, and only the first tiles of CTAs may ascend."""
+    """Split tiles are added up part by part, and only the first tiles of ctas may ascend."""
     if split.slices:
         return f"slices of {split.blocks} kv blocks"
     if split.ranges:

@@ -144,10 +144,9 @@ def _window_of(problem: AttentionProblem) -> str:
     mask = problem.mask
     if not mask.hides_left or problem.q_len < WINDOW_ROWS:
         return "edges"
-    keys = (mask.left or 0) + (problem.k_len if mask.right is None else mask.right)
-    if keys < NARROW_WINDOW:
+    if mask.reach < NARROW_WINDOW:
         return "narrow window"
-    return "window" if keys <= WIDE_WINDOW else "wide window"
+    return "window" if mask.reach <= WIDE_WINDOW else "wide window"
 
 
 @cache

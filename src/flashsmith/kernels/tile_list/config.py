@@ -1,4 +1,4 @@
-"""What the kernel that lists q tiles is: one CTA, the same for every kernel that reads the list."""
+"""What the kernel that lists q tiles is: one cta, the same for every kernel that reads the list."""
 
 from __future__ import annotations
 

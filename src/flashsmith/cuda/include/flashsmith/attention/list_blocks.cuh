@@ -1,6 +1,6 @@
 // Writes the list of kv blocks that q tiles see under a boolean mask (attention/block_list.cuh).
 //
-// One CTA a line. Its warps look at the kv blocks that the other masks leave the tile, each at one
+// One cta a line. Its warps look at the kv blocks that the other masks leave the tile, each at one
 // at a time, until an element that is 0 and one that is not have been seen, or the block ends.
 // A row of the mask that all rows share is read once, and so is a key that all keys share.
 #pragma once

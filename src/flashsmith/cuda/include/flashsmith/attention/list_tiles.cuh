@@ -1,4 +1,4 @@
-// Writes the list of q tiles of packed sequences (attention/tile_list.cuh): one CTA.
+// Writes the list of q tiles of packed sequences (attention/tile_list.cuh): one cta.
 //
 // Boundaries come from memory that a caller wrote. They are clamped into the tensor, and none lies
 // before one that precedes it: sequences never overlap, whatever the numbers are. Rows before the

@@ -1,13 +1,13 @@
-// What a CTA of a decode kernel does: few query rows on many keys, at the speed of memory.
+// What a cta of a decode kernel does: few query rows on many keys, at the speed of memory.
 //
 // Query rows of all heads that share a head of K and V are one tile, so that K and V are read once.
-// A CTA takes one slice of the keys of one q tile, or several one after the other:
+// A cta takes one slice of the keys of one q tile, or several one after the other:
 //
 //   slice of a sequence   | block 0 | block 1 | block 2 | block 3 | block 4 | …
 //   team                  |    0    |    1    |    2    |    3    |    0    | …
 //
 // A team (a warp for every 16 query rows) copies its kv blocks into a ring of its own and waits for
-// nobody else. In the end the teams of a CTA add up their results, and the last CTA of a q tile
+// nobody else. In the end the teams of a cta add up their results, and the last cta of a q tile
 // those of its slices. Both orders are fixed, and so is the length of a slice: the bits of a row
 // follow from its own sequence, and neither from the batch nor from the GPU.
 #pragma once

@@ -1,5 +1,5 @@
 // What a decode kernel is made of: sizes and types that follow from its configuration, and the
-// place of the work that a CTA does at a time.
+// place of the work that a cta does at a time.
 #pragma once
 
 #include "flashsmith/attention/mask.cuh"
@@ -29,9 +29,9 @@ struct DecodeKernel {
     static constexpr int kTeamThreads = kConfig.team_warps() * kWarpLanes;
     // 64 registers of Q beside 128 of O would leave none for the rest.
     static constexpr bool kQInRegisters = kD <= 128;
-    // CTAs that take one slice each find it by their place in the grid.
+    // Ctas that take one slice each find it by their place in the grid.
     static constexpr bool kPlaced = kConfig.quick_start && !kConfig.persistent && !kConfig.runs;
-    // CTAs take slices that follow each other: their rings go on from one to the next.
+    // Ctas take slices that follow each other: their rings go on from one to the next.
     static constexpr bool kRuns = kConfig.runs;
 
     using Mask = flashsmith::Mask<kNeeds.causal, kNeeds.ragged_k, kNeeds.window_left>;
@@ -70,7 +70,7 @@ struct DecodeKernel {
     }
 };
 
-// One slice of the keys of one q tile: what a CTA computes at a time.
+// One slice of the keys of one q tile: what a cta computes at a time.
 struct DecodeWork {
     i32 batch;
     i32 kv_head;
@@ -98,7 +98,7 @@ struct SequenceSlices {
         return {kKeys << doubled, ((least - 1) >> doubled) + 1};
     }
 
-    // Of a sequence with `tiles` q tiles: several are work enough for CTAs, and are not divided.
+    // Of a sequence with `tiles` q tiles: several are work enough for ctas, and are not divided.
     template <auto kConfig>
     FS_DEVICE static SequenceSlices of(i32 k_len, i32 tiles) {
         if (tiles > 1) return {max(k_len, 1), 1};

@@ -68,8 +68,8 @@ class DecodeOutput {
         }
     }
 
-    // The last CTA to come adds up all slices, from the first on, whoever computed them.
-    // `count`: how many this CTA has computed.
+    // The last cta to come adds up all slices, from the first on, whoever computed them.
+    // `count`: how many this cta has computed.
     FS_DEVICE void add_slices(u32 count = 1) const {
         if (work_.slices == 1 || !comes_last(count)) return;
         if (work_.slices <= kAhead / 2 && rows_ * kPieces > Kernel::kThreads) {
@@ -119,9 +119,9 @@ class DecodeOutput {
         ptx::ld_shared_f32x2(maximum, sum, smem_ + Kernel::kStatistics + place * 8);
     }
 
-    // Whether this CTA's parts are the last of all.
+    // Whether this cta's parts are the last of all.
     FS_DEVICE bool comes_last(u32 count) const {
-        ptx::bar_sync();  // this CTA's parts are written
+        ptx::bar_sync();  // this cta's parts are written
         u32* const counter = args_.counters + tile_number();
         if (threadIdx.x == 0) {
             const u32 before = ptx::atom_add_acq_rel_gpu(counter, count);

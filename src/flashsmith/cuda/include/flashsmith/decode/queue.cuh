@@ -1,4 +1,4 @@
-// Which slices a CTA of a decode kernel computes.
+// Which slices a cta of a decode kernel computes.
 #pragma once
 
 #include "flashsmith/decode/kernel.cuh"
@@ -12,13 +12,13 @@ namespace flashsmith::decode {
 // All slices of a launch in order: sequence by sequence, slice by slice, then q tiles and heads.
 // Heads come next to each other because their rows share pages of memory.
 //
-// Where lengths are in memory, a CTA that takes one slice counts as if every sequence had as many
-// as any may have, and finds nothing behind the last of its own. CTAs that take several count those
+// Where lengths are in memory, a cta that takes one slice counts as if every sequence had as many
+// as any may have, and finds nothing behind the last of its own. Ctas that take several count those
 // that there are: a lane looks at one sequence of 32 at a time: how many slices it has, and how
 // many there are up to it. Numbers only grow, so that no length is read twice.
 //
 // Packed query rows: a launch takes the sequences that have from least_rows to most_rows of all
-// heads of a group. A CTA that takes one slice has sequences of one q tile; CTAs that count have
+// heads of a group. A cta that takes one slice has sequences of one q tile; ctas that count have
 // any, and two more at the end, without keys: rows behind the last sequence and before the first.
 // A sequence begins at the largest boundary up to its own, as in the lists of tiles: where
 // boundaries fall, no row is of two sequences.
@@ -38,7 +38,7 @@ class DecodeQueue {
         }
     }
 
-    // The work of this CTA, where its place in the grid says which: along x heads and q tiles,
+    // The work of this cta, where its place in the grid says which: along x heads and q tiles,
     // along y slices, along z sequences; false: there is none.
     FS_DEVICE bool find_placed(DecodeWork& work) {
         work.kv_head = ptx::ctaid_x();

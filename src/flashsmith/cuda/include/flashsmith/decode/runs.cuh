@@ -1,4 +1,4 @@
-// Which slices a CTA of a decode kernel computes, where it takes some that follow each other.
+// Which slices a cta of a decode kernel computes, where it takes some that follow each other.
 #pragma once
 
 #include "flashsmith/decode/kernel.cuh"
@@ -10,13 +10,13 @@
 namespace flashsmith::decode {
 
 // The slices of all sequences lie one behind the other, each as long as it has keys, in units of
-// slice_keys. The CTAs of a q tile and head cut this line into pieces of one length; a CTA takes
+// slice_keys. The ctas of a q tile and head cut this line into pieces of one length; a cta takes
 // the slices that begin in its piece, sequence by sequence. A lane looks at one sequence of 32 at
 // a time.
 //
 //   sequence      |        0        | 1 |            2            |
 //   slices        |  |  |  |  |  |  |   |    |    |    |    |    | |
-//   CTAs          |    0    |    1    |    2    |    3    |    4    |
+//   ctas          |    0    |    1    |    2    |    3    |    4    |
 template <class Kernel>
 class RunQueue {
     static constexpr bool kLengths = Kernel::kNeeds.k_lengths;
@@ -40,7 +40,7 @@ class RunQueue {
         stop_ = at_ + each + (static_cast<i32>(share) < rest ? 1 : 0);
     }
 
-    // The next slices of this CTA: the first of them, and how many; false: there are no more.
+    // The next slices of this cta: the first of them, and how many; false: there are no more.
     FS_DEVICE bool find(DecodeWork& work, i32& count) {
         _Pragma("unroll 1") while (at_ < stop_) {
             _Pragma("unroll 1") while (at_ >= before_ + ptx::shfl_idx(end_, kWarpLanes - 1)) {
@@ -128,7 +128,7 @@ class RunQueue {
     i32 tile_;
     i32 kv_head_;
     i32 at_;          // the unit that comes next
-    i32 stop_;        // the first one of the next CTA's
+    i32 stop_;        // the first one of the next cta's
     i32 first_ = 0;   // sequence of lane 0
     i32 before_ = 0;  // units of the sequences before it
     i32 k_len_;       // of this lane's sequence

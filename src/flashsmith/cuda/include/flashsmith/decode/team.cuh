@@ -61,7 +61,7 @@ class DecodeTeam {
     using Ring = typename Kernel::Memory::Ring;
 
   public:
-    // `ring`: what the CTA's works before this one left of the team's ring; `slices`: how many it
+    // `ring`: what the cta's works before this one left of the team's ring; `slices`: how many it
     // takes, from the work's on.
     FS_DEVICE DecodeTeam(const Args& args, const DecodeWork& work, SmemAddr smem, const Ring& ring,
                          i32 slices = 1)

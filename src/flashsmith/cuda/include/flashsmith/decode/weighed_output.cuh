@@ -41,7 +41,7 @@ class WeighedOutput : public DecodeOutput<Kernel> {
         }
     }
 
-    // The last CTA to come adds up all slices, from the first on, whoever computed them.
+    // The last cta to come adds up all slices, from the first on, whoever computed them.
     FS_DEVICE void add_slices(u32 count = 1) const {
         if (work_.slices == 1 || !this->comes_last(count)) return;
         if (work_.slices <= kAhead / 2 && rows_ * kPieces > Kernel::kThreads) {

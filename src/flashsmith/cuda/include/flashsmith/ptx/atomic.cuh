@@ -1,4 +1,4 @@
-// atom and red: what CTAs of one launch tell each other through a word of global memory, and sums.
+// atom and red: what ctas of one launch tell each other through a word of global memory, and sums.
 //
 // PTX ISA "Parallel Synchronization and Communication Instructions: atom, red". sm_70 and later;
 // sums of vectors from sm_90 on.

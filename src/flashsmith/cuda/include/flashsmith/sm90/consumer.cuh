@@ -59,7 +59,7 @@ struct Consumer {
     BlockLine line;   // of the tile at hand, under a boolean mask,
     bool is_whole;    // and whether it hides nothing of the block at hand
     float sums[2];    // of the finished tile's rows
-    float maxima[2];  // and what they are relative to, where another CTA may need it
+    float maxima[2];  // and what they are relative to, where another cta may need it
 
     FS_DEVICE Consumer(const Args& args, Plan smem, int warpgroup)
         : args(args),
@@ -123,13 +123,13 @@ struct Consumer {
         q.advance();
     }
 
-    // This warp has read what it needs of a stage; with clusters every CTA's producer must know.
+    // This warp has read what it needs of a stage; with clusters every cta's producer must know.
     template <class Ring>
     FS_DEVICE void release(Ring& ring) {
         if constexpr (kConfig.cluster == 1) {
             ptx::mbarrier_arrive_if(is_first_lane, ring.empty());
         } else {
-            // Lane i tells CTA i.
+            // Lane i tells cta i.
             ptx::mbarrier_arrive_remote_if(lane < kConfig.cluster, ring.empty(), lane);
         }
         ring.advance();

@@ -1,6 +1,6 @@
 // The forward kernel on wgmma and TMA: a producer warpgroup feeds consumer warpgroups.
 //
-// CTAs are persistent. One thread of the producer draws tiles of query rows and copies Q, K and V
+// Ctas are persistent. One thread of the producer draws tiles of query rows and copies Q, K and V
 // by TMA into rings; each consumer warpgroup owns 64 rows of a tile and multiplies by wgmma. The
 // rings carry on from tile to tile, so the next tile's operands arrive while this one is finished.
 #pragma once

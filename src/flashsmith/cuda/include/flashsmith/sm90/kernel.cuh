@@ -59,7 +59,7 @@ struct ForwardKernel {
     static constexpr bool kEndsAlone = kConfig.own_spans && Mask::kHasLeft && !kSliced && !kSkips;
     // Q of a tile that ends by itself has no reader left when O is there.
     static constexpr bool kOInQ = kConfig.o_in_q && kEndsAlone && !kListed;
-    // A causal mask makes tiles unequal, which evens out when CTAs end; for heads narrower than the
+    // A causal mask makes tiles unequal, which evens out when ctas end; for heads narrower than the
     // kernel ptxas has no registers left. Where tiles are not split, all of them are whole,
     // whatever the launch asks for.
     static constexpr bool kSplits =
@@ -84,7 +84,7 @@ struct ForwardKernel {
     using Exchange = SliceExchange<kConfig.d_head, kConfig.n_warpgroups, kConfig.cluster, kSliced>;
 };
 
-// With a left edge: the first kv block of the q tile that begins at `row`. CTAs of a cluster share
+// With a left edge: the first kv block of the q tile that begins at `row`. Ctas of a cluster share
 // the keys that they load, so it is that of all of them.
 template <class Kernel, class Sequence>
 FS_DEVICE i32 first_block_of(const Sequence& of, i32 row, u32 rank) {
@@ -97,7 +97,7 @@ FS_DEVICE i32 first_block_of(const Sequence& of, i32 row, u32 rank) {
 }
 
 // Of the q tile that begins at `row`, where tiles begin near their rows: the number of the block
-// that it begins with, less that of its last one; CTAs of a cluster share the keys that they load.
+// that it begins with, less that of its last one; ctas of a cluster share the keys that they load.
 template <class Kernel>
 FS_DEVICE i32 begins_near(const typename Kernel::Args& args, i32 row, i32 n_blocks, u32 rank) {
     constexpr Sm90ForwardConfig kConfig = Kernel::kConfig;
@@ -111,7 +111,7 @@ FS_DEVICE i32 block_near(i32 begin, i32 n, i32 n_blocks) {
     return begin + n < 0 ? begin + n + n_blocks : begin + n;
 }
 
-// Under a boolean mask: the line of the q tile that begins at `row`; one for all CTAs of a cluster.
+// Under a boolean mask: the line of the q tile that begins at `row`; one for all ctas of a cluster.
 template <class Kernel>
 FS_DEVICE BlockLine line_of_tile(const typename Kernel::Args& args, i32 batch, i32 head, i32 row) {
     constexpr u32 kRows = Kernel::kConfig.cluster * Kernel::kConfig.tile_q();

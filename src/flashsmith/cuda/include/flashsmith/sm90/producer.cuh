@@ -25,13 +25,13 @@ struct Producer {
     using Args = typename Kernel::Args;
     static constexpr Sm90ForwardConfig kConfig = Kernel::kConfig;
     static constexpr int kCluster = kConfig.cluster;
-    static constexpr int kShare = kConfig.B_c / kCluster;  // rows of a block this CTA loads for all
+    static constexpr int kShare = kConfig.B_c / kCluster;  // rows of a block this cta loads for all
     static constexpr u64 kKvPolicy = kConfig.l2_hints ? ptx::kEvictLast : ptx::kEvictNormal;
     static constexpr u64 kQPolicy = kConfig.l2_hints ? ptx::kEvictFirst : ptx::kEvictNormal;
     // With two slots a warpgroup the next tile's Q can come first. With fewer, waiting for a slot
     // must not hold up the V block that lets a warpgroup finish and free one.
     static constexpr bool kQFirst = kConfig.q_slots == 2 * kConfig.n_warpgroups;
-    // Blocks of a tile that are still to be loaded when the next one is told and its Q loaded. CTAs
+    // Blocks of a tile that are still to be loaded when the next one is told and its Q loaded. Ctas
     // whose tiles are equally long end them together, and Q, K and V of all of them would come from
     // DRAM in one burst, which takes longer than the rings last.
     static constexpr i32 kAhead = kConfig.told_ahead;
@@ -71,7 +71,7 @@ struct Producer {
         : args(args), smem(smem), rank(rank) {}
 
     // Loads in the order of need. With early_tiles consumers know the next tile before the last
-    // block of this one is loaded: then nothing waits for the counter, or for the CTA of the
+    // block of this one is loaded: then nothing waits for the counter, or for the cta of the
     // cluster that asks it, before that block.
     FS_DEVICE void run() {
         constexpr bool kEarly = kConfig.early_tiles || kAhead > 0;
@@ -152,7 +152,7 @@ struct Producer {
         load_blocks(n, 0, source);
     }
 
-    // A launch's first tile. All CTAs load theirs at the same time: what a first product needs
+    // A launch's first tile. All ctas load theirs at the same time: what a first product needs
     // comes first, which is K and the Q of the warpgroup that sees the highest keys.
     FS_DEVICE Segment open(const Drawn& at) {
         const Segment segment = told(at);
@@ -398,7 +398,7 @@ struct Producer {
         place.advance(kConfig.kv_stages);
     }
 
-    // Keys from `first` on of sequence `batch`, this CTA's share of a kv block, from a pool of
+    // Keys from `first` on of sequence `batch`, this cta's share of a kv block, from a pool of
     // pages: a box is a page, or the share where that has fewer rows. Behind the last row of a page
     // a box brings zeros; an entry that names no page is clamped: nothing outside the pool is read.
     FS_DEVICE void copy_pages(const TensorMap& map, i32 first, i32 head, i32 batch, SmemAddr dst,
@@ -421,7 +421,7 @@ struct Producer {
         return args.page_shift >= 0 ? key >> args.page_shift : Division(key, args.page).quotient;
     }
 
-    // 64 columns of this CTA's share of a kv block; to all of a cluster.
+    // 64 columns of this cta's share of a kv block; to all of a cluster.
     FS_DEVICE void copy_panel(const TensorMap& map, const ptx::TmaCoordinates& from, SmemAddr to,
                               SmemAddr full) {
         if constexpr (kCluster > 1) {

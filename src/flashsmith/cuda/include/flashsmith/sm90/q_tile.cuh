@@ -36,14 +36,14 @@ FS_DEVICE QTile tile_in(SmemAddr slot) {
     return tile;
 }
 
-// Which of its keys, where a tile is split among CTAs. It lies behind its QTile in the slot.
+// Which of its keys, where a tile is split among ctas. It lies behind its QTile in the slot.
 struct Slice {
     i32 first;   // kv block
     i32 range;   // that it belongs to
     i32 givers;  // ranges before this one whose slices of the tile are added to this one; or:
 
     static constexpr i32 kWhole = 0;     // the tile is not split
-    static constexpr i32 kIsGiven = -1;  // the CTA of a later range ends the tile
+    static constexpr i32 kIsGiven = -1;  // the cta of a later range ends the tile
 
     FS_DEVICE void put(SmemAddr slot) const {
         ptx::st_shared_16b(slot + 16, {{static_cast<u32>(first), static_cast<u32>(range),

@@ -1,4 +1,4 @@
-// How CTAs that share a q tile, each with a slice of its keys, bring O together: through global
+// How ctas that share a q tile, each with a slice of its keys, bring O together: through global
 // memory.
 #pragma once
 

@@ -1,4 +1,4 @@
-// Which q tile, or which slice of one, a CTA works on next.
+// Which q tile, or which slice of one, a cta works on next.
 #pragma once
 
 #include "flashsmith/sm90/kernel.cuh"
@@ -18,7 +18,7 @@ struct Division {
 
 // Tile number `index` of the launch. Full mask: all tiles of a head, then the next head. Causal
 // with sections: for as many heads as L2 holds, the long tiles of all of them, longest first; after
-// the last section the short tiles, which even out when CTAs finish: in a window those of the first
+// the last section the short tiles, which even out when ctas finish: in a window those of the first
 // rows. Those of the first heads come with their sections where reading K and V again would cost
 // more.
 template <class Kernel>
@@ -189,7 +189,7 @@ FS_DEVICE Segment sliced_segment(const typename Kernel::Args& args, i32 index, u
     return segment;
 }
 
-// What a CTA does next: number `index`, of a range that has two segments first 0, then 1.
+// What a cta does next: number `index`, of a range that has two segments first 0, then 1.
 template <class Kernel>
 FS_DEVICE Segment decode_segment(const typename Kernel::Args& args, i32 index, i32 second,
                                  u32 rank) {

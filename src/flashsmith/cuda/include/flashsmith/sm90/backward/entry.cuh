@@ -1,7 +1,7 @@
 // The backward kernel on wgmma and TMA: dK and dV of kv blocks, and what each adds to dQ, in
 // float32.
 //
-// CTAs are persistent. One thread of the producer's warpgroup draws kv blocks and copies K, V, and
+// Ctas are persistent. One thread of the producer's warpgroup draws kv blocks and copies K, V, and
 // Q and dO of every q tile that sees them, into rings; two warpgroups multiply. Up to d_head 128
 // each owns 64 keys (consumer.cuh); above, they share 64 (wide.cuh).
 #pragma once

@@ -158,7 +158,7 @@ struct BackwardProducer {
 // that a q tile sees, the last one first. A counter a piece says how many have been added.
 //
 // The first one stores, so that nothing need be cleared. Blocks are drawn in that order too: who
-// waits here waits for a block whose number was drawn before its own, by a CTA that runs.
+// waits here waits for a block whose number was drawn before its own, by a cta that runs.
 template <class Kernel>
 struct DqAdder {
     using Plan = typename Kernel::Plan;

@@ -151,7 +151,7 @@ struct ByBoxes {
     FS_DEVICE static void await_q() {
         ptx::cp_async_wait<0>();
     }
-    // Threads wrote to the rings' memory, and TMA will. A barrier of the CTA must follow.
+    // Threads wrote to the rings' memory, and TMA will. A barrier of the cta must follow.
     FS_DEVICE static void end_work() { ptx::fence_proxy_async(); }
 };
 
