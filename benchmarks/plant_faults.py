@@ -175,7 +175,8 @@ FAULTS = [
         f"0,\n{' ' * 23}kv_head_of<Kernel>(args, block.kv_head), 0}};",
     ),
     Fault(
-        *("sm90_backward", UNSEEN, "a row without keys has a weight", "sm90/backward/launches/rows.cuh"),
+        *("sm90_backward", UNSEEN, "a row without keys has a weight"),
+        "sm90/backward/launches/rows.cuh",
         "const bool sees_none = lse == kNegativeInfinity;",
         "const bool sees_none = false;",
     ),
@@ -186,7 +187,8 @@ FAULTS = [
         "    if (block * Kernel::kConfig.keys() + 1 == static_cast<u32>(args.k_len)) --block;",
     ),
     Fault(
-        *("sm90_backward", LARGE, "the LSE is rounded to one part", "sm90/backward/launches/rows.cuh"),
+        *("sm90_backward", LARGE, "the LSE is rounded to one part"),
+        "sm90/backward/launches/rows.cuh",
         "return {{part[0] | part[1] << 16, part[2], 0, 0}};",
         "return {{part[0], 0, 0, 0}};",
     ),
