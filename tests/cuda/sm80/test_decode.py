@@ -217,6 +217,17 @@ def test_a_request_has_the_same_bits_alone_and_in_company(config, length):
             np.testing.assert_array_equal(found[at][1], lse)
 
 
+def test_a_request_has_the_same_bits_where_its_company_keeps_parts():
+    config = replace(SMALL, quick_start=True, quick_end=True)
+    mine = request(333, 7, config.dtype)
+    others = [request(n, 20 + i, config.dtype) for i, n in enumerate((5, 400, 700))]
+    ((o, lse),) = serve(in_order(), config, [mine], page=16, seed=1)
+    kept = replace(config, kept_parts=True)
+    *_, found = serve(in_order(1), kept, [*others, mine], page=48, seed=2)
+    np.testing.assert_array_equal(found[0], o)
+    np.testing.assert_array_equal(found[1], lse)
+
+
 def test_contiguous_and_paged_caches_have_the_same_bits(device):
     problem = AttentionProblem(2, 6, 2, 2, 288, 64, causal=True, lse=True)
     inputs = dict(inputs_of(Case("contiguous", problem)))
