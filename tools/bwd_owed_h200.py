@@ -32,7 +32,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from bwd_owed_parts import PARTS, Line, Part
+from bwd_owed_base import Line, Part
+from bwd_owed_parts import PARTS
 
 # Seconds that a part may take; what it found until then counts.
 LIMITS = {

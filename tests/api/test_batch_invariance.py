@@ -4,6 +4,10 @@ import numpy as np
 import pytest
 
 from flashsmith import flash_attn_with_kvcache
+from flashsmith.base.dtypes import DType
+from flashsmith.problem.attention import AttentionProblem
+from flashsmith.runtime.devices import default_device
+from flashsmith.tuner.choose.choice import choose
 
 HEADS, KV_HEADS, D_HEAD = 6, 2, 64
 LENGTHS = (1, 700, 1100)  # of the request: of one kv block, one slice, three slices
@@ -82,3 +86,46 @@ def test_200_companies_do_not_reach_the_bits_of_a_request(length, q_len, count):
         drawn_request(length, q_len), count=count, most=12, longest=2000, seed=length + q_len
     )
     assert len(bits_in(companies, lambda array: torch.from_numpy(array).cuda())) == 1
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("page", [0, 16], ids=["contiguous", "pages"])
+def test_31_others_whose_parts_stay_in_l2_do_not_reach_the_bits_of_a_request(page):
+    """32 sequences of 8k read 1 GB, and keep parts; one of them alone does not."""
+    torch = pytest.importorskip("torch")
+    batch, place, k_len = 32, 17, 8192
+    device = default_device("cuda")
+    draws = torch.Generator("cuda").manual_seed(5)
+
+    def drawn(*shape):
+        return torch.randn(shape, generator=draws, device="cuda", dtype=torch.float16)
+
+    q, k, v = drawn(batch, 1, 32, 128), drawn(batch, k_len, 8, 128), drawn(batch, k_len, 8, 128)
+    lengths = torch.full((batch,), k_len - 5, device="cuda", dtype=torch.int32)
+    table = torch.randperm(batch * k_len // 16, generator=draws, device="cuda")
+    table = table.to(torch.int32).reshape(batch, -1)
+    found, kept = [], []
+    for some in (slice(place, place + 1), slice(None)):
+        caches, paged, facts = (k[some], v[some]), {}, {}
+        requests = len(q[some])
+        if page:
+            caches = [x.reshape(-1, page, 8, 128) for x in (k, v)]
+            paged, facts = {"block_table": table[some]}, {"page": page, "pages": len(caches[0])}
+        o, lse = flash_attn_with_kvcache(
+            *(q[some], *caches),
+            cache_seqlens=lengths[some],
+            causal=True,
+            return_softmax_lse=True,
+            **paged,
+        )
+        found.append([x[place if requests > 1 else 0].clone() for x in (o, lse)])
+        problem = AttentionProblem(
+            *(requests, 32, 8, 1, k_len, 128, DType.FP16),
+            causal=True,
+            lse=True,
+            k_lengths=True,
+            **facts,
+        )
+        kept.append(choose(problem, device.arch, gpu=device.name).config.kept_parts)
+    assert kept == [False, True]
+    assert all(map(torch.equal, *found))

@@ -98,6 +98,11 @@ def changed_source(
     config: KernelConfig = CONFIG,
 ) -> str:
     """The PTX of the kernel with one place of one header changed."""
+    return changed_kernel(header, before, after, config, needs_of(config, problem))
+
+
+def changed_kernel(header: str, before: str, after: str, config: KernelConfig, needs: Needs) -> str:
+    """The same of one kernel of several."""
     seen: set[str] = set()
 
     def inlined(text: str) -> str:
@@ -119,7 +124,7 @@ def changed_source(
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compiler, "unit_source", changed_unit)
-        return compile_ptx(config, needs_of(config, problem), ARCH).ptx
+        return compile_ptx(config, needs, ARCH).ptx
 
 
 # What is wrong, the header, its text and what stands there instead.

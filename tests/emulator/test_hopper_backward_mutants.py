@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 from mutation import Mutant, dropped, judge, mutants, thinned
 from test_backward_mutants import OneChanged
+from test_decode_mutants import changed_kernel
 
+from flashsmith.base.errors import EmulationError
 from flashsmith.check import cases
 from flashsmith.check.cases import Case, inputs_of
 from flashsmith.check.tolerance import distance, expectation_of
@@ -33,6 +35,9 @@ ROUNDING_CASE = Case("rounding", AttentionProblem(1, 3, 3, 65, 260, 128, operati
 # Two parts of one kv block, at the same time: of sums in any order no other flags are there.
 IN_PARTS = replace(CONFIG, unordered=True, part_mb=10)
 PARTS_CASE = Case("parts", AttentionProblem(1, 2, 1, 65, 100, 128, operation="backward"))
+# Three kv blocks that begin at tiles 0, 2 and 1 of three, of heads in groups.
+STAGGERED = replace(CONFIG, unordered=True, staggered=True)
+STAGGERED_CASE = Case("apart", AttentionProblem(1, 4, 2, 130, 260, 128, operation="backward"))
 # Two q tiles, ragged tails, four kv blocks on two SMs: each adds to every dQ.
 CASE = Case("mutants", AttentionProblem(1, 1, 1, 64 + 21, 3 * 128 + 29, 128, operation="backward"))
 # The same in little for wide heads, whose warps add to dQ themselves.
@@ -272,6 +277,40 @@ def test_every_mutant_of_parts_is_noticed():
     of_each = thinned(parts_mutants(ptx), most=2)
     missed = [m for m in of_each if not judge(m.ptx, run_parts, bool, range(2)).noticed]
     assert not missed, "\n".join(map(str, missed))
+
+
+# What is wrong with walks that begin at q tiles of their own: the header, its text, and another.
+WALKS = {
+    "nothing": ("backward_tile.cuh", "i32 end_head;  ", "i32 end_head; "),
+    "the walk goes on behind its heads": (
+        "backward_tile.cuh",
+        "if (kStaggered && batch_head == end_head)",
+        "if (kStaggered && batch_head < 0)",
+    ),
+    "dQ goes on behind its heads": (
+        "backward_consumer.cuh",
+        "if (Walk::kStaggered && dq_index == dq_end)",
+        "if (Walk::kStaggered && dq_index == 0)",
+    ),
+    "dQ begins at the first tile": (
+        "backward_consumer.cuh",
+        "dq_index += Walk<Kernel>::start_tile(args, first_key);",
+        "",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", WALKS)
+def test_every_mutant_of_walks_that_begin_apart_is_noticed(kind):
+    kernels = kernels_of(STAGGERED, STAGGERED_CASE.problem)
+    ((tiles, needs),) = [(one, needs) for one, needs in kernels if one.NAME == KERNEL]
+    ptx = changed_kernel(*WALKS[kind], tiles, needs)
+    device = Poisoned(f"flashsmith_{KERNEL}_", ptx, EmulatorOptions())
+    try:
+        right = is_right(device, STAGGERED, STAGGERED_CASE)
+    except EmulationError:
+        right = False
+    assert right == (kind == "nothing")
 
 
 def is_noticed(ptx: str) -> bool:

@@ -23,7 +23,9 @@ from flashsmith.runtime.run import run_arrays
 from flashsmith.runtime.tensors import numbers_of
 
 SMALL = parse_config("decode(BF16, 64, 16, 16, 2): slice_128+most_32+stages_3+ctas_2")
-TEAMS = parse_config("decode(FP16, 64, 32, 32, 4): slice_128+most_32+stages_2+ctas_2+persistent")
+TEAMS = parse_config(
+    "decode(FP16, 64, 32, 32, 4): slice_128+most_32+stages_2+ctas_2+persistent+kept_parts"
+)
 CONFIGS = [
     SMALL,
     TEAMS,
@@ -215,6 +217,17 @@ def test_a_request_has_the_same_bits_alone_and_in_company(config, length):
             np.testing.assert_array_equal(found[at][1], lse)
 
 
+def test_a_request_has_the_same_bits_where_its_company_keeps_parts():
+    config = replace(SMALL, quick_start=True, quick_end=True)
+    mine = request(333, 7, config.dtype)
+    others = [request(n, 20 + i, config.dtype) for i, n in enumerate((5, 400, 700))]
+    ((o, lse),) = serve(in_order(), config, [mine], page=16, seed=1)
+    kept = replace(config, kept_parts=True)
+    *_, found = serve(in_order(1), kept, [*others, mine], page=48, seed=2)
+    np.testing.assert_array_equal(found[0], o)
+    np.testing.assert_array_equal(found[1], lse)
+
+
 def test_contiguous_and_paged_caches_have_the_same_bits(device):
     problem = AttentionProblem(2, 6, 2, 2, 288, 64, causal=True, lse=True)
     inputs = dict(inputs_of(Case("contiguous", problem)))
@@ -295,24 +308,6 @@ def test_a_row_has_the_same_bits_whatever_its_neighbours_hold(device):
     again = run_arrays(device.in_fixed_order(), config, problem, {**inputs, "q": other})
     np.testing.assert_array_equal(first["o"][kept], again["o"][kept])
     assert not np.array_equal(first["o"], again["o"])
-
-
-@pytest.mark.parametrize("words", [{}, {"quick_end": True}, {"runs": True, "quick_end": True}])
-def test_parts_that_stay_in_l2_give_the_same_bits_and_are_dropped_once_added_up(words):
-    # Of three slices, one and none: parts of one sequence, 4 rows of a head in either order.
-    problem = AttentionProblem(3, 4, 1, 1, 300, 64, lse=True, k_lengths=True)
-    inputs = dict(inputs_of(Case("kept", problem)))
-    inputs["k_lengths"] = np.array([299, 130, 0], np.int32).view(np.uint32)
-    found, parts = [], []
-    for kept in (False, True):
-        device = EmulatedDevice(sm_count=2, options=EmulatorOptions(mma_in_order=True))
-        config = replace(SMALL, kept_parts=kept, **words)
-        found.append(run_arrays(device, config, problem, inputs))
-        rows = device.download(device.scratch(3 * 3 * 4 * 256), 3 * 4 * 256)
-        parts.append(rows.view(np.uint32))
-    for name, bits in found[0].items():
-        np.testing.assert_array_equal(found[1][name], bits)
-    assert [(one == 2**32 - 1).all() for one in parts] == [False, True]
 
 
 def test_counters_are_left_as_they_were_found():

@@ -247,6 +247,32 @@ def test_kv_blocks_that_begin_at_tiles_of_their_own_are_right(device, config, le
     require_right(device, config, "staggered", given)
 
 
+def first_tiles(device, config, blocks):
+    """The q tile that each kv block's walk begins with, of three: dV's sums tell it.
+
+    All scores are 0. In column c of dO, tile c has a small number, and the two behind it large ones
+    that cancel: beside them it is lost, unless both come before it.
+    """
+    given = problem(config, 190, blocks * config.tile_k - 7, heads=1, kv_heads=1)
+    inputs = {name: np.zeros_like(bits) for name, bits in inputs_of(Case("tiles", given)).items()}
+    inputs["lse"] = np.full_like(inputs["lse"], np.log(np.float32(given.k_len)).view(np.uint32))
+    d_o = np.zeros((1, 190, 1, given.d_head), np.float32)
+    for column in range(3):
+        for behind, number in enumerate((1.0, 2.0**40, -(2.0**40))):
+            d_o[0, (column + behind) % 3 * 64 + 5, 0, column] = number
+    inputs["do"] = to_bits(d_o, config.dtype)
+    dv = from_bits(run_arrays(device, config, given, inputs)["dv"], config.dtype)
+    firsts = dv.reshape(given.k_len, -1)[:: config.tile_k, :3]
+    assert (np.count_nonzero(firsts, axis=1) == 1).all()
+    return [(int(column) + 1) % 3 for column in np.argmax(firsts, axis=1)]
+
+
+def test_walks_begin_at_tiles_of_their_own(device):
+    config = replace(WIDE, unordered=True, early_start=True, staggered=True)
+    assert first_tiles(device, config, 4) == [0, 2, 1, 0]  # 128 keys on are two tiles on
+    assert first_tiles(device, WIDE, 4) == [0] * 4
+
+
 def test_heads_that_rise_give_the_same_bits_on_every_number_of_sms():
     facts = {"heads": 4, "kv_heads": 4, "causal": True, "diagonal": 64 * 6}
     seen = [bits_by_seed(RISING, sms, (sms,), **facts) for sms in (1, 7)]

@@ -16,7 +16,7 @@ from flashsmith.runtime.run import run_arrays
 from flashsmith.tuner.choose.choice import choose
 
 SMALL = "decode(BF16, 64, 16, 16, 2): slice_128+most_32+stages_3+ctas_2"
-TEAMS = "decode(FP16, 128, 32, 16, 4): slice_128+most_32+stages_2+ctas_2+persistent"
+TEAMS = "decode(FP16, 128, 32, 16, 4): slice_128+most_32+stages_2+ctas_2+persistent+kept_parts"
 WIDE = "decode(BF16, 256, 16, 16, 2): slice_128+most_8+stages_2+ctas_1"
 ONE_TEAM = "decode(BF16, 64, 32, 32, 2): slice_128+most_32+stages_2+ctas_1"
 NAN = 0x7FC0

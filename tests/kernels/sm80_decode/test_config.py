@@ -12,6 +12,7 @@ from flashsmith.compile.machine.cubin import machine_code
 from flashsmith.compile.unit import structs
 from flashsmith.kernels import parse_config, resolve_key
 from flashsmith.kernels.sm80_decode.config import Sm80DecodeConfig
+from flashsmith.kernels.sm80_decode.plan import slices_at_most
 from flashsmith.problem.attention import AttentionProblem
 from flashsmith.problem.needs import Needs
 from flashsmith.tuner.choose.choice import choose
@@ -205,6 +206,46 @@ def test_rings_and_ctas_follow_from_the_number_of_slices():
     assert not choose(replace(wide, k_lengths=True), "sm_90a").config.persistent
     assert choose(replace(wide, k_lengths=True, batch=65), "sm_90a").config.persistent
     assert not choose(replace(wide, batch=65), "sm_90a").config.persistent
+
+
+@pytest.mark.parametrize(
+    ("kv_heads", "k_len", "slices", "words"),
+    [
+        (16, 32768, 512, {"runs", "evict_first"}),  # 2^28 bytes of K and V
+        (16, 32769, 272, {"kept_parts"}),  # and a row of each head more
+        (12, 45056, 264, set()),  # few slices of 277 MB, long ones
+        (14, 38912, 266, {"kept_parts"}),
+        (24, 5632, 264, {"evict_first"}),  # of 69 MB
+        (53, 2560, 265, {"runs", "evict_first"}),
+        (132, 3585, 1056, {"runs", "evict_first"}),
+        (151, 3073, 1057, set()),  # of 238 MB
+    ],
+)
+def test_edges_of_the_rule_are_where_it_says(kv_heads, k_len, slices, words):
+    asked = replace(PROBLEM, batch=1, heads=4 * kv_heads, kv_heads=kv_heads, k_len=k_len)
+    config = choose(asked, "sm_90a").config
+    assert slices_at_most(config, asked) == slices
+    named = {word for word in ("runs", "evict_first", "kept_parts") if getattr(config, word)}
+    assert named == words
+
+
+def test_boxes_are_left_to_calls_of_few_slices_and_of_very_many():
+    """Where a width has runs: lanes take calls between, with runs or, of much, with kept parts."""
+    paged = replace(PROBLEM, heads=64, k_len=3072, k_lengths=True, page=16, pages=600)
+    found = {}
+    for batch in (11, 12, 22, 44, 45):  # 264 slices, 288, 528 of 277 MB, 1,056 and 1,080
+        config = choose(replace(paged, batch=batch), "sm_90a").config
+        found[batch] = config.NAME, config.runs, config.kept_parts
+        for width in (64, 256):
+            asked = replace(paged, batch=batch, d_head=width)
+            assert choose(asked, "sm_90a").config.NAME == "sm90_decode"
+    assert found == {
+        11: ("sm90_decode", False, False),
+        12: ("sm80_decode", True, False),
+        22: ("sm80_decode", False, True),
+        44: ("sm80_decode", False, True),
+        45: ("sm90_decode", False, True),
+    }
 
 
 def test_a_choice_names_what_bits_follow_from():

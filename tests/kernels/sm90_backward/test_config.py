@@ -187,10 +187,15 @@ def test_times_of_a_gpu_decide_what_is_chosen_by_length_and_mask():
     assert choose(plain, "sm_90a").config.section_mb == 40
     assert choose(replace(plain, k_len=2048), "sm_90a").config.section_mb == 20
     free = replace(plain, kv_heads=6, deterministic=False)
-    for causal, keys in ((False, 1024), (True, 4096)):  # up to here order costs nothing
-        asked = replace(free, causal=causal, q_len=keys, k_len=keys)
+    # Up to so many keys order costs nothing; sums without it stagger where there is no mask.
+    for d_head, causal, keys in (
+        *((64, False, 1024), (64, True, 1024)),
+        *((128, False, 1024), (128, True, 4096)),
+    ):
+        asked = replace(free, d_head=d_head, causal=causal, q_len=keys, k_len=keys)
         assert not choose(asked, "sm_90a").config.unordered
-        assert choose(replace(asked, q_len=keys + 1, k_len=keys + 1), "sm_90a").config.unordered
+        config = choose(replace(asked, k_len=keys + 1), "sm_90a").config
+        assert (config.unordered, config.staggered) == (True, not causal)
     assert choose(replace(free, causal=True, d_head=64), "sm_90a").config.short_last
     for wide in (replace(free, d_head=256), replace(free, d_head=192, causal=True)):
         assert choose(wide, "sm_90a").config.two_passes  # faster than sums in any order

@@ -47,7 +47,7 @@ def candidates(problem: AttentionProblem, arch: Arch) -> Sequence[Sm80DecodeConf
     persistent = problem.k_lengths and slices > MOST_CTAS
     once = most_bytes(problem) <= FEW_BYTES
     kept = slices > FEW_SLICES and not once
-    runs = FEW_SLICES < slices <= RUN_SLICES and not kept
+    runs = suits_runs(first, problem) and not kept
 
     def rank(config: Sm80DecodeConfig) -> tuple[bool, ...]:
         more_ctas = config.ctas > first.ctas
@@ -62,6 +62,11 @@ def candidates(problem: AttentionProblem, arch: Arch) -> Sequence[Sm80DecodeConf
         )
 
     return sorted(configs, key=rank)
+
+
+def suits_runs(config: Sm80DecodeConfig, problem: AttentionProblem) -> bool:
+    """Whether a call has a few slices of `config`'s for every CTA that runs at once."""
+    return FEW_SLICES < slices_at_most(config, problem) <= RUN_SLICES
 
 
 def most_bytes(problem: AttentionProblem) -> int:
