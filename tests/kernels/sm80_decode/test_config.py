@@ -244,7 +244,7 @@ def test_boxes_are_left_to_calls_of_few_slices_and_of_very_many():
         12: ("sm80_decode", True, False),
         22: ("sm80_decode", False, True),
         44: ("sm80_decode", False, True),
-        45: ("sm90_decode", False, True),
+        45: ("sm90_decode", False, False),  # boxes with kept parts were not raced
     }
 
 

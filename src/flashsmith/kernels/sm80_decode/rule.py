@@ -65,7 +65,7 @@ def candidates(problem: AttentionProblem, arch: Arch) -> Sequence[Sm80DecodeConf
 
 
 def suits_runs(config: Sm80DecodeConfig, problem: AttentionProblem) -> bool:
-    """Whether a call has a few slices of `config`'s for every CTA that runs at once."""
+    """Whether a call has a few slices of `config`'s for every cta that runs at once."""
     return FEW_SLICES < slices_at_most(config, problem) <= RUN_SLICES
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from flashsmith.arch import Arch
@@ -97,8 +97,8 @@ class Sm90DecodeConfig(Sm80DecodeConfig):
         Times of 12 caches at d_head 128 decide (H200, 2026-11): of pages, boxes take 12 % less than
         copies by lanes where a request has more than a few rows, and 4 % less to 9 % more where it
         has fewer; of contiguous caches they take 1 to 13 % longer. Where widths have runs, calls of
-        265 to 1,056 slices are left to lanes: their runs take 5 to 7 % less than boxes, and where
-        much is read, lanes keep parts in L2, beside which boxes were not measured.
+        265 to 1,056 slices are left to lanes: their runs take 5 to 7 % less than boxes. Beside parts
+        that are kept in L2 boxes were not measured, so that theirs are not.
         """
         from flashsmith.kernels.sm80_decode import rule
         from flashsmith.kernels.sm90_decode import sets
@@ -107,7 +107,8 @@ class Sm90DecodeConfig(Sm80DecodeConfig):
         if problem.sequences or not problem.page or rows <= FEW_ROWS:
             return ()
         by_lanes = rule.candidates(problem, arch)
-        boxes = list(dict.fromkeys(sets.like(c) for c in by_lanes if not c.runs))
+        alike = (sets.like(replace(c, kept_parts=False)) for c in by_lanes if not c.runs)
+        boxes = list(dict.fromkeys(alike))
         has_runs = any(config.runs for config in by_lanes)
         return () if has_runs and rule.suits_runs(by_lanes[0], problem) else boxes
 
