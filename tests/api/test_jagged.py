@@ -4,9 +4,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from nearness import expected_gradients, expected_of, require_expected  # noqa: E402
+
 import flashsmith  # noqa: E402
 from flashsmith import flash_attention  # noqa: E402
+from flashsmith.base.dtypes import DType  # noqa: E402
 from flashsmith.base.errors import ArgumentError, Unsupported  # noqa: E402
+from flashsmith.problem.attention import AttentionProblem  # noqa: E402
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:flashsmith was given torch tensors on the CPU"),
@@ -34,6 +38,12 @@ def inputs(heads=3, kv_heads=1):
     return (q, k, v), (whole, *like)
 
 
+def problem_of(q, k, **facts):
+    """Of one sequence alone."""
+    shape = (1, q.shape[1], k.shape[1], len(q), len(k), q.shape[2])
+    return AttentionProblem(*shape, DType.FP16, **facts)
+
+
 def test_sequences_are_as_they_are_alone():
     apart, together = inputs()
     out, lse = flash_attention(*together, causal=True, return_lse=True, backend="emulator")
@@ -43,24 +53,23 @@ def test_sequences_are_as_they_are_alone():
         if not len(q):
             assert rows.shape == q.shape
             continue
-        wanted = flash_attention(
-            *(x[None] for x in (q, k, v)), causal=True, return_lse=True, backend="emulator"
+        alone = expected_of(
+            problem_of(q, k, causal=True, lse=True), q=q[None], k=k[None], v=v[None]
         )
-        torch.testing.assert_close(rows, wanted[0][0], atol=2e-3, rtol=2e-3)
-        torch.testing.assert_close(of_rows, wanted[1][0], atol=1e-4, rtol=1e-4)
+        require_expected(alone, o=rows[None], lse=of_rows[None])
 
 
 def test_gradients_arrive_in_nested_tensors():
     apart, together = inputs(heads=3, kv_heads=3)
     leaves = [x.detach().requires_grad_() for x in together]
-    flash_attention(*leaves, causal=True).values().float().square().sum().backward()
+    out = flash_attention(*leaves, causal=True)
+    out.values().float().square().sum().backward()
     for number in (0, 1, 3):
-        alone = [x[number][None].clone().requires_grad_() for x in apart]
-        flash_attention(*alone, causal=True).float().square().sum().backward()
-        for leaf, one in zip(leaves, alone, strict=True):
-            torch.testing.assert_close(
-                leaf.grad.unbind()[number], one.grad[0], atol=4e-3, rtol=4e-3
-            )
+        q, k, v = (x[number][None] for x in apart)
+        do = 2 * out.detach().unbind()[number][None]
+        wanted = expected_gradients(problem_of(q[0], k[0], causal=True), do, q=q, k=k, v=v)
+        for name, leaf in zip(("dq", "dk", "dv"), leaves, strict=True):
+            require_expected(wanted, **{name: leaf.grad.unbind()[number][None]})
 
 
 def test_torchs_layout_of_heads_first():
@@ -78,16 +87,18 @@ def test_queries_and_keys_of_other_lengths():
     values = torch.nested.nested_tensor_from_jagged(torch.cat(v), offsets=keys.offsets())
     found = flash_attention(jagged(q), keys, values, causal=True)
     for rows, *one in zip(found.unbind(), q, k, v, strict=True):
-        wanted = flash_attention(*(x[None] for x in one), causal=True)[0]
-        torch.testing.assert_close(rows, wanted, atol=2e-3, rtol=2e-3)
+        given = dict(zip("qkv", (x[None] for x in one), strict=True))
+        require_expected(expected_of(problem_of(*one[:2], causal=True), **given), o=rows[None])
 
 
 def test_sinks_go_with_nested_tensors():
     apart, together = inputs()
     sinks = torch.tensor([0.5, -1.0, 2.0])
     found = flash_attention(*together, sinks=sinks)
-    wanted = flash_attention(*(x[0][None] for x in apart), sinks=sinks)[0]
-    torch.testing.assert_close(found.unbind()[0], wanted, atol=2e-3, rtol=2e-3)
+    q, k, v = (x[0] for x in apart)
+    given = {"q": q[None], "k": k[None], "v": v[None], "sinks": sinks}
+    alone = expected_of(problem_of(q, k, sinks=True), **given)
+    require_expected(alone, o=found.unbind()[0][None])
 
 
 def _gaps(x):

@@ -10,6 +10,7 @@ from flashsmith.api.scores import MOST
 from flashsmith.base import settings
 from flashsmith.base.dtypes import DType, from_bits, to_bits
 from flashsmith.base.errors import ArgumentError
+from flashsmith.check.tolerance import FACTOR, UNIT_ROUNDOFF
 from flashsmith.kernels import get_kernel_configs
 
 CONFIGS = [c for key in ("prog", "hopper-prog") for c in get_kernel_configs(key)[-1:]]
@@ -41,7 +42,9 @@ def test_scores_up_to_the_limit_are_right(config, largest):
     config = config.replace(dtype=DType.FP16)
     found = flash_attention(*arrays, scale=scale, config=config, backend="emulator")
     rows = found[0, list(expected), 0].astype(np.float32)
-    np.testing.assert_allclose(rows, list(expected.values()), rtol=2e-3, atol=2e-3)
+    # The weight of the one key and the output are rounded; the weights of others add nothing.
+    off, wanted = np.abs(rows - list(expected.values())), np.abs(list(expected.values()))
+    assert (off.max(1) <= FACTOR * UNIT_ROUNDOFF[DType.FP16] * wanted.max(1)).all()
 
 
 @pytest.fixture

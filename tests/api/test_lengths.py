@@ -3,13 +3,14 @@
 import numpy as np
 import pytest
 import torch
+from nearness import expected_of, require_expected
 
 from flashsmith import flash_attention, flash_attn_varlen_func, flash_attn_with_kvcache
 from flashsmith.base import settings
+from flashsmith.base.dtypes import DType
 from flashsmith.base.errors import ArgumentError, ArgumentTypeError, Unsupported
 from flashsmith.integrations import flash_attn_3, transformers
 from flashsmith.problem.attention import AttentionProblem
-from flashsmith.problem.reference import reference
 
 pytestmark = pytest.mark.filterwarnings("ignore::flashsmith.FlashsmithWarning")
 
@@ -29,25 +30,21 @@ def arrays():
     return q, *(draw.standard_normal((2, 150, 2, 64)).astype(np.float16) for _ in range(2))
 
 
-def truth(names=tuple(LENGTHS)):
-    problem = AttentionProblem(*SHAPE, causal=True, lse=True, **dict.fromkeys(names, True))
+def expected(names=tuple(LENGTHS)):
+    asked = dict.fromkeys(names, True)
+    problem = AttentionProblem(*SHAPE, DType.FP16, causal=True, lse=True, **asked)
     given = {name: LENGTHS[name] for name in names}
-    return reference(problem, {**dict(zip("qkv", arrays(), strict=True)), **given})
-
-
-def near(found, wanted):
-    np.testing.assert_allclose(np.asarray(found, np.float64), wanted, atol=3e-3)
+    return expected_of(problem, **dict(zip("qkv", arrays(), strict=True)), **given)
 
 
 def test_arrays_and_tensors_mean_the_same():
-    wanted = truth()
+    wanted = expected()
     out, lse = flash_attention(*arrays(), causal=True, return_lse=True, config=CONFIG, **LENGTHS)
-    near(out, wanted["o"])
-    near(lse, wanted["lse"])
+    require_expected(wanted, o=out, lse=lse)
     assert not out[1, 31:].any()
     tensors = [torch.from_numpy(x) for x in arrays()]
     tables = {name: torch.from_numpy(table) for name, table in LENGTHS.items()}
-    near(flash_attention(*tensors, causal=True, **tables), wanted["o"])
+    require_expected(wanted, o=flash_attention(*tensors, causal=True, **tables))
 
 
 def test_flash_attns_names_for_packed_sequences():
@@ -59,16 +56,16 @@ def test_flash_attns_names_for_packed_sequences():
     ends = [torch.from_numpy(ends) for ends in (ENDS_Q, ENDS_K)]
     pad = torch.from_numpy(LENGTHS["k_starts"])
     found = flash_attn_varlen_func(*packed, *ends, 1, 1, causal=True, leftpad_k=pad, **used)
-    near(found.view(2, 90, 4, 64), truth()["o"])
+    require_expected(expected(), o=found.view(2, 90, 4, 64))
     third = flash_attn_3.flash_attn_varlen_func(*packed, *ends, 1, 1, causal=True, **used)
-    near(third.view(2, 90, 4, 64), truth(("q_lengths", "k_lengths"))["o"])
+    require_expected(expected(("q_lengths", "k_lengths")), o=third.view(2, 90, 4, 64))
 
 
 def test_a_cache_may_begin_with_padding():
     q, k, v = (torch.from_numpy(x) for x in arrays())
     lengths, pad = (torch.from_numpy(LENGTHS[name]) for name in ("k_lengths", "k_starts"))
     found = flash_attn_with_kvcache(q, k, v, cache_seqlens=lengths, cache_leftpad=pad, causal=True)
-    near(found, truth(("k_lengths", "k_starts"))["o"])
+    require_expected(expected(("k_lengths", "k_starts")), o=found)
 
 
 def test_a_padded_batch_of_a_model_is_neither_packed_nor_masked(monkeypatch):

@@ -2,9 +2,12 @@
 
 import numpy as np
 import pytest
+from nearness import expected_of, require_expected
 
 from flashsmith import flash_attn_with_kvcache
+from flashsmith.base.dtypes import DType
 from flashsmith.base.errors import ArgumentError, ArgumentTypeError
+from flashsmith.problem.attention import AttentionProblem
 
 torch = pytest.importorskip("torch")
 
@@ -37,9 +40,13 @@ def turned(x, at, interleaved):
 
 
 MASKS = {
-    "causal": ({"causal": True}, np.arange(ROWS)),
-    "window": ({"window_size": (20, 3)}, np.arange(ROWS)),
-    "neither": ({}, np.zeros(ROWS, int)),
+    "causal": ({"causal": True}, {"causal": True}, np.arange(ROWS)),
+    "window": (
+        {"window_size": (20, 3)},
+        {"window_left": 20, "window_right": 3},
+        np.arange(ROWS),
+    ),
+    "neither": ({}, {}, np.zeros(ROWS, int)),
 }
 
 
@@ -50,24 +57,32 @@ def test_rows_are_rotated_by_where_they_stand(kind, mask, interleaved, monkeypat
     if kind == "numpy":
         monkeypatch.setenv("FLASHSMITH_DEVICE", "emulator")
     make = np.array if kind == "numpy" else lambda x: torch.from_numpy(np.array(x))
-    options, behind = MASKS[mask]
+    options, facts, behind = MASKS[mask]
     more = {"cache_seqlens": make(LENGTHS), **options}
     shape = CACHES[0].shape
     if kind == "torch, pages":
         table = np.arange(BATCH * CAPACITY // PAGE, dtype=np.int32).reshape(BATCH, -1)
         more["block_table"], shape = torch.from_numpy(table), (-1, PAGE, KV_HEADS, D_HEAD)
-    first, second = ([make(c.reshape(shape)) for c in CACHES] for _ in "ab")
+    held = [make(c.reshape(shape)) for c in CACHES]
     found = flash_attn_with_kvcache(
-        *(make(Q), *first, *map(make, NEW), make(COS), make(SIN)),
+        *(make(Q), *held, *map(make, NEW), make(COS), make(SIN)),
         **{**more, "rotary_interleaved": interleaved},
     )
     new = LENGTHS[:, None] + np.arange(ROWS)
     q = turned(Q, LENGTHS[:, None] + behind, interleaved)
     k = turned(NEW[0], new, interleaved)
-    wanted = flash_attn_with_kvcache(make(q), *second, make(k), make(NEW[1]), **more)
-    np.testing.assert_allclose(found, wanted, atol=2e-3)
-    for cache, expected in zip(first, second, strict=True):  # rounded once: at most a digit apart
-        np.testing.assert_allclose(cache, expected, rtol=1e-3, atol=1e-7)
+    after = [c.copy() for c in CACHES]
+    for cache, rows in zip(after, (k, NEW[1]), strict=True):
+        cache[np.arange(BATCH)[:, None], new] = rows
+    problem = AttentionProblem(
+        *(BATCH, HEADS, KV_HEADS, ROWS, CAPACITY, D_HEAD, DType.FP16), k_lengths=True, **facts
+    )
+    lengths = LENGTHS + np.int32(ROWS)
+    wanted = expected_of(problem, q=q, k=after[0], v=after[1], k_lengths=lengths)
+    require_expected(wanted, o=found)
+    for cache, expected in zip(held, after, strict=True):  # rounded once: at most a digit apart
+        off = np.abs(np.asarray(cache).reshape(expected.shape) - expected)
+        assert (off <= np.spacing(np.abs(expected))).all()
 
 
 BAD = {

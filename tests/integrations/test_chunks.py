@@ -1,14 +1,19 @@
 """attention_chunk of FlashAttention-3's functions: every chunk of keys is seen by its own rows."""
 
 import random
+from dataclasses import replace
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
+from nearness import expected_of, require_expected  # noqa: E402
+
+from flashsmith.base.dtypes import DType  # noqa: E402
 from flashsmith.base.errors import ArgumentTypeError, Unsupported  # noqa: E402
 from flashsmith.integrations import flash_attn_3  # noqa: E402
 from flashsmith.integrations.chunks import chunk_boundaries  # noqa: E402
+from flashsmith.problem.attention import AttentionProblem  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::flashsmith.FlashsmithWarning")
 
@@ -77,11 +82,15 @@ def test_batches_see_their_chunks(rows, keys):
         same = truth(q[b], k[b], v[b], 16, **mask, dtype=torch.float16)
         assert_near(out[b], truth(q[b], k[b], v[b], 16, **mask), same)
     assert lse.shape == (2, 2, rows)
-    plain, plain_lse = flash_attn_3.flash_attn_func(q, k, v, causal=True, return_attn_probs=True)
+    problem = AttentionProblem(2, 2, 2, rows, keys, 16, DType.FP16, causal=True, lse=True)
+    plain = expected_of(problem, q=q, k=k, v=v)
     at = torch.arange(rows) + keys - rows
     first = (at >= 0) & (at < 16)  # rows of the first chunk see what they see without chunks
-    assert torch.allclose(out[:, first], plain[:, first], atol=1e-3)
-    assert torch.allclose(lse[..., first], plain_lse[..., first], atol=1e-3)
+    for name, found, axis in (("o", out, 1), ("lse", lse, 2)):
+        whole = plain[name]
+        cut = (x.compress(first, axis) for x in (whole.truth, whole.relative_to))
+        wanted = replace(whole, **dict(zip(("truth", "relative_to"), cut, strict=True)))
+        require_expected({name: wanted}, **{name: found.numpy().compress(first, axis)})
 
 
 def test_boundaries_never_fall_and_end_where_the_sequences_do():

@@ -5,9 +5,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from nearness import expected_of, require_expected
 
 import flashsmith
 from flashsmith.arch import get
+from flashsmith.base.dtypes import DType
 from flashsmith.base.errors import OutOfResources, Unsupported
 from flashsmith.check.cases import Case
 from flashsmith.check.verdict import check_case
@@ -122,21 +124,25 @@ def test_doors_take_wide_heads_and_refuse_their_gradients(monkeypatch):
     q = random_numbers.normal(size=(1, 5, 2, 300)).astype(np.float16)
     out, lse = flashsmith.flash_attention(q, q, q, causal=True, return_lse=True)
     assert out.shape == q.shape
-    assert np.allclose(out[:, 0], q[:, 0], atol=1e-2)  # the first row sees itself
+    np.testing.assert_array_equal(out[:, 0], q[:, 0])  # the first row sees itself
+    problem = AttentionProblem(1, 2, 2, 5, 5, 300, DType.FP16, causal=True, lse=True)
+    wanted = expected_of(problem, q=q, k=q, v=q)
+    require_expected(wanted, o=out, lse=lse)
     with pytest.raises(Unsupported, match=r"d_head is 300 and a gradient is wanted; .* up to 256"):
         flashsmith.flash_attention_backward(q, q, q, q, out, lse)
     torch = pytest.importorskip("torch")
     monkeypatch.setenv("FLASHSMITH_DEVICE", "emulator")
     wide = torch.from_numpy(q)
     found = flashsmith.flash_attn_func(wide, wide, wide, causal=True)
-    assert torch.allclose(found, torch.from_numpy(out), atol=1e-2)
+    require_expected(wanted, o=found)
     with pytest.raises(Unsupported, match="d_head is 304 and a gradient is wanted"):
         flashsmith.flash_attn_func(wide.clone().requires_grad_(), wide, wide)
     lengths = torch.tensor([3], dtype=torch.int32)
     cached = flashsmith.flash_attn_with_kvcache(
         wide[:, 2:3], wide, wide, cache_seqlens=lengths, causal=True
     )
-    assert torch.allclose(cached[:, 0], found[:, 2], atol=1e-2)
+    problem, first = replace(problem, q_len=1, k_len=3, lse=False), q[:, :3]
+    require_expected(expected_of(problem, q=q[:, 2:3], k=first, v=first), o=cached)
     with pytest.raises(Unsupported, match=r"that read pages, .* up to 256; keep .* contiguous"):
         flashsmith.flash_attn_with_kvcache(
             *(torch.zeros(1, 1, 2, 512).half(), *[torch.zeros(2, 16, 2, 512).half()] * 2),
