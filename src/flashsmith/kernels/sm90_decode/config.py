@@ -97,8 +97,8 @@ class Sm90DecodeConfig(Sm80DecodeConfig):
         Times of 12 caches at d_head 128 decide (H200, 2026-11): of pages, boxes take 12 % less than
         copies by lanes where a request has more than a few rows, and 4 % less to 9 % more where it
         has fewer; of contiguous caches they take 1 to 13 % longer. Where widths have runs, calls of
-        265 to 1,056 slices are left to lanes: their runs take 5 to 7 % less than boxes. Beside parts
-        that are kept in L2 boxes were not measured, so that theirs are not.
+        265 to 1,056 slices are left to lanes: their runs take 5 to 7 % less than boxes. Boxes whose
+        parts are kept in L2 were not measured.
         """
         from flashsmith.kernels.sm80_decode import rule
         from flashsmith.kernels.sm90_decode import sets
