@@ -124,7 +124,9 @@ def changed_kernel(header: str, before: str, after: str, config: KernelConfig, n
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compiler, "unit_source", changed_unit)
-        return compile_ptx(config, needs, ARCH).ptx
+        ptx = compile_ptx(config, needs, ARCH).ptx
+    assert any(name.endswith(header) for name in seen), f"no header is called {header}"
+    return ptx
 
 
 # What is wrong, the header, its text and what stands there instead.

@@ -281,19 +281,19 @@ def test_every_mutant_of_parts_is_noticed():
 
 # What is wrong with walks that begin at q tiles of their own: the header, its text, and another.
 WALKS = {
-    "nothing": ("backward_tile.cuh", "i32 end_head;  ", "i32 end_head; "),
+    "nothing": ("sm90/backward/tile.cuh", "i32 end_head;  ", "i32 end_head; "),
     "the walk goes on behind its heads": (
-        "backward_tile.cuh",
+        "sm90/backward/tile.cuh",
         "if (kStaggered && batch_head == end_head)",
         "if (kStaggered && batch_head < 0)",
     ),
     "dQ goes on behind its heads": (
-        "backward_consumer.cuh",
+        "sm90/backward/consumer.cuh",
         "if (Walk::kStaggered && dq_index == dq_end)",
         "if (Walk::kStaggered && dq_index == 0)",
     ),
     "dQ begins at the first tile": (
-        "backward_consumer.cuh",
+        "sm90/backward/consumer.cuh",
         "dq_index += Walk<Kernel>::start_tile(args, first_key);",
         "",
     ),
