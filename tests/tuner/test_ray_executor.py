@@ -1,5 +1,8 @@
 """The Ray executor: the same outcomes as local workers, and a lost worker loses nothing."""
 
+import signal
+from types import SimpleNamespace
+
 import pytest
 from beside import HERE
 from tuning_process import CONFIGS, tune
@@ -18,6 +21,7 @@ ray = pytest.importorskip("ray", reason="Ray is an optional extra")
 @pytest.fixture(scope="module")
 def cluster():
     """Two CPUs of this machine, as a cluster of their own."""
+    before = signal.getsignal(signal.SIGTERM)
     ray.init(
         num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=100 << 20
     )
@@ -25,6 +29,26 @@ def cluster():
         workers=2, needs_gpu=False, evaluator=evaluator, environment=HERE
     )
     ray.shutdown()
+    signal.signal(signal.SIGTERM, before)
+
+
+def test_what_ends_a_process_does_so_again_once_the_cluster_is_left(monkeypatch):
+    def connect(**_):
+        signal.signal(signal.SIGTERM, lambda *_: None)  # as Ray does, with a handler of its own
+
+    actors = SimpleNamespace(remote=lambda *_: "an actor")
+    joined = SimpleNamespace(
+        is_initialized=lambda: False,
+        init=connect,
+        remote=lambda **_: lambda _: actors,
+        kill=lambda _: None,
+        shutdown=lambda: None,
+    )
+    monkeypatch.setattr(ray_executor, "_import_ray", lambda: joined)
+    before = signal.getsignal(signal.SIGTERM)
+    with ray_executor.RayExecutor(workers=1):
+        assert signal.getsignal(signal.SIGTERM) is not before
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def outcomes(results):

@@ -7,6 +7,8 @@ is done again. Only the driver opens the store.
 
 from __future__ import annotations
 
+import signal
+import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from types import TracebackType
@@ -51,6 +53,7 @@ class RayExecutor:
     ) -> None:
         self._ray = _import_ray()
         self._connected_here = not self._ray.is_initialized()
+        self._ends_process = signal.getsignal(signal.SIGTERM)
         try:
             if self._connected_here:
                 self._ray.init(address=address, log_to_driver=False, include_dashboard=False)
@@ -78,6 +81,7 @@ class RayExecutor:
             self._ray.kill(actor)
         if self._connected_here:
             self._ray.shutdown()
+            self._restore_signal()
 
     def run(
         self, jobs: Sequence[Job], seconds: float, on_reply: Callable[[int, Reply], None]
@@ -105,6 +109,15 @@ class RayExecutor:
                 waiting.appendleft(number)
             else:
                 on_reply(number, reply)
+
+    def _restore_signal(self) -> None:
+        """Gives SIGTERM back what Ray's connection took from it.
+
+        A child that is forked later would run Ray's handler, in Python, where it should end: one
+        that waits for a lock at that moment never does.
+        """
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, self._ends_process or signal.SIG_DFL)
 
     def _start(self) -> Actor:
         return self._class.remote(*self._arguments)
