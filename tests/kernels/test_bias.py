@@ -82,7 +82,8 @@ BIAS_FAULTS = {
 def test_a_bias_that_is_not_the_given_one_is_noticed(fault, device, monkeypatch):
     with_bias(monkeypatch, BIAS_FAULTS[fault])
     for text in (MMA, WGMMA):
-        assert not checked(device, text, bias="bool", q_len=77, k_len=258).ok
+        # So many keys that some blocks of a head are seen whatever is drawn.
+        assert not checked(device, text, bias="bool", q_len=77, k_len=642).ok
 
 
 @pytest.mark.parametrize("name", ["batch_stride", "seq_stride", "head_stride", "key_stride"])
