@@ -13,6 +13,7 @@ from ctypes import POINTER, Structure, c_char_p, c_int, c_int64, c_size_t, c_voi
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from flashsmith.api.array_view import LINE_BYTES
 from flashsmith.base.errors import LaunchError, Unsupported
 
 MAJOR = 0
@@ -23,7 +24,6 @@ INVALID_ARGUMENT, INTERNAL = 3, 13
 # XLA_FFI_DataType, by the names of array libraries.
 _DTYPES = {1: "bool", 4: "int32", 10: "float16", 11: "float32", 16: "bfloat16"}
 _ALIGNMENT = 16  # the most that XLA lets a call ask for
-_LINE = 128  # bytes of L2 that kernels may drop together
 
 Fields = Sequence[tuple[str, Any]]  # Any: a type of ctypes
 Handler = ctypes.CFUNCTYPE(c_void_p, c_void_p)
@@ -205,11 +205,11 @@ class CallFrame:
 
     def allocate(self, n_bytes: int) -> int:
         """The address of scratch memory on the call's GPU, whose lines are nobody else's."""
-        size = -(-n_bytes // _LINE) * _LINE + _LINE - _ALIGNMENT
+        size = -(-n_bytes // LINE_BYTES) * LINE_BYTES + LINE_BYTES - _ALIGNMENT
         args = _filled(_AllocateArgs, context=self._frame.context, size=size, alignment=_ALIGNMENT)
         self._call(self._api.device_memory_allocate, args)
         self._scratch.append((args.data, size))
-        return -(-int(args.data) // _LINE) * _LINE
+        return -(-int(args.data) // LINE_BYTES) * LINE_BYTES
 
     def free(self) -> None:
         """Gives scratch memory back: what XLA does next in the stream comes behind its use."""

@@ -259,7 +259,8 @@ def _usable(question: _Question, item: MeasuredConfig) -> tuple[KernelConfig | N
     fields: dict[str, KnobValue] = {"dtype": question.problem.dtype}
     config = replace(config, **fields)
     obstacle = question.obstacle(config)
-    if not obstacle and not item.problem.is_listed:  # by this and not by shape: batches agree
+    # What was measured with lengths in memory has proved itself there, whatever the batch.
+    if not obstacle and not item.problem.is_listed:
         obstacle = config.drawback(question.problem)
     return (config, "") if not obstacle else (None, obstacle)
 

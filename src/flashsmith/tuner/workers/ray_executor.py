@@ -58,6 +58,7 @@ class RayExecutor:
             if self._connected_here:
                 self._ray.init(address=address, log_to_driver=False, include_dashboard=False)
         except (ConnectionError, RuntimeError, ValueError) as error:
+            self._restore_signal()
             raise ArgumentError(
                 f"--address is {address!r}, where no Ray cluster answers ({error}); give the "
                 f"address that `ray start --head` printed."
