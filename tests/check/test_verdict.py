@@ -8,6 +8,7 @@ from flashsmith.base.errors import Mismatch
 from flashsmith.check.cases import Case, full_cases, inputs_of
 from flashsmith.check.placement import MARGIN, PLACEMENTS, fill_buffers, locations_of
 from flashsmith.check.same_precision import same_precision
+from flashsmith.check.tolerance import expectation
 from flashsmith.check.verdict import judge
 from flashsmith.kernels import parse_config
 from flashsmith.problem.attention import AttentionProblem
@@ -195,3 +196,14 @@ def test_every_element_has_one_place_and_rows_begin_at_16_bytes(placement):
         assert not any(number % 8 for number in (location.offset, *location.strides))
     assert all(buffer.max() == 1 for buffer in seen.values())
     assert sum(int(buffer.sum()) for buffer in seen.values()) == 2 * 5 * 72 * (4 + 2 + 2 + 4)
+
+
+def test_rows_whose_terms_cancel_are_held_to_what_they_are_made_of():
+    """Roundings of P do not cancel: the largest number left of a row says nothing of them."""
+    problem = AttentionProblem(1, 1, 1, 3, 2, 8, DType.BF16)
+    q, k = np.zeros((1, 3, 1, 8), np.float32), np.zeros((1, 2, 1, 8), np.float32)
+    v = np.stack([np.full((1, 8), x, np.float32) for x in (1.0, -0.9921875)])[None]
+    bits = {name: to_bits(x, DType.BF16) for name, x in {"q": q, "k": k, "v": v}.items()}
+    expected = expectation(problem, bits)["o"]
+    assert np.abs(expected.truth).max() < 0.004
+    np.testing.assert_allclose(expected.relative_to, np.hypot(0.5, 0.4960938), rtol=1e-4)

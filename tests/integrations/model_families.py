@@ -70,7 +70,7 @@ FAMILIES = {
     ),
     "ViT": Family(
         "ViTConfig",
-        {**ENCODER, "image_size": 24, "patch_size": 4},
+        {**ENCODER, "image_size": 24, "patch_size": 4, "num_labels": 50},
         "ViTForImageClassification",
         _pictures,
         generates=False,

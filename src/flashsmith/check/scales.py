@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from flashsmith.base.dtypes import DType
 from flashsmith.problem.attention import AttentionProblem
-from flashsmith.problem.reference import LEAST_SCORE, head_gradients, of_head
+from flashsmith.problem.reference import LEAST_SCORE, head_gradients, of_head, score
 from flashsmith.problem.sequences import sequences_of, without_pages
 
 F32 = NDArray[np.float32]
@@ -30,13 +30,33 @@ def error_scales(
 def _forward(
     problem: AttentionProblem, inputs: Mapping[str, F32], truth: Mapping[str, F64]
 ) -> Scales:
-    """O: the largest number of the row. LSE: the sums that the row's scores were made of.
+    """O: itself and the terms of its sum. LSE: the sums that the row's scores were made of.
 
-    The LSE itself, where it is larger: many small scores have a large one, which is rounded as what
-    it is.
+    The largest of a row of O counts: where terms cancel in all of its columns, their roundings do
+    not. The LSE itself, where it is larger: many small scores have a large one, which is rounded as
+    what it is.
     """
     lse = np.maximum(_score_sums(problem, inputs), _finite(truth["lse"]))
-    return {"o": _row_scale(truth["o"]), "lse": lse}
+    return {"o": _row_scale(np.hypot(truth["o"], _weighted(problem, inputs, truth))), "lse": lse}
+
+
+def _weighted(
+    problem: AttentionProblem, inputs: Mapping[str, F32], truth: Mapping[str, F64]
+) -> F64:
+    """The root of the sum of squares of the terms P V of each element of O."""
+    wide = {name: inputs[name].astype(np.float64) for name in "qkv"}
+    squares = np.zeros_like(truth["o"])
+    for at in sequences_of(problem, inputs):
+        b, rows, keys = at.batch, at.rows, at.keys
+        for head in range(problem.heads if at.mask.k_len else 0):
+            kv = head // problem.group
+            lse = truth["lse"][b, head, rows, None]
+            with np.errstate(invalid="ignore", over="ignore"):
+                products = wide["q"][b, rows, head] @ wide["k"][b, keys, kv].T
+                scores = score(problem, products, at.mask, of_head(inputs, at, head))
+                p = np.exp(np.where(at.mask.visible() & np.isfinite(lse), scores - lse, -np.inf))
+                squares[b, rows, head] = (p**2) @ wide["v"][b, keys, kv] ** 2
+    return np.sqrt(squares)
 
 
 def _backward(
