@@ -65,16 +65,16 @@ def _one_thread():
     torch.set_num_threads(before)
 
 
-def three(name, device):
-    """Eager in float32, eager in bfloat16, and ours."""
+def three(name, device, dtype=torch.bfloat16):
+    """Eager in float32, eager in 16 bits, and ours."""
     pytest.importorskip("transformers", minversion="5")
     integration.register()
     return [
         model_of(name, implementation, dtype, device)
         for implementation, dtype in (
             ("eager", torch.float32),
-            ("eager", torch.bfloat16),
-            ("flashsmith", torch.bfloat16),
+            ("eager", dtype),
+            ("flashsmith", dtype),
         )
     ]
 
@@ -186,9 +186,9 @@ def gradient(model, logits):
     return torch.cat(kept)
 
 
-def require_near_in_norm(truth, near, ours, noise=0.25):
+def require_near_in_norm(truth, near, ours):
     assert (ours - truth).norm() <= 2 * (near - truth).norm()
-    assert (near - truth).norm() <= noise * truth.norm()  # it says something
+    assert (near - truth).norm() <= 0.25 * truth.norm()  # it says something
 
 
 trained = pytest.mark.parametrize(("name", "device"), list(places(FAMILIES)))
@@ -210,15 +210,16 @@ def test_gradients_of_a_training_step_are_eagers_and_those_of_torchs_attention(n
 
 @pytest.mark.parametrize("side", ["none", "right"])
 def test_t5_learns_its_bias_of_positions(side):
+    """In float16: of a sum over all rows, bfloat16 may leave little but roundings."""
     inputs, rows = inputs_of("T5", side)
     found = []
-    for model in three("T5", "cpu"):
+    for model in three("T5", "cpu", torch.float16):
         logits = model.train()(**cast(inputs, model)).logits[rows]
         logits.float().square().sum().backward()  # of other losses less is left than is rounded
         learnt = [p.grad for n, p in model.named_parameters() if "relative_attention_bias" in n]
         assert len(learnt) == 2  # of the encoder and of the decoder
         found.append(torch.cat([p.float().flatten() for p in learnt]))
-    require_near_in_norm(*found, noise=0.35)
+    require_near_in_norm(*found)
 
 
 @on_a_cache
