@@ -38,7 +38,7 @@ from bwd_owed_parts import PARTS
 # Seconds that a part may take; what it found until then counts.
 LIMITS = {
     "compile": 75,
-    "sanitize": 110,
+    "sanitize": 300,
     "first": 40,
     "errors": 60,
     "shapes": 60,

@@ -6,7 +6,8 @@
 Compiles all candidates on all cores, runs the cases of servers on each, races them interleaved with
 cuDNN, FlashAttention-2, FlashAttention-3 (`--fa3`, as tools/serve_h200.py takes it) and a plain
 read of the cache, then chunks of 64 to 512 rows on long caches: whole tiles, slices that fill the
-SMs, and slices by the sequence alone, for lengths that the host knows and for such in memory.
+SMs, and slices by the sequence alone, for lengths that the host knows and for such in memory. With
+`--only pages`, chunks on pages of 1 to 128 rows: as boxes, and by copied rows.
 Candidates that are wrong or refused are named. Records are appended to FILE; tables come last:
 microseconds, and times as fast as the best peer on the same kind of cache.
 
@@ -95,6 +96,8 @@ RACES = (
     ((1, 65536, 1), _BATCHED),
     ((256, 1024, 1), _BATCHED),
 )
+# Chunks and rows of a page.
+PAGED = tuple(((1, 32768, rows), page) for page in (1, 16, 32, 64, 128) for rows in (128, 512))
 CHUNKS = ((1, 32768, 128), (1, 32768, 64), (4, 32768, 128), (1, 32768, 512), (1, 131072, 128))
 
 
@@ -221,6 +224,33 @@ def race_chunk(race: Race, shape: tuple[int, ...]) -> None:
     if race.fa3 is not None:
         contenders += fa3_contenders(race.fa3, cache)
     race.run(problem, contenders, cache)
+
+
+def pages_work(device) -> Iterator[tuple[KernelConfig, Case]]:
+    """Boxes of pages and copied rows, to be compiled beforehand."""
+    for shape, page in PAGED:
+        problem = replace(problem_of(*shape), k_lengths=True, page=page, pages=page)
+        for config in boxes_and_copies(device, problem):
+            yield config, Case("pages", problem)
+
+
+def boxes_and_copies(device, problem: AttentionProblem) -> list[KernelConfig]:
+    """What is chosen for a chunk, with its pages as boxes where they fit and by rows."""
+    chosen = choose(problem, device.arch, gpu=device.name).config
+    both = [chosen.replace(row_copies=on) for on in (False, True)]
+    return [config for config in both if not config.refused_problem(problem)]
+
+
+def race_pages(race: Race, shape: tuple[int, ...], page: int) -> None:
+    """A chunk on pages of one size: as boxes, and by copied rows."""
+    cache = Cache(problem_of(*shape), page=page)
+    asked, _, _ = cache.call(paged=True, lengths=True)
+    ways = {f" page {page}": (True, True)}
+    configs = boxes_and_copies(race.device, asked)
+    contenders = [*ours(race.device, cache, configs, race.said, ways)]
+    if race.fa3 is not None and page == PAGE:
+        contenders += fa3_contenders(race.fa3, cache)
+    race.run(asked, contenders, cache)
 
 
 # Bytes that lie before a cache, for each time that it is raced: no multiple of 64 MB.
@@ -350,18 +380,21 @@ def race_all(race: Race, arguments: argparse.Namespace, begin: float) -> None:
     configs = [parse_config(text) for text in dict.fromkeys(t for _, ts in RACES for t in ts)]
     work = [
         (parse_config(text), Case("race", replace(problem_of(*shape), **facts)))
-        for shape, texts in RACES
+        for shape, texts in (RACES if "decode" in arguments.only else ())
         for text in texts
         for facts in ({}, {"k_lengths": True}, {"k_lengths": True, "page": PAGE, "pages": PAGE})
     ]
     if "chunks" in arguments.only:
         work += chunk_work(device)
+    if "pages" in arguments.only:
+        work += pages_work(device)
     compile_many(compile_jobs(device, work))
     print(f"[{time.monotonic() - begin:5.0f} s] compiled", flush=True)
     if "check" in arguments.only:
         check(device, configs, begin + 0.4 * arguments.budget, race.said)
         print(f"[{time.monotonic() - begin:5.0f} s] {race.said[-1]}", flush=True)
-    steps = [(race_chunk, (shape,)) for shape in CHUNKS[:1] if "chunks" in arguments.only]
+    steps = [(race_pages, one) for one in PAGED if "pages" in arguments.only]
+    steps += [(race_chunk, (shape,)) for shape in CHUNKS[:1] if "chunks" in arguments.only]
     steps += [(race_decode, one) for one in RACES if "decode" in arguments.only]
     steps += [(race_chunk, (shape,)) for shape in CHUNKS[1:] if "chunks" in arguments.only]
     for step, given in steps:

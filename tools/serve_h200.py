@@ -105,6 +105,7 @@ class Cache:
 
     problem: AttentionProblem
     filled: int = 0  # tokens that a sequence has; as many as there is room for, unless given
+    page: int = PAGE  # rows
 
     def __post_init__(self) -> None:
         p = self.problem
@@ -114,10 +115,10 @@ class Cache:
         pool = torch.randn(2, p.batch * p.k_len, p.kv_heads, p.d_head, device="cuda").bfloat16()
         self.pool = pool  # K behind V: the plain read takes both
         self.k, self.v = (one.view(p.batch, p.k_len, p.kv_heads, p.d_head) for one in pool)
-        pages = p.batch * p.k_len // PAGE
+        pages = p.batch * p.k_len // self.page
         order = torch.randperm(pages, device="cuda")
-        shape = (pages, PAGE, p.kv_heads, p.d_head)
-        self.table = order.int().view(p.batch, p.k_len // PAGE).contiguous()
+        shape = (pages, self.page, p.kv_heads, p.d_head)
+        self.table = order.int().view(p.batch, p.k_len // self.page).contiguous()
         self.k_pages = self.k.view(shape)[torch.argsort(order)].contiguous()
         self.v_pages = self.v.view(shape)[torch.argsort(order)].contiguous()
         self.lengths = torch.full((p.batch,), self.filled, device="cuda", dtype=torch.int32)
@@ -139,7 +140,7 @@ class Cache:
         if lengths:
             p, tensors["k_lengths"] = replace(p, k_lengths=True), self.lengths
         if paged:
-            p = replace(p, page=PAGE, pages=self.k_pages.shape[0])
+            p = replace(p, page=self.page, pages=self.k_pages.shape[0])
             tensors |= {"k": self.k_pages, "v": self.v_pages, "block_table": self.table}
         args = {
             name: TensorArg(t.data_ptr(), *(t.stride()[:3] if t.dim() == 4 else ()))

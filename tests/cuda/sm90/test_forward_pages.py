@@ -17,6 +17,7 @@ from flashsmith.kernels.sm90_forward import slices
 from flashsmith.kernels.sm90_forward.plan import plan_forward
 from flashsmith.measure.timed_configs import random_inputs
 from flashsmith.problem.attention import AttentionProblem
+from flashsmith.runtime.devices import default_device
 from flashsmith.runtime.emulated import EmulatedDevice
 from flashsmith.runtime.run import run_arrays
 from flashsmith.tuner.choose.choice import choose
@@ -27,6 +28,7 @@ CONFIG = parse_config(
     "hopper(BF16, 64, 2, 64): kv_2+q_4+overlap+pingpong+early_rescale+early_tests+stats_SUM+lazy_8"
     "+tiles_DYNAMIC+split+sections+o_smem+regs_232_40"
 )
+COPIES = CONFIG.replace(row_copies=True)
 # Two tiles of a head; no keys, fewer than a slice, two slices, as many as there is room for.
 CHUNK = AttentionProblem(4, 3, 1, 150, 768, 64, causal=True, lse=True, k_lengths=True)
 LENGTHS = np.array([0, 170, 590, 763], np.int32)
@@ -79,10 +81,31 @@ def bits_of_a_contiguous_cache():
 
 @pytest.mark.parametrize("page", [8, 16, 64, 192])
 def test_pages_give_the_bits_of_a_contiguous_cache(page):
+    require_the_same_bits(CONFIG, page)
+
+
+@pytest.mark.parametrize("page", [1, 4, 12, 16, 200])
+def test_copied_rows_of_any_pages_give_the_same_bits(page):
+    require_the_same_bits(COPIES, page)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("config", "page"), [(CONFIG, 64), (COPIES, 1), (COPIES, 16), (COPIES, 200)]
+)
+def test_a_gpu_gives_pages_the_bits_of_a_contiguous_cache(config, page):
+    gpu = default_device("cuda")
     problem, in_pages = paged(contiguous(), page)
-    launch = plan_forward(CONFIG, problem, 7)[-1]
+    found = run_arrays(gpu, config, problem, in_pages)
+    for name, bits in run_arrays(gpu, CONFIG, CHUNK, contiguous()).items():
+        np.testing.assert_array_equal(bits, found[name])
+
+
+def require_the_same_bits(config, page):
+    problem, in_pages = paged(contiguous(), page)
+    launch = plan_forward(config, problem, 7)[-1]
     assert launch.split.slices == 4
-    found = run_arrays(device(3), CONFIG, problem, in_pages)
+    found = run_arrays(device(3), config, problem, in_pages)
     for name, bits in bits_of_a_contiguous_cache().items():
         np.testing.assert_array_equal(bits, found[name])
     assert not found["o"][0].any()
@@ -102,7 +125,7 @@ def test_launches_of_a_batch_read_one_pool(monkeypatch):
     ("facts", "says"),
     [
         ({"page": 12, "pages": 9}, "pages of 12 rows do not fit kv blocks of 64 keys"),
-        ({"page": 48, "pages": 9}, "multiples of 64, and divisors of it from 8 on"),
+        ({"page": 48, "pages": 9}, "multiples of 64, divisors of it from 8 on, and any with row_c"),
         ({"page": 16, "pages": 9, "k_lengths": False}, "of sequences that have k_lengths"),
     ],
 )
@@ -117,7 +140,8 @@ def test_other_pages_are_refused(facts, says):
         (17, 16, "sm_90a", "hopper("),  # of 4 heads: more than 64 rows
         (16, 16, "sm_90a", "hopper_decode("),
         (1, 16, "sm_90a", "decode("),
-        (128, 12, "sm_90a", "decode("),
+        (128, 1, "sm_90a", "hopper("),
+        (128, 128, "sm_90a", "hopper("),
         (128, 16, "sm_80", "decode("),
     ],
 )
@@ -129,6 +153,7 @@ def test_rows_and_pages_of_a_request_say_which_kernel_reads_them(q_len, page, ar
         assert choose(problem, arch).config.short_form().startswith(starts)
 
 
+# Boxes of pages, then rows that are copied.
 MUTANTS = {
     "page off by one": ("entries + number)", "entries + min(number + 1, args.table_pages - 1))"),
     "page of another sequence": ("static_cast<i64>(batch) * args.table_pages", "0"),
@@ -147,24 +172,69 @@ MUTANTS = {
 }
 
 
+COPY_MUTANTS = {
+    "page off by one": ("entries + number)", "entries + min(number + 1, args_.table_pages - 1))"),
+    "page of another sequence": ("static_cast<i64>(batch) * args_.table_pages", "0"),
+    "row of a page off by one": ("key - number * args_.page)", "key + 1 - number * args_.page)"),
+    "entries not clamped": (
+        "min(max(ptx::ld_global_i32(entries + number), 0), args_.pages - 1)",
+        "ptx::ld_global_i32(entries + number)",
+    ),
+    "a row of another lane": ("of_row[i], own_row)", "of_row[i], own_row + 1)"),
+    "no head": ("head * tensor_.head_stride", "0"),
+    "rows behind the last key are copied": ("chunk, row < end)", "chunk, true)"),
+    "stages that are not free": (
+        "ptx::mbarrier_wait(kIsV ? smem_.v_empty(stage) : smem_.k_empty(stage), parity ^ 1);",
+        "",
+    ),
+    "nothing waits for the copies": ("ptx::cp_async_wait<0>();", ""),
+    "no fence before wgmma": ("ptx::fence_proxy_async();", ""),
+    "orders are given back unread": (
+        "const u32 order = ptx::ld_shared_b32(smem_.order(kIsV, stage));\n"
+        "            ptx::bar_warp_sync();  // all lanes have read it\n"
+        "            ptx::mbarrier_arrive_if(lane_ == 0, smem_.order_empty(kIsV, stage));",
+        "ptx::mbarrier_arrive_if(lane_ == 0, smem_.order_empty(kIsV, stage));\n"
+        "            ptx::bar_warp_sync();\n"
+        "            const u32 order = ptx::ld_shared_b32(smem_.order(kIsV, stage));",
+    ),
+    "orders are written over": (
+        "ptx::mbarrier_wait(smem.order_empty(kIsV, place.stage), place.parity);",
+        "",
+    ),
+}
+
+
+@pytest.mark.parametrize("mutant", [None, *COPY_MUTANTS])
+def test_every_mutant_of_copied_rows_is_noticed(mutant, monkeypatch, tmp_path):
+    right, wrong = COPY_MUTANTS.get(mutant, ("", ""))
+    header = "producer.cuh" if mutant == "orders are written over" else "row_copies.cuh"
+    heads = 2 if mutant == "no head" else 1
+    require_noticed(COPIES, header, right, wrong, monkeypatch, tmp_path, heads=heads)
+
+
 @pytest.mark.parametrize("mutant", [None, *MUTANTS])
 def test_every_mutant_is_noticed(mutant, monkeypatch, tmp_path):
-    small = replace(CHUNK, batch=2, heads=1)
+    right, wrong = MUTANTS.get(mutant, ("", ""))
+    require_noticed(CONFIG, "producer.cuh", right, wrong, monkeypatch, tmp_path)
+
+
+def require_noticed(config, header, right, wrong, monkeypatch, tmp_path, heads=1):
+    small = replace(CHUNK, batch=2, heads=heads, kv_heads=heads)
     inputs = contiguous(small)
     problem, in_pages = paged(inputs, 16, small)
     first = run_arrays(device(), CONFIG, small, inputs)
+    mutant = right or None
     if mutant is not None:
         root = tmp_path / "include"
         shutil.copytree(INCLUDE_ROOT, root)
-        path = root / "flashsmith" / "sm90" / "producer.cuh"
+        path = root / "flashsmith" / "sm90" / header
         text = path.read_text(encoding="utf-8")
-        right, wrong = MUTANTS[mutant]
         assert text.count(right) == 1, right
         path.write_text(text.replace(right, wrong), encoding="utf-8")
         monkeypatch.setattr(compiler, "INCLUDE_ROOT", root)
         monkeypatch.setattr(compiler, "closure_hash", lambda unit: closure_hash(unit, root))
     try:
-        found = run_arrays(device(), CONFIG, problem, in_pages)
+        found = run_arrays(device(), config, problem, in_pages)
     except EmulationError:
         assert mutant is not None
         return

@@ -76,3 +76,5 @@ class ForwardArguments(Arguments):
     page_shift: int = argument("i32", "its logarithm; -1: not a power of two", is_last=True)
     pages: int = argument("i32", "of the pool", is_last=True)
     table_pages: int = argument("i32", "of a sequence", is_last=True)
+    k_rows: TensorArg = argument("TensorArg", "for kernels that copy rows of pages", is_last=True)
+    v_rows: TensorArg = argument("TensorArg", "as k_rows", is_last=True)

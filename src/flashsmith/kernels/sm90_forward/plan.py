@@ -57,6 +57,7 @@ if TYPE_CHECKING:
 
 MOST_PARTS = 4  # of a tile: who ends it adds them up one after the other
 LEAST_BLOCKS = 4  # of keys that a part is worth having for
+MOST_POOL_BYTES = 2**32 * 16  # of pages whose rows are copied: as many chunks of 16 bytes
 PART_ALIGNMENT = 128  # bytes
 LEAST_SAVED_KEYS = 900  # a cta's; exchanging parts takes the time of some 800 (H200, 2026-11)
 
@@ -143,11 +144,29 @@ class ForwardLaunch(Launch):
             page_shift=page_shift(problem.page),
             pages=problem.pages,
             table_pages=problem.table_pages,
+            k_rows=call["k"],
+            v_rows=call["v"],
         )
 
     def obstacle(self, call: Call) -> str:
-        """Why a tensor map cannot describe these tensors, or an empty text."""
-        return maps_obstacle(self._maps(call))
+        """Why a tensor map cannot describe these tensors, or copied rows lie too far apart."""
+        return maps_obstacle(self._maps(call)) or self._rows_obstacle(call)
+
+    def _rows_obstacle(self, call: Call) -> str:
+        """Where a row of a pool lies is told as a 32-bit number of chunks."""
+        if not (self.problem.page and _own(self.config).row_copies):
+            return ""
+        for name in "kv":
+            role = next(role for role in FORWARD.tensors if role.name == name)
+            pages, rows, heads, d_head = role.rows_first(self.problem)
+            arg = call[name]
+            strides = ((pages, arg.batch_stride), (rows, arg.seq_stride), (heads, arg.head_stride))
+            elements = sum((count - 1) * stride for count, stride in strides) + d_head
+            if elements * self.problem.dtype.bytes > MOST_POOL_BYTES:
+                return (
+                    f"{name} spans more than {MOST_POOL_BYTES >> 30} GiB, which row_copies cannot"
+                )
+        return ""
 
     def _from_first(self, call: Call) -> Call:
         """Where the tensors of this launch begin: those that have a part for every sequence."""

@@ -7,6 +7,7 @@ from functools import cache
 
 from flashsmith.arch import Arch
 from flashsmith.base.dtypes import DType
+from flashsmith.kernels.paging import boxes_fit
 from flashsmith.kernels.short_form import parse_short_form
 from flashsmith.kernels.sm90_forward.config import Sm90ForwardConfig
 from flashsmith.kernels.sm90_forward.slices import is_chunk, may_be_cut, q_tiles
@@ -17,6 +18,8 @@ SHORT_QUERIES = 64  # rows of one warpgroup: more of them would have none
 MOST_SHORT_CUT = 128  # width of kernels of one warpgroup that have registers for slices
 NARROW = 64  # width at which tall tiles are others than those that are cut, and faster
 CHUNK_ROWS = 512  # of a request, up to which it is a chunk there; not measured
+LEAST_BOXED = 64  # rows of a page, from which on boxes take less time than copied rows
+MOST_BOXED = 128  # width of kernels that have registers for boxes of pages
 FEW_TILES = 264  # two waves on the 132 SMs of an H200: more fill them without slices
 
 _LOOP = "overlap+early_rescale+tiles_DYNAMIC+late_draw+sections"
@@ -102,10 +105,22 @@ _CHUNK = {
 
 def candidates(problem: AttentionProblem, arch: Arch) -> Sequence[Sm90ForwardConfig]:
     """Configurations that compute `problem`, best first; not all of them need fit `arch`."""
+    found = _in_order(problem)
+    return [_for_pages(config, problem.page) for config in found] if problem.page else found
+
+
+def _for_pages(config: Sm90ForwardConfig, page: int) -> Sm90ForwardConfig:
+    """Small pages are copied by rows; the bits are the same."""
+    has_registers = config.d_head <= MOST_BOXED
+    are_boxes = has_registers and page >= LEAST_BOXED and boxes_fit(page, config.B_c)
+    return config if are_boxes else config.replace(row_copies=True)
+
+
+def _in_order(problem: AttentionProblem) -> Sequence[Sm90ForwardConfig]:
     width = next((w for w in WIDTHS if w >= problem.d_head), None)
     if width is None:
         return ()
-    ranked = _ranked(problem.dtype, width, bool(problem.bias))
+    ranked = _ranked(problem.dtype, width, bool(problem.bias), bool(problem.page))
     is_short = problem.q_len <= SHORT_QUERIES
     own = _asked(problem.dtype, width, _own_of(problem))
     if own is not None:
@@ -188,6 +203,10 @@ def _cut(dtype: DType, width: int, is_short: bool) -> Sm90ForwardConfig:
 
 
 @cache
-def _ranked(dtype: DType, width: int, has_bias: bool) -> tuple[Sm90ForwardConfig, ...]:
-    tall = _TALL_BIASED if has_bias else _TALL
-    return tuple(_read(dtype, width, parts) for parts in (*tall[width], _SHORT[width]))
+def _ranked(
+    dtype: DType, width: int, has_bias: bool, has_pages: bool
+) -> tuple[Sm90ForwardConfig, ...]:
+    tall = (_TALL_BIASED if has_bias else _TALL)[width]
+    # Three warpgroups have no registers for pages either.
+    tall = (_CHUNK[width],) if has_pages and width == NARROW else tall
+    return tuple(_read(dtype, width, parts) for parts in (*tall, _SHORT[width]))

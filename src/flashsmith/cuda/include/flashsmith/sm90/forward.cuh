@@ -7,6 +7,7 @@
 
 #include "flashsmith/sm90/loops.cuh"
 #include "flashsmith/sm90/producer.cuh"
+#include "flashsmith/sm90/row_copies.cuh"
 
 namespace flashsmith::sm90 {
 
@@ -42,7 +43,13 @@ FS_DEVICE void forward(const Sm90ForwardArgs& args) {
     if (warpgroup == 0) {
         ptx::setmaxnreg_dec<kConfig.producer_registers>();
         if (threadIdx.x == 0) Producer<Kernel>(args, smem, rank).run();
-        if (Kernel::kListed && threadIdx.x / kWarpLanes == 1) sweep_tails<kConfig>(smem);
+        const int warp = threadIdx.x / kWarpLanes;
+        if constexpr (Kernel::kCopiesRows) {
+            if (warp == 1) RowCopies<Kernel, false>(args, smem).run();
+            if (warp == 2) RowCopies<Kernel, true>(args, smem).run();
+        } else if constexpr (Kernel::kListed) {
+            if (warp == 1) sweep_tails<kConfig>(smem);
+        }
         // The first warp is whole again for the cluster's barrier.
         if constexpr (kConfig.cluster > 1) ptx::bar_warp_sync();
     } else {

@@ -33,6 +33,8 @@ struct ForwardKernel {
     // Tiles come from a list: sequences have lengths of their own.
     static constexpr bool kListed = flashsmith::kListed<kNeeds>;
     using Listed = ListedPlan<kConfig>;
+    // Rows of pages come by warps of their own (sm90/row_copies.cuh).
+    static constexpr bool kCopiesRows = kNeeds.page && kConfig.row_copies;
 
     // Blocks that a boolean mask hides from a whole tile are passed over: n counts those of a line.
     static constexpr bool kSkips = kHasBlockList<kNeeds>;

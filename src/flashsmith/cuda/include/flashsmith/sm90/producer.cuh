@@ -19,6 +19,14 @@ struct LineOf<true> {
     using Type = BlockLine;
 };
 
+// The page of a key, counted from its sequence's first one.
+FS_DEVICE i32 page_of(const Sm90ForwardArgs& args, i32 key) {
+    return args.page_shift >= 0 ? key >> args.page_shift : Division(key, args.page).quotient;
+}
+
+// To warps that copy rows: there is nothing left to copy.
+inline constexpr u32 kNoOrder = ~0u;
+
 template <class Kernel>
 struct Producer {
     using Plan = typename Kernel::Plan;
@@ -117,7 +125,12 @@ struct Producer {
             }
         }
         if (previous.n_blocks > 0) load_v(0, previous);
-        if constexpr (Kernel::kListed) listed().end_tails();
+        if constexpr (Kernel::kCopiesRows) {
+            tell_copies<false>(kNoOrder, k);
+            tell_copies<true>(kNoOrder, v);
+        } else if constexpr (Kernel::kListed) {
+            listed().end_tails();
+        }
         leave();
     }
 
@@ -373,6 +386,10 @@ struct Producer {
     template <bool kIsV>
     FS_DEVICE void load_listed(const TensorMap& map, i32 n, const Source& at, SmemAddr dst,
                                SmemAddr full, SmemAddr empty, RingCursor& place) {
+        if constexpr (Kernel::kCopiesRows) {
+            tell_copies<kIsV>(block_of(at, n) * kTileSlots + at.batch, place);
+            return;
+        }
         ptx::mbarrier_wait(empty, place.parity);  // every reader, of all blocks, has left the stage
         const auto keys = listed().keys(at.batch);
         const i32 first = block_of(at, n) * kConfig.B_c;
@@ -406,7 +423,7 @@ struct Producer {
         const i32* const entries = args.block_table + static_cast<i64>(batch) * args.table_pages;
         const i32 box_rows = min(args.page, kShare);
         _Pragma("unroll 1") for (i32 row = 0; row < kShare; row += box_rows) {
-            const i32 number = min(page_of(first + row), args.table_pages - 1);
+            const i32 number = min(page_of(args, first + row), args.table_pages - 1);
             const i32 page = min(max(ptx::ld_global_i32(entries + number), 0), args.pages - 1);
             FS_UNROLL
             for (int panel = 0; panel < kConfig.panels(); ++panel) {
@@ -417,8 +434,13 @@ struct Producer {
         }
     }
 
-    FS_DEVICE i32 page_of(i32 key) const {
-        return args.page_shift >= 0 ? key >> args.page_shift : Division(key, args.page).quotient;
+    // What is to come into the next stage, which need not be free yet.
+    template <bool kIsV>
+    FS_DEVICE void tell_copies(u32 order, RingCursor& place) const {
+        ptx::mbarrier_wait(smem.order_empty(kIsV, place.stage), place.parity);
+        ptx::st_shared_b32(smem.order(kIsV, place.stage), order);
+        ptx::mbarrier_arrive(smem.order_full(kIsV, place.stage));
+        place.advance(kConfig.kv_stages);
     }
 
     // 64 columns of this cta's share of a kv block; to all of a cluster.
