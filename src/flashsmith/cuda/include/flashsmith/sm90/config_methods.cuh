@@ -20,9 +20,7 @@ constexpr int ones_bytes() const { return l_by_mma ? B_c * kPanelRowBytes : 0; }
 // Places for what warps are told of rows to copy: one a stage of K, and of V.
 constexpr int orders() const { return row_copies ? 2 * kv_stages : 0; }
 // Full and empty of Q, K, V, the tile ring, the tiles drawn for a cluster, and orders.
-constexpr int barriers() const {
-    return 2 * (q_slots + 2 * kv_stages + kTileSlots + 1 + orders());
-}
+constexpr int barriers() const { return 2 * (q_slots + 2 * kv_stages + kTileSlots + 1 + orders()); }
 
 // A tile takes 16 bytes, and 16 more where it may be a part of one.
 constexpr int tile_slot_bytes() const { return split_last ? 32 : 16; }

@@ -24,7 +24,8 @@ class RowCopies {
     using Args = typename Kernel::Args;
     static constexpr Sm90ForwardConfig kConfig = Kernel::kConfig;
     static constexpr int kChunks = kPanelRowBytes / kChunkBytes;
-    static constexpr int kRowsAtOnce = kWarpLanes / kChunks;  // of a panel, by one copy of all lanes
+    static constexpr int kRowsAtOnce =
+        kWarpLanes / kChunks;  // of a panel, by one copy of all lanes
     // Lane i knows where rows i, 32 + i, … lie: how many chunks behind the pool's first.
     static constexpr int kHeld = (kConfig.B_c + kWarpLanes - 1) / kWarpLanes;
     // Columns behind the last one become zeros.
