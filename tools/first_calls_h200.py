@@ -1,6 +1,6 @@
 """Times the first call of each feature in a fresh process with an empty kernel cache, on a GPU.
 
-    PYTHONPATH=src python tools/first_calls_h200.py -o FILE
+    PYTHONPATH=src python tools/first_calls_h200.py -o FILE [--only packed,window]
 
 From `import flashsmith` to the output, torch and its context not counted; kernels that come in a
 wheel are there only where one was built. A line each is appended to FILE; the table comes last,
@@ -85,17 +85,22 @@ def main() -> int:
     from flashsmith.measure.environment import environment_of
     from flashsmith.measure.record import Record, append_records
     from flashsmith.runtime.devices import default_device
+    from flashsmith.tuner.choose.shipped_kernels import bundle_path, current_kernels
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("-o", dest="output", type=Path, required=True)
+    parser.add_argument("--only", help="some of the features, by name; without it all")
     arguments = parser.parse_args()
-    found = {name: seconds_of(text) for name, text in CALLS.items()}
+    names = arguments.only.split(",") if arguments.only else CALLS
+    found = {name: seconds_of(CALLS[name]) for name in names}
+    bundle = bundle_path("sm_90a")
+    bundled = current_kernels(bundle) if bundle.exists() else 0
     environment = asdict(environment_of(default_device(), compiler=find_nvrtc().compiler))
     for name, (seconds, why) in found.items():
         if seconds is None:
             print(f"{name:24} FAILED {why[:90]}")
             continue
-        what = {"suite": "first_call", "name": name, "call": CALLS[name]}
+        what = {"suite": "first_call", "name": name, "call": CALLS[name], "bundled": bundled}
         append_records(arguments.output, [Record(what, {"seconds": seconds}, environment)])
         print(f"{name:24} {seconds:5.2f} s{'' if seconds <= BAR else ' MISSED'}")
     return int(any(seconds is None or seconds > BAR for seconds, _ in found.values()))

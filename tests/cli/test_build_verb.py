@@ -55,7 +55,7 @@ def test_build_makes_a_bundle_and_says_what_is_left_out(tmp_path):
 
 def test_build_makes_the_kernels_of_the_shipped_measurements(tmp_path, monkeypatch):
     monkeypatch.setattr("flashsmith.tuner.choose.measured.SHIPPED_FOLDER", tmp_path)
-    monkeypatch.setattr(shipped_kernels, "_gradient_jobs", lambda items: ())  # seconds each
+    monkeypatch.setattr(shipped_kernels, "_ruled_jobs", lambda items: ())  # seconds each
     problem = AttentionProblem(1, 3, 1, 4096, 4096, 64, causal=True)
     key = MeasurementKey("NVIDIA Test", "sm_80", "", "", "", SMALL, problem, "final")
     write_lines([Measurement(key, Timed(9.0, 9.0, 9.0, 15, "f"), gate=True)], tmp_path / "t.jsonl")

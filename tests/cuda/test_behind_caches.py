@@ -30,7 +30,7 @@ KERNELS = {
     "runs of whole pages": (f"{SMALL}+runs+evict_first+whole_pages", PAGES),
     "boxes of pages": (f"hopper_{SMALL}", PAGES),
     "chunks of pages": (CHUNKS, PAGES),
-    "copied rows of pages": (CHUNKS.replace("+regs", "+row_copies+regs"), PAGES),
+    "chunks of rows of pages": (CHUNKS, replace(PAGES, page=15)),
 }
 
 

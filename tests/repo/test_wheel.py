@@ -102,7 +102,7 @@ BUILD_WITHOUT_GRADIENTS = """
 from flashsmith.cli.main import main
 from flashsmith.tuner.choose import shipped_kernels
 
-shipped_kernels._gradient_jobs = lambda items: ()  # seconds each
+shipped_kernels._ruled_jobs = lambda items: ()  # seconds each
 main()
 """
 SHIPPED_CALL = """

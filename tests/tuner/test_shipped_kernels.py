@@ -50,7 +50,7 @@ def built(tmp_path_factory):
     write_lines([Measurement(key, timed, gate=True)], folder / "nvidia_h200.jsonl")
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("flashsmith.tuner.choose.measured.SHIPPED_FOLDER", folder)
-        patched.setattr(shipped_kernels, "_gradient_jobs", lambda items: ())  # seconds each
+        patched.setattr(shipped_kernels, "_ruled_jobs", lambda items: ())  # seconds each
         made = shipped_kernels.write_shipped_kernels()
     # Two types, with LSE and without, whole tiles or not of queries and of keys.
     assert made == {folder / f"{ARCH}.bundle": 16}

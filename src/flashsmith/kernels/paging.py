@@ -14,3 +14,8 @@ LEAST_BOX = 8  # rows of a box, at least: after so many the swizzle repeats
 def boxes_fit(page: int, rows: int) -> bool:
     """Whether `rows` keys are whole boxes: pages, or parts of one."""
     return page % rows == 0 or (page >= LEAST_BOX and rows % page == 0)
+
+
+def page_box(page: int, rows: int) -> int:
+    """Rows of a box where `rows` keys are whole boxes; else 0."""
+    return min(page, rows) if page and boxes_fit(page, rows) else 0

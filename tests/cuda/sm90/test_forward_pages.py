@@ -28,7 +28,6 @@ CONFIG = parse_config(
     "hopper(BF16, 64, 2, 64): kv_2+q_4+overlap+pingpong+early_rescale+early_tests+stats_SUM+lazy_8"
     "+tiles_DYNAMIC+split+sections+o_smem+regs_232_40"
 )
-COPIES = CONFIG.replace(row_copies=True)
 # Two tiles of a head; no keys, fewer than a slice, two slices, as many as there is room for.
 CHUNK = AttentionProblem(4, 3, 1, 150, 768, 64, causal=True, lse=True, k_lengths=True)
 LENGTHS = np.array([0, 170, 590, 763], np.int32)
@@ -79,36 +78,26 @@ def bits_of_a_contiguous_cache():
     return run_arrays(device(), CONFIG, CHUNK, contiguous())
 
 
-@pytest.mark.parametrize("page", [8, 16, 64, 192])
+# Boxes, of a page or of a kv block, and rows; the last keys of a sequence are rows in all of them.
+@pytest.mark.parametrize("page", [8, 16, 64, 192, 1, 4, 12, 200])
 def test_pages_give_the_bits_of_a_contiguous_cache(page):
-    require_the_same_bits(CONFIG, page)
-
-
-@pytest.mark.parametrize("page", [1, 4, 12, 16, 200])
-def test_copied_rows_of_any_pages_give_the_same_bits(page):
-    require_the_same_bits(COPIES, page)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize(
-    ("config", "page"), [(CONFIG, 64), (COPIES, 1), (COPIES, 16), (COPIES, 200)]
-)
-def test_a_gpu_gives_pages_the_bits_of_a_contiguous_cache(config, page):
-    gpu = default_device("cuda")
     problem, in_pages = paged(contiguous(), page)
-    found = run_arrays(gpu, config, problem, in_pages)
-    for name, bits in run_arrays(gpu, CONFIG, CHUNK, contiguous()).items():
-        np.testing.assert_array_equal(bits, found[name])
-
-
-def require_the_same_bits(config, page):
-    problem, in_pages = paged(contiguous(), page)
-    launch = plan_forward(config, problem, 7)[-1]
+    launch = plan_forward(CONFIG, problem, 7)[-1]
     assert launch.split.slices == 4
-    found = run_arrays(device(3), config, problem, in_pages)
+    found = run_arrays(device(3), CONFIG, problem, in_pages)
     for name, bits in bits_of_a_contiguous_cache().items():
         np.testing.assert_array_equal(bits, found[name])
     assert not found["o"][0].any()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("page", [16, 64, 192, 1, 200])
+def test_a_gpu_gives_pages_the_bits_of_a_contiguous_cache(page):
+    gpu = default_device("cuda")
+    problem, in_pages = paged(contiguous(), page)
+    found = run_arrays(gpu, CONFIG, problem, in_pages)
+    for name, bits in run_arrays(gpu, CONFIG, CHUNK, contiguous()).items():
+        np.testing.assert_array_equal(bits, found[name])
 
 
 def test_launches_of_a_batch_read_one_pool(monkeypatch):
@@ -124,8 +113,6 @@ def test_launches_of_a_batch_read_one_pool(monkeypatch):
 @pytest.mark.parametrize(
     ("facts", "says"),
     [
-        ({"page": 12, "pages": 9}, "pages of 12 rows do not fit kv blocks of 64 keys"),
-        ({"page": 48, "pages": 9}, "multiples of 64, divisors of it from 8 on, and any with row_c"),
         ({"page": 16, "pages": 9, "k_lengths": False}, "of sequences that have k_lengths"),
     ],
 )
@@ -153,88 +140,84 @@ def test_rows_and_pages_of_a_request_say_which_kernel_reads_them(q_len, page, ar
         assert choose(problem, arch).config.short_form().startswith(starts)
 
 
-# Boxes of pages, then rows that are copied.
+# By the rows of a page: boxes, or rows.
 MUTANTS = {
-    "page off by one": ("entries + number)", "entries + min(number + 1, args.table_pages - 1))"),
-    "page of another sequence": ("static_cast<i64>(batch) * args.table_pages", "0"),
+    "page off by one": ("entries + number)", "entries + min(number + 1, args_.table_pages - 1))"),
+    "page of another sequence": ("static_cast<i64>(batch) * args_.table_pages", "0"),
+    "entries not clamped": (
+        "min(max(ptx::ld_global_i32(entries + number), 0), args_.pages - 1)",
+        "ptx::ld_global_i32(entries + number)",
+    ),
+    "stages that are not free": (
+        "ptx::mbarrier_wait(kIsV ? smem_.v_empty(stage) : smem_.k_empty(stage), parity ^ 1);",
+        "",
+    ),
+    "behind the last key": ("block.left >= kConfig.B_c", "block.left > 0"),
+}
+BOX_MUTANTS = {
     "row of a page off by one": (
-        "first + row - number * args.page, head",
-        "first + row + 1 - number * args.page, head",
+        "block.first + row - number * args_.page, block.head",
+        "block.first + row + 1 - number * args_.page, block.head",
     ),
     "rows on top of others": (
         "(panel * kConfig.B_c + row) * kPanelRowBytes",
         "panel * kConfig.B_c * kPanelRowBytes",
     ),
-    "entries not clamped": (
-        "min(max(ptx::ld_global_i32(entries + number), 0), args.pages - 1)",
-        "ptx::ld_global_i32(entries + number)",
-    ),
+    "another head": ("block.head, page}", "0, page}"),
 }
-
-
-COPY_MUTANTS = {
-    "page off by one": ("entries + number)", "entries + min(number + 1, args_.table_pages - 1))"),
-    "page of another sequence": ("static_cast<i64>(batch) * args_.table_pages", "0"),
+ROW_MUTANTS = {
     "row of a page off by one": ("key - number * args_.page)", "key + 1 - number * args_.page)"),
-    "entries not clamped": (
-        "min(max(ptx::ld_global_i32(entries + number), 0), args_.pages - 1)",
-        "ptx::ld_global_i32(entries + number)",
-    ),
-    "a row of another lane": ("of_row[i], own_row)", "of_row[i], own_row + 1)"),
-    "no head": ("head * tensor_.head_stride", "0"),
-    "rows behind the last key are copied": ("chunk, row < end)", "chunk, true)"),
-    "stages that are not free": (
-        "ptx::mbarrier_wait(kIsV ? smem_.v_empty(stage) : smem_.k_empty(stage), parity ^ 1);",
-        "",
-    ),
+    "a row of another lane": ("shfl_idx(rows[i], of_lane", "shfl_idx(rows[i], 1 + of_lane"),
+    "another head": ("block.head * tensor_.head_stride", "0"),
+    "rows behind the last key": ("row < block.left);", "true);"),
     "nothing waits for the copies": ("ptx::cp_async_wait<0>();", ""),
     "no fence before wgmma": ("ptx::fence_proxy_async();", ""),
+}
+ORDER_MUTANTS = {
     "orders are given back unread": (
-        "const u32 order = ptx::ld_shared_b32(smem_.order(kIsV, stage));\n"
-        "            ptx::bar_warp_sync();  // all lanes have read it\n"
-        "            ptx::mbarrier_arrive_if(lane_ == 0, smem_.order_empty(kIsV, stage));",
-        "ptx::mbarrier_arrive_if(lane_ == 0, smem_.order_empty(kIsV, stage));\n"
-        "            ptx::bar_warp_sync();\n"
-        "            const u32 order = ptx::ld_shared_b32(smem_.order(kIsV, stage));",
+        "const u32 order = ptx::ld_shared_b32(place(is_v, stage));\n"
+        "        ptx::bar_warp_sync();  // all lanes have read it\n"
+        "        ptx::mbarrier_arrive_if(lane == 0, full(is_v, stage) + (kEmpty - kFull));",
+        "ptx::mbarrier_arrive_if(lane == 0, full(is_v, stage) + (kEmpty - kFull));\n"
+        "        ptx::bar_warp_sync();\n"
+        "        const u32 order = ptx::ld_shared_b32(place(is_v, stage));",
     ),
     "orders are written over": (
-        "ptx::mbarrier_wait(smem.order_empty(kIsV, place.stage), place.parity);",
+        "ptx::mbarrier_wait(full(is_v, stage) + (kEmpty - kFull), parity);",
         "",
     ),
+    "stages of K and V are one": ("(is_v * kConfig.kv_stages + stage) * 8", "stage * 8"),
 }
+PLANTED = [
+    *((None, header, "", "", page) for header, page in (("page_copies", 16), ("page_copies", 12))),
+    *((name, "page_copies", *m, page) for name, m in MUTANTS.items() for page in (16, 12)),
+    *((name, "page_copies", *m, 16) for name, m in BOX_MUTANTS.items()),
+    *((name, "page_copies", *m, 12) for name, m in ROW_MUTANTS.items()),
+    *((name, "page_orders", *m, 16) for name, m in ORDER_MUTANTS.items()),
+]
 
 
-@pytest.mark.parametrize("mutant", [None, *COPY_MUTANTS])
-def test_every_mutant_of_copied_rows_is_noticed(mutant, monkeypatch, tmp_path):
-    right, wrong = COPY_MUTANTS.get(mutant, ("", ""))
-    header = "producer.cuh" if mutant == "orders are written over" else "row_copies.cuh"
-    heads = 2 if mutant == "no head" else 1
-    require_noticed(COPIES, header, right, wrong, monkeypatch, tmp_path, heads=heads)
-
-
-@pytest.mark.parametrize("mutant", [None, *MUTANTS])
-def test_every_mutant_is_noticed(mutant, monkeypatch, tmp_path):
-    right, wrong = MUTANTS.get(mutant, ("", ""))
-    require_noticed(CONFIG, "producer.cuh", right, wrong, monkeypatch, tmp_path)
-
-
-def require_noticed(config, header, right, wrong, monkeypatch, tmp_path, heads=1):
+@pytest.mark.parametrize(
+    ("mutant", "header", "right", "wrong", "page"),
+    [p for p in PLANTED if p[0] != "behind the last key" or p[-1] == 16],
+)
+def test_every_mutant_is_noticed(mutant, header, right, wrong, page, monkeypatch, tmp_path):
+    heads = 2 if mutant == "another head" else 1
     small = replace(CHUNK, batch=2, heads=heads, kv_heads=heads)
     inputs = contiguous(small)
-    problem, in_pages = paged(inputs, 16, small)
+    problem, in_pages = paged(inputs, page, small)
     first = run_arrays(device(), CONFIG, small, inputs)
-    mutant = right or None
     if mutant is not None:
         root = tmp_path / "include"
         shutil.copytree(INCLUDE_ROOT, root)
-        path = root / "flashsmith" / "sm90" / header
+        path = root / "flashsmith" / "sm90" / f"{header}.cuh"
         text = path.read_text(encoding="utf-8")
         assert text.count(right) == 1, right
         path.write_text(text.replace(right, wrong), encoding="utf-8")
         monkeypatch.setattr(compiler, "INCLUDE_ROOT", root)
         monkeypatch.setattr(compiler, "closure_hash", lambda unit: closure_hash(unit, root))
     try:
-        found = run_arrays(device(), config, problem, in_pages)
+        found = run_arrays(device(), CONFIG, problem, in_pages)
     except EmulationError:
         assert mutant is not None
         return

@@ -10,8 +10,10 @@ from flashsmith.kernels.arguments import Arguments, ScoresArg, TensorArg, Tensor
 
 COUNTER_BYTES = 16384  # tiles drawn, ctas that are done, and a flag for each part of a tile
 FIRST_FLAG = 2  # words before the flags
-# Shared memory of kernels whose tiles come from a list, as sm90/listed.cuh lays it out.
+# Shared memory of kernels whose tiles come from a list, as sm90/listed.cuh lays it out; and behind
+# it that of kernels that read pages (sm90/page_orders.cuh).
 LISTED_BYTES, LISTED_STAGE_BYTES = 4 * 32 + 24, 16
+PAGED_STAGE_BYTES = 2 * 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +26,7 @@ class ForwardArguments(Arguments):
         "kFirstFlag": FIRST_FLAG,
         "kListedBytes": LISTED_BYTES,
         "kListedStageBytes": LISTED_STAGE_BYTES,
+        "kPagedStageBytes": PAGED_STAGE_BYTES,
     }
 
     q: TensorMapSpec = argument("TensorMap", "dimensions d_head, rows, heads, batch")
@@ -76,5 +79,6 @@ class ForwardArguments(Arguments):
     page_shift: int = argument("i32", "its logarithm; -1: not a power of two", is_last=True)
     pages: int = argument("i32", "of the pool", is_last=True)
     table_pages: int = argument("i32", "of a sequence", is_last=True)
-    k_rows: TensorArg = argument("TensorArg", "for kernels that copy rows of pages", is_last=True)
+    page_box: int = argument("i32", "rows of a box of a page; 0: its rows are copied", is_last=True)
+    k_rows: TensorArg = argument("TensorArg", "where pages are copied by rows", is_last=True)
     v_rows: TensorArg = argument("TensorArg", "as k_rows", is_last=True)

@@ -19,7 +19,6 @@ from flashsmith.problem.attention import AttentionProblem
 
 if TYPE_CHECKING:
     from flashsmith.kernels.launch import Plan
-from flashsmith.kernels.paging import LEAST_BOX, boxes_fit
 
 WARPGROUP_ROWS = 64  # of the A operand of wgmma m64nNk16
 WARPGROUP_THREADS = 128
@@ -28,7 +27,6 @@ PANEL_ROW_BYTES = 128
 TILE_SLOTS = 4  # tiles that the producer may have published and consumers not yet left
 TILE_SLOT_BYTES = 16  # and as many again where a tile may be a part of one
 BARRIER_BYTES = 8
-ORDER_BYTES = 8  # what a warp is told of rows to copy
 MAX_SMEM_BYTES = 232_448  # a cta of sm_90: 227 KB
 REGISTERS_PER_SM = 65_536
 # Registers ptxas needs beside S, P and O (H200 builds, 2026-11: largest sums without a spill are
@@ -81,10 +79,7 @@ class Sm90ForwardConfig(KernelConfig):
         "flashsmith/tile/panel.cuh",
         "flashsmith/tile/ring.cuh",
     )
-    CONSTANTS: ClassVar[Mapping[str, int]] = {
-        "kTileSlots": TILE_SLOTS,
-        "kOrderBytes": ORDER_BYTES,
-    }
+    CONSTANTS: ClassVar[Mapping[str, int]] = {"kTileSlots": TILE_SLOTS}
     CPP_TYPE: ClassVar[str] = "flashsmith::Sm90ForwardConfig"
     CPP_METHODS: ClassVar[str] = "flashsmith/sm90/config_methods.cuh"
     CPP_ENTRY: ClassVar[str] = "flashsmith::sm90::forward"
@@ -160,9 +155,6 @@ class Sm90ForwardConfig(KernelConfig):
     o_in_q: bool = flag("o_q", "with own_spans, O leaves through the slot of its Q and TMA")
     late_store: bool = flag("late_store", "O leaves behind the next tile's Q Kᵀ")
     l2_hints: bool = flag("hints", "L2 keeps K and V, and lets Q and O go first")
-    row_copies: bool = flag(
-        "row_copies", "pages: rows of K and V are copied by a warp each, not as boxes of a page"
-    )
     consumer_registers: int = knob(
         (160, 216, 224, 232, 240), "registers of a consumer thread", "regs_{}_{}"
     )
@@ -197,16 +189,11 @@ class Sm90ForwardConfig(KernelConfig):
 
     @property
     def barriers(self) -> int:
-        """Full and empty of Q, K, V, the tile ring, the tiles drawn for a cluster, and orders."""
-        return 2 * (self.q_slots + 2 * self.kv_stages + TILE_SLOTS + 1 + self.orders)
-
-    @property
-    def orders(self) -> int:
-        """Places for what warps are told of rows to copy: one a stage of K, and of V."""
-        return 2 * self.kv_stages if self.row_copies else 0
+        """Full and empty of Q, K, V, the tile ring and the tiles drawn for a cluster."""
+        return 2 * (self.q_slots + 2 * self.kv_stages + TILE_SLOTS + 1)
 
     def smem_bytes(self, elem_size: int = 2) -> int:
-        """Rings of Q, K and V, O of each warpgroup where staged, barriers, tile slots, orders."""
+        """Q ring, K ring, V ring, O of each warpgroup where staged, barriers, tile slots."""
         row = PANEL_ROW_BYTES * self.panels * elem_size // self.dtype.bytes
         q = self.q_slots * WARPGROUP_ROWS * row
         kv = 2 * self.kv_stages * self.B_c * row
@@ -219,7 +206,6 @@ class Sm90ForwardConfig(KernelConfig):
             + ones
             + self.barriers * BARRIER_BYTES
             + (TILE_SLOTS + 1) * TILE_SLOT_BYTES * (2 if self.split_last else 1)
-            + self.orders * ORDER_BYTES
         )
 
     @property
@@ -255,6 +241,8 @@ class Sm90ForwardConfig(KernelConfig):
             return "its tiles are dealt out before lengths are known"
         if self.ascending is Ascending.ALL and problem.mask.hides:
             return "ptxas spills where tiles that ascend are listed and masked"
+        if self.n_warpgroups > 2 and (problem.mask.hides or problem.page):
+            return "ptxas spills where tiles of three warpgroups are listed and masked, or on pages"
         return ""
 
     def depends_on_batch(self, problem: AttentionProblem) -> str:
@@ -263,21 +251,17 @@ class Sm90ForwardConfig(KernelConfig):
         return "only the first tiles of a launch take their keys from the first on" * some_ascend
 
     def refused_problem(self, problem: AttentionProblem) -> str:
-        """Pages are copied as boxes or by rows, of sequences with their lengths in memory."""
-        page, rows = problem.page, self.B_c // self.cluster
-        if not page:
+        """Pages are of sequences that have their lengths in memory, and copied by one cta."""
+        if not problem.page:
             return ""
         if problem.sequences or not problem.k_lengths or problem.bias:
             return (
                 "these kernels read pages of sequences that have k_lengths, are not packed and "
                 "have no bias"
             )
-        if self.row_copies or boxes_fit(page, rows):
-            return ""
-        return (
-            f"pages of {page} rows do not fit kv blocks of {rows} keys; these kernels take "
-            f"multiples of {rows}, divisors of it from {LEAST_BOX} on, and any with row_copies"
-        )
+        if self.cluster > 1:
+            return "ctas of a cluster do not share pages; take a configuration without cluster"
+        return ""
 
     def plan(self, problem: AttentionProblem, sm_count: int) -> Plan:
         """The launches of this configuration on a problem that it computes."""
@@ -446,12 +430,6 @@ Sm90ForwardConfig.BUILD_RULES = (
         lambda c: c.o_halves and (not c.o_staged or c.panels < 2),
         "only an O of two panels or more that is staged can be staged by halves",
         "add o_smem or drop o_halves",
-    ),
-    Rule(
-        "row_copies_are_of_one_cta",
-        lambda c: c.row_copies and c.cluster > 1,
-        "a warp copies to the shared memory of its own cta only",
-        "drop row_copies or cluster",
     ),
     Rule(
         "sections_need_order",

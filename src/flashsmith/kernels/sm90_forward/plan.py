@@ -19,12 +19,13 @@ from flashsmith.kernels.launch import (
     Plan,
     scores_arg,
 )
-from flashsmith.kernels.paging import page_shift
+from flashsmith.kernels.paging import page_box, page_shift
 from flashsmith.kernels.sm90_forward.arguments import (
     COUNTER_BYTES,
     FIRST_FLAG,
     LISTED_BYTES,
     LISTED_STAGE_BYTES,
+    PAGED_STAGE_BYTES,
     ForwardArguments,
 )
 from flashsmith.kernels.sm90_forward.config import (
@@ -144,6 +145,7 @@ class ForwardLaunch(Launch):
             page_shift=page_shift(problem.page),
             pages=problem.pages,
             table_pages=problem.table_pages,
+            page_box=page_box(problem.page, config.B_c),
             k_rows=call["k"],
             v_rows=call["v"],
         )
@@ -154,7 +156,7 @@ class ForwardLaunch(Launch):
 
     def _rows_obstacle(self, call: Call) -> str:
         """Where a row of a pool lies is told as a 32-bit number of chunks."""
-        if not (self.problem.page and _own(self.config).row_copies):
+        if not self.problem.page:
             return ""
         for name in "kv":
             role = next(role for role in FORWARD.tensors if role.name == name)
@@ -164,7 +166,8 @@ class ForwardLaunch(Launch):
             elements = sum((count - 1) * stride for count, stride in strides) + d_head
             if elements * self.problem.dtype.bytes > MOST_POOL_BYTES:
                 return (
-                    f"{name} spans more than {MOST_POOL_BYTES >> 30} GiB, which row_copies cannot"
+                    f"{name} spans {elements * self.problem.dtype.bytes} bytes; pages of a tensor "
+                    f"of at most {MOST_POOL_BYTES} can be read"
                 )
         return ""
 
@@ -189,7 +192,8 @@ class ForwardLaunch(Launch):
         config = _own(self.config)
         box_rows = {"q": WARPGROUP_ROWS, "o": WARPGROUP_ROWS}
         kv_rows = config.B_c // config.cluster
-        kv_rows = min(self.problem.page or kv_rows, kv_rows)
+        if self.problem.page:
+            kv_rows = page_box(self.problem.page, config.B_c) or min(self.problem.page, config.B_c)
         return {
             role.name: _map(self.problem, role, call[role.name], box_rows.get(role.name, kv_rows))
             for role in FORWARD.tensors
@@ -253,6 +257,8 @@ def plan_forward(
     if own.scheduler is not Scheduler.SINGLE:
         drawn_at_once = min(drawn_at_once, clusters)
     listed_bytes = LISTED_BYTES + LISTED_STAGE_BYTES * own.kv_stages if problem.is_listed else 0
+    if problem.page:
+        listed_bytes += PAGED_STAGE_BYTES * own.kv_stages
     geometry = LaunchGeometry(
         grid=(drawn_at_once * own.cluster, 1, 1),
         threads=own.threads,

@@ -7,7 +7,6 @@ from functools import cache
 
 from flashsmith.arch import Arch
 from flashsmith.base.dtypes import DType
-from flashsmith.kernels.paging import boxes_fit
 from flashsmith.kernels.short_form import parse_short_form
 from flashsmith.kernels.sm90_forward.config import Sm90ForwardConfig
 from flashsmith.kernels.sm90_forward.slices import is_chunk, may_be_cut, q_tiles
@@ -18,14 +17,13 @@ SHORT_QUERIES = 64  # rows of one warpgroup: more of them would have none
 MOST_SHORT_CUT = 128  # width of kernels of one warpgroup that have registers for slices
 NARROW = 64  # width at which tall tiles are others than those that are cut, and faster
 CHUNK_ROWS = 512  # of a request, up to which it is a chunk there; not measured
-LEAST_BOXED = 64  # rows of a page, from which on boxes take less time than copied rows
-MOST_BOXED = 128  # width of kernels that have registers for boxes of pages
 FEW_TILES = 264  # two waves on the 132 SMs of an H200: more fill them without slices
 
 _LOOP = "overlap+early_rescale+tiles_DYNAMIC+late_draw+sections"
 _SUM = f"{_LOOP}+stats_SUM+lazy_8"
 _ONE = "regs_240_56"
 _TWO = "regs_232_40"
+_MORE = "regs_224_56"  # for warps that copy pages (NVRTC 13.0)
 _THREE = "regs_160_32"
 
 # Warpgroups, B_c and the words of the short form, by width; order of an H200 (2026-11).
@@ -94,7 +92,7 @@ WINDOW_ROWS = 2048  # least length that tiles of 192 rows were raced at
 # Of chunks, few rows on many keys: tiles that are cut along the keys, and no taller than most
 # chunks are.
 _CHUNK = {
-    64: (2, 128, f"kv_3+q_4+{_SUM}+halves+pingpong+split+o_smem+{_TWO}"),
+    64: (2, 128, f"kv_3+q_4+{_SUM}+halves+pingpong+split+o_smem+{_MORE}"),
     96: (2, 128, f"kv_2+q_4+{_SUM}+halves+pingpong+early_tests+split+o_smem+late_store+{_TWO}"),
     128: _TALL[128][0],
     192: (2, 96, f"kv_2+q_3+{_SUM}+early_tests+split+late_store+hints+{_TWO}"),
@@ -105,22 +103,10 @@ _CHUNK = {
 
 def candidates(problem: AttentionProblem, arch: Arch) -> Sequence[Sm90ForwardConfig]:
     """Configurations that compute `problem`, best first; not all of them need fit `arch`."""
-    found = _in_order(problem)
-    return [_for_pages(config, problem.page) for config in found] if problem.page else found
-
-
-def _for_pages(config: Sm90ForwardConfig, page: int) -> Sm90ForwardConfig:
-    """Small pages are copied by rows; the bits are the same."""
-    has_registers = config.d_head <= MOST_BOXED
-    are_boxes = has_registers and page >= LEAST_BOXED and boxes_fit(page, config.B_c)
-    return config if are_boxes else config.replace(row_copies=True)
-
-
-def _in_order(problem: AttentionProblem) -> Sequence[Sm90ForwardConfig]:
     width = next((w for w in WIDTHS if w >= problem.d_head), None)
     if width is None:
         return ()
-    ranked = _ranked(problem.dtype, width, bool(problem.bias), bool(problem.page))
+    ranked = _ranked(problem.dtype, width, bool(problem.bias), _is_full(problem))
     is_short = problem.q_len <= SHORT_QUERIES
     own = _asked(problem.dtype, width, _own_of(problem))
     if own is not None:
@@ -131,6 +117,11 @@ def _in_order(problem: AttentionProblem) -> Sequence[Sm90ForwardConfig]:
     if _is_cut(cut, problem):
         return (cut, *(config for config in ranked if config != cut))
     return ranked
+
+
+def _is_full(problem: AttentionProblem) -> bool:
+    """Whether three warpgroups have no registers left, of tiles from a list (NVRTC 13.0)."""
+    return problem.is_listed and (problem.mask.hides or problem.page > 0)
 
 
 def _own_of(problem: AttentionProblem) -> str:
@@ -204,9 +195,9 @@ def _cut(dtype: DType, width: int, is_short: bool) -> Sm90ForwardConfig:
 
 @cache
 def _ranked(
-    dtype: DType, width: int, has_bias: bool, has_pages: bool
+    dtype: DType, width: int, has_bias: bool, is_full: bool
 ) -> tuple[Sm90ForwardConfig, ...]:
     tall = (_TALL_BIASED if has_bias else _TALL)[width]
-    # Three warpgroups have no registers for pages either.
-    tall = (_CHUNK[width],) if has_pages and width == NARROW else tall
+    if width == NARROW:  # of packed sequences it is not said here that they are
+        tall = (_CHUNK[width],) if is_full else (*tall, _CHUNK[width])
     return tuple(_read(dtype, width, parts) for parts in (*tall, _SHORT[width]))

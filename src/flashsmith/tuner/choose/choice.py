@@ -288,7 +288,11 @@ def _ruled_choice(question: _Question, passed: list[Rejected]) -> Choice:
             reason = f"no kernels for {question.arch.name}"
             passed.append(Rejected(f"{family.NAME}", reason))
             continue
-        for config in _candidates(question, family):
+        ranked = sorted(
+            _candidates(question, family),
+            key=lambda config: config.drawback(question.problem) != "",
+        )
+        for config in ranked:
             obstacle = question.obstacle(config)
             if not obstacle and chosen is None:
                 chosen = config

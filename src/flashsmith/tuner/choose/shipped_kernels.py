@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -23,6 +23,7 @@ from flashsmith.compile.compiler import (
 from flashsmith.compile.nvrtc.library import loads_on_driver
 from flashsmith.kernels.kernel import KernelConfig
 from flashsmith.kernels.parse import parse_config
+from flashsmith.kernels.plans import kernels_of
 from flashsmith.problem.attention import AttentionProblem
 from flashsmith.problem.needs import Needs
 from flashsmith.problem.signature import BACKWARD, FORWARD
@@ -32,6 +33,7 @@ from flashsmith.tuner.store.machine_code import jobs_of
 from flashsmith.tuner.store.measurement import Measurement
 
 GROUPS = (1, 2, 4, 8)  # heads of Q for each of K, as models that are trained have them
+_BATCH, _PAGE = 4, 16  # any numbers
 _TILES = 8  # any number: the lengths only have to be whole tiles, or not
 _log = logging.getLogger("flashsmith.choose")
 
@@ -90,12 +92,13 @@ def write_shipped_kernels() -> dict[Path, int]:
 def shipped_jobs() -> dict[str, list[CompileJob]]:
     """The kernels of every choice that a shipped measurement can lead to, by architecture.
 
-    And those of its gradients, which a rule chooses: who trains calls both.
+    And what rules choose: gradients, since who trains calls both; packed sequences, lengths and
+    chunks on caches, of the widths that were measured.
     """
     files = sorted(measured.SHIPPED_FOLDER.glob("*.jsonl"))
     items = [item for path in files for item in measured.choosable(path)]
     by_arch: dict[str, list[CompileJob]] = {}
-    for job in dict.fromkeys([*_jobs(items), *_gradient_jobs(items)]):
+    for job in dict.fromkeys([*_jobs(items), *_ruled_jobs(items)]):
         by_arch.setdefault(job.arch, []).append(job)
     return dict(sorted(by_arch.items()))
 
@@ -132,6 +135,11 @@ def _jobs(items: Iterable[Measurement]) -> Iterator[CompileJob]:
             yield from _whole_tiles_or_not(config, problem, item.key.arch)
 
 
+def _ruled_jobs(items: Sequence[Measurement]) -> Iterator[CompileJob]:
+    yield from _gradient_jobs(items)
+    yield from _listed_jobs(items)
+
+
 def _gradient_jobs(items: Iterable[Measurement]) -> Iterator[CompileJob]:
     """What is chosen for the gradients of measured forward problems, both element types."""
     for item, dtype, group in product(items, DType, GROUPS):
@@ -148,6 +156,37 @@ def _gradient_jobs(items: Iterable[Measurement]) -> Iterator[CompileJob]:
         config = choose(problem, item.key.arch, gpu=item.key.gpu).config
         if config is not None:
             yield from _whole_tiles_or_not(config, problem, item.key.arch)
+
+
+def _listed_jobs(items: Iterable[Measurement]) -> Iterator[CompileJob]:
+    """What is chosen for packed sequences and lengths in memory, of the measured widths.
+
+    Kernels of decoding are many and small: these compile at their first call.
+    """
+    forward = [i.key for i in items if i.key.problem.operation == FORWARD.operation]
+    places = dict.fromkeys((key.arch, key.gpu, key.problem.d_head) for key in forward)
+    for (arch, gpu, d_head), dtype in product(places, DType):
+        for problem in _listed_problems(d_head, dtype):
+            config = choose(problem, arch, gpu=gpu).config
+            if config is not None:
+                yield from (CompileJob(*pair, arch) for pair in kernels_of(config, problem))
+
+
+def _listed_problems(d_head: int, dtype: DType) -> Iterator[AttentionProblem]:
+    """Trained and served: one of each kernel that these may take, whatever their lengths are."""
+    many = AttentionProblem(_BATCH, 32, 8, 4096, 4096, d_head, dtype)
+    for causal, lse in product((False, True), (False, True)):
+        yield replace(many, batch=1, causal=causal, lse=lse, sequences=_BATCH, batch_invariant=True)
+    for causal, q_lengths in product((False, True), (False, True)):
+        yield replace(many, causal=causal, k_lengths=True, q_lengths=q_lengths)
+    # Chunks: some are cut along the keys, and some have rows that are no whole tiles.
+    for causal, q_len, k_len, page in product(
+        (False, True), (32, 128, 200, 1024), (1024, 65536), (0, _PAGE)
+    ):
+        yield replace(
+            many, q_len=q_len, k_len=k_len, causal=causal, k_lengths=True, batch_invariant=True,
+            page=page, pages=page,
+        )  # fmt: skip
 
 
 def _whole_tiles_or_not(

@@ -17,16 +17,13 @@ constexpr int o_panels() const {
 constexpr int o_slot_bytes() const { return kWarpgroupRows * kPanelRowBytes * o_panels(); }
 // A panel of ones beside V: its product with P is the sum of each row.
 constexpr int ones_bytes() const { return l_by_mma ? B_c * kPanelRowBytes : 0; }
-// Places for what warps are told of rows to copy: one a stage of K, and of V.
-constexpr int orders() const { return row_copies ? 2 * kv_stages : 0; }
-// Full and empty of Q, K, V, the tile ring, the tiles drawn for a cluster, and orders.
-constexpr int barriers() const { return 2 * (q_slots + 2 * kv_stages + kTileSlots + 1 + orders()); }
+// Full and empty of Q, K, V, the tile ring and the tiles drawn for a cluster.
+constexpr int barriers() const { return 2 * (q_slots + 2 * kv_stages + kTileSlots + 1); }
 
 // A tile takes 16 bytes, and 16 more where it may be a part of one.
 constexpr int tile_slot_bytes() const { return split_last ? 32 : 16; }
 
 constexpr int smem_bytes() const {
     return q_slots * q_slot_bytes() + 2 * kv_stages * kv_bytes() + n_warpgroups * o_slot_bytes() +
-           ones_bytes() + barriers() * kBarrierBytes + (kTileSlots + 1) * tile_slot_bytes() +
-           orders() * kOrderBytes;
+           ones_bytes() + barriers() * kBarrierBytes + (kTileSlots + 1) * tile_slot_bytes();
 }

@@ -6,8 +6,8 @@
 #pragma once
 
 #include "flashsmith/sm90/loops.cuh"
+#include "flashsmith/sm90/page_copies.cuh"
 #include "flashsmith/sm90/producer.cuh"
-#include "flashsmith/sm90/row_copies.cuh"
 
 namespace flashsmith::sm90 {
 
@@ -32,6 +32,7 @@ FS_DEVICE void forward(const Sm90ForwardArgs& args) {
     const int warpgroup = ptx::broadcast(threadIdx.x / kWarpgroupThreads);
 
     if (Kernel::kListed && threadIdx.x == 0) typename Kernel::Listed{smem.base}.init_barriers();
+    if (Kernel::kPaged && threadIdx.x == 0) typename Kernel::Orders{smem.base}.init_barriers();
     if (threadIdx.x == 0) smem.init_barriers();
     if constexpr (Kernel::kMmaSums) fill_with_ones<kConfig>(smem);
     if constexpr (kConfig.cluster > 1) {
@@ -44,9 +45,9 @@ FS_DEVICE void forward(const Sm90ForwardArgs& args) {
         ptx::setmaxnreg_dec<kConfig.producer_registers>();
         if (threadIdx.x == 0) Producer<Kernel>(args, smem, rank).run();
         const int warp = threadIdx.x / kWarpLanes;
-        if constexpr (Kernel::kCopiesRows) {
-            if (warp == 1) RowCopies<Kernel, false>(args, smem).run();
-            if (warp == 2) RowCopies<Kernel, true>(args, smem).run();
+        if constexpr (Kernel::kPaged) {
+            if (warp == 1) PageCopies<Kernel, false>(args, smem).run();
+            if (warp == 2) PageCopies<Kernel, true>(args, smem).run();
         } else if constexpr (Kernel::kListed) {
             if (warp == 1) sweep_tails<kConfig>(smem);
         }

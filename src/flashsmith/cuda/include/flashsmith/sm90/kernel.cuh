@@ -10,6 +10,7 @@
 #include "flashsmith/sm90/lazy_softmax.cuh"
 #include "flashsmith/sm90/listed.cuh"
 #include "flashsmith/sm90/output.cuh"
+#include "flashsmith/sm90/page_orders.cuh"
 #include "flashsmith/sm90/products.cuh"
 #include "flashsmith/sm90/shared_plan.cuh"
 #include "flashsmith/sm90/slices.cuh"
@@ -33,8 +34,9 @@ struct ForwardKernel {
     // Tiles come from a list: sequences have lengths of their own.
     static constexpr bool kListed = flashsmith::kListed<kNeeds>;
     using Listed = ListedPlan<kConfig>;
-    // Rows of pages come by warps of their own (sm90/row_copies.cuh).
-    static constexpr bool kCopiesRows = kNeeds.page && kConfig.row_copies;
+    // Pages come by warps of their own, as they are told.
+    static constexpr bool kPaged = kNeeds.page;
+    using Orders = PageOrders<kConfig>;
 
     // Blocks that a boolean mask hides from a whole tile are passed over: n counts those of a line.
     static constexpr bool kSkips = kHasBlockList<kNeeds>;

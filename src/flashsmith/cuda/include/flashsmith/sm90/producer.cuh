@@ -19,14 +19,6 @@ struct LineOf<true> {
     using Type = BlockLine;
 };
 
-// The page of a key, counted from its sequence's first one.
-FS_DEVICE i32 page_of(const Sm90ForwardArgs& args, i32 key) {
-    return args.page_shift >= 0 ? key >> args.page_shift : Division(key, args.page).quotient;
-}
-
-// To warps that copy rows: there is nothing left to copy.
-inline constexpr u32 kNoOrder = ~0u;
-
 template <class Kernel>
 struct Producer {
     using Plan = typename Kernel::Plan;
@@ -125,9 +117,9 @@ struct Producer {
             }
         }
         if (previous.n_blocks > 0) load_v(0, previous);
-        if constexpr (Kernel::kCopiesRows) {
-            tell_copies<false>(kNoOrder, k);
-            tell_copies<true>(kNoOrder, v);
+        if constexpr (Kernel::kPaged) {
+            order_pages<false>(Kernel::Orders::kNone, k);
+            order_pages<true>(Kernel::Orders::kNone, v);
         } else if constexpr (Kernel::kListed) {
             listed().end_tails();
         }
@@ -386,8 +378,8 @@ struct Producer {
     template <bool kIsV>
     FS_DEVICE void load_listed(const TensorMap& map, i32 n, const Source& at, SmemAddr dst,
                                SmemAddr full, SmemAddr empty, RingCursor& place) {
-        if constexpr (Kernel::kCopiesRows) {
-            tell_copies<kIsV>(block_of(at, n) * kTileSlots + at.batch, place);
+        if constexpr (Kernel::kPaged) {
+            order_pages<kIsV>(block_of(at, n) * kTileSlots + at.batch, place);
             return;
         }
         ptx::mbarrier_wait(empty, place.parity);  // every reader, of all blocks, has left the stage
@@ -402,44 +394,19 @@ struct Producer {
             ptx::mbarrier_arrive_expect_tx(full, kConfig.kv_bytes());
         }
         const i32 share = static_cast<i32>(rank) * kShare;
-        if constexpr (Kernel::kNeeds.page) {
-            copy_pages(map, first + share, keys.head, batch, dst + share * kPanelRowBytes, full);
-        } else {
-            FS_UNROLL
-            for (int panel = 0; panel < kConfig.panels(); ++panel) {
-                const ptx::TmaCoordinates from{panel * kPanelColumns, keys.begin + first + share,
-                                               keys.head, batch};
-                copy_panel(map, from, dst + (panel * kConfig.B_c + share) * kPanelRowBytes, full);
-            }
+        FS_UNROLL
+        for (int panel = 0; panel < kConfig.panels(); ++panel) {
+            const ptx::TmaCoordinates from{panel * kPanelColumns, keys.begin + first + share,
+                                           keys.head, batch};
+            copy_panel(map, from, dst + (panel * kConfig.B_c + share) * kPanelRowBytes, full);
         }
         place.advance(kConfig.kv_stages);
     }
 
-    // Keys from `first` on of sequence `batch`, this cta's share of a kv block, from a pool of
-    // pages: a box is a page, or the share where that has fewer rows. Behind the last row of a page
-    // a box brings zeros; an entry that names no page is clamped: nothing outside the pool is read.
-    FS_DEVICE void copy_pages(const TensorMap& map, i32 first, i32 head, i32 batch, SmemAddr dst,
-                              SmemAddr full) {
-        const i32* const entries = args.block_table + static_cast<i64>(batch) * args.table_pages;
-        const i32 box_rows = min(args.page, kShare);
-        _Pragma("unroll 1") for (i32 row = 0; row < kShare; row += box_rows) {
-            const i32 number = min(page_of(args, first + row), args.table_pages - 1);
-            const i32 page = min(max(ptx::ld_global_i32(entries + number), 0), args.pages - 1);
-            FS_UNROLL
-            for (int panel = 0; panel < kConfig.panels(); ++panel) {
-                const ptx::TmaCoordinates from{panel * kPanelColumns,
-                                               first + row - number * args.page, head, page};
-                copy_panel(map, from, dst + (panel * kConfig.B_c + row) * kPanelRowBytes, full);
-            }
-        }
-    }
-
     // What is to come into the next stage, which need not be free yet.
     template <bool kIsV>
-    FS_DEVICE void tell_copies(u32 order, RingCursor& place) const {
-        ptx::mbarrier_wait(smem.order_empty(kIsV, place.stage), place.parity);
-        ptx::st_shared_b32(smem.order(kIsV, place.stage), order);
-        ptx::mbarrier_arrive(smem.order_full(kIsV, place.stage));
+    FS_DEVICE void order_pages(u32 order, RingCursor& place) const {
+        typename Kernel::Orders{smem.base}.send(kIsV, place.stage, place.parity, order);
         place.advance(kConfig.kv_stages);
     }
 

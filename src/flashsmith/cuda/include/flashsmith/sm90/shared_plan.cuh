@@ -1,6 +1,6 @@
 // Where the forward kernel keeps what in shared memory; matrices are panels (tile/panel.cuh).
 //
-//   Q slots | K stages | V stages | O of each warpgroup | ones | barriers | tiles | orders
+//   Q slots | K stages | V stages | O of each warpgroup | ones | barriers | tiles
 #pragma once
 
 #include "flashsmith/ptx/mbarrier.cuh"
@@ -20,8 +20,7 @@ struct SharedPlan {
     static constexpr int kOnes = kO + kConfig.n_warpgroups * kConfig.o_slot_bytes();
     static constexpr int kBarriers = kOnes + kConfig.ones_bytes();
     static constexpr int kTiles = kBarriers + kConfig.barriers() * kBarrierBytes;
-    static constexpr int kOrders = kTiles + (kTileSlots + 1) * kConfig.tile_slot_bytes();
-    static_assert(kOrders + kConfig.orders() * kOrderBytes == kConfig.smem_bytes(),
+    static_assert(kTiles + (kTileSlots + 1) * kConfig.tile_slot_bytes() == kConfig.smem_bytes(),
                   "the plan and the configuration must agree on the size of shared memory.");
 
     // An empty barrier follows the full ones of its ring at a constant distance.
@@ -52,16 +51,6 @@ struct SharedPlan {
     // A tile's number on its way from the cluster's first block to the others.
     FS_DEVICE SmemAddr draw_full() const { return barrier(kAfterKv + 2 * kTileSlots); }
     FS_DEVICE SmemAddr draw_empty() const { return barrier(kAfterKv + 2 * kTileSlots + 1); }
-    // Of a stage of K or of V, for the warp that copies its rows.
-    FS_DEVICE SmemAddr order_full(bool is_v, int stage) const {
-        return barrier(kAfterKv + 2 * kTileSlots + 2 + is_v * kStages + stage);
-    }
-    FS_DEVICE SmemAddr order_empty(bool is_v, int stage) const {
-        return order_full(is_v, stage) + 2 * kStages * kBarrierBytes;
-    }
-    FS_DEVICE SmemAddr order(bool is_v, int stage) const {
-        return base + (kOrders + (is_v * kStages + stage) * kOrderBytes);
-    }
 
     // One thread; a barrier of the block, or of the cluster, must follow.
     FS_DEVICE void init_barriers() const {
@@ -83,7 +72,6 @@ struct SharedPlan {
         }
         ptx::mbarrier_init(draw_full(), 1);
         ptx::mbarrier_init(draw_empty(), 1);
-        for (int i = 0; i < 2 * kConfig.orders(); ++i) ptx::mbarrier_init(order_full(false, i), 1);
         ptx::fence_mbarrier_init();
     }
 
