@@ -7,7 +7,7 @@ Compiles all candidates on all cores, runs the cases of servers on each, races t
 cuDNN, FlashAttention-2, FlashAttention-3 (`--fa3`, as tools/serve_h200.py takes it) and a plain
 read of the cache, then chunks of 64 to 512 rows on long caches: whole tiles, slices that fill the
 SMs, and slices by the sequence alone, for lengths that the host knows and for such in memory. With
-`--only pages`, chunks on pages of 1 to 128 rows: as boxes, and by copied rows.
+`--only pages`, chunks on pages of 1 to 128 rows.
 Candidates that are wrong or refused are named. Records are appended to FILE; tables come last:
 microseconds, and times as fast as the best peer on the same kind of cache.
 
@@ -148,7 +148,7 @@ def is_ours(name: str) -> bool:
 
 def is_paged(name: str) -> bool:
     """Whether a contender's cache lies in pages."""
-    return name.endswith(f" page {PAGE}")
+    return " page " in name
 
 
 def check(device, configs: Sequence[KernelConfig], deadline: float, said: list[str]) -> None:
@@ -227,28 +227,20 @@ def race_chunk(race: Race, shape: tuple[int, ...]) -> None:
 
 
 def pages_work(device) -> Iterator[tuple[KernelConfig, Case]]:
-    """Boxes of pages and copied rows, to be compiled beforehand."""
+    """What is chosen for chunks on pages, to be compiled beforehand."""
     for shape, page in PAGED:
         problem = replace(problem_of(*shape), k_lengths=True, page=page, pages=page)
-        for config in boxes_and_copies(device, problem):
-            yield config, Case("pages", problem)
-
-
-def boxes_and_copies(device, problem: AttentionProblem) -> list[KernelConfig]:
-    """What is chosen for a chunk, with its pages as boxes where they fit and by rows."""
-    chosen = choose(problem, device.arch, gpu=device.name).config
-    both = [chosen.replace(row_copies=on) for on in (False, True)]
-    return [config for config in both if not config.refused_problem(problem)]
+        yield choose(problem, device.arch, gpu=device.name).config, Case("pages", problem)
 
 
 def race_pages(race: Race, shape: tuple[int, ...], page: int) -> None:
-    """A chunk on pages of one size: as boxes, and by copied rows."""
+    """What is chosen for a chunk on pages of one size; FlashAttention-3 reads the same ones."""
     cache = Cache(problem_of(*shape), page=page)
     asked, _, _ = cache.call(paged=True, lengths=True)
     ways = {f" page {page}": (True, True)}
-    configs = boxes_and_copies(race.device, asked)
-    contenders = [*ours(race.device, cache, configs, race.said, ways)]
-    if race.fa3 is not None and page == PAGE:
+    config = choose(asked, race.device.arch, gpu=race.device.name).config
+    contenders = [*ours(race.device, cache, [config], race.said, ways)]
+    if race.fa3 is not None:
         contenders += fa3_contenders(race.fa3, cache)
     race.run(asked, contenders, cache)
 

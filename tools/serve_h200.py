@@ -185,7 +185,7 @@ def fa3_contenders(fa3, cache: Cache):
         ),
     )
     yield Contender(
-        f"FA3 page {PAGE}",
+        f"FA3 page {cache.page}",
         on_stream(
             lambda: decode(
                 *(operators, cache.q, cache.k_pages, cache.v_pages, cache.lengths),

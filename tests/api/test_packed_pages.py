@@ -143,6 +143,8 @@ def test_no_company_reaches_the_bits_of_a_packed_request(kind):
     request = drawn(np.random.default_rng(len(kind)), keys, rows)
     found = bits_in(companies(request, count=count, seed=keys), request)
     assert len(found) == 1
+    if rows * HEADS // KV_HEADS > 64:
+        return  # by itself a chunk, which the forward kernel reads
     table = np.arange(-(-keys // 10), dtype=np.int32)[None]
     pools = [np.resize(x, (table.size, 10, *x.shape[1:])) for x in request[1:]]
     o, lse = flash_attn_with_kvcache(

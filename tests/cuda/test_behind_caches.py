@@ -15,7 +15,7 @@ from flashsmith.runtime.tensors import Location, contiguous, contiguous_tensors,
 SMALL = "decode(BF16, 64, 16, 16, 2): slice_128+most_32+stages_3+ctas_2"
 CHUNKS = (
     "hopper(BF16, 64, 2, 64): kv_2+q_4+overlap+pingpong+early_rescale+early_tests+stats_SUM+lazy_8"
-    "+tiles_DYNAMIC+split+sections+o_smem+regs_232_40"
+    "+tiles_DYNAMIC+split+sections+o_smem+regs_224_56"
 )
 CONTIGUOUS = AttentionProblem(3, 3, 1, 2, 300, 64, causal=True, lse=True, k_lengths=True)
 PAGES = replace(CONTIGUOUS, page=16, pages=23)

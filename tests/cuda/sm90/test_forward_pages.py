@@ -26,7 +26,7 @@ pytest.importorskip("nvidia", reason="the compiler has no wheel here")
 
 CONFIG = parse_config(
     "hopper(BF16, 64, 2, 64): kv_2+q_4+overlap+pingpong+early_rescale+early_tests+stats_SUM+lazy_8"
-    "+tiles_DYNAMIC+split+sections+o_smem+regs_232_40"
+    "+tiles_DYNAMIC+split+sections+o_smem+regs_224_56"
 )
 # Two tiles of a head; no keys, fewer than a slice, two slices, as many as there is room for.
 CHUNK = AttentionProblem(4, 3, 1, 150, 768, 64, causal=True, lse=True, k_lengths=True)

@@ -29,6 +29,7 @@ TILE_SLOT_BYTES = 16  # and as many again where a tile may be a part of one
 BARRIER_BYTES = 8
 MAX_SMEM_BYTES = 232_448  # a cta of sm_90: 227 KB
 REGISTERS_PER_SM = 65_536
+MOST_LISTED_WINDOW = 160  # live registers beside which ptxas has room for a left edge of a list
 # Registers ptxas needs beside S, P and O (H200 builds, 2026-11: largest sums without a spill are
 # 212 of 240 with two warpgroups, 128 of 160 with three; 192 and 120 without overlap).
 SPARE_REGISTERS = {1: 28, 2: 28, 3: 32}
@@ -243,6 +244,8 @@ class Sm90ForwardConfig(KernelConfig):
             return "ptxas spills where tiles that ascend are listed and masked"
         if self.n_warpgroups > 2 and (problem.mask.hides or problem.page):
             return "ptxas spills where tiles of three warpgroups are listed and masked, or on pages"
+        if problem.mask.hides_left and self.live_registers > MOST_LISTED_WINDOW:
+            return "ptxas spills where wide tiles are listed and have a left edge"
         return ""
 
     def depends_on_batch(self, problem: AttentionProblem) -> str:

@@ -21,6 +21,7 @@ FEW_TILES = 264  # two waves on the 132 SMs of an H200: more fill them without s
 
 _LOOP = "overlap+early_rescale+tiles_DYNAMIC+late_draw+sections"
 _SUM = f"{_LOOP}+stats_SUM+lazy_8"
+_SUM_ALONE = "tiles_DYNAMIC+late_draw+sections+stats_SUM+lazy_8"  # products do not overlap
 _ONE = "regs_240_56"
 _TWO = "regs_232_40"
 _MORE = "regs_224_56"  # for warps that copy pages (NVRTC 13.0)
@@ -98,6 +99,14 @@ _CHUNK = {
     192: (2, 96, f"kv_2+q_3+{_SUM}+early_tests+split+late_store+hints+{_TWO}"),
     # With early_tests and late_store ptxas spills where there is a log-sum-exp or a sink too.
     256: (2, 64, f"kv_2+q_3+{_SUM}+split+hints+{_TWO}"),
+}
+
+
+# Behind those of its width, for tiles from a list where these would spill (NVRTC 13.0).
+_LISTED = {
+    64: (_CHUNK[64],),
+    192: ((2, 80, f"kv_2+q_3+{_SUM}+hints+{_TWO}"),),
+    256: ((2, 64, f"kv_2+q_3+{_SUM_ALONE}+pingpong+hints+{_TWO}"),),
 }
 
 
@@ -197,7 +206,7 @@ def _cut(dtype: DType, width: int, is_short: bool) -> Sm90ForwardConfig:
 def _ranked(
     dtype: DType, width: int, has_bias: bool, is_full: bool
 ) -> tuple[Sm90ForwardConfig, ...]:
-    tall = (_TALL_BIASED if has_bias else _TALL)[width]
-    if width == NARROW:  # of packed sequences it is not said here that they are
-        tall = (_CHUNK[width],) if is_full else (*tall, _CHUNK[width])
+    tall, listed = (_TALL_BIASED if has_bias else _TALL)[width], _LISTED.get(width, ())
+    # Of packed sequences it is not said here that they are: the choice asks for drawbacks.
+    tall = listed if is_full and width == NARROW else (*tall, *listed)
     return tuple(_read(dtype, width, parts) for parts in (*tall, _SHORT[width]))
