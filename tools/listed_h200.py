@@ -54,6 +54,12 @@ def tensors_of(problem: AttentionProblem) -> dict[str, torch.Tensor]:
     return made
 
 
+def seen_flops(problem: AttentionProblem) -> float:
+    """Of the scores that are seen."""
+    area = sum(problem.mask_of(int(n), int(n)).area for n in drawn_lengths())
+    return 4.0 * problem.heads * problem.d_head * area
+
+
 def raced(device, problem: AttentionProblem) -> list[KernelConfig]:
     """What is chosen first."""
     arch = get_arch(device.arch)
@@ -97,7 +103,8 @@ def main() -> None:
     environment = environment_of(device, compiler=find_nvrtc().compiler)
     for problem in PROBLEMS:
         run = race(device, problem, arguments.rounds)
-        records = records_of(run, problem, environment, suite="listed")
+        flops = seen_flops(problem)
+        records = records_of(run, problem, environment, suite="listed", flops=flops)
         append_records(arguments.output, records)
         void = " VOID" if run.is_void else ""
         print(f"{problem_text(problem)}: beside itself {run.control.median:.4f}{void}")
