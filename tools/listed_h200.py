@@ -17,11 +17,11 @@ from pathlib import Path
 import torch
 from packed_h200 import SEQUENCES, TOKENS, call_of, drawn_lengths
 
-from flashsmith.arch import get_arch
+from flashsmith.arch import get as get_arch
 from flashsmith.base.errors import FlashsmithError
 from flashsmith.compile.nvrtc.library import find_nvrtc
 from flashsmith.kernels.kernel import KernelConfig
-from flashsmith.kernels.sm80_forward.config import Sm80ForwardConfig
+from flashsmith.kernels.sm80_forward.config import FlashForwardKernelConfig
 from flashsmith.kernels.sm90_forward.config import Sm90ForwardConfig
 from flashsmith.measure.environment import environment_of, timed_device
 from flashsmith.measure.interleaved import Comparison, Contender, compare
@@ -65,7 +65,7 @@ def raced(device, problem: AttentionProblem) -> list[KernelConfig]:
     arch = get_arch(device.arch)
     chosen = choose(problem, device.arch, gpu=device.name).config
     others = [*Sm90ForwardConfig.candidates(problem, arch)]
-    others += [*Sm80ForwardConfig.candidates(problem, arch)][:1]
+    others += [*FlashForwardKernelConfig.candidates(problem, arch)][:1]
     return list(dict.fromkeys([chosen, *others]))
 
 

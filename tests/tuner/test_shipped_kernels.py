@@ -23,7 +23,7 @@ from flashsmith.compile.compiler import CompileJob, compile_kernel
 from flashsmith.compile.nvrtc import library as nvrtc_library
 from flashsmith.compile.nvrtc import program as nvrtc
 from flashsmith.kernels.parse import parse_config
-from flashsmith.kernels.plans import needs_of
+from flashsmith.kernels.plans import kernels_of, needs_of
 from flashsmith.problem.attention import AttentionProblem
 from flashsmith.problem.needs import Needs
 from flashsmith.tuner.choose import measured, shipped_kernels
@@ -156,6 +156,29 @@ def test_so_is_every_choice_for_the_gradients_of_its_problems(problem, group):
     problem = replace(problem, heads=group * kv_heads, kv_heads=kv_heads, operation="backward")
     choice = choose(problem, ARCH, gpu="NVIDIA H200")
     assert set(jobs_of(choice.config, problem, ARCH)) <= set(_jobs_of_a_wheel())
+
+
+LISTED = {
+    "packed": {"sequences": 21, "batch": 1, "batch_invariant": True},
+    "packed, for gradients": {"sequences": 3, "batch": 1, "batch_invariant": True, "lse": True},
+    "lengths of keys": {"k_lengths": True},
+    "lengths of both": {"k_lengths": True, "q_lengths": True},
+    "a chunk": {"q_len": 300, "k_len": 40000, "k_lengths": True, "batch_invariant": True},
+    "a short chunk": {"q_len": 40, "k_lengths": True, "batch_invariant": True},
+    "on pages": {"q_len": 256, "k_len": 90000, "k_lengths": True, "page": 64, "pages": 7},
+    "on small pages": {"q_len": 77, "k_lengths": True, "page": 1, "pages": 7},
+}
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("d_head", [64, 128, 256])
+@pytest.mark.parametrize("facts", LISTED.values(), ids=LISTED)
+def test_so_is_what_is_chosen_for_packed_sequences_and_lengths(facts, d_head, causal):
+    problem = AttentionProblem(3, 24, 8, 1999, 1999, d_head, DType.FP16, causal=causal)
+    problem = replace(problem, **facts)
+    choice = choose(problem, ARCH, gpu="NVIDIA H200")
+    jobs = {CompileJob(*pair, ARCH) for pair in kernels_of(choice.config, problem)}
+    assert jobs <= set(_jobs_of_a_wheel())
 
 
 @cache

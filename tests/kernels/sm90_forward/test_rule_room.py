@@ -33,3 +33,32 @@ def test_lengths_in_memory_leave_a_chunk_the_kernel_of_lengths_that_are_known(d_
         choose(problem, "sm_90a").config for problem in (chunk, replace(chunk, k_lengths=True))
     )
     assert (known == in_memory) is not (d_head <= 64 and rows > 512 and not causal)
+
+
+# Each was built without a spill by NVRTC 13.0 (torch's) and 13.5; others of these widths were not.
+LISTED = {
+    (64, None): "hopper(BF16, 64, 2, 128)",
+    (64, 1000): "hopper(BF16, 64, 2, 128)",
+    (192, 1000): "hopper(BF16, 192, 2, 80)",
+    (256, 1000): "hopper(BF16, 256, 2, 64): kv_2+q_3+pingpong+stats_SUM",
+}
+
+
+@pytest.mark.parametrize(("d_head", "window"), LISTED)
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"sequences": 21, "batch_invariant": True, "lse": True},
+        {"sequences": 21, "batch_invariant": True},
+        {"k_lengths": True},
+        {"k_lengths": True, "q_lengths": True, "lse": True},
+    ],
+    ids=["packed, for gradients", "packed", "lengths of keys", "lengths of both"],
+)
+def test_masked_tiles_of_a_list_have_registers(d_head, window, facts):
+    problem = AttentionProblem(
+        1, 8, 8, 4096, 4096, d_head, causal=True, window_left=window, **facts
+    )
+    choice = choose(problem, "sm_90a", gpu="NVIDIA H200")
+    assert choice.config.short_form().startswith(LISTED[d_head, window])
+    assert not choice.config.drawback(problem)

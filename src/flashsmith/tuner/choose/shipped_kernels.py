@@ -34,6 +34,7 @@ from flashsmith.tuner.store.measurement import Measurement
 
 GROUPS = (1, 2, 4, 8)  # heads of Q for each of K, as models that are trained have them
 _BATCH, _PAGE = 4, 16  # any numbers
+_ROOMS = (256, 512, 1024, 2048, 4096, 8192, 16384)  # of padded sequences; measured winners differ
 _TILES = 8  # any number: the lengths only have to be whole tiles, or not
 _log = logging.getLogger("flashsmith.choose")
 
@@ -177,8 +178,9 @@ def _listed_problems(d_head: int, dtype: DType) -> Iterator[AttentionProblem]:
     many = AttentionProblem(_BATCH, 32, 8, 4096, 4096, d_head, dtype)
     for causal, lse in product((False, True), (False, True)):
         yield replace(many, batch=1, causal=causal, lse=lse, sequences=_BATCH, batch_invariant=True)
-    for causal, q_lengths in product((False, True), (False, True)):
-        yield replace(many, causal=causal, k_lengths=True, q_lengths=q_lengths)
+    for room, causal, q_lengths in product(_ROOMS, (False, True), (False, True)):
+        padded = replace(many, q_len=room, k_len=room, causal=causal)
+        yield replace(padded, k_lengths=True, q_lengths=q_lengths)
     # Chunks: some are cut along the keys, and some have rows that are no whole tiles.
     for causal, q_len, k_len, page in product(
         (False, True), (32, 128, 200, 1024), (1024, 65536), (0, _PAGE)
