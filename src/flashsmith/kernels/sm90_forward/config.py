@@ -246,6 +246,11 @@ class Sm90ForwardConfig(KernelConfig):
             return "ptxas spills where tiles of three warpgroups are listed and masked, or on pages"
         if problem.mask.hides_left and self.live_registers > MOST_LISTED_WINDOW:
             return "ptxas spills where wide tiles are listed and have a left edge"
+        is_full = self.live_registers >= MOST_LISTED_WINDOW
+        if problem.mask.hides and is_full and self.early_tests and not self.late_store:
+            return "ptxas spills where listed and masked tiles test early and store at once"
+        if problem.mask.hides and self.cluster > 1:
+            return "ptxas spills where ctas of a cluster have listed and masked tiles"
         return ""
 
     def depends_on_batch(self, problem: AttentionProblem) -> str:

@@ -1,10 +1,10 @@
-// How pages of K and V come to their stages: by a warp each, that the producer tells what comes next.
+// How pages of K and V come to their stages: by a warp each, which the producer tells what is next.
 //
 //   producer ── order ──► warp of K, or of V: where do pages lie? is the stage free? ──► full
 //
 // Its lanes look up a page each, so that the table is read once a kv block and not once a page; and
 // while the stage is still read. Pages that are whole boxes come by TMA, a lane a page. Others, and
-// the last rows of V of a sequence, come row by row through cp.async, which writes zeros behind them.
+// the last rows of V of a sequence, come row by row through cp.async, which writes zeros behind.
 //
 // The slot of the tile that an order names is kept until consumers have read the tile's last block.
 #pragma once
