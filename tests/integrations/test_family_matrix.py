@@ -188,7 +188,7 @@ def gradient(model, logits):
 
 def require_near_in_norm(truth, near, ours):
     assert (ours - truth).norm() <= 2 * (near - truth).norm()
-    assert (near - truth).norm() <= 0.25 * truth.norm()  # it says something
+    assert 4 * (near - truth).norm() <= truth.norm()  # it says something
 
 
 trained = pytest.mark.parametrize(("name", "device"), list(places(FAMILIES)))
