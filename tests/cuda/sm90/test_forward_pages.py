@@ -12,6 +12,7 @@ from flashsmith.compile import compiler
 from flashsmith.compile.header_closure import INCLUDE_ROOT, closure_hash
 from flashsmith.emulator.options import EmulatorOptions
 from flashsmith.kernels import parse_config
+from flashsmith.kernels.arguments import TensorArg
 from flashsmith.kernels.plans import plan
 from flashsmith.kernels.sm90_forward import slices
 from flashsmith.kernels.sm90_forward.plan import plan_forward
@@ -98,6 +99,18 @@ def test_a_gpu_gives_pages_the_bits_of_a_contiguous_cache(page):
     found = run_arrays(gpu, CONFIG, problem, in_pages)
     for name, bits in run_arrays(gpu, CONFIG, CHUNK, contiguous()).items():
         np.testing.assert_array_equal(bits, found[name])
+
+
+@pytest.mark.parametrize(("gib", "is_read"), [(63, True), (65, False)])
+def test_a_pool_whose_rows_lie_too_far_apart_is_refused(gib, is_read):
+    """Its rows are told as 32-bit numbers of chunks."""
+    problem = replace(CHUNK, page=16, pages=1025)
+    near = TensorArg(1 << 20, 1 << 16, 64, 1 << 10)
+    far = replace(near, batch_stride=gib << 19)  # of 1,024 pages, elements of 2 bytes
+    launch = plan_forward(CONFIG, problem, 7)[-1]
+    said = launch.obstacle({"q": near, "o": near, "k": near, "v": far})
+    assert (said == "") is is_read
+    assert said.startswith("v spans " if said else "")
 
 
 def test_launches_of_a_batch_read_one_pool(monkeypatch):

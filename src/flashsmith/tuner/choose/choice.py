@@ -297,7 +297,8 @@ def _ruled_choice(question: _Question, passed: list[Rejected]) -> Choice:
             if not obstacle and chosen is None:
                 chosen = config
             else:
-                reason = obstacle or "the rule ranks it lower here"
+                drawback = config.drawback(question.problem)
+                reason = obstacle or drawback or "the rule ranks it lower here"
                 passed.append(Rejected(config.short_form(), reason))
                 last = passed[-1]
     if chosen is None:
