@@ -9,14 +9,20 @@
 
 namespace flashsmith::sm90 {
 
-// What a source of K and V knows of the blocks that a boolean mask leaves; in other kernels nothing
+// The K and V that a tile needs, from block `first` on; n_blocks 0: no tile. They are counted down
+// as they are loaded: the last one comes first, or where they ascend block 0, which `first` says by
+// lying behind them all. Of tiles that begin near their rows `first` is `begins_near`. Where
+// sequences have lengths of their own, `batch` is the slot that the tile's lies in.
 template <bool kSkips>
-struct LineOf {
-    struct Type {};
+struct SourceOf {
+    i32 n_blocks, head, batch, first;
 };
+// With the blocks that a boolean mask leaves. Not a member that is empty in the others: that alone
+// gives plain kernels other machine code.
 template <>
-struct LineOf<true> {
-    using Type = BlockLine;
+struct SourceOf<true> {
+    i32 n_blocks, head, batch, first;
+    BlockLine line;
 };
 
 template <class Kernel>
@@ -46,15 +52,7 @@ struct Producer {
     // while others have nothing left to do.
     static constexpr i32 kDrawnBefore = kAhead + 2;
 
-    // The K and V that a tile needs, from block `first` on; n_blocks 0: no tile. They are counted
-    // down as they are loaded: the last one comes first, or where they ascend block 0, which
-    // `first` says by lying behind them all. Of tiles that begin near their rows `first` is
-    // `begins_near`.
-    // Where sequences have lengths of their own, `batch` is the slot that the tile's lies in.
-    struct Source {
-        i32 n_blocks, head, batch, first;
-        [[no_unique_address]] typename LineOf<Kernel::kSkips>::Type line;
-    };
+    using Source = SourceOf<Kernel::kSkips>;
 
     // What is drawn, and which of a range's two segments.
     struct Drawn {
@@ -193,23 +191,21 @@ struct Producer {
     }
 
     FS_DEVICE Source source_of(const Segment& at, bool is_first) const {
-        constexpr Ascending kUp = Kernel::kAscends;
-        if constexpr (Kernel::kBeginsNear) {
-            return {at.tile.n_blocks, Division(at.tile.head, args.kv_group).quotient, at.tile.batch,
-                    begins_near<Kernel>(args, at.tile.row, at.tile.n_blocks, rank), line_of(at)};
+        const i32 kv_head = Division(at.tile.head, args.kv_group).quotient;
+        Source source{at.tile.n_blocks, kv_head, at.tile.batch, first_of(at, is_first)};
+        if constexpr (Kernel::kSkips) {
+            source.line = line_of_tile<Kernel>(args, at.tile.batch, at.tile.head, at.tile.row);
         }
-        const bool ascends = kUp == Ascending::kALL || (kUp == Ascending::kFIRST && is_first);
-        return {at.tile.n_blocks, Division(at.tile.head, args.kv_group).quotient, at.tile.batch,
-                ascends ? at.tile.n_blocks : at.slice.first, line_of(at)};
+        return source;
     }
 
-    FS_DEVICE typename LineOf<Kernel::kSkips>::Type line_of(
-        [[maybe_unused]] const Segment& at) const {
-        if constexpr (Kernel::kSkips) {
-            return line_of_tile<Kernel>(args, at.tile.batch, at.tile.head, at.tile.row);
-        } else {
-            return {};
+    FS_DEVICE i32 first_of(const Segment& at, bool is_first) const {
+        if constexpr (Kernel::kBeginsNear) {
+            return begins_near<Kernel>(args, at.tile.row, at.tile.n_blocks, rank);
         }
+        constexpr Ascending kUp = Kernel::kAscends;
+        const bool ascends = kUp == Ascending::kALL || (kUp == Ascending::kFIRST && is_first);
+        return ascends ? at.tile.n_blocks : at.slice.first;
     }
 
     FS_DEVICE static i32 block_of(const Source& at, i32 n) {
