@@ -23,7 +23,6 @@ from pages.statements import (
 from pages.svg import Panel, curves_svg, panels_svg
 from pages.tables import (
     FA3,
-    backward_table,
     beside_fa3_table,
     between_marks,
     chunk_table,
@@ -61,13 +60,10 @@ SERVING = Path("docs/serving.md")
 SERVED = ROOT / "benchmarks" / "results" / "h200_serve"
 MASKS = Path("docs/masks_and_scores.md")
 MASKED = ROOT / "benchmarks" / "results" / "h200_masks" / "masks.jsonl"
-GRADIENTS = [
-    ROOT / "benchmarks" / "results" / "h200_backward" / f"{name}.jsonl"
-    for name in ("backward", "candidates", "wide", "ends")
-]
 GRADIENT_GRID = ROOT / "benchmarks" / "results" / "h200_backward" / "paper.jsonl"
+FREE_GRID = GRADIENT_GRID.with_name("paper_free.jsonl")
 SERVE_SUITE, CHUNKS = SERVED / "suite.jsonl", SERVED / "chunks.jsonl"
-BESIDE_FA3 = (GRADIENT_GRID, GRADIENT_GRID.with_name("paper_free.jsonl"), SERVE_SUITE)
+BESIDE_FA3 = (GRADIENT_GRID, FREE_GRID, SERVE_SUITE)
 TRAINED = ROOT / "benchmarks" / "results" / "h200_train"
 LOSSES = Path("docs/figures/losses.svg")
 API = Path("docs/api.md")
@@ -96,9 +92,10 @@ def pages() -> dict[Path, str]:
     eager = (ROOT / EAGER).read_text(encoding="utf-8")
     made[EAGER] = between_marks(eager, "eager", knob_table(data.records, "eager_load_blocks"))
     backward = (ROOT / BACKWARD).read_text(encoding="utf-8")
-    backward = between_marks(backward, "backward", backward_table(gradients()))
     grid = peers_table(read_records(GRADIENT_GRID), (FA3, "cuDNN"))
     backward = between_marks(backward, "grid", grid)
+    free = peers_table(read_records(FREE_GRID), (FA3,))
+    backward = between_marks(backward, "free", free)
     owed = read_records(GRADIENT_GRID.with_name("owed.jsonl"))
     made[BACKWARD] = between_marks(backward, "compiling", compile_seconds_table(owed))
     masks = (ROOT / MASKS).read_text(encoding="utf-8")
@@ -124,11 +121,6 @@ def of_models() -> dict[Path, str]:
             colours = {OURS: COLOURS[0], "SDPA": COLOURS[1]}
             made[LOSSES] = curves_svg(record.result["losses"], colours, title="loss, nats a byte")
     return made
-
-
-def gradients() -> list[Record]:
-    """The races of gradients, older files first."""
-    return [record for path in GRADIENTS for record in read_records(path)]
 
 
 def tuning(data: ReportData) -> str:

@@ -19,6 +19,7 @@ from bwd_owed_base import WIDTHS, Part, cells, of_mma_sync, problem_of, tensors_
 
 GRADIENTS = ("dq", "dk", "dv")
 REPEATS = 100
+WAITING = ", arrivals that wait"  # said of checks of `_with_waits`
 FIRST_CALL = """
 import sys, time
 import torch
@@ -71,12 +72,31 @@ def compile_sets(part: Part) -> None:
         part.say(what, f"{worst:.2f} s", "< 4 s", worst < 4)
 
 
-def _sanitized(tool: str, forms: Path, *options: str) -> subprocess.Popen:
-    """Quick cases of the short forms in a file."""
+def _with_waits(folder: Path) -> Path:
+    """A copy of the sources in which who hands P over waits for who reads it.
+
+    racecheck reports hazards where warps of these kernels meet by `bar.arrive` and `bar.sync`, not
+    in a small kernel that does the same. With sums in any order no arrival is left in the copy.
+    """
+    sources = Path(__file__).parents[1] / "src"
+    shutil.copytree(sources, folder, ignore=shutil.ignore_patterns("__pycache__", "*.bundle"))
+    header = folder / "flashsmith/cuda/include/flashsmith/sm80/backward_sums/block_warp.cuh"
+    text = header.read_text()
+    arrives = "bar_arrive_named(pair_barrier(), kPair)"
+    assert text.count(arrives) == 1
+    header.write_text(text.replace(arrives, "bar_sync_named(pair_barrier(), kPair)"))
+    return folder
+
+
+def _sanitized(
+    tool: str, forms: Path, *options: str, sources: Path | None = None
+) -> subprocess.Popen:
+    """Quick cases of the short forms in a file, by this package or one in another folder."""
     command = [shutil.which("compute-sanitizer") or "compute-sanitizer", "--tool", tool, *options]
     verify = [sys.executable, "-m", "flashsmith", "verify", f"@{forms}", "--device", "cuda"]
     return subprocess.Popen(
         [*command, "--error-exitcode", "9", *verify],
+        env=os.environ | ({} if sources is None else {"PYTHONPATH": str(sources)}),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -109,6 +129,9 @@ def _sanitizers(part: Part) -> dict[str, tuple[str, list, tuple[str, ...]]]:
         sums = [of_mma_sync(part, problem_of(d, 4096, causal)) for causal in (False, True)]
         work[f"memcheck mma.sync as chosen d {d}"] = ("memcheck", sums, ())
         work[f"racecheck mma.sync as chosen d {d}"] = ("racecheck", sums, report)
+        free_sums = [replace(c, unordered=True, turn=1, rounds=False) for c in sums]
+        what = f"racecheck mma.sync in any order d {d}{WAITING}"
+        work[what] = ("racecheck", free_sums, report)
     # It sees neither TMA nor mbarriers: the kernel of all products is left out.
     around = (*report, "--kernel-name-exclude", "kns=sm90_backward_tiles")
     for d, configs in ((64, [free, staggered]), (128, [hiding[128], parts])):
@@ -119,11 +142,12 @@ def _sanitizers(part: Part) -> dict[str, tuple[str, list, tuple[str, ...]]]:
 def sanitize(part: Part) -> None:
     """Quick cases of what the rule chooses, all tools at once; kernels are compiled before."""
     with tempfile.TemporaryDirectory() as folder:
-        started = {}
+        started, waiting = {}, _with_waits(Path(folder) / "src")
         for number, (what, (tool, configs, options)) in enumerate(_sanitizers(part).items()):
             forms = Path(folder) / f"{number}.txt"
             forms.write_text("\n".join(dict.fromkeys(c.short_form() for c in configs)))
-            started[what] = _sanitized(tool, forms, *options)
+            sources = waiting if what.endswith(WAITING) else None
+            started[what] = _sanitized(tool, forms, *options, sources=sources)
         _say_sanitized(part, started)
 
 
@@ -140,6 +164,9 @@ def _say_sanitized(part: Part, started: dict[str, subprocess.Popen]) -> None:
         clean = process.returncode == 0 and "SUMMARY" in summary
         part.say(what, f"{'' if clean else f'rc {process.returncode} '}{summary}", "clean", clean)
         result = {"exit_code": process.returncode, "summary": summary}
+        if not clean:
+            found = [line.strip("= ") for line in text.splitlines() if " access " in line]
+            result["first"] = list(dict.fromkeys(found))[:8]
         part.keep(what, result, part="sanitize")
 
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import pairwise
 from statistics import median
 
-from flashsmith.arch import get as get_arch
 from flashsmith.base.errors import DamagedFile
 from flashsmith.bench.ladder import KNOB, LADDER, changes
 from flashsmith.kernels import KernelConfig, parse_config
@@ -22,7 +20,6 @@ from flashsmith.problem.attention import AttentionProblem
 from flashsmith.report.contenders import (
     Against,
     against_peers,
-    config_of,
     leading_family,
     regime_of,
     runs_of,
@@ -42,8 +39,6 @@ def between_marks(text: str, name: str, content: str) -> str:
     return place.sub(lambda found: f"{found[1]}{content.rstrip()}\n{found[2]}", text)
 
 
-_PEER = "FlashAttention-3, free sums"
-_ORDERED, _FREE = "wgmma, the same bits", "wgmma, free sums"
 FA3 = "FlashAttention-3"
 BACKWARD_PAGE = "docs/kernels/sm90_backward.md"
 
@@ -75,62 +70,6 @@ def beside_fa3_table(
             cells = " | ".join(f"{r:.2f}×" for r in (geometric_mean(found), min(found), max(found)))
             lines.append(f"| [{what}]({page}) | {len(found)} | {cells} |")
     return "\n".join(lines) if len(lines) > 2 else NOT_MEASURED
-
-
-def _gradients(records: Sequence[Record]) -> dict[AttentionProblem, dict[str, Record]]:
-    """By problem the newest run that raced what is chosen now, by the names of its columns."""
-    runs: dict[tuple[AttentionProblem, str], dict[str, Record]] = {}
-    for record in records:
-        name = _backward_name(record)
-        if name:
-            key = (record.problem, str(record.environment["date"]))
-            runs.setdefault(key, {})[name] = record
-    newest = sorted(runs.items(), key=lambda run: run[0][1])
-    found = {problem: run for (problem, _), run in newest if {_ORDERED, _PEER} <= set(run)}
-    return dict(sorted(found.items(), key=lambda one: (one[0].d_head, one[0].causal, one[0].q_len)))
-
-
-def backward_table(records: Sequence[Record]) -> str:
-    """The rate of each way to the gradients, and over that of the peer, which is the last."""
-    problems = _gradients(records)
-    ways = dict.fromkeys(name for found in problems.values() for name in found)
-    names = sorted(ways, key=_PEER.__eq__)
-    lines = ["| d_head | mask | length |" + "".join(f" {name} |" for name in names)]
-    lines.append("|---:|---|---:|" + "---:|" * len(names))
-    ratios: dict[str, list[float]] = {name: [] for name in names}
-    for problem, found in problems.items():
-        peer = found[_PEER].result["median_us"]
-        cells = []
-        for name in names:
-            if name not in found:  # of wide heads sums leave in one way only
-                cells.append("–")
-                continue
-            ratio = peer / found[name].result["median_us"]
-            ratios[name].append(ratio)
-            cells.append(f"{found[name].result['tflops']:.0f} ({ratio:.2f})")
-        where = f"| {problem.d_head} | {_mask(problem.causal)} | {problem.q_len:,} |"
-        lines.append(f"{where} {' | '.join(cells)} |")
-    means = [f"{geometric_mean(ratios[name]):.3f}" for name in names]
-    lines.append(f"| | geometric mean | | {' | '.join(means)} |")
-    return "\n".join(lines)
-
-
-def _backward_name(record: Record) -> str:
-    name = str(record.what["name"])
-    if not looks_like_config(name):
-        return _PEER
-    config = config_of(name)
-    if config is None:  # it has a knob that lost its race and is gone
-        return ""
-    if not isinstance(config, Sm90BackwardConfig):
-        return "mma.sync, the same bits"
-    free = replace(record.problem, deterministic=False)
-    chosen = Sm90BackwardConfig.candidates(free, get_arch("sm_90a"))
-    uses = {
-        _ORDERED: next((c for c in chosen if not c.unordered), None),
-        _FREE: next((c for c in chosen if c.unordered), None),
-    }
-    return next((name for name, use in uses.items() if use == config), "")
 
 
 _WAYS = {Sm90BackwardConfig.NAME: "wgmma", Sm80BackwardConfig.NAME: "mma.sync"}

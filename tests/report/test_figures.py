@@ -10,7 +10,6 @@ from benchmarks import figures
 from pages.svg import Panel, curves_svg, panels_svg
 from pages.tables import (
     NOT_MEASURED,
-    backward_table,
     beside_fa3_table,
     between_marks,
     compile_seconds_table,
@@ -111,15 +110,6 @@ def test_a_ladder_says_what_its_steps_bring_or_that_nobody_measured_them():
     assert f"The start is `{CONFIGS[0].short_form()}`." in table[-3]
     assert "All steps: sm80_forward, dtype FP16, d_head 128, B_r 64, B_c 64" in table[-3]
     assert NOT_MEASURED in ladder_table(CONFIGS, run[:-1])
-
-
-def test_a_way_to_the_gradients_that_was_not_raced_has_no_number():
-    records = figures.gradients()
-    ended = "unordered+masks_first+short_last+section_40+heads_inner"
-    free = [r for r in records if str(r.what["name"]).endswith(ended) and r.problem.causal]
-    before = backward_table(records).count("| – |")  # of wide heads, and what was not raced yet
-    newest = max(free, key=lambda r: str(r.environment["date"]))
-    assert backward_table([r for r in records if r is not newest]).count("| – |") == before + 1
 
 
 def test_flash_attention_3_is_shown_wherever_records_hold_it():

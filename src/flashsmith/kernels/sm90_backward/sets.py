@@ -25,14 +25,14 @@ _PARTS = {  # MB of a part: groups.jsonl
     128: {FULL: 20, LONG: 20, HIDING: 10},
     256: {FULL: 80, HIDING: 20},
 }
-# The fastest of benchmarks/results/h200_backward: candidates, wide and ends.jsonl (H200, 2026-11,
-# BF16). Wide heads with sums are slower than two passes: in order they are for lists.
+# The fastest of candidates, wide, ends and loaded.jsonl in benchmarks/results/h200_backward (H200,
+# 2026-11, BF16). Wide heads with sums are slower than two passes: in order they are for lists.
 _ENDS = {
     64: {
         FULL: f"adders_3+early_polls+section_20+heads_inner+{_QUICK}",
         HIDING: f"masks_first+adders_3+early_polls+rising+section_20+heads_inner+{_QUICK}",
-        FREE_FULL: "dq_red+unordered+heads_inner+staggered",
-        FREE_HIDING: "dq_red+unordered+masks_first+short_last+section_10",
+        FREE_FULL: "unordered+heads_inner+early_start+staggered",
+        FREE_HIDING: "dq_red+unordered+masks_first+short_last+section_20+heads_inner+early_start",
         SECTIONS: "sections",
         ONE_BY_ONE: "",
     },
@@ -40,8 +40,8 @@ _ENDS = {
         FULL: f"adders_3+section_20+heads_inner+{_QUICK}",
         LONG: "adders_3+section_40+heads_inner",
         HIDING: "masks_first+adders_3+early_polls+rising+section_10",
-        FREE_FULL: "unordered+heads_inner+staggered",
-        FREE_HIDING: "unordered+masks_first+short_last+section_40+heads_inner",
+        FREE_FULL: "unordered+heads_inner+early_start+staggered",
+        FREE_HIDING: "unordered+masks_first+short_last+section_40+heads_inner+early_start",
         SECTIONS: "sections",
         ONE_BY_ONE: "",
     },
