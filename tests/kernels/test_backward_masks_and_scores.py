@@ -87,6 +87,16 @@ def test_a_cap_bends_the_gradient_too(text, softcap, device):
     require_right(device, config, problem_of(config, softcap=softcap, q_len=70, k_len=131))
 
 
+@pytest.mark.parametrize("text", [*CONFIGS[:3], *CAPPED, "hopper_bwd(BF16, 256): ds_2+two_passes"])
+@pytest.mark.parametrize("softcap", [0.5, 1.0])
+@pytest.mark.parametrize("gain", [3.0, 6.0])
+def test_scores_at_their_cap_have_the_gradient_that_is_left(text, gain, softcap, device):
+    """Where tanh is 1 to all its digits its slope is small, and all there is."""
+    config = parse_config(text)
+    problem = problem_of(config, softcap=softcap, heads=3, kv_heads=3, q_len=1, k_len=77)
+    require_right(device, config, problem, gain=gain)
+
+
 @pytest.mark.parametrize("text", CAPPED)
 def test_a_cap_on_wgmma_is_right_with_masks_slopes_and_sequences(text, device):
     config = parse_config(text)

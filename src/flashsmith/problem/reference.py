@@ -73,12 +73,16 @@ def _biased(problem: AttentionProblem, x: NDArray[Any], bias: NDArray[Any]) -> N
 
 
 def score_slope(problem: AttentionProblem, products: NDArray[Any]) -> NDArray[Any]:
-    """The slope of each score over its scaled product."""
+    """The slope of each score over its scaled product.
+
+    Of a cap it is 1 - tanh², whose digits tanh has lost where it is near 1.
+    """
     number = products.dtype.type
     if problem.softcap is None:
         return np.ones_like(products)
-    capped = np.tanh(products * number(problem.softmax_scale / problem.softcap))
-    return np.asarray(number(1.0) - capped**2)
+    share = products * number(problem.softmax_scale / problem.softcap)
+    power = np.exp(number(-2.0) * np.abs(share))
+    return np.asarray(number(4.0) * power / (number(1.0) + power) ** 2)
 
 
 def of_head(tables: Arrays, at: SequenceOf, head: int) -> dict[str, Any]:

@@ -150,8 +150,9 @@ def _of_part(
     scores = q @ k.transpose(-1, -2) * problem.softmax_scale
     slope: Tensor | float = 1.0
     if problem.softcap is not None:
-        share = torch.tanh(scores / problem.softcap)
-        scores, slope = problem.softcap * share, 1.0 - share**2
+        share = scores / problem.softcap
+        power = torch.exp(-2.0 * share.abs())  # as `problem.reference.score_slope`
+        scores, slope = problem.softcap * torch.tanh(share), 4.0 * power / (1.0 + power) ** 2
     if problem.alibi:
         own = slice(at.number, at.number + 1) if problem.sequences else slice(None)
         slopes = tables["alibi_slopes"][own, :, None, None]

@@ -64,4 +64,17 @@ FS_DEVICE float min(float a, float b) {
     return c;
 }
 
+FS_DEVICE float abs(float x) {
+    float y;
+    asm("abs.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+// `value` with the sign of `of`.
+FS_DEVICE float with_sign(float value, float of) {
+    constexpr u32 kSign = 0x80000000;
+    return __builtin_bit_cast(
+        float, (__builtin_bit_cast(u32, value) & ~kSign) | (__builtin_bit_cast(u32, of) & kSign));
+}
+
 }  // namespace flashsmith::ptx

@@ -129,8 +129,8 @@ FS_DEVICE void change_scores(const Args& args, u32 batch, u32 head,
         for (int n = 0; n < kColTiles; ++n) {
             FS_UNROLL
             for (int e = 0; e < 4; ++e) {
+                if constexpr (Score::kBends) bends.at[i][n][e] = score.bend(s.at[i][n][e]);
                 s.at[i][n][e] = score.of(args, s.at[i][n][e]);
-                if constexpr (Score::kBends) bends.at[i][n][e] = Score::bend(args, s.at[i][n][e]);
             }
         }
         if constexpr (Score::kHasDistances) {

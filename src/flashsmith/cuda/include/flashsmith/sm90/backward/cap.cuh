@@ -1,7 +1,12 @@
-// Scores with a cap in the backward kernel on wgmma: c · tanh(x / c) of products.
+// Scores with a cap in the backward kernel on wgmma: c · tanh(y), y = x / c, of products x.
 //
 // The slope of a capped score over its product, 1 - tanh², is another for each. dV needs P and dS
 // needs P times the slope: P is packed as soon as it is known, and the product takes its place.
+//
+// Where tanh is near 1 it has no digits left of its slope. What is kept of a product is what tanh
+// lacks, with the sign turned, so that -inf, which masks write, stays -inf in the exponent:
+//
+//   r = 2 / (1 + e^(2 |y|)),   |tanh(y)| = 1 - r,   1 - tanh(y)² = r (2 - r)
 #pragma once
 
 #include "flashsmith/attention/score.cuh"
@@ -11,15 +16,28 @@
 
 namespace flashsmith::sm90 {
 
-// From products to tanh(x / c), in place; what masks hide is made -inf behind it.
+// From products to r with the sign of -y, in place; what masks hide is made -inf behind it.
 template <class Kernel, int kCount>
-FS_DEVICE void to_tanh(const typename Kernel::Args& args, float (&s)[kCount]) {
+FS_DEVICE void to_remainders(const typename Kernel::Args& args, float (&s)[kCount]) {
     const float rate = Kernel::Score::tanh_rate(args);
     FS_UNROLL
     for (int i = 0; i < kCount; ++i) {
-        // tanh(y) = 1 - 2 / (1 + e^(2 y)); the power may be 0 or infinite.
-        s[i] = ptx::fma_rn(-2.0F, ptx::rcp(1.0F + ptx::ex2(s[i] * rate)), 1.0F);
+        const float twice = s[i] * rate;  // 2 y, in units of log2; the power may be infinite
+        const float r = ptx::rcp(ptx::fma_rn(0.5F, ptx::ex2(ptx::abs(twice)), 0.5F));
+        s[i] = ptx::with_sign(r, -twice);
     }
+}
+
+// tanh(y), or -inf of what is hidden.
+FS_DEVICE float tanh_of(float remainder) {
+    const bool is_above = __builtin_bit_cast(i32, remainder) < 0;
+    return is_above ? remainder + 1.0F : remainder - 1.0F;
+}
+
+// 1 - tanh(y)², and 0 of what is hidden.
+FS_DEVICE float slope_of(float remainder) {
+    const float r = ptx::abs(ptx::max(remainder, -2.0F));
+    return r * (2.0F - r);
 }
 
 // From there to P, packed, and to P times the slope, in place. `lse(j)` loads the shifts of
@@ -44,9 +62,8 @@ FS_DEVICE void to_capped_weights(const typename Kernel::Args& args, float (&s)[k
                     shift =
                         ptx::fma_rn(slope, Kernel::Score::distance_at(nearest, 8 * j + i), shift);
                 }
-                p[e] = ptx::ex2(ptx::fma_rn(x, cap, -shift));
-                const float share = ptx::max(x, -1.0F);  // of what is hidden the slope is 0
-                x = p[e] * ptx::fma_rn(-share, share, 1.0F);
+                p[e] = ptx::ex2(ptx::fma_rn(tanh_of(x), cap, -shift));
+                x = p[e] * slope_of(x);
             }
             packed[4 * j + pair] = ptx::pack2<Kernel::kConfig.dtype>(p[0], p[1]);
         }

@@ -196,7 +196,7 @@ struct BackwardConsumer {
     template <bool kMayHide>
     FS_DEVICE void to_p() {
         const auto& of = masked_sequence<Kernel>(args, nth);
-        if constexpr (kNeeds.softcap) to_tanh<Kernel>(args, s);
+        if constexpr (kNeeds.softcap) to_remainders<Kernel>(args, s);
         if constexpr (Mask::kHides && kMayHide) {
             if (hides(of)) hide(of);
         }

@@ -209,7 +209,7 @@ struct WideConsumer {
     template <bool kMayHide>
     FS_DEVICE void make_p(Scores& s) {
         const auto& of = masked_sequence<Kernel>(args, nth);
-        if constexpr (kNeeds.softcap) to_tanh<Kernel>(args, s);
+        if constexpr (kNeeds.softcap) to_remainders<Kernel>(args, s);
         if constexpr (Mask::kHides && kMayHide) {
             if (hides(of)) hide(s, of);
         }

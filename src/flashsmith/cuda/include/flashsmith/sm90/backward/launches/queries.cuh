@@ -324,7 +324,7 @@ struct QueriesConsumer {
 
     // P; with a cap, times the slopes of scores, all that dS needs.
     FS_DEVICE void to_p(Scores& s) const {
-        if constexpr (kNeeds.softcap) to_tanh<Kernel>(args, s);
+        if constexpr (kNeeds.softcap) to_remainders<Kernel>(args, s);
         if constexpr (Mask::kHides) {
             constexpr int kHere = kWarpgroupRows;
             if (Mask::template hides_before<kHere>(args, first_key + kKeys, first_row(), 0) ||
@@ -341,12 +341,10 @@ struct QueriesConsumer {
             if constexpr (kNeeds.alibi) {
                 less = ptx::fma_rn(slope, Kernel::Score::distance_at(nearest, i), less);
             }
-            const float p = ptx::ex2(ptx::fma_rn(s[i], factor, -less));
             if constexpr (kNeeds.softcap) {
-                const float share = ptx::max(s[i], -1.0F);  // of what is hidden the slope is 0
-                s[i] = p * ptx::fma_rn(-share, share, 1.0F);
+                s[i] = ptx::ex2(ptx::fma_rn(tanh_of(s[i]), factor, -less)) * slope_of(s[i]);
             } else {
-                s[i] = p;
+                s[i] = ptx::ex2(ptx::fma_rn(s[i], factor, -less));
             }
         }
     }
