@@ -63,9 +63,17 @@ def pytest_collection_modifyitems(config, items):
     if config.getoption("reseed") is not None:
         # What a GPU computed is of the numbers that were drawn for it.
         items[:] = [item for item in items if "test_confirmed_instructions" not in item.nodeid]
+    # Much that is drawn, for a GPU alone, takes minutes in the emulator.
+    items[:] = [item for item in items if not _is_of_a_gpu_in_the_emulator(item)]
     # Single tests of half a minute stand in these folders: where one is the last of all, the other
     # worker has nothing to do beside it.
     items.sort(key=lambda item: not item.nodeid.startswith(LONG_FIRST))
+
+
+def _is_of_a_gpu_in_the_emulator(item):
+    given = getattr(item, "callspec", None)
+    on_emulator = given is not None and given.params.get("device") == "emulator"
+    return on_emulator and item.get_closest_marker("gpu") is not None
 
 
 def pytest_collection_finish():

@@ -26,6 +26,7 @@ from flashsmith.kernels.plans import plan, scratch_bytes
 from flashsmith.kernels.sm80_forward import plan as sm80_plan
 from flashsmith.kernels.sm90_forward import plan as sm90_plan
 from flashsmith.problem.attention import AttentionProblem
+from flashsmith.runtime.devices import open_device
 from flashsmith.runtime.emulated import EmulatedDevice
 from flashsmith.runtime.run import run_arrays
 
@@ -252,11 +253,13 @@ class OfAnotherHead(BlockLists):
 
 @pytest.mark.parametrize("wrong", [ATileOff, OfAnotherHead])
 @BOTH
-def test_a_line_of_another_tile_is_noticed(text, wrong, device, monkeypatch):
+def test_a_line_of_another_tile_is_noticed(text, wrong, monkeypatch):
+    """In the emulator: on a GPU what lies behind the lists is read as one, and ends the process."""
     config = parse_config(text)
     for module in (sm80_plan, sm90_plan):
         monkeypatch.setattr(module, "BlockLists", wrong)
-    assert not check_case(device, config, Case("mutant", problem_of(config, heads=2))).ok
+    case = Case("mutant", problem_of(config, heads=2))
+    assert not check_case(open_device("emulator"), config, case).ok
 
 
 @BOTH

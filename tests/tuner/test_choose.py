@@ -178,6 +178,14 @@ def test_tiles_that_ascend_yield_where_lengths_are_in_memory_and_a_mask_takes_re
         ]
 
 
+def test_what_was_measured_in_spite_of_its_drawback_is_taken():
+    """Another compiler found registers for it."""
+    window = replace(WIDE, causal=True, window_left=500)
+    wide = parse_config(ALONE)
+    assert wide.drawback(window)
+    assert chosen(window, table(measured(ALONE, 300.0, window))).config == wide
+
+
 def wide_table(room=ROOM, shorter=2048):
     """Pairs of blocks won at 4096, single ones at another length."""
     other = replace(WIDE, batch=16384 // shorter, q_len=shorter, k_len=shorter)

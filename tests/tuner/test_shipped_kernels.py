@@ -181,6 +181,17 @@ def test_so_is_what_is_chosen_for_packed_sequences_and_lengths(facts, d_head, ca
     assert jobs <= set(_jobs_of_a_wheel())
 
 
+@pytest.mark.parametrize("lse", [False, True])
+@pytest.mark.parametrize("d_head", [64, 128, 256])
+@pytest.mark.parametrize(("length", "window"), [(300, 100), (2048, 512), (9000, 4096)])
+@pytest.mark.parametrize("batch", [1, 8])
+def test_so_is_what_is_chosen_for_causal_windows(batch, length, window, d_head, lse):
+    problem = AttentionProblem(batch, 8, 2, length, length, d_head, causal=True, lse=lse)
+    problem = replace(problem, window_left=window)
+    choice = choose(problem, ARCH, gpu="NVIDIA H200")
+    assert set(jobs_of(choice.config, problem, ARCH)) <= set(_jobs_of_a_wheel())
+
+
 @cache
 def _jobs_of_a_wheel():
     return tuple(shipped_kernels.shipped_jobs()[ARCH])

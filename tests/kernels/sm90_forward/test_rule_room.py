@@ -35,6 +35,10 @@ def test_lengths_in_memory_leave_a_chunk_the_kernel_of_lengths_that_are_known(d_
     assert (known == in_memory) is not (d_head <= 64 and rows > 512 and not causal)
 
 
+WITHOUT_L_MMA = (
+    "hopper(BF16, 64, 3, 128): kv_3+q_6+overlap+pingpong+early_rescale+stats_SUM+lazy_8+halves"
+    "+tiles_DYNAMIC"
+)
 # Each was built without a spill by NVRTC 13.0 (torch's) and 13.5; others of these widths were not.
 LISTED = {
     (64, None): "hopper(BF16, 64, 2, 128)",
@@ -61,4 +65,23 @@ def test_masked_tiles_of_a_list_have_registers(d_head, window, facts):
     )
     choice = choose(problem, "sm_90a", gpu="NVIDIA H200")
     assert choice.config.short_form().startswith(LISTED[d_head, window])
+    assert not choice.config.drawback(problem)
+
+
+# The same of single problems: before, their first calls compiled one or two kernels that spilled.
+NOT_LISTED = {
+    (192, "window"): ({"causal": True, "window_left": 500}, "hopper(BF16, 192, 2, 80)"),
+    (256, "window"): ({"causal": True, "window_left": 500}, LISTED[256, 1000]),
+    (256, "both sides"): ({"window_left": 500, "window_right": 500}, LISTED[256, 1000]),
+    (64, "cap"): ({"softcap": 30.0}, WITHOUT_L_MMA),
+    (64, "slopes"): ({"alibi": True}, WITHOUT_L_MMA),
+}
+
+
+@pytest.mark.parametrize(("d_head", "name"), NOT_LISTED)
+def test_what_takes_registers_is_given_a_kernel_that_has_them(d_head, name):
+    facts, begins = NOT_LISTED[d_head, name]
+    problem = AttentionProblem(2, 8, 2, 2048, 2048, d_head, **facts)
+    choice = choose(problem, "sm_90a", gpu="NVIDIA H200")
+    assert choice.config.short_form().startswith(begins)
     assert not choice.config.drawback(problem)

@@ -29,7 +29,7 @@ TILE_SLOT_BYTES = 16  # and as many again where a tile may be a part of one
 BARRIER_BYTES = 8
 MAX_SMEM_BYTES = 232_448  # a cta of sm_90: 227 KB
 REGISTERS_PER_SM = 65_536
-MOST_LISTED_WINDOW = 160  # live registers beside which ptxas has room for a left edge of a list
+MOST_WITH_LEFT_EDGE = 160  # live registers beside which ptxas has room for a left edge
 # Registers ptxas needs beside S, P and O (H200 builds, 2026-11: largest sums without a spill are
 # 212 of 240 with two warpgroups, 128 of 160 with three; 192 and 120 without overlap).
 SPARE_REGISTERS = {1: 28, 2: 28, 3: 32}
@@ -235,7 +235,15 @@ class Sm90ForwardConfig(KernelConfig):
         return arch_name == "sm_90a"
 
     def drawback(self, problem: AttentionProblem) -> str:
-        """Of lengths that are in memory: they are not known beforehand, and take registers."""
+        """Left edges, scores that change and lengths in memory take registers.
+
+        Lengths in memory are not known beforehand, either.
+        """
+        if problem.mask.hides_left and self.live_registers > MOST_WITH_LEFT_EDGE:
+            return "ptxas spills where wide tiles have a left edge"
+        bends = problem.softcap is not None or (problem.alibi and not problem.mask.hides)
+        if self.l_by_mma and bends and not (problem.lse or problem.sinks):
+            return "ptxas spills where scores change and products add them up"
         if not problem.is_listed:
             return ""
         if self.scheduler is Scheduler.STATIC:
@@ -244,9 +252,7 @@ class Sm90ForwardConfig(KernelConfig):
             return "ptxas spills where tiles that ascend are listed and masked"
         if self.n_warpgroups > 2 and (problem.mask.hides or problem.page):
             return "ptxas spills where tiles of three warpgroups are listed and masked, or on pages"
-        if problem.mask.hides_left and self.live_registers > MOST_LISTED_WINDOW:
-            return "ptxas spills where wide tiles are listed and have a left edge"
-        is_full = self.live_registers >= MOST_LISTED_WINDOW
+        is_full = self.live_registers >= MOST_WITH_LEFT_EDGE
         if problem.mask.hides and is_full and self.early_tests and not self.late_store:
             return "ptxas spills where listed and masked tiles test early and store at once"
         if problem.mask.hides and self.cluster > 1:

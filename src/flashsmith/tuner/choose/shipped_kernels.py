@@ -35,6 +35,7 @@ from flashsmith.tuner.store.measurement import Measurement
 GROUPS = (1, 2, 4, 8)  # heads of Q for each of K, as models that are trained have them
 _BATCH, _PAGE = 4, 16  # any numbers
 _ROOMS = (256, 512, 1024, 2048, 4096, 8192, 16384)  # of padded sequences; measured winners differ
+_WINDOWS = (128, 1024, 4096)  # keys that rows see before their own, as models that are trained do
 _TILES = 8  # any number: the lengths only have to be whole tiles, or not
 _log = logging.getLogger("flashsmith.choose")
 
@@ -93,8 +94,8 @@ def write_shipped_kernels() -> dict[Path, int]:
 def shipped_jobs() -> dict[str, list[CompileJob]]:
     """The kernels of every choice that a shipped measurement can lead to, by architecture.
 
-    And what rules choose: gradients, since who trains calls both; packed sequences, lengths and
-    chunks on caches, of the widths that were measured.
+    And what rules choose: gradients, since who trains calls both; packed sequences, lengths,
+    chunks on caches and causal windows, of the widths that were measured.
     """
     files = sorted(measured.SHIPPED_FOLDER.glob("*.jsonl"))
     items = [item for path in files for item in measured.choosable(path)]
@@ -139,6 +140,7 @@ def _jobs(items: Iterable[Measurement]) -> Iterator[CompileJob]:
 def _ruled_jobs(items: Sequence[Measurement]) -> Iterator[CompileJob]:
     yield from _gradient_jobs(items)
     yield from _listed_jobs(items)
+    yield from _window_jobs(items)
 
 
 def _gradient_jobs(items: Iterable[Measurement]) -> Iterator[CompileJob]:
@@ -164,13 +166,33 @@ def _listed_jobs(items: Iterable[Measurement]) -> Iterator[CompileJob]:
 
     Kernels of decoding are many and small: these compile at their first call.
     """
-    forward = [i.key for i in items if i.key.problem.operation == FORWARD.operation]
-    places = dict.fromkeys((key.arch, key.gpu, key.problem.d_head) for key in forward)
-    for (arch, gpu, d_head), dtype in product(places, DType):
+    for (arch, gpu, d_head), dtype in product(_widths(items), DType):
         for problem in _listed_problems(d_head, dtype):
             config = choose(problem, arch, gpu=gpu).config
             if config is not None:
                 yield from (CompileJob(*pair, arch) for pair in kernels_of(config, problem))
+
+
+def _widths(items: Iterable[Measurement]) -> list[tuple[str, str, int]]:
+    """Architectures, GPUs and widths that forward passes were measured on."""
+    keys = [i.key for i in items if i.key.problem.operation == FORWARD.operation]
+    return list(dict.fromkeys((key.arch, key.gpu, key.problem.d_head) for key in keys))
+
+
+def _window_jobs(items: Iterable[Measurement]) -> Iterator[CompileJob]:
+    """What is chosen for causal windows, of the measured widths, with the LSE and without it."""
+    for (arch, gpu, d_head), dtype, lse in product(_widths(items), DType, (False, True)):
+        found = {}
+        for length, window in product(_ROOMS, _WINDOWS):
+            if window < length:
+                problem = AttentionProblem(
+                    _BATCH, 32, 8, length, length, d_head, dtype, True, lse=lse, window_left=window
+                )
+                found[choose(problem, arch, gpu=gpu).config] = problem
+        for config, problem in found.items():
+            narrow = replace(problem, window_left=min(_WINDOWS))
+            if config is not None:
+                yield from _whole_tiles_or_not(config, narrow, arch)
 
 
 def _listed_problems(d_head: int, dtype: DType) -> Iterator[AttentionProblem]:
