@@ -2,6 +2,9 @@
 
 import gc
 import os
+import shutil
+import tempfile
+from pathlib import Path
 
 # Small products on many threads take half as long again in all: workers are the parallel part.
 # Set before NumPy is loaded; workers and commands that tests start inherit it.
@@ -9,6 +12,9 @@ for _library in ("OPENBLAS", "OMP", "MKL"):
     os.environ.setdefault(f"{_library}_NUM_THREADS", "1")
 # Commands that tests start read bytecode, else each of them compiles the package anew.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+# The user's own measurements would choose kernels here, and tests would write beside them.
+_OWN_FOLDER = Path(tempfile.mkdtemp(prefix="flashsmith-tests-"))
+os.environ["FLASHSMITH_RESULTS"] = str(_OWN_FOLDER / "results.sqlite")
 # JAX takes three quarters of a GPU's memory when it is first used, and workers share one GPU.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
@@ -82,6 +88,10 @@ def pytest_collection_finish():
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)
+
+
+def pytest_unconfigure():
+    shutil.rmtree(_OWN_FOLDER, ignore_errors=True)
 
 
 def pytest_configure(config):

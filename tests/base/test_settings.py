@@ -99,3 +99,10 @@ def test_without_a_home_the_folder_of_someone_else_is_not_used(no_home, monkeypa
     monkeypatch.setattr(settings.os, "getuid", lambda: 123456)
     with pytest.raises(ArgumentError, match=r"belongs to someone else; set FLASHSMITH_CACHE_DIR"):
         settings.cache_dir()
+
+
+def test_tests_neither_read_nor_write_the_measurements_of_who_runs_them(monkeypatch):
+    """They choose kernels: `make test` behind `make run` found other ones."""
+    here = settings.results_path()
+    monkeypatch.delenv("FLASHSMITH_RESULTS")
+    assert here != settings.results_path()
