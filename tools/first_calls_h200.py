@@ -92,9 +92,8 @@ def main() -> int:
     parser.add_argument("--only", help="some of the features, by name; without it all")
     arguments = parser.parse_args()
     names = arguments.only.split(",") if arguments.only else CALLS
-    seconds_of(
-        CALLS["softcap"]
-    )  # not counted; no wheel has it, so that the compiler is read from disk
+    # Not counted: no wheel has it, so that the compiler is read from disk once before.
+    seconds_of(CALLS["softcap"])
     found = {name: seconds_of(CALLS[name]) for name in names}
     bundle = bundle_path("sm_90a")
     bundled = current_kernels(bundle) if bundle.exists() else 0

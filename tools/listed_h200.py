@@ -61,7 +61,7 @@ def seen_flops(problem: AttentionProblem) -> float:
 
 
 def raced(device, problem: AttentionProblem) -> list[KernelConfig]:
-    """What is chosen first."""
+    """What is chosen, then the others."""
     arch = get_arch(device.arch)
     chosen = choose(problem, device.arch, gpu=device.name).config
     others = [*Sm90ForwardConfig.candidates(problem, arch)]

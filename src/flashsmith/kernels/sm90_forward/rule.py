@@ -102,7 +102,7 @@ _CHUNK = {
 }
 
 
-# Behind those of its width, for tiles from a list where these would spill (NVRTC 13.0).
+# Behind those of its width, for tiles from a list and left edges, where these would spill.
 _LISTED = {
     64: (_CHUNK[64],),
     192: ((2, 80, f"kv_2+q_3+{_SUM}+hints+{_TWO}"),),

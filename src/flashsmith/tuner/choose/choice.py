@@ -259,7 +259,7 @@ def _usable(question: _Question, item: MeasuredConfig) -> tuple[KernelConfig | N
     fields: dict[str, KnobValue] = {"dtype": question.problem.dtype}
     config = replace(config, **fields)
     obstacle = question.obstacle(config)
-    # What was measured with lengths in memory, or all the same, has proved itself there.
+    # What was measured with lengths in memory, or in spite of its drawback, has proved itself.
     if not obstacle and not item.problem.is_listed and not config.drawback(item.problem):
         obstacle = config.drawback(question.problem)
     return (config, "") if not obstacle else (None, obstacle)
